@@ -1,0 +1,122 @@
+"""Files that CRIU leaves to us: the private /dev/shm, the keeper's program on scratch and CRIU's own `link_remap` links.
+
+They are linked files, so they are in no image; the snapshot takes them along and `put_back` makes them again before a restore.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..model import SCRATCH, CapturedFile
+from .tree import Tree
+
+KEEPER = f"{SCRATCH}/keeper"
+_COPIES = f"{SCRATCH}/copies"
+
+
+@dataclass
+class Capture:
+    """What was found: the records, and for every stream where its bytes can be read from now on."""
+
+    files: list[CapturedFile] = field(default_factory=list)
+    sources: dict[str, Path] = field(default_factory=dict)
+
+
+def capture(tree: Tree, *, private_shm: bool, link_remaps: list[str], copy: bool) -> Capture:
+    """List the files; every task is stopped. Paths are those of the kernel's mount namespace.
+
+    With `copy` their bytes are copied aside first (the tasks are about to go on); otherwise the files themselves are read
+    later. Hard links stay hard links.
+    """
+    found, first_of = Capture(), dict[tuple[int, int], str]()
+    for path in _paths(tree, private_shm=private_shm, link_remaps=link_remaps):
+        outside = tree.inside(path)
+        try:
+            status = outside.lstat()
+        except FileNotFoundError:
+            continue
+        inode = (status.st_dev, status.st_ino)
+        record = CapturedFile(
+            path=path,
+            kind=_kind(status.st_mode),
+            mode=stat.S_IMODE(status.st_mode),
+            uid=status.st_uid,
+            gid=status.st_gid,
+            mtime_ns=status.st_mtime_ns,
+            target=os.readlink(outside) if stat.S_ISLNK(status.st_mode) else "",
+            stream=f"file{path}" if stat.S_ISREG(status.st_mode) else "",
+        )
+        if record.stream and inode in first_of:
+            record = CapturedFile(path=path, kind="hardlink", target=first_of[inode])
+        elif record.stream:
+            first_of[inode] = path
+            found.sources[record.stream] = _aside(tree, outside, len(first_of)) if copy else outside
+        if record.kind:
+            found.files.append(record)
+    return found
+
+
+def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator[str]:
+    yield KEEPER
+    if private_shm:
+        top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one
+        for directory, names, files in os.walk(top):
+            for name in sorted(names) + sorted(files):
+                path = "/dev/shm/" + str((Path(directory) / name).relative_to(top))  # noqa: S108
+                if path not in link_remaps:
+                    yield path
+    # Last: their inode usually has a name in /dev/shm, of which they then are hard links.
+    yield from link_remaps
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
+    return kinds.get(stat.S_IFMT(mode), "")  # sockets and fifos with a name are in CRIU's images
+
+
+def _aside(tree: Tree, source: Path, number: int) -> Path:
+    folder = tree.inside(_COPIES)
+    folder.mkdir(exist_ok=True)
+    target = folder / str(number)
+    shutil.copyfile(source, target)
+    return target
+
+
+def drop_copies(tree: Tree) -> None:
+    """Free what `capture` copied aside."""
+    shutil.rmtree(tree.inside(_COPIES), ignore_errors=True)
+
+
+def prepare(files: list[CapturedFile], root: Path) -> list[tuple[str, Path]]:
+    """Make directories and return (stream, path) of every regular file to be written below `root`."""
+    jobs = []
+    for record in files:
+        path = root / record.path.lstrip("/")
+        if record.kind == "directory":
+            path.mkdir(parents=True, exist_ok=True)
+        elif record.kind == "file":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            jobs.append((record.stream, path))
+    return jobs
+
+
+def finish(files: list[CapturedFile], root: Path) -> None:
+    """After the bytes are written: links, owners, modes and times as they were."""
+    for record in files:
+        path = root / record.path.lstrip("/")
+        if record.kind in ("symlink", "hardlink"):
+            path.unlink(missing_ok=True)
+        if record.kind == "hardlink":
+            os.link(root / record.target.lstrip("/"), path)
+            continue
+        if record.kind == "symlink":
+            path.symlink_to(record.target)
+        os.chown(path, record.uid, record.gid, follow_symlinks=False)
+        if record.kind != "symlink":
+            path.chmod(record.mode)
+            os.utime(path, ns=(record.mtime_ns, record.mtime_ns))

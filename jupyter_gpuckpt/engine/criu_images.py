@@ -1,0 +1,239 @@
+"""CRIU's image files, read and edited at the level of protobuf's wire format.
+
+The images are magic numbers followed by length-prefixed messages (criu/protobuf.c). Only fields that this project needs are
+named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte
+for byte. See https://protobuf.dev/programming-guides/encoding/ for the format.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAGIC_BYTES = 8
+_LENGTH = struct.Struct("<I")
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+PAGE = 4096
+#: pagemap_entry.flags (criu/include/pagemap.h).
+PE_LAZY, PE_PRESENT = 2, 4
+
+_REMAP_LINKED = 0
+_FILE_REG = 3
+_REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 1, 2, 6, 8, 11
+#: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
+_REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
+
+Field = tuple[int, int, "int | bytes"]
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    shift = value = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """(number, wire type, value) of every field, in order; a value is an int (varint) or bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+        elif wire == _BYTES:
+            length, at = _varint(message, at)
+            value, at = message[at : at + length], at + length
+        elif wire in (_FIXED32, _FIXED64):
+            width = 4 if wire == _FIXED32 else 8
+            value, at = message[at : at + width], at + width
+        else:
+            raise ValueError(f"wire type {wire} is not used by CRIU")
+        yield number, wire, value
+
+
+def encode(parts: list[Field]) -> bytes:
+    """The message of these fields: the inverse of `fields`."""
+    out = bytearray()
+    for number, wire, value in parts:
+        out += _encode_varint(number << 3 | wire)
+        if isinstance(value, int):
+            out += _encode_varint(value)
+        else:
+            out += (_encode_varint(len(value)) if wire == _BYTES else b"") + value
+    return bytes(out)
+
+
+def messages(path: Path) -> Iterator[bytes]:
+    """The messages of an image file."""
+    data = path.read_bytes()
+    at = _MAGIC_BYTES
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size
+        yield data[at : at + length]
+        at += length
+
+
+def _numbers(message: bytes) -> dict[int, int]:
+    return {number: value for number, _, value in fields(message) if isinstance(value, int)}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of pages of one process: `address` and `length` in bytes."""
+
+    address: int
+    length: int
+    lazy: bool
+
+
+def pagemap(images: Path, nspid: int) -> list[Extent]:
+    """The pages of a process in the order of its pagemap; lazy ones are those that CRIU left to us."""
+    entries = messages(images / f"pagemap-{nspid}.img")
+    next(entries)
+    found = []
+    for entry in entries:
+        values = _numbers(entry)
+        flags = values.get(4, 0)
+        found.append(
+            Extent(values[1], (values.get(5) or values[2]) * PAGE, bool(flags & PE_LAZY))
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcess:
+    """A process as the images have it."""
+
+    pid: int
+    parent: int
+    name: str
+
+
+def processes(images: Path) -> list[ImageProcess]:
+    """The processes of the tree, root first. Zombies are among them: they have no pagemap."""
+    found = []
+    for message in messages(images / "pstree.img"):
+        values = _numbers(message)
+        found.append(ImageProcess(values[1], values[2], _comm(images / f"core-{values[1]}.img")))
+    return found
+
+
+def highest_pid(images: Path) -> int:
+    """The highest pid, thread id, group or session of the tree: later processes must not land on one of them."""
+    return max(
+        value
+        for message in messages(images / "pstree.img")
+        for _, _, value in fields(message)
+        if isinstance(value, int)
+    )
+
+
+def _comm(path: Path) -> str:
+    """core_entry.tc.comm; empty when the image has none."""
+    for message in messages(path):
+        for number, _, value in fields(message):
+            if number == 3 and isinstance(value, bytes):  # task_core_entry
+                for inner, _, text in fields(value):
+                    if inner == 6 and isinstance(text, bytes):
+                        return text.decode(errors="replace")
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegularFile:
+    """A regular file that the tree has open or mapped. `length` None: CRIU does not check it."""
+
+    file_id: int
+    path: str
+    flags: int
+    length: int | None
+    build_id: str
+
+
+def regular_files(images: Path) -> list[RegularFile]:
+    """Every regular file of files.img."""
+    found = []
+    for message in messages(images / "files.img"):
+        for number, _, value in fields(message):
+            if number == _FILE_REG and isinstance(value, bytes):
+                found.append(_regular(value))
+    return found
+
+
+def _regular(message: bytes) -> RegularFile:
+    numbers: dict[int, int] = {}
+    path, words = "", []
+    for number, wire, value in fields(message):
+        if number == _REG_BUILD_ID and isinstance(value, int):
+            words.append(value)
+        elif number == _REG_BUILD_ID and wire == _BYTES and isinstance(value, bytes):
+            words += [word for word, in struct.iter_unpack("<I", value)]
+        elif number == _REG_NAME and isinstance(value, bytes):
+            path = value.decode(errors="surrogateescape")
+        elif isinstance(value, int):
+            numbers[number] = value
+    build_id = "".join(f"{word:08x}" for word in words)
+    return RegularFile(
+        numbers[_REG_ID], path, numbers.get(_REG_FLAGS, 0), numbers.get(_REG_SIZE), build_id
+    )
+
+
+def link_remaps(images: Path) -> list[tuple[str, str]]:
+    """(`link_remap.N` path, original path) of the hard links that CRIU made for files whose name is gone or taken.
+
+    With --leave-stopped CRIU leaves these links behind: a second save would fail on them (criu/files-reg.c, linkat).
+    """
+    path = images / "remap-fpath.img"
+    if not path.exists():
+        return []
+    names = {file.file_id: "/" + file.path.lstrip("/") for file in regular_files(images)}
+    pairs = []
+    for message in messages(path):
+        values = _numbers(message)
+        if values.get(3, _REMAP_LINKED) == _REMAP_LINKED and values[2] in names:
+            pairs.append((names[values[2]], names.get(values[1], "")))
+    return pairs
+
+
+def relax_validation(path: Path) -> int:
+    """Make `criu restore` accept files whose size changed, except those with a build id (programs and libraries).
+
+    Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel. Edits
+    files.img in place; returns how many entries changed.
+    """
+    data = path.read_bytes()
+    out, changed = bytearray(data[:_MAGIC_BYTES]), 0
+    for message in messages(path):
+        parts = list(fields(message))
+        for index, (number, wire, value) in enumerate(parts):
+            if number != _FILE_REG or not isinstance(value, bytes):
+                continue
+            inner = list(fields(value))
+            kinds = {n for n, _, _ in inner}
+            if _REG_BUILD_ID not in kinds and _REG_SIZE in kinds:
+                kept = [part for part in inner if part[0] not in _REG_VALIDATION]
+                parts[index] = (number, wire, encode(kept))
+                changed += 1
+        encoded = encode(parts)
+        out += _LENGTH.pack(len(encoded)) + encoded
+    path.write_bytes(out)
+    return changed

@@ -1,0 +1,150 @@
+"""From CRIU's log to a cause in words and a hint: one table."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Harmless where the process lacks CAP_SYS_RESOURCE; it is in every log of a container.
+_HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
+_ERROR = re.compile(r"Error \((?P<where>[^)]*)\): (?P<text>.*)")
+
+_TABLE: list[tuple[str, str, str]] = [
+    (
+        r"io_uring|Message reply from daemon is trimmed|send_fds failed",
+        "The kernel uses io_uring, which CRIU cannot save.",
+        "Close what uses io_uring (set UV_USE_IO_URING=0 for node and uvloop) and try again.",
+    ),
+    (
+        r"userfaultfd|Can't dump file \d+ of that type \[600\]",
+        "The kernel holds a descriptor of a kind that CRIU cannot save.",
+        "Close it and try again; the details name its number.",
+    ),
+    (
+        r"External socket is used|Can't dump half of stream unix|half of unix|not connected to.*unix",
+        "A process of the kernel is connected to a unix socket of a program outside (a database, ssh-agent, dbus ...).",
+        "Close that connection and try again.",
+    ),
+    (
+        r"In-flight connections",
+        "A network connection to a server in the kernel has not been accepted yet.",
+        "Try again in a moment.",
+    ),
+    (
+        r"Unseizable non-zombie|ptrace.*Operation not permitted|Unable to seize",
+        "A process of the kernel is being traced by a debugger or strace.",
+        "Detach it and try again.",
+    ),
+    (
+        r"nested user namespace|Can't dump nested",
+        "A child of the kernel lives in a user namespace of its own (a sandboxed browser, a rootless container).",
+        "End that child and try again.",
+    ),
+    (
+        r"ctty inheritance detected",
+        "A terminal inside the kernel runs a shell that CRIU cannot save (dash).",
+        "Use bash in that terminal, or close it.",
+    ),
+    (
+        r"No space left on device",
+        "There is no room left for the images.",
+        "Free memory or disk space and try again.",
+    ),
+    (
+        r"Too many open files|Can't make pipe",
+        "The limit of open files is too low for a kernel of this size.",
+        "Raise the hard limit (`ulimit -Hn`, docker --ulimit nofile=1048576) for the server.",
+    ),
+    (
+        r"ghost file .* size, increase limit|Can't dump ghost file",
+        "A deleted file that the kernel has open is too large.",
+        "Close it or raise the ghost limit.",
+    ),
+    (
+        r"nvidia|handle_device_vma|Can't handle non-regular mapping|Can't lookup mount.*(/dev/nvidia|nvidia)",
+        "A process of the kernel has GPU memory mapped that was not released before the dump.",
+        "End child processes that share GPU memory (CUDA IPC) and try again.",
+    ),
+    (
+        r"File (?P<file>\S+) has bad size",
+        "The file {file} changed since the snapshot.",
+        "Put the old version of the file (or of the package it belongs to) back.",
+    ),
+    (
+        r"File (?P<file>\S+) has bad build-ID",
+        "The program or library {file} is not the one that the kernel used.",
+        "Install the version of its package that was there when the snapshot was taken.",
+    ),
+    (
+        r"File (?P<file>\S+) has bad mode",
+        "The permissions of {file} changed since the snapshot.",
+        "Put them back as they were.",
+    ),
+    (
+        r"Can't open file (?P<file>\S+) on restore|Can't open (?P<file2>\S+) on restore",
+        "The file {file} is gone.",
+        "Put it back; the kernel had it open or mapped.",
+    ),
+    (
+        r"Can't open cwd|Can't chdir|files\.c.*cwd",
+        "The working directory of a process of the kernel is gone.",
+        "Create it again.",
+    ),
+    (
+        r"Can't bind inet socket|Address already in use",
+        "A network port that the kernel listens on is taken.",
+        "End the program that uses it and try again.",
+    ),
+    (
+        r"Can't fork for \d+: File exists",
+        "A process number of the kernel is taken.",
+        "Try again.",
+    ),
+    (
+        r"Unable to set a monotonic clock offset|time namespace",
+        "The clock of the kernel cannot be set: the right CAP_SYS_TIME or CAP_SYS_ADMIN is missing.",
+        "Run `jupyter gpuckpt doctor`.",
+    ),
+    (
+        r"CPU (instruction )?capabilities do not match",
+        "This machine's processor lacks instructions that the kernel uses.",
+        "Resume on a machine with the same or a newer processor.",
+    ),
+    (
+        r"Cannot allocate memory|Out of memory",
+        "There is not enough memory.",
+        "Free memory and try again.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a log says: a cause and a hint in words, and the lines behind them."""
+
+    cause: str
+    hint: str
+    details: str
+
+
+def diagnose(log: Path, *, fallback: str) -> Diagnosis:
+    """Read the errors of a CRIU log; `fallback` is the cause when none is known. A missing log is no error."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        text = ""
+    errors = [
+        line.strip() for line in text.splitlines() if "Error (" in line and not _HARMLESS.search(line)
+    ]
+    details = "\n".join(errors[-12:]) or text[-2000:]
+    for line in errors:
+        for pattern, cause, hint in _TABLE:
+            found = re.search(pattern, line)
+            if found:
+                names = {k: v for k, v in found.groupdict().items() if v}
+                file = names.get("file") or names.get("file2") or ""
+                return Diagnosis(cause.format(file=file), hint, details)
+    return Diagnosis(
+        fallback, "The details hold the end of CRIU's log; please report them.", details
+    )

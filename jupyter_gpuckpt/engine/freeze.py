@@ -1,0 +1,223 @@
+"""Freezing a process tree: everything that must happen while nothing in it runs, each step with its undo beside it.
+
+Covers: GPU memory out of the way, the skeleton dump, the ghost, what CRIU leaves to us, letting the tasks go on.
+Does not cover: cutting, compressing and storing what was frozen (`images`, `store`), the order of a whole save
+(`snapshots.save`). See also: ARCHITECTURE.md, "A save, step by step".
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import CheckpointError, FreezeFailed, KernelLost
+from ..host import processes
+from ..model import CapturedFile, GpuProcess, Process
+from ..progress import Progress
+from . import criu, criu_images
+from .capture import Capture, capture, drop_copies
+from .ghost import Ghost
+from .gpu_processes import GpuProcesses
+from .launch import alive, pids, wait_until
+from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
+from .preflight import Plan
+from .settings import EngineSettings
+from .tree import Tree
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Frozen:
+    """A tree as it was at one moment. Everything in it can be read until the `frozen` block ends."""
+
+    images: Path
+    processes: list[Process]
+    memory: list[ProcessMemory | CopiedMemory]
+    captured: list[CapturedFile]
+    captured_files: dict[str, Path]
+    gpu: list[GpuProcess]
+    gpu_files: dict[str, Path]
+    frozen_seconds: float = 0.0
+    _switches: dict[int, dict[int, int]] = field(default_factory=dict)
+
+    def prove_still(self) -> None:
+        """Raise FreezeFailed if any task of a suspend has run since it was frozen (an outside SIGCONT): the pages would not match."""
+        for pid, before in self._switches.items():
+            if processes.context_switches(pid) != before:
+                raise FreezeFailed(
+                    "A process of the kernel was woken by another program while it was being suspended.",
+                    hint="The kernel runs on. Find what sends SIGCONT to its processes, then try again.",
+                    details=f"process {pid} ({processes.name(pid)})",
+                )
+
+
+@contextmanager
+def frozen(
+    tree: Tree, plan: Plan, settings: EngineSettings, *, stop: bool, progress: Progress
+) -> Iterator[Frozen]:
+    """Freeze `tree`. With `stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they already run again.
+
+    Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
+    disk. Leaving it normally gives up the ghost and the images; a suspended tree has been killed by then.
+    """
+    if not alive(tree):
+        raise KernelLost("The kernel's process is gone.")
+    with ExitStack() as always, ExitStack() as undo:
+        gpu = GpuProcesses(tree, settings, progress)
+        undo.callback(gpu.give_back)
+        always.callback(gpu.drop_files)
+        gpu.take()
+
+        before = {pid for pid in pids(tree) if processes.state(pid) == "T"}
+        began = time.monotonic()
+        undo.callback(let_go, tree, before)
+        images = _dump(tree, plan, settings, progress, always)
+        links = [link for link, _ in criu_images.link_remaps(images)]
+        # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
+        always.callback(_unlink, tree, links)
+
+        with progress.stage("capture"):
+            captured = capture(
+                tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop
+            )
+            always.callback(drop_copies, tree)
+            listed = _processes(tree, images, before)
+            memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
+            if not stop:
+                memory = _keep(tree, memory, settings, always)
+            _unlink(tree, links)
+        result = _result(images, listed, memory, captured, gpu)
+        if stop:
+            result._switches = {pid: processes.context_switches(pid) for pid in pids(tree)}
+        else:
+            with progress.stage("thaw"):
+                let_go(tree, before)
+                result.frozen_seconds = time.monotonic() - began
+                gpu.give_back()
+            undo.pop_all()
+        yield result
+        if stop:
+            result.frozen_seconds = time.monotonic() - began
+        undo.pop_all()
+
+
+def _dump(
+    tree: Tree, plan: Plan, settings: EngineSettings, progress: Progress, always: ExitStack
+) -> Path:
+    """CRIU's images: on scratch for a skeleton, on disk for a plain dump."""
+    directory = criu.IMAGES if plan.method == "skeleton" else str(settings.spill_dir / f"dump-{tree.init_pid}")
+    images = tree.inside(directory)
+    images.mkdir(parents=True, exist_ok=True)
+    _empty(images)
+    always.callback(_empty, images)
+    dump = criu.dump_skeleton if plan.method == "skeleton" else criu.dump_plain
+    with progress.stage("freeze"):
+        dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
+    return images
+
+
+def _empty(directory: Path) -> None:
+    with suppress(FileNotFoundError):
+        for entry in os.scandir(directory):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                Path(entry.path).unlink(missing_ok=True)
+
+
+def _unlink(tree: Tree, links: list[str]) -> None:
+    for link in links:
+        with suppress(OSError):
+            tree.inside(link).unlink(missing_ok=True)
+
+
+def let_go(tree: Tree, stopped: set[int]) -> None:
+    """Let every stopped task run on, except those in `stopped`, which the user had stopped.
+
+    Deepest first: a shell that went on before its child would see the child stopped, say so, and give up waiting for it.
+    """
+    for pid in reversed(pids(tree)):
+        if pid not in stopped and processes.state(pid) == "T":
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+                wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)
+
+
+def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:
+    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+    return [
+        Process(
+            found.pid,
+            found.parent,
+            found.name,
+            stopped=by_nspid.get(found.pid) in stopped,
+            pages=f"pages/{found.pid}" if (images / f"pagemap-{found.pid}.img").exists() else "",
+        )
+        for found in criu_images.processes(images)
+    ]
+
+
+def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemory | CopiedMemory]:
+    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+    return [
+        ProcessMemory(
+            process.pages,
+            by_nspid[process.pid],
+            (e for e in criu_images.pagemap(images, process.pid) if e.lazy),
+        )
+        for process in listed
+        if process.pages
+    ]
+
+
+def _keep(
+    tree: Tree,
+    memory: list[ProcessMemory | CopiedMemory],
+    settings: EngineSettings,
+    always: ExitStack,
+) -> list[ProcessMemory | CopiedMemory]:
+    """The memory so that it can be read when the tasks run again: a ghost of the kernel, copies of the others.
+
+    Only the kernel gets a ghost: its parent is our keeper, which reaps anything; in another parent a ghost would turn up in
+    os.wait(). Where no ghost can be made everything is copied.
+    """
+    kept: list[ProcessMemory | CopiedMemory] = []
+    for part in memory:
+        assert isinstance(part, ProcessMemory)
+        if part.pid == tree.kernel_pid:
+            part.keep(unforked_areas(part.pid))
+            try:
+                ghost = always.enter_context(Ghost(part.pid))
+            except (OSError, CheckpointError) as error:
+                logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
+            else:
+                kept.append(part.of(ghost.pid))
+                continue
+        kept.append(part.copied(settings.threads))
+    return kept
+
+
+def _result(
+    images: Path,
+    listed: list[Process],
+    memory: list[ProcessMemory | CopiedMemory],
+    captured: Capture,
+    gpu: GpuProcesses,
+) -> Frozen:
+    return Frozen(
+        images=images,
+        processes=listed,
+        memory=memory,
+        captured=captured.files,
+        captured_files=captured.sources,
+        gpu=gpu.records(),
+        gpu_files=gpu.files(),
+    )

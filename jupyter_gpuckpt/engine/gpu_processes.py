@@ -1,0 +1,127 @@
+"""The GPU side of a freeze and of a thaw: every process of the tree that has a CUDA context.
+
+Covers: Lock, Checkpoint with the driver's staging memory as files of ours, Restore, Unlock, forked children released.
+Does not cover: the driver's calls (`cuda.py`) and how the staging memory becomes a file (`gpu_staging.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from ..host import processes
+from ..model import SCRATCH, GpuProcess
+from ..progress import Progress
+from . import cuda, gpu_release
+from .gpu_staging import FileStaging, ThreadsHeld
+from .launch import pids
+from .settings import EngineSettings
+from .tree import Tree
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = f"{SCRATCH}/gpu"
+
+
+class GpuProcesses:
+    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what was done."""
+
+    def __init__(self, tree: Tree, settings: EngineSettings, progress: Progress) -> None:
+        self._tree, self._settings, self._progress = tree, settings, progress
+        #: host pid -> what has been done to it, in order.
+        self._locked: list[int] = []
+        self._taken: list[int] = []
+        self._staged: dict[int, list[tuple[str, int]]] = {}
+        self._bytes: dict[int, int] = {}
+
+    def take(self) -> None:
+        """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
+
+        On an error `give_back` undoes what was done. Without a GPU nothing happens.
+        """
+        with_gpu = [pid for pid in pids(self._tree) if _holds_gpu(pid)]
+        if not with_gpu or not cuda.available()[0]:
+            return
+        owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
+        if not owners:
+            return
+        with self._progress.stage("gpu lock"):
+            for pid in owners:
+                cuda.lock(pid, self._settings.gpu_lock_seconds)
+                self._locked.append(pid)
+        with self._progress.stage("gpu checkpoint"):
+            for pid in owners:
+                self._checkpoint(pid)
+        with self._progress.stage("gpu release"):
+            for pid in pids(self._tree):
+                if pid not in owners and _holds_gpu(pid):
+                    gpu_release.release(pid)
+
+    def _checkpoint(self, pid: int) -> None:
+        before = processes.memory(pid).private_bytes
+        with FileStaging(self._tree, pid, cuda.restore_thread(pid), DIRECTORY) as staging:
+            cuda.checkpoint(pid)
+        self._taken.append(pid)
+        self._staged[pid] = list(staging.files)
+        size = sum(length for _, length in staging.files)
+        self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
+
+    def give_back(self) -> None:
+        """Restore and unlock in reverse. Needs the tasks running: the driver works in a thread of the target."""
+        while self._taken:
+            pid = self._taken.pop()
+            with self._progress.stage("gpu restore", undo=True):
+                cuda.restore(pid, {})
+        while self._locked:
+            cuda.unlock(self._locked.pop())
+
+    def drop_files(self) -> None:
+        """Remove the staging files; the driver has unmapped them by then."""
+        for files in self._staged.values():
+            for path, _ in files:
+                with suppress(OSError):
+                    self._tree.inside(path).unlink(missing_ok=True)
+
+    def records(self) -> list[GpuProcess]:
+        """What the manifest says of each process."""
+        return [
+            GpuProcess(processes.nspid(pid) or 0, [path for path, _ in files], self._bytes[pid])
+            for pid, files in self._staged.items()
+        ]
+
+    def files(self) -> dict[str, Path]:
+        """Stream name -> where the staging file can be read from outside."""
+        return {
+            f"gpu{path}": self._tree.inside(path)
+            for files in self._staged.values()
+            for path, _ in files
+        }
+
+
+def _holds_gpu(pid: int) -> bool:
+    return any(link.startswith("/dev/nvidia") for link in processes.descriptors(pid).values())
+
+
+def restore(tree: Tree, records: list[GpuProcess], gpu_map: dict[str, str], progress: Progress) -> None:
+    """GPU memory back into a restored tree whose tasks are all stopped (state T).
+
+    Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
+    fails. On return the CUDA processes' tasks run.
+    """
+    if not records:
+        return
+    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+    with ExitStack() as held, progress.stage("gpu restore", sum(r.memory_bytes for r in records)):
+        for record in records:
+            pid = by_nspid[record.pid]
+            held.enter_context(ThreadsHeld(pid, cuda.restore_thread(pid)))
+            os.kill(pid, signal.SIGCONT)
+            cuda.restore(pid, gpu_map)
+            cuda.unlock(pid)
+            progress.advance(record.memory_bytes)
+    for record in records:
+        for path in record.staging:
+            tree.inside(path).unlink(missing_ok=True)

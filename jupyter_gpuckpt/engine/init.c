@@ -1,0 +1,255 @@
+/* gpuckpt-init: the two processes above every kernel, and CRIU's action script.
+ *
+ *   gpuckpt-init launch  LAST_PID EXIT_PATH TMPFS_BYTES SHM UMASK LOG -- KERNEL...
+ *   gpuckpt-init restore LAST_PID EXIT_PATH TMPFS_BYTES SHM KEEPER_PID - -- CRIU...
+ *   gpuckpt-init keeper  UMASK CWD_FD -- KERNEL...           (internal: from the scratch tmpfs)
+ *   notify                                                   (by name: CRIU's --action-script)
+ *
+ * The caller's side is engine/launch.py. init is PID 1 of fresh PID and mount namespaces, is no part of a snapshot and
+ * writes the keeper's wait status to EXIT_PATH. The keeper is the root of what CRIU freezes: a subreaper, so that
+ * daemonised children stay inside the tree; it ends the way the kernel ends, so that init sees the kernel's wait status.
+ * The keeper runs from a file on the scratch tmpfs, which travels with the snapshot: a snapshot does not depend on the
+ * version of this package that is installed when it is resumed.
+ *
+ * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
+ * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". restore waits for a line on standard
+ * input after "ready", while the caller fills the scratch tmpfs.
+ */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SCRATCH "/run/gpuckpt"
+#define KEEPER SCRATCH "/keeper"
+#define NOTIFY SCRATCH "/notify"
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x00000080
+#endif
+
+static void fail(const char *step) {
+    dprintf(1, "error %s: %s\n", step, strerror(errno));
+    _exit(1);
+}
+
+/* An empty mount namespace of our own: a private /proc, the scratch tmpfs and, below it, one with huge pages for GPU memory.
+ * Not huge everywhere: each of CRIU's many small images would take 2 MB. The mounts are slaves: none reaches the host. */
+static void make_mounts(const char *bytes, const char *shm) {
+    char options[128];
+    if (unshare(CLONE_NEWNS)) fail("mount namespace");
+    if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL)) fail("private mounts");
+    if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("mount /proc");
+    snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
+    if (mount("gpuckpt", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
+    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700)) fail("mkdir in " SCRATCH);
+    snprintf(options, sizeof options, "mode=0700,size=%s,huge=always", bytes);
+    if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) {
+        snprintf(options, sizeof options, "mode=0700,size=%s", bytes);
+        if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH "/gpu");
+    }
+    if (!strcmp(shm, "private")) {
+        snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
+        if (mount("gpuckpt-shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount /dev/shm");
+    }
+}
+
+static void set_last_pid(const char *last) {
+    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, last, strlen(last)) < 0) fail("ns_last_pid");
+    close(fd);
+}
+
+static void copy_self(int self, const char *path) {
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0755);
+    off_t at = 0;
+    if (fd < 0 || fstat(self, &st)) fail("copy keeper");
+    while (at < st.st_size)
+        if (sendfile(fd, self, &at, st.st_size - at) <= 0) fail("copy keeper");
+    fchmod(fd, 0755);
+    close(fd);
+}
+
+/* Readers see the whole status or no file: poll() of the provisioner takes the file's existence for the kernel's end. */
+static void write_exit(const char *path, int status) {
+    char tmp[4096];
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    dprintf(fd, "%d\n", status);
+    close(fd);
+    rename(tmp, path);
+}
+
+static void default_signals(void) {
+    sigset_t none;
+    sigemptyset(&none);
+    for (int s = 1; s < 32; s++) signal(s, SIG_DFL);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+static void end_like(int status) {
+    if (WIFSIGNALED(status)) {
+        struct rlimit no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        default_signals();
+        kill(getpid(), WTERMSIG(status));
+        pause();
+    }
+    _exit(WEXITSTATUS(status));
+}
+
+static int keeper(char **v) {
+    int mask = strtol(v[0], NULL, 8), cwd = atoi(v[1]), status;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    for (int s = 1; s < 32; s++)
+        if (s != SIGKILL && s != SIGSTOP && s != SIGCHLD) signal(s, SIG_IGN);
+    setsid();
+    pid_t kernel = fork(), p;
+    if (kernel < 0) _exit(126);
+    if (!kernel) {
+        default_signals();
+        setsid();
+        umask(mask);
+        if (fchdir(cwd)) dprintf(2, "gpuckpt: the working directory of the kernel cannot be entered: %s\n", strerror(errno));
+        close(cwd);
+        execvp(v[3], v + 3);
+        dprintf(2, "gpuckpt: %s cannot be started: %s\n", v[3], strerror(errno));
+        _exit(127);
+    }
+    close(cwd);
+    for (;;) {
+        p = waitpid(-1, &status, 0);
+        if (p == kernel) end_like(status);
+        if (p < 0 && errno != EINTR) _exit(125);
+    }
+}
+
+/* Descriptors made outside belong to mounts that CRIU cannot see from inside ("Can't lookup mount"): open them again here.
+ * O_APPEND: CRIU checks the size of every file that is not O_WRONLY|O_APPEND when it restores. */
+static void open_streams(const char *log) {
+    int in = open("/dev/null", O_RDONLY), out = open(log, O_WRONLY | O_APPEND | O_CREAT, 0600);
+    if (out < 0) out = open("/dev/null", O_WRONLY | O_APPEND);
+    dup2(in, 0), dup2(out, 1), dup2(out, 2);
+    if (in > 2) close(in);
+    if (out > 2) close(out);
+}
+
+static void quiet_streams(void) {
+    int null = open("/dev/null", O_RDWR);
+    dup2(null, 0), dup2(null, 2);
+    if (null > 2) close(null);
+}
+
+static int init(int restore, char **v) {
+    const char *last = v[0], *exit_path = v[1], *log = v[5];
+    char number[16], line[16];
+    int status, self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    pid_t root, p;
+    setsid();
+    make_mounts(v[2], v[3]);
+    if (!restore) {
+        copy_self(self, KEEPER);
+        if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
+    }
+    copy_self(self, NOTIFY);
+    close(self);
+    dprintf(1, "ready\n");
+    if (restore && read(0, line, sizeof line) <= 0) _exit(1); /* the caller gave up or died */
+    set_last_pid(last);
+    if (!restore) {
+        /* The directory is looked up inside: a descriptor from outside would have a foreign mount id. */
+        int cwd = open(".", O_PATH | O_DIRECTORY);
+        if (cwd < 0) fail("working directory");
+        root = fork();
+        if (root < 0) fail("fork");
+        if (!root) {
+            snprintf(number, sizeof number, "%d", cwd);
+            /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
+            v[2] = "gpuckpt-keeper", v[3] = "keeper", v[5] = number;
+            open_streams(log);
+            if (chdir("/")) _exit(126);
+            if (cwd > 3) close_range(3, cwd - 1, 0);
+            close_range(cwd + 1, ~0U, 0);
+            execv(KEEPER, v + 2);
+            _exit(126);
+        }
+        close(cwd);
+    } else {
+        int keeper_pid = atoi(v[4]);
+        pid_t criu = fork();
+        if (criu < 0) fail("fork");
+        if (!criu) {
+            quiet_streams();
+            dup2(2, 1);
+            execvp(v[7], v + 7);
+            _exit(127);
+        }
+        while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
+            ;
+        dprintf(1, "criu %d\n", status);
+        if (status) {
+            while (read(0, line, sizeof line) > 0) /* the log lies on our tmpfs: stay until the caller has read it */
+                ;
+            _exit(1);
+        }
+        root = keeper_pid; /* restored as our child: criu restore --restore-sibling */
+    }
+    if (!restore) dprintf(1, "started\n");
+    if (chdir("/")) _exit(1);
+    close(1);
+    quiet_streams();
+    dup2(2, 1);
+    for (;;) {
+        p = waitpid(-1, &status, 0);
+        if (p == root) {
+            write_exit(exit_path, status);
+            _exit(0);
+        }
+        if (p < 0 && errno != EINTR) _exit(1);
+    }
+}
+
+/* CRIU calls this at every stage. At post-restore all memory is mapped and no task runs: wait until the page filler has filled
+ * it. Anything but its "1" (also its death) makes us fail and CRIU kill the half-restored tree. */
+static int notify(void) {
+    const char *action = getenv("CRTOOLS_SCRIPT_ACTION");
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SCRATCH "/images/notify.socket"};
+    char answer = 0;
+    if (!action || strcmp(action, "post-restore")) return 0;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address)) return errno == ENOENT ? 0 : 1;
+    return read(fd, &answer, 1) == 1 && answer == '1' ? 0 : 1;
+}
+
+int main(int c, char **v) {
+    const char *name = strrchr(v[0], '/') ? strrchr(v[0], '/') + 1 : v[0];
+    if (!strcmp(name, "notify")) return notify();
+    if (c > 5 && !strcmp(v[1], "keeper")) return keeper(v + 2);
+    int restore = c > 2 && !strcmp(v[1], "restore");
+    if (c < 10 || (!restore && strcmp(v[1], "launch")) || strcmp(v[8], "--")) {
+        dprintf(2, "gpuckpt-init is started by gpuckptd; it is of no use by itself.\n");
+        return 2;
+    }
+    mkdir(SCRATCH, 0755);
+    if (unshare(CLONE_NEWPID)) fail("PID namespace");
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (!child) return init(restore, v + 2);
+    dprintf(1, "init %d\n", child);
+    return 0;
+}

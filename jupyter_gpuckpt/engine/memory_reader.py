@@ -1,0 +1,173 @@
+"""Reading the private memory of a stopped process or of its ghost, from several threads at once (man process_vm_readv)."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from ..errors import FreezeFailed
+from .criu_images import Extent
+
+#: process_vm_readv takes at most IOV_MAX pieces.
+_IOV_MAX = 1024
+_COPY_PIECE = 4 << 20
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def unforked_areas(pid: int) -> list[tuple[int, int]]:
+    """(start, end) of the areas that a fork does not copy: VmFlags dc (DONTFORK) and wf (WIPEONFORK), see man madvise."""
+    areas, current = [], (0, 0)
+    for line in Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines():
+        head = line.split(" ", 1)[0]
+        if head == "VmFlags:":
+            if {"dc", "wf"} & set(line.split()[1:]):
+                areas.append(current)
+        elif not head.endswith(":"):
+            start, _, end = head.partition("-")
+            current = (int(start, 16), int(end, 16))
+    return areas
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    libc.process_vm_readv.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_void_p,
+        ctypes.c_ulong,
+        ctypes.c_ulong,
+    ]
+    return libc
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A run of the sequence: at `offset` of it, `length` bytes, at `address` of the process or already in `copy`."""
+
+    offset: int
+    address: int
+    length: int
+    copy: memoryview | None = None
+
+
+class ProcessMemory:
+    """The private pages of one process as one sequence of bytes: its extents, one after the other.
+
+    A source for `images.pack`. Thread-safe. Valid while the process (or ghost) `pid` stays stopped.
+    """
+
+    def __init__(self, name: str, pid: int, extents: Iterable[Extent]) -> None:
+        self.name, self.pid = name, pid
+        offset, parts = 0, []
+        for extent in extents:
+            parts.append(_Part(offset, extent.address, extent.length))
+            offset += extent.length
+        self.length = offset
+        self._set(parts)
+
+    def _set(self, parts: list[_Part]) -> None:
+        self._parts, self._offsets = parts, [part.offset for part in parts]
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes at `offset`. Raises FreezeFailed when the process is gone."""
+        if not len(buffer):
+            return
+        base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        local, remote = [], []
+        at, index = offset, bisect.bisect_right(self._offsets, offset) - 1
+        while at < offset + len(buffer):
+            part = self._parts[index]
+            within, done = at - part.offset, at - offset
+            size = min(part.length - within, len(buffer) - done)
+            if part.copy is not None:
+                buffer[done : done + size] = part.copy[within : within + size]
+            else:
+                local.append(_IoVec(base + done, size))
+                remote.append(_IoVec(part.address + within, size))
+            at, index = at + size, index + 1
+        for first in range(0, len(remote), _IOV_MAX):
+            self._read(local[first : first + _IOV_MAX], remote[first : first + _IOV_MAX])
+
+    def _read(self, local: list[_IoVec], remote: list[_IoVec]) -> None:
+        count = len(remote)
+        got = _libc().process_vm_readv(
+            self.pid,
+            ctypes.byref((_IoVec * count)(*local)),
+            count,
+            ctypes.byref((_IoVec * count)(*remote)),
+            count,
+            0,
+        )
+        if got != sum(piece.length for piece in remote):
+            reason = os.strerror(ctypes.get_errno()) if got < 0 else "less was read than asked for"
+            raise FreezeFailed(
+                "The memory of the kernel could not be read.",
+                hint="If memory is short, free some, or suspend instead of saving; then try again.",
+                details=f"process_vm_readv of process {self.pid}: {reason}",
+            )
+
+    def keep(self, areas: Iterable[tuple[int, int]]) -> None:
+        """Copy now what lies between these addresses: a ghost has no DONTFORK area and an empty WIPEONFORK one."""
+        for first, last in areas:
+            parts: list[_Part] = []
+            for part in self._parts:
+                start = max(first, part.address)
+                end = min(last, part.address + part.length)
+                if start >= end or part.copy is not None:
+                    parts.append(part)
+                    continue
+                parts += self._split(part, start, end)
+            self._set(parts)
+
+    def _split(self, part: _Part, start: int, end: int) -> Iterator[_Part]:
+        before, size = start - part.address, end - start
+        copy = memoryview(mmap.mmap(-1, size))
+        self.read_into(part.offset + before, copy)
+        if before:
+            yield _Part(part.offset, part.address, before)
+        yield _Part(part.offset + before, start, size, copy)
+        if rest := part.length - before - size:
+            yield _Part(part.offset + before + size, end, rest)
+
+    def copied(self, threads: int) -> CopiedMemory:
+        """All of it, copied now by `threads` threads."""
+        view = memoryview(mmap.mmap(-1, max(self.length, 1)))[: self.length]
+
+        def copy(offset: int) -> None:
+            self.read_into(offset, view[offset : offset + _COPY_PIECE])
+
+        with ThreadPoolExecutor(max(1, threads), "copy-memory") as pool:
+            for _ in pool.map(copy, range(0, self.length, _COPY_PIECE)):
+                pass
+        return CopiedMemory(self.name, view)
+
+    def of(self, pid: int) -> ProcessMemory:
+        """The same sequence, read from a twin."""
+        twin = ProcessMemory(self.name, pid, ())
+        twin.length = self.length
+        twin._set(self._parts)
+        return twin
+
+
+class CopiedMemory:
+    """Memory that was copied: a source that needs no process any more."""
+
+    def __init__(self, name: str, data: memoryview) -> None:
+        self.name, self.length, self._data = name, len(data), data
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` with the bytes at `offset`."""
+        buffer[:] = self._data[offset : offset + len(buffer)]

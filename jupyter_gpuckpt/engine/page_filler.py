@@ -1,0 +1,265 @@
+"""The userfaultfd side of a restore: puts every page of every process in place before the first instruction runs.
+
+`criu restore --lazy-pages` connects to `lazy-pages.socket` in its work directory and sends, for every task, its pid and a
+userfaultfd (criu/uffd.c). From then on this module answers the few page faults of CRIU's own restorer; when CRIU calls its
+action script at `post-restore` (memory mapped and registered, no task running) it fills everything in parallel with
+UFFDIO_COPY, closes the descriptors (a page still missing then reads as zeros) and lets the script return. Because all is
+present before the tasks run, none of the dangers of lazy restore remain. See man ioctl_userfaultfd.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import ctypes
+import errno
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ThawFailed
+from .criu_images import PAGE, Extent
+
+logger = logging.getLogger(__name__)
+
+_UFFDIO_COPY = 0xC028AA03
+_UFFDIO_ZEROPAGE = 0xC020AA04
+_COPY = struct.Struct("<QQQQq")
+_ZERO = struct.Struct("<QQQq")
+_EVENT_PAGEFAULT = 0x12
+_EVENT_BYTES = 32
+#: The number that criu restore sends when it has sent all descriptors (criu/include/uffd.h, LAZY_PAGES_RESTORE_FINISHED).
+_FINISHED = 0x52535446
+
+
+class ProcessPages:
+    """The private pages of one process: a sink for `images.unpack`, and the answer to its page faults.
+
+    The sequence of bytes is that of `ProcessMemory`: the process's lazy extents one after the other.
+    """
+
+    def __init__(
+        self, nspid: int, extents: list[Extent], read: Callable[[int, int], bytes]
+    ) -> None:
+        self.nspid, self._extents, self._read = nspid, extents, read
+        self._by_address = sorted(range(len(extents)), key=lambda i: extents[i].address)
+        self._addresses = [extents[i].address for i in self._by_address]
+        self._offsets = []
+        offset = 0
+        for extent in extents:
+            self._offsets.append(offset)
+            offset += extent.length
+        self.length = offset
+        self.descriptor = -1
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Put `data` at `offset` of the sequence into the process. Pages that a fault brought in already are left alone."""
+        source = np.frombuffer(data, np.uint8).ctypes.data
+        index = bisect.bisect_right(self._offsets, offset) - 1
+        done = 0
+        while done < len(data):
+            extent = self._extents[index]
+            within = offset + done - self._offsets[index]
+            size = min(extent.length - within, len(data) - done)
+            self._copy(extent.address + within, source + done, size)
+            done, index = done + size, index + 1
+
+    def fault(self, address: int) -> None:
+        """Answer a page fault."""
+        address &= ~(PAGE - 1)
+        at = bisect.bisect_right(self._addresses, address) - 1
+        if at >= 0:
+            index = self._by_address[at]
+            within = address - self._extents[index].address
+            if within < self._extents[index].length:
+                page = np.frombuffer(self._read(self._offsets[index] + within, PAGE), np.uint8)
+                self._copy(address, page.ctypes.data, PAGE)
+                return
+        argument = ctypes.create_string_buffer(_ZERO.pack(address, PAGE, 0, 0), _ZERO.size)
+        _ioctl(self.descriptor, _UFFDIO_ZEROPAGE, argument)
+
+    def _copy(self, address: int, source: int, size: int) -> None:
+        argument = ctypes.create_string_buffer(_COPY.size)
+        while size > 0:
+            _COPY.pack_into(argument, 0, address, source, size, 0, 0)
+            code = _ioctl(self.descriptor, _UFFDIO_COPY, argument)
+            if code == 0:
+                return
+            copied = _COPY.unpack(argument.raw)[4]
+            if copied <= 0 and code == errno.EEXIST:
+                copied = PAGE  # a fault brought this page in
+            elif copied <= 0 and code == errno.ENOENT and size > PAGE:
+                # The piece spans two areas of the process: one call cannot serve both.
+                half = size // 2 // PAGE * PAGE or PAGE
+                self._copy(address, source, half)
+                copied = half
+            elif copied <= 0 and code != errno.EAGAIN:
+                raise ThawFailed(
+                    "A page of the kernel's memory could not be put in place.",
+                    details=f"process {self.nspid}, {address:#x}, {size} bytes: {os.strerror(code)}",
+                )
+            copied = max(copied, 0)
+            address, source, size = address + copied, source + copied, size - copied
+
+
+def _ioctl(descriptor: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> int:
+    """errno of the call, 0 when it succeeded. Releases the GIL, which fcntl.ioctl with a buffer of ours does as well, but
+    fcntl raises an exception per failed call and these failures are normal."""
+    if _libc().ioctl(descriptor, ctypes.c_ulong(request), argument) == 0:
+        return 0
+    return ctypes.get_errno()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+class PageFiller:
+    """Serves one `criu restore`. Use as a context manager around it; `fill` is called once, in a thread of ours.
+
+    `fill` must write every page of `pages` (by `ProcessPages.write`); what it raises fails the restore and is raised again by
+    `result`.
+    """
+
+    def __init__(
+        self, images: Path, pages: list[ProcessPages], fill: Callable[[], None]
+    ) -> None:
+        self._images, self._fill = images, fill
+        self._pages = {page.nspid: page for page in pages}
+        self._stop_read, self._stop_write = os.pipe()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> PageFiller:
+        for name, serve in (
+            ("lazy-pages.socket", self._serve_descriptors),
+            ("notify.socket", self._serve_notify),
+        ):
+            server = socket.socket(socket.AF_UNIX)
+            path = self._images / name
+            path.unlink(missing_ok=True)
+            server.bind(str(path))
+            server.listen(1)
+            self._sockets.append(server)
+            thread = threading.Thread(target=self._run, args=(serve, server), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop()
+        for thread in self._threads:
+            thread.join()
+        for sock in self._sockets:
+            sock.close()
+        for page in self._pages.values():
+            if page.descriptor >= 0:
+                os.close(page.descriptor)
+                page.descriptor = -1
+        os.close(self._stop_read)
+        os.close(self._stop_write)
+
+    def result(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._error is not None:
+            raise self._error
+
+    def _stop(self) -> None:
+        self._done.set()
+        with suppress(OSError):
+            os.write(self._stop_write, b"x")
+
+    def _run(self, serve: Callable[[socket.socket], None], server: socket.socket) -> None:
+        try:
+            serve(server)
+        except BaseException as error:  # noqa: BLE001 - carried to `result` in the caller's thread
+            self._error = self._error or error
+            self._stop()
+
+    def _accept(self, server: socket.socket) -> socket.socket | None:
+        """The connection, or None when we are told to stop first."""
+        ready, _, _ = select.select([server, self._stop_read], [], [])
+        return server.accept()[0] if server in ready else None
+
+    def _serve_descriptors(self, server: socket.socket) -> None:
+        connection = self._accept(server)
+        if connection is None:
+            return
+        # Open until CRIU has ended: its last word comes after post-restore, and nobody there would fail the restore.
+        self._sockets.append(connection)
+        poll = select.poll()
+        poll.register(self._stop_read, select.POLLIN)
+        poll.register(connection, select.POLLIN)
+        faults: dict[int, ProcessPages] = {}
+        while not self._done.is_set():
+            for descriptor, _ in poll.poll():
+                if descriptor == connection.fileno():
+                    page = self._receive(connection)
+                    if page is None:
+                        poll.unregister(connection)
+                    else:
+                        faults[page.descriptor] = page
+                        poll.register(page.descriptor, select.POLLIN)
+                elif descriptor in faults:
+                    _answer(faults[descriptor])
+
+    def _receive(self, connection: socket.socket) -> ProcessPages | None:
+        """The next process, with its descriptor; None at the end."""
+        while True:
+            word = connection.recv(4, socket.MSG_WAITALL)
+            if len(word) < 4:
+                return None
+            (number,) = struct.unpack("<i", word)
+            if number == _FINISHED:
+                return None
+            if number < 0:  # a zombie: no memory, no descriptor follows
+                continue
+            _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
+            descriptor = array.array("i", ancillary[0][2][:4])[0]
+            page = self._pages.get(number)
+            if page is None:
+                os.close(descriptor)
+                raise ThawFailed(
+                    "CRIU restored a process that the snapshot does not list.",
+                    details=f"process {number}",
+                )
+            page.descriptor = descriptor
+            os.set_blocking(descriptor, False)
+            return page
+
+    def _serve_notify(self, server: socket.socket) -> None:
+        connection = self._accept(server)
+        if connection is None:
+            return
+        with connection:
+            self._fill()
+            # Closed, so that missing pages are zeros from now on; the fault thread ends first: it polls them.
+            self._stop()
+            self._threads[0].join()
+            for page in self._pages.values():
+                if page.descriptor >= 0:
+                    os.close(page.descriptor)
+                    page.descriptor = -1
+            if self._error is None:
+                connection.sendall(b"1")
+
+
+def _answer(page: ProcessPages) -> None:
+    try:
+        event = os.read(page.descriptor, _EVENT_BYTES)
+    except BlockingIOError:
+        return
+    if event and event[0] == _EVENT_PAGEFAULT:
+        page.fault(struct.unpack_from("<Q", event, 16)[0])

@@ -1,0 +1,76 @@
+"""What is looked at before a save touches anything: whether it can work, and by which method."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from dataclasses import dataclass
+
+from ..errors import FreezeFailed, StoreFull
+from ..host import limits, processes
+from .launch import pids
+from .settings import EngineSettings
+from .tree import Tree
+
+_MB = 1 << 20
+_SMALLEST_GHOST_LIMIT = 256 * _MB
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a tree will be frozen. Sizes in bytes."""
+
+    method: str  # skeleton | plain
+    ghost_limit_bytes: int
+    private_bytes: int
+    shared_bytes: int
+    private_shm: bool
+
+
+def plan(tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int) -> Plan:
+    """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
+    members = pids(tree)
+    memory = [processes.memory(pid) for pid in members]
+    private = sum(part.private_bytes + part.swap_bytes for part in memory)
+    shared = sum(part.shared_bytes for part in memory)
+    method = "skeleton" if private < limits.largest_skeleton_bytes() else "plain"
+    # Staged GPU memory, CRIU's copies of shared memory and, for a save, copies of what a ghost cannot hold.
+    needed = gpu_bytes + shared + (0 if stop else private // 8) + settings.headroom_bytes
+    available = processes.mem_available()
+    if needed > available:
+        raise FreezeFailed(
+            f"There is not enough memory to freeze the kernel: about {needed // _MB} MB are needed, "
+            f"{available // _MB} MB are free.",
+            hint="Free memory (or GPU memory that is cached) and try again.",
+        )
+    if method == "plain":
+        settings.spill_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        free = shutil.disk_usage(settings.spill_dir).free
+        if private + shared > free:
+            raise StoreFull(
+                f"The kernel's memory ({(private + shared) // _MB} MB) does not fit on the disk ({free // _MB} MB free).",
+                hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
+            )
+    return Plan(method, _ghost_limit(members), private, shared, private_shm)
+
+
+def _ghost_limit(members: list[int]) -> int:
+    """The size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
+    largest = 0
+    for pid in members:
+        for number, link in processes.descriptors(pid).items():
+            if link.endswith(" (deleted)"):
+                largest = max(largest, _size(f"/proc/{pid}/fd/{number}"))
+        for area in processes.maps(pid):
+            if area.path.endswith(" (deleted)"):
+                largest = max(largest, _size(f"/proc/{pid}/map_files/{area.start:x}-{area.end:x}"))
+    return max(_SMALLEST_GHOST_LIMIT, largest + _MB)
+
+
+def _size(path: str) -> int:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -1,0 +1,230 @@
+"""ptrace(2) on x86-64 as Python calls: requests, registers, stops. What is done with them is `tracee`'s business.
+
+The kernel ties a tracee to the *thread* that attached to it: every call here but `poll` and `wait` answers ESRCH to any
+other thread, and the tracee is let go when that thread ends (kernel/ptrace.c, `ptrace_check_attach`, `exit_ptrace`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from enum import Enum
+from functools import cache
+from typing import NamedTuple
+
+# Requests (include/uapi/linux/ptrace.h, arch/x86/include/uapi/asm/ptrace-abi.h).
+CONT, GETREGS, SETREGS, DETACH, SYSCALL = 7, 12, 13, 17, 24
+SETOPTIONS, GETEVENTMSG, SEIZE, INTERRUPT, LISTEN = 0x4200, 0x4201, 0x4206, 0x4207, 0x4208
+GETSIGMASK, SETSIGMASK, GET_SYSCALL_INFO = 0x420A, 0x420B, 0x420E
+
+# Options.
+TRACESYSGOOD, TRACECLONE, EXITKILL = 0x1, 0x8, 0x100000
+
+# Events: bits 16 and up of a wait status.
+EVENT_CLONE, EVENT_STOP = 3, 128
+
+# PTRACE_GET_SYSCALL_INFO's `op`.
+SYSCALL_ENTRY, SYSCALL_EXIT = 1, 2
+
+#: Waits for threads, too (man waitpid, __WALL).
+WALL = 0x40000000
+_SIGSET_BYTES = 8
+_SPINS = 200
+
+
+class Registers(ctypes.Structure):
+    """`struct user_regs_struct` (arch/x86/include/asm/user_64.h)."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_ulonglong)
+        for name in (
+            "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss "
+            "fs_base gs_base ds es fs gs"
+        ).split()  # noqa: SIM905 - the kernel's order, as a list it would take a page
+    )
+    rbx: int
+    r8: int
+    r9: int
+    r10: int
+    rax: int
+    rdx: int
+    rsi: int
+    rdi: int
+    orig_rax: int
+    rip: int
+    cs: int
+    rsp: int
+
+    def copy(self) -> Registers:
+        """The same registers, to be changed."""
+        return Registers.from_buffer_copy(self)
+
+
+class _SyscallInfo(ctypes.Structure):
+    """`struct ptrace_syscall_info` (include/uapi/linux/ptrace.h): numbers[0] is nr at entry, the result at exit."""
+
+    _fields_ = (
+        ("op", ctypes.c_ubyte),
+        ("padding", ctypes.c_ubyte * 3),
+        ("arch", ctypes.c_uint),
+        ("instruction_pointer", ctypes.c_ulonglong),
+        ("stack_pointer", ctypes.c_ulonglong),
+        ("numbers", ctypes.c_longlong * 7),
+    )
+
+
+class SyscallStop(NamedTuple):
+    """Where a tracee stands in a system call. `op` is SYSCALL_ENTRY, SYSCALL_EXIT or 0 (in none).
+
+    At entry `number` and `arguments` are those of the call, at exit `number` is its result (-errno on failure).
+    """
+
+    op: int
+    instruction_pointer: int
+    number: int
+    arguments: tuple[int, ...]
+
+
+class Kind(Enum):
+    """What a wait status says of a tracee (man ptrace, "Stopped states")."""
+
+    ENDED = "ended"
+    #: No answer of waitpid: it runs.
+    RUNNING = "running"
+    #: PTRACE_EVENT_STOP by PTRACE_INTERRUPT, or the first stop of a task that was attached at its birth.
+    TRAP = "trap"
+    #: PTRACE_EVENT_STOP because the whole process is stopped by SIGSTOP or its like.
+    GROUP = "group"
+    #: Another PTRACE_EVENT_*.
+    EVENT = "event"
+    #: Entry to or exit from a system call.
+    SYSCALL = "syscall"
+    #: A signal is about to be delivered; it is lost unless the tracee is resumed with it.
+    SIGNAL = "signal"
+
+
+class Stop(NamedTuple):
+    """One answer of waitpid. `signal` and `event` are 0 where they mean nothing."""
+
+    kind: Kind
+    signal: int = 0
+    event: int = 0
+
+
+@cache
+def _libc() -> ctypes.PyDLL:
+    # PyDLL keeps the GIL: the calls take microseconds and never wait for the tracee, and giving the
+    # GIL away would cost up to a switch interval (5 ms) at each of them while other threads compute.
+    libc = ctypes.PyDLL(None, use_errno=True)
+    libc.ptrace.restype = ctypes.c_long
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.waitpid.restype = ctypes.c_int
+    libc.waitpid.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]
+    return libc
+
+
+def request(
+    number: int, tid: int, address: int | None = None, data: ctypes.Structure | int | None = None
+) -> int:
+    """One ptrace(2) call. Raises OSError; ProcessLookupError also when the tracee does not stand still."""
+    pointer = ctypes.byref(data) if isinstance(data, ctypes.Structure) else data
+    result = int(_libc().ptrace(number, tid, address, pointer))
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"ptrace request {number:#x} on thread {tid}: {os.strerror(error)}")
+    return result
+
+
+def registers(tid: int) -> Registers:
+    """The general registers of a stopped tracee."""
+    found = Registers()
+    request(GETREGS, tid, data=found)
+    return found
+
+
+def set_registers(tid: int, values: Registers) -> None:
+    """Put them in; they count when the tracee goes on."""
+    request(SETREGS, tid, data=values)
+
+
+def signal_mask(tid: int) -> int:
+    """The blocked signals, bit n-1 for signal n; inside sigsuspend or ppoll the mask that comes back after it."""
+    mask = ctypes.c_ulonglong()
+    request(GETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(mask))
+    return mask.value
+
+
+def set_signal_mask(tid: int, mask: int) -> None:
+    """Block exactly these; SIGKILL and SIGSTOP never are."""
+    value = ctypes.c_ulonglong(mask)
+    request(SETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(value))
+
+
+def event_message(tid: int) -> int:
+    """What belongs to the event that a tracee stopped for: after EVENT_CLONE the new thread's id, seen from here."""
+    message = ctypes.c_ulong()
+    request(GETEVENTMSG, tid, None, ctypes.addressof(message))
+    return message.value
+
+
+def syscall_stop(tid: int) -> SyscallStop:
+    """Where the tracee stands; entry and exit look alike in its wait status and counting them goes wrong at the first slip."""
+    info = _SyscallInfo()
+    request(GET_SYSCALL_INFO, tid, ctypes.sizeof(info), ctypes.addressof(info))
+    number, *arguments = info.numbers
+    return SyscallStop(
+        info.op,
+        info.instruction_pointer,
+        number,
+        tuple(argument & (1 << 64) - 1 for argument in arguments),
+    )
+
+
+def resume(number: int, tid: int, signum: int = 0) -> None:
+    """Let a stopped tracee go on by CONT, SYSCALL, LISTEN or DETACH, with `signum` delivered (0: none)."""
+    request(number, tid, None, signum or None)
+
+
+def poll(tid: int) -> Stop | None:
+    """The next stop of a tracee if it is there already."""
+    status = ctypes.c_int()
+    got = int(_libc().waitpid(tid, ctypes.byref(status), WALL | os.WNOHANG))
+    if got == 0:
+        return None
+    # ECHILD: it is gone and was reaped, or execve by another thread took its id away.
+    return Stop(Kind.ENDED) if got < 0 else decode(status.value)
+
+
+def wait(tid: int, timeout: float) -> Stop:
+    """The next stop of a tracee. Raises TimeoutError after `timeout` seconds.
+
+    Stops that we cause come within microseconds, so it looks a few times before it sleeps: a blocking wait would give
+    the GIL away and could not have a deadline.
+    """
+    deadline, pause, spins = time.monotonic() + timeout, 20e-6, 0
+    while (stop := poll(tid)) is None:
+        spins += 1
+        if spins < _SPINS:
+            continue
+        if time.monotonic() > deadline:
+            message = f"thread {tid} did not stop within {timeout:g} s"
+            raise TimeoutError(message)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 2e-3)
+    return stop
+
+
+def decode(status: int) -> Stop:
+    """What a wait status says (man ptrace: PTRACE_O_TRACESYSGOOD, PTRACE_SEIZE, group-stop)."""
+    if status & 0xFF != 0x7F:
+        return Stop(Kind.ENDED)
+    signum, event = status >> 8 & 0xFF, status >> 16
+    if signum == signal.SIGTRAP | 0x80:
+        return Stop(Kind.SYSCALL)
+    if event == EVENT_STOP:
+        return Stop(Kind.TRAP) if signum == signal.SIGTRAP else Stop(Kind.GROUP, signum)
+    if event:
+        return Stop(Kind.EVENT, event=event)
+    return Stop(Kind.SIGNAL, signum)

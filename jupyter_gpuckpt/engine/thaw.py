@@ -1,0 +1,242 @@
+"""Bringing a frozen process tree back: fresh namespaces, files and images in place, memory filled, GPU restored, tasks let go.
+
+Covers: one restore as a transaction; a failure leaves nothing behind. Does not cover: whether this machine fits
+(`snapshots.resume`), where the bytes come from (the caller's `Content`). See also: ARCHITECTURE.md, "A resume, step by step".
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import GpuCkptError, KernelLost, ThawFailed
+from ..host import processes
+from ..model import Manifest
+from ..progress import Progress
+from . import capture, criu, criu_images, criu_log, gpu_processes
+from .launch import Namespaces, find, pids, start_namespaces, wait_until
+from .page_filler import PageFiller, ProcessPages
+from .settings import EngineSettings
+from .tree import Tree
+
+
+class Content(Protocol):
+    """Where the bytes of a snapshot come from. Both verify digests."""
+
+    def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
+        """Write whole streams into files, in parallel."""
+
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
+        """Write streams of pages into processes, in parallel."""
+
+    def images(self, directory: Path) -> None:
+        """Write all image files into `directory`."""
+
+    def reader(self, stream: str) -> Callable[[int, int], bytes]:
+        """(offset, length) -> bytes, for page faults."""
+
+
+@dataclass
+class _Restore:
+    """What the steps of one thaw share."""
+
+    manifest: Manifest
+    content: Content
+    settings: EngineSettings
+    progress: Progress
+    namespaces: Namespaces
+
+    def inside(self, path: str) -> Path:
+        return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
+
+
+def thaw(
+    manifest: Manifest,
+    content: Content,
+    settings: EngineSettings,
+    *,
+    exit_path: Path,
+    gpu_map: dict[str, str],
+    progress: Progress,
+) -> Tree:
+    """Restore the tree of `manifest`; on return its tasks run. On any error nothing of it is left and ThawFailed (or what the
+    content raised) says why."""
+    exit_path.unlink(missing_ok=True)
+    lazy = manifest.method == "skeleton"
+    directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
+    with ExitStack() as undo, ExitStack() as always:
+        with progress.stage("namespaces"):
+            namespaces = start_namespaces(
+                settings,
+                "restore",
+                last_pid=manifest.highest_pid + 1,
+                exit_path=exit_path,
+                private_shm=manifest.launch.private_shm,
+                words=[str(manifest.keeper_pid), "-"],
+                argv=criu.restore_words(settings, directory, lazy=lazy),
+                cwd="/",
+            )
+        undo.callback(namespaces.destroy)
+        restore = _Restore(manifest, content, settings, progress, namespaces)
+        images = restore.inside(directory)
+        images.mkdir(parents=True, exist_ok=True)
+        always.callback(_remove, images, itself=not lazy)
+        with progress.stage("images"):
+            _put_files(restore, images)
+        gpu = _GpuFiles(restore)
+        always.callback(gpu.join)
+        _run_criu(restore, images, lazy=lazy)
+        tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+        gpu.finish()
+        gpu_processes.restore(tree, manifest.gpu, gpu_map, progress)
+        _let_go(tree, manifest)
+        undo.pop_all()
+        namespaces.close()
+    return tree
+
+
+def _remove(directory: Path, *, itself: bool) -> None:
+    """Images are of no use after a restore, and on scratch they take memory."""
+    for entry in directory.glob("*"):
+        with suppress(OSError):
+            entry.unlink()
+    if itself:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _put_files(restore: _Restore, images: Path) -> None:
+    root = restore.inside("/")
+    files = restore.manifest.captured
+    restore.content.to_file(capture.prepare(files, root))
+    capture.finish(files, root)
+    restore.content.images(images)
+    criu_images.relax_validation(images / "files.img")
+
+
+class _GpuFiles:
+    """The staging files of GPU memory, written by a thread of their own while CRIU restores the rest.
+
+    CRIU compares only their size, so they get that first; `finish` returns when their bytes are complete and verified.
+    """
+
+    def __init__(self, restore: _Restore) -> None:
+        self._jobs = []
+        for process in restore.manifest.gpu:
+            for path in process.staging:
+                target = restore.inside(path)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    file.truncate(restore.manifest.stream(f"gpu{path}").length)
+                self._jobs.append((f"gpu{path}", target))
+        self._error: BaseException | None = None
+        self._content, self._progress = restore.content, restore.progress
+        self._thread = threading.Thread(target=self._write, name="gpu-files", daemon=True)
+        if self._jobs:
+            self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            self._content.to_file(self._jobs)
+        except BaseException as error:  # noqa: BLE001 - carried to `finish` in the caller's thread
+            self._error = error
+
+    def join(self) -> None:
+        """Wait for the thread; its error, if any, is dropped: something else failed first."""
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def finish(self) -> None:
+        """Wait until all is written; raises what went wrong."""
+        if not self._jobs:
+            return
+        with self._progress.stage("gpu files"):
+            self.join()
+        if self._error is not None:
+            raise self._error
+
+
+def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
+    """Let init run CRIU and wait for its end; every task is stopped then."""
+    manifest, content = restore.manifest, restore.content
+    pages = []
+    for process in manifest.processes:
+        if lazy and process.pages:
+            extents = [e for e in criu_images.pagemap(images, process.pid) if e.lazy]
+            pages.append(ProcessPages(process.pid, extents, content.reader(process.pages)))
+
+    def fill() -> None:
+        with restore.progress.stage("pages", sum(page.length for page in pages)):
+            content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
+
+    with restore.progress.stage("restore"), ExitStack() as stack:
+        filler = stack.enter_context(PageFiller(images, pages, fill)) if lazy else None
+        watch = stack.enter_context(_Watch(restore))
+        restore.namespaces.go()
+        try:
+            status = int(restore.namespaces.expect("criu"))
+        except GpuCkptError:
+            status = -1
+        if status != 0:
+            if filler is not None:
+                filler.result()
+            raise _failure(images / "restore.log", stalled=watch.stalled)
+
+
+class _Watch:
+    """Kills a restore that makes no progress: `criu restore` has no time-out of its own and can hang for ever."""
+
+    def __init__(self, restore: _Restore) -> None:
+        self._init, self._progress = restore.namespaces.init_pid, restore.progress
+        self._seconds = restore.settings.stall_seconds
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
+        self.stalled = False
+
+    def __enter__(self) -> _Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        ticks, since = self._progress.ticks, time.monotonic()
+        while not self._end.wait(0.25):
+            if self._progress.ticks != ticks:
+                ticks, since = self._progress.ticks, time.monotonic()
+            elif time.monotonic() - since > self._seconds:
+                self.stalled = True
+                with suppress(ProcessLookupError):
+                    os.kill(self._init, signal.SIGKILL)
+                return
+
+
+def _failure(log: Path, *, stalled: bool) -> ThawFailed:
+    if stalled:
+        return ThawFailed(
+            "The restore made no progress and was given up.",
+            hint="The snapshot is untouched. A file lock held by another program can cause this; try again.",
+            details=criu_log.diagnose(log, fallback="").details,
+        )
+    found = criu_log.diagnose(log, fallback="CRIU could not restore the kernel.")
+    return ThawFailed(found.cause, hint=found.hint, details=found.details)
+
+
+def _let_go(tree: Tree, manifest: Manifest) -> None:
+    """SIGCONT deepest first, but not to what the user had stopped; returns when the kernel runs."""
+    stopped = {process.pid for process in manifest.processes if process.stopped}
+    for pid in reversed(pids(tree)):
+        if processes.nspid(pid) not in stopped:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+    if not wait_until(lambda: processes.state(tree.kernel_pid) not in ("T", "t"), timeout=10):
+        raise KernelLost("The restored kernel does not run.")

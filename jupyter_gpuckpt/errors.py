@@ -1,0 +1,243 @@
+"""The errors of the project, one class per cause.
+
+    GpuCkptError                    code, hint, retryable; str() is a sentence
+    ├─ ConfigurationError           a setting or a request that cannot work
+    ├─ HostError                    this machine cannot
+    │  ├─ ToolMissing
+    │  ├─ PrivilegeMissing
+    │  └─ HostIncompatible          the snapshot needs something that differs here
+    ├─ KernelError                  this kernel cannot, or not now
+    │  ├─ KernelNotFound
+    │  ├─ KernelNotManaged          not launched under the engine
+    │  ├─ KernelBusy                an operation of this kind is in flight (retryable)
+    │  ├─ KernelStateConflict       the verb makes no sense in the kernel's state
+    │  ├─ KernelNotCheckpointable   reasons: what the kernel holds that cannot be saved
+    │  └─ KernelLost                the promise broke: the process is gone
+    ├─ CheckpointError              stage, details (the end of the tool's log)
+    │  ├─ FreezeFailed
+    │  └─ ThawFailed
+    ├─ OperationNotFound
+    ├─ OperationCancelled
+    ├─ StoreError
+    │  ├─ SnapshotNotFound, SnapshotInUse
+    │  ├─ ObjectCorrupt, ManifestInvalid, FormatTooNew
+    │  ├─ StoreUnavailable          (retryable)
+    │  └─ StoreFull
+    └─ DaemonUnavailable            the daemon cannot be reached or started (retryable)
+
+Every error crosses the process boundary as an `ErrorRecord` and is raised again on the other side as its own class
+(`record_of`, `error_from`). The house raises; doors map classes to HTTP statuses and exit codes (`protocol.py`).
+Secrets never appear in a message, a hint or details.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import msgspec
+
+
+class GpuCkptError(Exception):
+    """Base of all. `hint` tells the reader what to do next; `details` is technical text for a dialog or a log."""
+
+    code: ClassVar[str] = "error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+
+class ConfigurationError(GpuCkptError):
+    """A setting, an argument or a request that cannot work."""
+
+    code = "configuration"
+
+
+class HostError(GpuCkptError):
+    """This machine cannot do it."""
+
+    code = "host"
+
+
+class ToolMissing(HostError):
+    """A program or library that is needed is absent or too old."""
+
+    code = "tool_missing"
+
+
+class PrivilegeMissing(HostError):
+    """The daemon lacks a right that the kernel of the operating system asks for."""
+
+    code = "privilege_missing"
+
+
+class HostIncompatible(HostError):
+    """The snapshot needs something that this machine does not have or has differently."""
+
+    code = "host_incompatible"
+
+
+class KernelError(GpuCkptError):
+    """This kernel cannot, or not now."""
+
+    code = "kernel"
+
+
+class KernelNotFound(KernelError):
+    """No kernel of this id is known."""
+
+    code = "kernel_not_found"
+
+
+class KernelNotManaged(KernelError):
+    """The kernel was not launched under the engine, so it cannot be saved."""
+
+    code = "kernel_not_managed"
+
+
+class KernelBusy(KernelError):
+    """An operation is in flight for this kernel."""
+
+    code = "kernel_busy"
+    retryable = True
+
+
+class KernelStateConflict(KernelError):
+    """The verb makes no sense in the state that the kernel is in."""
+
+    code = "kernel_state_conflict"
+
+
+class KernelNotCheckpointable(KernelError):
+    """The kernel holds something that cannot be saved; nothing was touched."""
+
+    code = "kernel_not_checkpointable"
+
+
+class KernelLost(KernelError):
+    """The process is gone although it should not be."""
+
+    code = "kernel_lost"
+
+
+class CheckpointError(GpuCkptError):
+    """The engine failed at one of its steps."""
+
+    code = "checkpoint"
+
+
+class FreezeFailed(CheckpointError):
+    """A save or suspend failed; the kernel runs on as before."""
+
+    code = "freeze_failed"
+
+
+class ThawFailed(CheckpointError):
+    """A resume failed; the snapshot is untouched."""
+
+    code = "thaw_failed"
+
+
+class OperationNotFound(GpuCkptError):
+    """No operation of this id is known (the daemon keeps ended ones for a while only)."""
+
+    code = "operation_not_found"
+
+
+class OperationCancelled(GpuCkptError):
+    """The operation was cancelled before it was complete; everything it did was undone."""
+
+    code = "operation_cancelled"
+
+
+class StoreError(GpuCkptError):
+    """The snapshot store."""
+
+    code = "store"
+
+
+class SnapshotNotFound(StoreError):
+    """No snapshot of this id is in the store."""
+
+    code = "snapshot_not_found"
+
+
+class SnapshotInUse(StoreError):
+    """The snapshot is being read by an operation, or a suspended kernel would be lost with it."""
+
+    code = "snapshot_in_use"
+
+
+class ObjectCorrupt(StoreError):
+    """A pack does not hold what its digest says."""
+
+    code = "object_corrupt"
+
+
+class ManifestInvalid(StoreError):
+    """A manifest is truncated, altered or does not make sense."""
+
+    code = "manifest_invalid"
+
+
+class FormatTooNew(StoreError):
+    """Written by a newer version of this project."""
+
+    code = "format_too_new"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached or written."""
+
+    code = "store_unavailable"
+    retryable = True
+
+
+class StoreFull(StoreError):
+    """No room is left."""
+
+    code = "store_full"
+
+
+class DaemonUnavailable(GpuCkptError):
+    """The daemon cannot be reached or started."""
+
+    code = "daemon_unavailable"
+    retryable = True
+
+
+class ErrorRecord(msgspec.Struct, frozen=True):
+    """An error as JSON: what REST clients see."""
+
+    message: str
+    code: str
+    hint: str = ""
+    details: str = ""
+
+
+def subclasses(root: type[GpuCkptError] = GpuCkptError) -> list[type[GpuCkptError]]:
+    """`root` and all classes below it, parents first."""
+    found = [root]
+    for child in root.__subclasses__():
+        found += subclasses(child)
+    return found
+
+
+def record_of(error: BaseException) -> ErrorRecord:
+    """The record of any exception; one that is not ours becomes code `internal` with its class name in the message."""
+    if isinstance(error, GpuCkptError):
+        return ErrorRecord(error.message, error.code, error.hint, error.details)
+    return ErrorRecord(
+        f"An unexpected error occurred in gpuckptd: {type(error).__name__}: {error}",
+        "internal",
+        "This is a defect of jupyter-gpuckpt; the daemon's log has the traceback.",
+    )
+
+
+def error_from(record: ErrorRecord) -> GpuCkptError:
+    """The exception that `record` was made from; an unknown code gives the base class."""
+    kind = next((c for c in subclasses() if c.code == record.code), GpuCkptError)
+    return kind(record.message, hint=record.hint, details=record.details)

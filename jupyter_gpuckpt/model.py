@@ -1,0 +1,165 @@
+"""The records that describe a snapshot, shared by the daemon and its clients. Sizes in bytes, times in seconds, pids as the kernel sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+#: Version of everything in a store: manifests and packs. A reader refuses a higher one.
+FORMAT_VERSION = 1
+
+#: Where the engine's private tmpfs lies inside every kernel's mount namespace. Part of the format: images name files below it.
+SCRATCH = "/run/gpuckpt"
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """A run of bytes stored once. An empty digest stands for zeros, which are not stored."""
+
+    digest: bytes
+    length: int
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """A named sequence of bytes, cut into chunks: a process's private pages, a GPU staging file, the images ..."""
+
+    name: str
+    length: int
+    chunks: list[Chunk]
+
+
+class ImageFile(msgspec.Struct, frozen=True):
+    """One file that CRIU wrote, at `offset` of the stream `images` (or, where `stream` is set, a stream of its own)."""
+
+    name: str
+    length: int
+    offset: int = 0
+    stream: str = ""
+
+
+class CapturedFile(msgspec.Struct, frozen=True):
+    """A file that CRIU leaves to us: in the private /dev/shm, on the scratch tmpfs, or a `link_remap` link.
+
+    `kind` is file, directory, symlink or hardlink (`target`: an earlier path with the same inode, or the symlink's text).
+    """
+
+    path: str
+    kind: str
+    mode: int = 0o600
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    target: str = ""
+    stream: str = ""
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process of the tree. `stopped`: the user had stopped it, so it stays stopped. `pages`: name of its stream, if any."""
+
+    pid: int
+    parent: int
+    name: str
+    stopped: bool = False
+    pages: str = ""
+
+
+class GpuProcess(msgspec.Struct, frozen=True):
+    """A process with a CUDA context. `staging`: paths of its GPU memory as files on scratch; empty: it lies in private memory."""
+
+    pid: int
+    staging: list[str]
+    memory_bytes: int
+
+
+class Gpu(msgspec.Struct, frozen=True):
+    """A GPU as NVML reports it."""
+
+    uuid: str
+    name: str
+    memory_bytes: int
+
+
+class MappedFile(msgspec.Struct, frozen=True):
+    """A file that must be the same at resume: executables and libraries."""
+
+    path: str
+    length: int
+    build_id: str = ""
+
+
+class Host(msgspec.Struct, frozen=True):
+    """The machine a snapshot was taken on, as far as a resume depends on it."""
+
+    name: str
+    machine: str
+    kernel_release: str
+    cpu_flags: list[str]
+    driver_version: str = ""
+    gpus: list[Gpu] = []
+
+
+class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a kernel is started: what the provisioner sends. `env` is complete, nothing is added but what the engine must."""
+
+    kernel_id: str
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    log_path: str
+    umask: int = 0o022
+    private_shm: bool = True
+    #: Opaque to the house: what the door needs to bring the kernel back in a new server (kernelspec, connection_info,
+    #: sessions, kernel_info ...). Holds the connection key: never logged.
+    jupyter: dict[str, Any] = {}
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """What a snapshot weighs: raw = memory and images before compression; stored = compressed bytes it refers to; new = of
+    these, bytes that were not in the store before; gpu = GPU memory among raw."""
+
+    raw_bytes: int = 0
+    stored_bytes: int = 0
+    new_bytes: int = 0
+    gpu_bytes: int = 0
+
+
+class SnapshotInfo(msgspec.Struct, frozen=True):
+    """What lists show of a snapshot."""
+
+    snapshot_id: str
+    kernel_id: str
+    created: float
+    reason: str  # save | suspend
+    name: str = ""  # what the user sees: notebook path or kernelspec name
+    sizes: Sizes = Sizes()
+    frozen_seconds: float = 0.0
+    seconds: float = 0.0
+    host_name: str = ""
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """A snapshot's table of contents. Written last: it exists completely or the snapshot does not exist."""
+
+    info: SnapshotInfo
+    launch: LaunchSpec
+    host: Host
+    #: skeleton: CRIU left the private pages to us. plain: CRIU wrote everything (the fall-back).
+    method: str
+    keeper_pid: int
+    kernel_pid: int
+    #: Highest number in use as pid or thread id: whatever runs in the namespace before the restore must stay above it.
+    highest_pid: int
+    processes: list[Process]
+    images: list[ImageFile]
+    streams: list[Stream]
+    captured: list[CapturedFile] = []
+    gpu: list[GpuProcess] = []
+    mapped: list[MappedFile] = []
+    seconds_by_stage: dict[str, float] = {}
+
+    def stream(self, name: str) -> Stream:
+        """The stream of this name; KeyError if there is none."""
+        for stream in self.streams:
+            if stream.name == name:
+                return stream
+        raise KeyError(name)

@@ -1,0 +1,109 @@
+"""The one progress stream: what an operation is doing, for the UI, events, metrics and logs alike.
+
+House code calls `Progress.stage()` and `advance()`; whoever follows an operation gets `ProgressRecord`s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from .errors import OperationCancelled
+
+
+class ProgressRecord(msgspec.Struct, frozen=True):
+    """How far an operation is. Sizes in bytes, times in seconds."""
+
+    stage: str = ""
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    seconds: float = 0.0
+
+
+class Progress:
+    """Counts one operation's work; thread-safe.
+
+    `listener` is called with a record at every stage and at most every `interval` seconds while bytes advance.
+    `cancel()` makes the next `stage()`, `advance()` or `check()` raise `OperationCancelled`, until `point_of_no_return()`.
+    """
+
+    def __init__(
+        self,
+        listener: Callable[[ProgressRecord], None] = lambda record: None,
+        *,
+        interval: float = 0.2,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener, self._interval, self._clock = listener, interval, clock
+        self._lock = threading.Lock()
+        self._start = self._last = clock()
+        self._stage = ""
+        self._done = 0
+        self._total: int | None = None
+        self._cancelled = self._committed = False
+        #: Seconds spent in each stage, in order of first entry.
+        self.seconds_by_stage: dict[str, float] = {}
+        #: Bumped whenever something happens: a watchdog's "no progress for N seconds" reads this.
+        self.ticks = 0
+
+    @contextmanager
+    def stage(
+        self, name: str, total_bytes: int | None = None, *, undo: bool = False
+    ) -> Iterator[None]:
+        """One named stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled."""
+        if not undo:
+            self.check()
+        began = self._clock()
+        with self._lock:
+            outer = (self._stage, self._done, self._total)
+            self._stage, self._done, self._total = name, 0, total_bytes
+        self._tell(force=True)
+        try:
+            yield
+        finally:
+            spent = self._clock() - began
+            with self._lock:
+                self.seconds_by_stage[name] = self.seconds_by_stage.get(name, 0.0) + spent
+                self._stage, self._done, self._total = outer
+
+    def advance(self, count_bytes: int) -> None:
+        """`count_bytes` more are done."""
+        self.check()
+        with self._lock:
+            self._done += count_bytes
+        self._tell()
+
+    def record(self) -> ProgressRecord:
+        """Where it is now."""
+        with self._lock:
+            return ProgressRecord(self._stage, self._done, self._total, self._clock() - self._start)
+
+    def cancel(self) -> bool:
+        """Ask the operation to stop and undo; False if it is past the point where it can."""
+        with self._lock:
+            self._cancelled = not self._committed
+            return self._cancelled
+
+    def check(self) -> None:
+        """Raise `OperationCancelled` if somebody cancelled."""
+        if self._cancelled:
+            raise OperationCancelled("The operation was cancelled.")
+
+    def point_of_no_return(self) -> None:
+        """From here on the operation completes; raises if it was cancelled before."""
+        with self._lock:
+            self._committed = not self._cancelled
+        self.check()
+
+    def _tell(self, *, force: bool = False) -> None:
+        now = self._clock()
+        with self._lock:
+            self.ticks += 1
+            if not force and now - self._last < self._interval:
+                return
+            self._last = now
+        self._listener(self.record())

@@ -1,0 +1,209 @@
+"""What the daemon and its clients say to each other: HTTP over a unix socket, JSON bodies, streams of JSON lines.
+
+`openapi.yaml` beside `daemon/app.py` describes the routes. Both sides import their records from here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from . import errors
+from .errors import ErrorRecord, GpuCkptError
+from .model import LaunchSpec, Sizes
+from .progress import ProgressRecord
+from .states import KernelState
+
+#: Clients and daemon refuse each other when this differs.
+PROTOCOL_VERSION = 1
+
+
+class Handshake(msgspec.Struct, frozen=True):
+    """GET /handshake: who the daemon is. `place` is compared with the client's own."""
+
+    protocol: int
+    version: str
+    place: str
+    pid: int
+    #: Whether kernels can run under the engine here; if not, why and what would help.
+    engine_available: bool
+    reason: str = ""
+    hint: str = ""
+
+
+class OwnerKind(StrEnum):
+    """A server's kernels outlive it; a script's (papermill, nbclient, console) die with it."""
+
+    SERVER = "server"
+    SCRIPT = "script"
+
+
+class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose kernel it is. Held by an open connection: POST /owners answers with a stream of `Event` lines until either side goes."""
+
+    owner_id: str
+    kind: OwnerKind
+    pid: int
+    start_time: float
+    hub_server: str = ""
+    root_dir: str = ""
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /kernels."""
+
+    owner_id: str
+    spec: LaunchSpec
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a save, suspend or resume did."""
+
+    snapshot_id: str
+    seconds: float
+    sizes: Sizes = Sizes()
+    frozen_seconds: float = 0.0
+    seconds_by_stage: dict[str, float] = {}
+    #: Said to the user though the operation succeeded, e.g. files that changed since the snapshot.
+    warnings: list[str] = []
+
+
+class OperationKind(StrEnum):
+    """What an operation does."""
+
+    SAVE = "save"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+
+
+class OperationState(StrEnum):
+    """How an operation stands."""
+
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Operation(msgspec.Struct, frozen=True):
+    """POST /kernels/{id}/save|suspend|resume, GET /operations/{id}[?wait=seconds], GET /operations/{id}/progress (JSON lines)."""
+
+    operation_id: str
+    kind: OperationKind
+    kernel_id: str
+    state: OperationState
+    progress: ProgressRecord = ProgressRecord()
+    result: Result | None = None
+    error: ErrorRecord | None = None
+
+
+class Kernel(msgspec.Struct, frozen=True):
+    """GET /kernels, GET /kernels/{id}. `pid` and `pgid` are seen from the daemon's namespace; 0 when there is no process."""
+
+    kernel_id: str
+    state: KernelState
+    owner_id: str
+    pid: int = 0
+    init_pid: int = 0
+    #: Where init writes the kernel's wait status as a decimal number when the kernel ends; absent while it lives. It changes
+    #: with every launch and resume.
+    exit_path: str = ""
+    name: str = ""
+    snapshot_id: str = ""
+    #: Why the last operation failed or why the kernel was lost.
+    error: ErrorRecord | None = None
+    operation: Operation | None = None
+    memory_bytes: int = 0
+    gpu_bytes: int = 0
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One line of an owner's stream: a kernel of this owner changed (state or progress), or a keep-alive with neither."""
+
+    kernel: Kernel | None = None
+    #: The kernel is forgotten (killed, or ended by itself).
+    gone: str = ""
+
+
+class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /kernels/{id}/resume. An empty snapshot_id means the latest one."""
+
+    snapshot_id: str = ""
+
+
+class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch."""
+
+    name: str = ""
+    jupyter: dict[str, Any] | None = None
+
+
+class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /kernels/{id}/signal: to the kernel's process group (as jupyter_client does)."""
+
+    signum: int
+
+
+class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /owners/{owner_id}/claim: take over the kernels of dead servers that belong to this owner's root_dir and hub server."""
+
+
+class SuspendedKernel(msgspec.Struct, frozen=True):
+    """What a claim hands over: everything a new server needs to list the kernel again."""
+
+    kernel: Kernel
+    jupyter: dict[str, Any]
+    cwd: str = ""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One line of the doctor's report. `ok` None: does not apply here. `fix` is the one command that changes it."""
+
+    name: str
+    ok: bool | None
+    message: str
+    fix: str = ""
+    required: bool = False
+
+
+class HostReport(msgspec.Struct, frozen=True):
+    """GET /host."""
+
+    engine_available: bool
+    reason: str
+    hint: str
+    checks: list[Check]
+
+
+#: The one table from error class to HTTP status and exit code, looked up along the class's MRO.
+STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
+    errors.GpuCkptError: (500, 1),
+    errors.ConfigurationError: (400, 2),
+    errors.HostError: (501, 3),
+    errors.HostIncompatible: (409, 3),
+    errors.KernelError: (409, 6),
+    errors.KernelNotFound: (404, 5),
+    errors.KernelNotCheckpointable: (422, 4),
+    errors.KernelLost: (500, 8),
+    errors.CheckpointError: (500, 8),
+    errors.OperationNotFound: (404, 5),
+    errors.OperationCancelled: (409, 6),
+    errors.StoreError: (500, 10),
+    errors.SnapshotNotFound: (404, 5),
+    errors.SnapshotInUse: (409, 6),
+    errors.StoreUnavailable: (503, 7),
+    errors.StoreFull: (507, 9),
+    errors.DaemonUnavailable: (503, 7),
+}
+
+
+def http_status(kind: type[GpuCkptError]) -> int:
+    """The HTTP status that answers an error of this class."""
+    return next(STATUS_AND_EXIT[c] for c in kind.__mro__ if c in STATUS_AND_EXIT)[0]
+
+
+def exit_code(kind: type[GpuCkptError]) -> int:
+    """The exit code of a command that ends with an error of this class."""
+    return next(STATUS_AND_EXIT[c] for c in kind.__mro__ if c in STATUS_AND_EXIT)[1]

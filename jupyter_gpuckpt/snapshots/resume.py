@@ -1,0 +1,119 @@
+"""Resume: from a snapshot in the store to a running process tree. A failed resume leaves the snapshot untouched and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..engine import thaw
+from ..engine.page_filler import ProcessPages
+from ..engine.settings import EngineSettings
+from ..engine.tree import Tree
+from ..errors import HostIncompatible
+from ..host import fingerprint, processes
+from ..images.unpack import FileSink, StreamReader, read_stream, unpack
+from ..model import Manifest
+from ..progress import Progress
+from ..store.local import LocalStore
+from .save import IMAGES_STREAM
+
+
+class Resumed(NamedTuple):
+    """What a resume made. `warnings` are said to the user."""
+
+    tree: Tree
+    warnings: list[str]
+
+
+def resume(
+    manifest: Manifest,
+    store: LocalStore,
+    settings: EngineSettings,
+    *,
+    exit_path: Path,
+    progress: Progress,
+) -> Resumed:
+    """Bring the kernel of `manifest` back; on return it runs.
+
+    Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
+    failed, ObjectCorrupt when the store is damaged.
+    """
+    with progress.stage("preflight"):
+        check(manifest)
+    content = _StoredContent(manifest, store, settings.threads, progress)
+    tree = thaw.thaw(
+        manifest, content, settings, exit_path=exit_path, gpu_map={}, progress=progress
+    )
+    return Resumed(tree, [])
+
+
+def check(manifest: Manifest) -> None:
+    """Whether this machine can hold the kernel. Raises HostIncompatible naming everything that differs."""
+    problems = fingerprint.differences(
+        manifest.host, fingerprint.host(), with_gpu=bool(manifest.gpu)
+    )
+    problems += [text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))]
+    cwd = Path(manifest.launch.cwd)
+    if not cwd.is_dir():
+        problems.append(f"The working directory {cwd} is gone.")
+    needed = sum(stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu")))
+    if needed > (free := processes.mem_available()):
+        problems.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
+    if problems:
+        raise HostIncompatible(
+            "The kernel cannot be resumed here as things are. " + " ".join(problems[:5]),
+            hint="Undo these changes (for a package: install the version of the snapshot), or resume where they were not made."
+            " The snapshot is untouched.",
+            details="\n".join(problems),
+        )
+
+
+def _changed(path: Path, length: int) -> str:
+    try:
+        now = path.stat().st_size
+    except FileNotFoundError:
+        return "" if path.is_relative_to("/run/gpuckpt") else f"The file {path}, which the kernel uses, is gone."
+    if length and now != length:
+        return f"The file {path}, which the kernel uses, was replaced ({length} bytes then, {now} now)."
+    return ""
+
+
+class _StoredContent:
+    """`thaw.Content` out of the store."""
+
+    def __init__(
+        self, manifest: Manifest, store: LocalStore, threads: int, progress: Progress
+    ) -> None:
+        self._manifest, self._store = manifest, store
+        self._threads, self._progress = threads, progress
+
+    def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
+        sinks = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
+        try:
+            unpack(sinks, self._store, threads=self._threads, progress=self._progress)
+        finally:
+            for _, sink in sinks:
+                sink.close()
+
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
+        unpack(
+            [(self._manifest.stream(name), sink) for name, sink in jobs],
+            self._store,
+            threads=self._threads,
+            progress=self._progress,
+        )
+
+    def images(self, directory: Path) -> None:
+        small = memoryview(read_stream(self._manifest.stream(IMAGES_STREAM), self._store))
+        large = []
+        for image in self._manifest.images:
+            path = directory / image.name
+            if image.stream:
+                large.append((image.stream, path))
+            else:
+                path.write_bytes(small[image.offset : image.offset + image.length])
+        self.to_file(large)
+
+    def reader(self, stream: str) -> Callable[[int, int], bytes]:
+        return StreamReader(self._manifest.stream(stream), self._store).read

@@ -1,0 +1,142 @@
+"""Save and suspend: from a running process tree to a snapshot in the store.
+
+A snapshot exists completely or not at all, and a failed save leaves the kernel running as before. Killing is the last act.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from ..engine import criu_images
+from ..engine.freeze import Frozen, frozen
+from ..engine.launch import kill
+from ..engine.preflight import plan
+from ..engine.settings import EngineSettings
+from ..engine.tree import Tree
+from ..host import fingerprint
+from ..images.pack import BytesSource, FileSource, Packed, Source, pack
+from ..model import ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
+from ..progress import Progress
+from ..store.local import LocalStore
+
+#: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
+_SMALL_BYTES = 1 << 20
+IMAGES_STREAM = "images"
+
+
+class Saved(NamedTuple):
+    """What a save or suspend made."""
+
+    manifest: Manifest
+    warnings: list[str]
+
+
+def save(
+    tree: Tree,
+    spec: LaunchSpec,
+    store: LocalStore,
+    settings: EngineSettings,
+    *,
+    stop: bool,
+    name: str,
+    progress: Progress,
+    gpu_bytes: int = 0,
+) -> Saved:
+    """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
+
+    Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
+    `gpu_bytes` is what the kernel holds on GPUs, for the preflight.
+    """
+    began = time.time()
+    with progress.stage("preflight"):
+        chosen = plan(
+            tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes
+        )
+        host = fingerprint.host()
+    with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
+        images, sources = _images(state)
+        sources += state.memory
+        for files in (state.captured_files, state.gpu_files):
+            sources += [FileSource(stream, path) for stream, path in files.items()]
+        highest = criu_images.highest_pid(state.images)
+        mapped = _mapped(state)
+        with progress.stage("store", sum(source.length for source in sources)):
+            packed = pack(sources, store, threads=settings.threads, progress=progress)
+        state.prove_still()
+        progress.point_of_no_return()
+        manifest = Manifest(
+            info=_info(state, packed, spec, stop=stop, name=name, began=began, host_name=host.name),
+            launch=spec,
+            host=host,
+            method=chosen.method,
+            keeper_pid=tree.keeper_nspid,
+            kernel_pid=tree.kernel_nspid,
+            highest_pid=highest,
+            processes=state.processes,
+            images=images,
+            streams=packed.streams,
+            captured=state.captured,
+            gpu=state.gpu,
+            mapped=mapped,
+            seconds_by_stage=dict(progress.seconds_by_stage),
+        )
+        with progress.stage("commit"):
+            store.publish(manifest)
+        if stop:
+            with progress.stage("stop"):
+                kill(tree)
+    return Saved(manifest, [])
+
+
+def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
+    listed, small, sources = [], bytearray(), list[Source]()
+    for path in sorted(state.images.glob("*.img")):
+        length = path.stat().st_size
+        if length > _SMALL_BYTES:
+            listed.append(ImageFile(path.name, length, stream=f"image/{path.name}"))
+            sources.append(FileSource(f"image/{path.name}", path))
+        else:
+            listed.append(ImageFile(path.name, length, offset=len(small)))
+            small += path.read_bytes()
+    return listed, [BytesSource(IMAGES_STREAM, bytes(small)), *sources]
+
+
+def _mapped(state: Frozen) -> list[MappedFile]:
+    """Programs and libraries: CRIU compares exactly those that have a build id."""
+    files: Mapping[str, MappedFile] = {
+        file.path: MappedFile("/" + file.path.lstrip("/"), file.length or 0, file.build_id)
+        for file in criu_images.regular_files(state.images)
+        if file.build_id
+    }
+    return [files[path] for path in sorted(files)]
+
+
+def _info(
+    state: Frozen,
+    packed: Packed,
+    spec: LaunchSpec,
+    *,
+    stop: bool,
+    name: str,
+    began: float,
+    host_name: str,
+) -> SnapshotInfo:
+    return SnapshotInfo(
+        snapshot_id=uuid.uuid4().hex,
+        kernel_id=spec.kernel_id,
+        created=began,
+        reason="suspend" if stop else "save",
+        name=name,
+        sizes=Sizes(
+            packed.raw_bytes,
+            packed.stored_bytes,
+            packed.new_bytes,
+            sum(process.memory_bytes for process in state.gpu),
+        ),
+        frozen_seconds=state.frozen_seconds,
+        seconds=time.time() - began,
+        host_name=host_name,
+    )
