@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from importlib import metadata
 from typing import Any
 
 import msgspec
@@ -18,6 +19,14 @@ from .states import KernelState
 
 #: Clients and daemon refuse each other when this differs.
 PROTOCOL_VERSION = 1
+
+
+def package_version() -> str:
+    """The version of this installation; clients and daemons of different ones refuse each other too."""
+    try:
+        return metadata.version("jupyter_gpuckpt")
+    except metadata.PackageNotFoundError:  # runs from a source tree
+        return "0"
 
 
 class Handshake(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def frozen(
             _unlink(tree, links)
         result = _result(images, listed, memory, captured, gpu)
         if stop:
-            result._switches = {pid: processes.context_switches(pid) for pid in pids(tree)}
+            result._switches = _settled(tree)
         else:
             with progress.stage("thaw"):
                 let_go(tree, before)
@@ -109,16 +109,36 @@ def frozen(
         undo.pop_all()
 
 
+def _settled(tree: Tree) -> dict[int, dict[int, int]]:
+    """The context switches of every thread once all stand still: a task shows as stopped just before it leaves the processor."""
+    members = pids(tree)
+    wait_until(lambda: all(_stopped(pid) for pid in members), timeout=5.0)
+    while True:
+        first = {pid: processes.context_switches(pid) for pid in members}
+        time.sleep(0.002)
+        if first == {pid: processes.context_switches(pid) for pid in members}:
+            return first
+
+
+def _stopped(pid: int) -> bool:
+    return all(processes.state(tid) in ("T", "t", "Z", None) for tid in processes.threads(pid))
+
+
 def _dump(
     tree: Tree, plan: Plan, settings: EngineSettings, progress: Progress, always: ExitStack
 ) -> Path:
     """CRIU's images: on scratch for a skeleton, on disk for a plain dump."""
-    directory = criu.IMAGES if plan.method == "skeleton" else str(settings.spill_dir / f"dump-{tree.init_pid}")
-    images = tree.inside(directory)
-    images.mkdir(parents=True, exist_ok=True)
-    _empty(images)
-    always.callback(_empty, images)
-    dump = criu.dump_skeleton if plan.method == "skeleton" else criu.dump_plain
+    if plan.method == "skeleton":
+        directory, dump = criu.IMAGES, criu.dump_skeleton
+        images = tree.inside(directory)
+        _empty(images)
+        always.callback(_empty, images)
+    else:
+        # The same path inside and outside; from outside it is there also when the tree is gone.
+        images = settings.spill_dir / f"dump-{tree.init_pid}"
+        images.mkdir(parents=True)
+        directory, dump = str(images), criu.dump_plain
+        always.callback(shutil.rmtree, images, ignore_errors=True)
     with progress.stage("freeze"):
         dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
     return images

@@ -25,10 +25,9 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import FreezeFailed
-from ..host import processes
 from . import ptrace
 from .ptrace import Kind
-from .tracee import Recorder, Tracee
+from .tracee import Recorder, Tracee, living_thread
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +117,7 @@ class Ghost:
 
     def _make(self) -> Tracee:
         """The twin, stopped before its first instruction."""
-        # The main thread may have ended before the others; it cannot be stopped then.
-        live = (
-            t for t in processes.threads(self._of) if processes.state(t) not in (None, "Z", "X")
-        )
-        tid = next(live, self._of)
+        tid = living_thread(self._of)
         with Tracee(self._of, tid, options=ptrace.TRACECLONE, record=self._record) as original:
             original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
             # The call's result is its pid in the program's namespace; the event tells ours.

@@ -16,9 +16,10 @@ from ..host import processes
 from ..model import SCRATCH, GpuProcess
 from ..progress import Progress
 from . import cuda, gpu_release
-from .gpu_staging import FileStaging, ThreadsHeld
+from .gpu_staging import FileStaging
 from .launch import pids
 from .settings import EngineSettings
+from .threads_held import ThreadsHeld
 from .tree import Tree
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..errors import FreezeFailed
 from ..host import processes
 from .threads_held import ThreadsHeld
-from .tracee import Recorder, Tracee
+from .tracee import Recorder, Tracee, living_thread
 
 DEVICES = "/dev/nvidia"
 _NR_CLOSE, _NR_MUNMAP = 3, 11
@@ -33,7 +33,8 @@ def release(pid: int, *, record: Recorder | None = None, devices: str = DEVICES)
     CheckpointError when it cannot be stopped, FreezeFailed when a call fails; what was released stays so, which harms
     nothing.
     """
-    if not _descriptors(pid, devices) and not _mappings(pid, devices):
+    tid = living_thread(pid)
+    if not _descriptors(tid, devices) and not _mappings(tid, devices):
         return Released(0, 0)
     with ThreadsHeld(pid, record=record) as held:
         if not held.tids:
@@ -43,7 +44,7 @@ def release(pid: int, *, record: Recorder | None = None, devices: str = DEVICES)
 
 def _release(tracee: Tracee, devices: str) -> Released:
     """Of a process that stands still: the lists are read now, not before."""
-    mappings, descriptors = _mappings(tracee.pid, devices), _descriptors(tracee.pid, devices)
+    mappings, descriptors = _mappings(tracee.tid, devices), _descriptors(tracee.tid, devices)
     try:
         for start, end in mappings:
             tracee.syscall(_NR_MUNMAP, start, end - start)
@@ -60,9 +61,9 @@ def _release(tracee: Tracee, devices: str) -> Released:
     return Released(len(descriptors), len(mappings))
 
 
-def _descriptors(pid: int, devices: str) -> list[int]:
-    return [fd for fd, path in processes.descriptors(pid).items() if path.startswith(devices)]
+def _descriptors(tid: int, devices: str) -> list[int]:
+    return [fd for fd, path in processes.descriptors(tid).items() if path.startswith(devices)]
 
 
-def _mappings(pid: int, devices: str) -> list[tuple[int, int]]:
-    return [(area.start, area.end) for area in processes.maps(pid) if area.path.startswith(devices)]
+def _mappings(tid: int, devices: str) -> list[tuple[int, int]]:
+    return [(area.start, area.end) for area in processes.maps(tid) if area.path.startswith(devices)]

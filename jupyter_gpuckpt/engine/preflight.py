@@ -34,7 +34,8 @@ def plan(tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool,
     memory = [processes.memory(pid) for pid in members]
     private = sum(part.private_bytes + part.swap_bytes for part in memory)
     shared = sum(part.shared_bytes for part in memory)
-    method = "skeleton" if private < limits.largest_skeleton_bytes() else "plain"
+    large = private >= limits.largest_skeleton_bytes()
+    method = "plain" if settings.plain or large else "skeleton"
     # Staged GPU memory, CRIU's copies of shared memory and, for a save, copies of what a ghost cannot hold.
     needed = gpu_bytes + shared + (0 if stop else private // 8) + settings.headroom_bytes
     available = processes.mem_available()

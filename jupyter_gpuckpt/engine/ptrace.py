@@ -34,16 +34,17 @@ _SIGSET_BYTES = 8
 _SPINS = 200
 
 
+#: In the kernel's order.
+_REGISTERS = (
+    "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss "
+    "fs_base gs_base ds es fs gs"
+)
+
+
 class Registers(ctypes.Structure):
     """`struct user_regs_struct` (arch/x86/include/asm/user_64.h)."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_ulonglong)
-        for name in (
-            "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss "
-            "fs_base gs_base ds es fs gs"
-        ).split()  # noqa: SIM905 - the kernel's order, as a list it would take a page
-    )
+    _fields_ = tuple((name, ctypes.c_ulonglong) for name in _REGISTERS.split())
     rbx: int
     r8: int
     r9: int

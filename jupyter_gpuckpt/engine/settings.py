@@ -20,6 +20,8 @@ class EngineSettings:
     spill_dir: Path
     threads: int
     init: Path = INIT
+    #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
+    plain: bool = False
     #: A restore that makes no progress for this long is killed with its init.
     stall_seconds: float = 60.0
     #: How long the CUDA driver may wait for running GPU work before a save gives up.

@@ -38,6 +38,7 @@ from . import ptrace
 from .ptrace import Kind, Registers, Stop
 
 ALL_SIGNALS = (1 << 64) - 1
+_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
 _NO_CALL = (1 << 64) - 1  # orig_rax of a thread that is in no system call
 _MARK = 0x7470_6B63_7570_67A5
 _SYSCALL_INSTRUCTION = b"\x0f\x05"
@@ -178,18 +179,14 @@ class Tracee:
         for _ in range(_TRIES):
             values = parked.copy()
             values.rax = number
-            for name, value in zip(
-                ("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False
-            ):
+            for name, value in zip(_ARGUMENTS, arguments, strict=False):
                 setattr(values, name, value & (1 << 64) - 1)
             ptrace.set_registers(self.tid, values)
             result = self._run(number)
             if result in _BROKEN_OFF:
                 continue
             if -4096 < result < 0:
-                raise OSError(
-                    -result, f"{os.strerror(-result)} (call {number} in thread {self.tid})"
-                )
+                raise OSError(-result, f"{os.strerror(-result)} (call {number}, thread {self.tid})")
             return result
         raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
 
@@ -199,14 +196,23 @@ class Tracee:
         `result` becomes what the system call at whose exit the thread stands returns (its rax).
         """
         self._mine()
-        if self._original is None:
+        if self._original is None and result is None:
             return
+        if self._original is None:
+            self._original, self._mask = ptrace.registers(self.tid), ptrace.signal_mask(self.tid)
         if result is not None:
             self._original.rax, self._original.orig_rax = result & (1 << 64) - 1, _NO_CALL
         # This order: the mark in the registers has to outlive the foreign mask.
         ptrace.set_signal_mask(self.tid, self._mask)
         ptrace.set_registers(self.tid, self._original)
         self._original = None
+
+    def skip(self) -> None:
+        """Make the kernel skip the call at whose entry the thread stands; `finish` says what it returns (else ENOSYS)."""
+        self._mine()
+        values = ptrace.registers(self.tid)
+        values.orig_rax = _NO_CALL
+        ptrace.set_registers(self.tid, values)
 
     def resume(self, request: int, signum: int = 0) -> None:
         """Let it go on by CONT, SYSCALL (up to the next entry or exit) or LISTEN (stay in group-stop), with a signal."""
@@ -273,7 +279,7 @@ class Tracee:
     def _begin(self) -> Registers:
         """The registers between two calls. The first time, those of the thread are put aside and all signals blocked."""
         if self._instruction is None:
-            self._instruction = syscall_instruction(self.pid)
+            self._instruction = syscall_instruction(self.tid)
         if self._original is None:
             original = ptrace.registers(self.tid)
             if original.cs != _CS_64_BIT:
@@ -344,17 +350,23 @@ class Tracee:
             time.sleep(50e-6)
 
 
-def syscall_instruction(pid: int) -> int:
-    """The address of a `syscall` instruction in the process: in its vdso, which every 64-bit process has, else in its code."""
-    areas = [area for area in processes.maps(pid) if area.perms[2:3] == "x"]
+def living_thread(pid: int) -> int:
+    """The main thread where it lives, else another: a main thread that ended first has no memory and no descriptors."""
+    tids = [pid, *processes.threads(pid)]
+    return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)
+
+
+def syscall_instruction(tid: int) -> int:
+    """The address of a `syscall` instruction for the thread: in the vdso, which every 64-bit process has, else in its code."""
+    areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
     areas.sort(key=lambda area: area.path != "[vdso]")
-    with _memory(pid, os.O_RDONLY) as memory:
+    with _memory(tid, os.O_RDONLY) as memory:
         for area in areas:
             with suppress(OSError):  # vsyscall cannot be read
                 code = os.pread(memory, area.end - area.start, area.start)
                 if (offset := code.find(_SYSCALL_INSTRUCTION)) >= 0:
                     return area.start + offset
-    raise OSError(errno.ENOEXEC, f"process {pid} has no syscall instruction")
+    raise OSError(errno.ENOEXEC, f"thread {tid} has no syscall instruction")
 
 
 def put_back(record: RegistersRecord) -> bool:

@@ -12,7 +12,8 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, processes
-from ..images.unpack import FileSink, StreamReader, read_stream, unpack
+from ..images.sinks import FileSink
+from ..images.unpack import StreamReader, read_stream, unpack
 from ..model import Manifest
 from ..progress import Progress
 from ..store.local import LocalStore
@@ -89,12 +90,12 @@ class _StoredContent:
         self._threads, self._progress = threads, progress
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        sinks = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
-        try:
-            unpack(sinks, self._store, threads=self._threads, progress=self._progress)
-        finally:
-            for _, sink in sinks:
-                sink.close()
+        unpack(
+            [(self._manifest.stream(name), FileSink(path)) for name, path in jobs],
+            self._store,
+            threads=self._threads,
+            progress=self._progress,
+        )
 
     def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
         unpack(

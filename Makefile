@@ -1,0 +1,89 @@
+# make setup   everything the rest needs, once: apt packages, .venv, CRIU
+# make demo    a kernel with state is saved, suspended and resumed, in the terminal
+# make lab     JupyterLab with the extension and a demo notebook
+# make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make bench   the benchmarks
+# make lint    ruff, mypy and the layers
+#
+# Debian 12 and 13, Ubuntu 24.04; as root or with sudo. Needs python3 >= 3.11 and make, no node.
+
+PYTHON ?= python3
+SUDO ?= $(if $(filter 0,$(shell id -u)),,sudo)
+VENV := .venv
+STAMPS := $(VENV)/stamps
+BIN := $(VENV)/bin
+
+DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
+
+# Debian's python3 comes without the module that python3 -m venv needs.
+APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
+APT_TEST := fonts-dejavu-core $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
+export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
+
+say = @echo "== $(1)"
+# The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
+as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
+
+.PHONY: setup demo lab test bench lint clean again
+.DELETE_ON_ERROR:
+.NOTPARALLEL: # apt has one lock
+
+setup: $(STAMPS)/packages $(STAMPS)/criu
+
+demo: setup
+	$(as_root) $(BIN)/python tools/demo.py
+
+lab: setup
+	$(as_root) $(BIN)/python tools/lab.py
+
+test: setup $(STAMPS)/apt-test
+	$(as_root) $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: setup
+	$(as_root) $(BIN)/python -m tests.benchmarks
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	$(SUDO) rm -rf $(VENV) .lab dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init
+
+# $(1): packages. Those that are installed already need no apt.
+define apt_install
+	@dpkg-query -W -f '$${db:Status-Abbrev}\n' $(1) 2>/dev/null | grep -c '^ii' | grep -qx $(words $(1)) || { \
+		echo "== apt-get install $(1)" && \
+		$(SUDO) apt-get -qq update && \
+		$(SUDO) env DEBIAN_FRONTEND=noninteractive \
+			apt-get -qq install --yes --no-install-recommends --no-upgrade $(1); }
+endef
+
+$(STAMPS)/apt:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Python 3.11 or newer is needed, and $(PYTHON) is older or missing: name one, as in 'make PYTHON=python3.12'." >&2; \
+		exit 1; }
+	$(call apt_install,$(APT))
+	@mkdir -p $(@D) && touch $@
+
+# Ubuntu has Chromium as a snap only, which knows no headless root: there playwright brings its own.
+$(STAMPS)/apt-test: | $(STAMPS)/packages
+	$(call apt_install,$(APT_TEST))
+	$(if $(filter ubuntu,$(DISTRIBUTION)),$(SUDO) $(BIN)/playwright install --with-deps chromium)
+	@touch $@
+
+$(BIN)/python: | $(STAMPS)/apt
+	$(call say,creating $(VENV))
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/packages: pyproject.toml hatch_build.py jupyter_gpuckpt/engine/init.c labextension/package.json | $(BIN)/python
+	$(call say,installing the project and what it needs into $(VENV))
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lab,test]'
+	@touch $@
+
+# Asked again when the file that it named is gone.
+$(STAMPS)/criu: tools/install-criu $(if $(wildcard $(shell cat $(STAMPS)/criu 2>/dev/null)),,again) | $(STAMPS)/apt
+	$(call say,looking for CRIU)
+	@tools/install-criu >$@

@@ -1,0 +1,272 @@
+"""What each command does: ask the daemon, print the answer, say how it went as an exit status."""
+
+from __future__ import annotations
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..errors import (
+    ConfigurationError,
+    GpuCkptError,
+    HostError,
+    KernelNotFound,
+    OperationCancelled,
+    SnapshotNotFound,
+    error_from,
+)
+from ..protocol import Check, Kernel, Operation, OperationState, exit_code
+from . import output, summary
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+#: Columns whose values are compared with those above and below.
+NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
+
+
+@contextmanager
+def _daemon() -> Iterator[Client]:
+    """A client of the daemon, which is started if need be."""
+    from ..client import Client  # noqa: PLC0415 - an HTTP library, too slow for --help
+
+    client = Client.connect()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def doctor(given: Namespace) -> int:
+    """The daemon's report of its machine; the status of HostError where kernels cannot be saved."""
+    with _daemon() as client:
+        report = client.host()
+    if given.json:
+        output.say_json({"host": report})
+    else:
+        output.say(output.table(["CHECK", "", "FOUND"], [_check_row(one) for one in report.checks]))
+        fixes: dict[str, list[str]] = {}
+        for check in report.checks:
+            if check.fix and check.ok is not True:
+                fixes.setdefault(check.fix, []).append(check.name)
+        for fix, names in fixes.items():
+            output.say(f"\nTo change {', '.join(names)}:\n    {fix}")
+        output.say("")
+        if report.engine_available:
+            output.say("Kernels can be saved here.")
+        else:
+            output.say(f"Kernels cannot be saved here: {report.reason}")
+    return 0 if report.engine_available else exit_code(HostError)
+
+
+def _check_row(check: Check) -> list[str]:
+    failure = "FAILS" if check.required else "warns"
+    return [check.name, {None: "-", True: "ok", False: failure}[check.ok], check.message]
+
+
+def ps(given: Namespace) -> int:
+    """All kernels of this user."""
+    with _daemon() as client:
+        kernels = client.kernels()
+    if given.json:
+        output.say_json({"kernels": kernels})
+        return 0
+    short = output.short_ids(kernel.kernel_id for kernel in kernels)
+    snapshots = output.short_ids(kernel.snapshot_id for kernel in kernels)
+    rows = [
+        [
+            short[kernel.kernel_id],
+            _state(kernel),
+            kernel.name or "-",
+            str(kernel.pid or "-"),
+            output.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
+            output.size(kernel.gpu_bytes) if kernel.gpu_bytes else "-",
+            snapshots[kernel.snapshot_id] or "-",
+        ]
+        for kernel in kernels
+    ]
+    heads = ["KERNEL", "STATE", "NAME", "PID", "MEMORY", "GPU", "SNAPSHOT"]
+    output.say(output.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
+    return 0
+
+
+def _state(kernel: Kernel) -> str:
+    progress = kernel.operation.progress if kernel.operation else None
+    if progress and progress.total_bytes and kernel.state.value.endswith("ing"):
+        return f"{kernel.state.value} {progress.done_bytes / progress.total_bytes:.0%}"
+    return kernel.state.value
+
+
+def save(given: Namespace) -> int:
+    """Save a kernel and wait until the snapshot is complete."""
+    return _operate(given, "saving", lambda client, kernel: client.save(kernel))
+
+
+def suspend(given: Namespace) -> int:
+    """Suspend a kernel and wait until it is gone."""
+    return _operate(given, "suspending", lambda client, kernel: client.suspend(kernel))
+
+
+def resume(given: Namespace) -> int:
+    """Resume a kernel and wait until it runs."""
+
+    def start(client: Client, kernel_id: str) -> Operation:
+        snapshot_id = ""
+        if given.snapshot:
+            known = [info.snapshot_id for info in client.snapshots(kernel_id)]
+            snapshot_id = _one_snapshot(given.snapshot, known)
+        return client.resume(kernel_id, snapshot_id=snapshot_id)
+
+    return _operate(given, "resuming", start)
+
+
+def _operate(given: Namespace, title: str, start: Callable[[Client, str], Operation]) -> int:
+    with _daemon() as client:
+        kernel_id = _one_kernel(given.kernel, client)
+        operation = start(client, kernel_id)
+        try:
+            with output.ProgressBar(title) as bar:
+                for operation in client.follow(operation.operation_id):  # noqa: B020 - the same one, later
+                    bar.show(operation.progress)
+        except KeyboardInterrupt:
+            output.warn(f"{title} goes on in the daemon; `jupyter gpuckpt ps` shows how far it is.")
+            raise
+    if operation.state is not OperationState.SUCCEEDED:
+        raise _error_of(operation)
+    if given.json:
+        output.say_json({"operation": operation})
+    else:
+        output.say(summary.of_operation(operation))
+        for warning in operation.result.warnings if operation.result else []:
+            output.warn(warning)
+    return 0
+
+
+def _error_of(operation: Operation) -> GpuCkptError:
+    if operation.error:
+        return error_from(operation.error)
+    if operation.state is OperationState.CANCELLED:
+        return OperationCancelled("The operation was cancelled; nothing was changed.")
+    return GpuCkptError(
+        f"The operation ended in the state {operation.state.value} without a reason.",
+        hint="The daemon's log has more.",
+    )
+
+
+def list_snapshots(given: Namespace) -> int:
+    """Snapshots, newest first."""
+    with _daemon() as client:
+        found = client.snapshots()
+    if given.kernel:
+        # Snapshots outlive their kernels, so the kernels that count are the ones named in them.
+        kernel_id = one_of(given.kernel, {info.kernel_id for info in found})
+        if not kernel_id:
+            raise KernelNotFound(
+                f"There is no snapshot of a kernel whose id begins with {given.kernel!r}.",
+                hint="`jupyter gpuckpt list` shows all snapshots.",
+            )
+        found = [info for info in found if info.kernel_id == kernel_id]
+    if given.json:
+        output.say_json({"snapshots": found})
+        return 0
+    snapshots = output.short_ids(info.snapshot_id for info in found)
+    kernels = output.short_ids(info.kernel_id for info in found)
+    rows = [
+        [
+            snapshots[info.snapshot_id],
+            kernels[info.kernel_id],
+            info.reason,
+            info.name or "-",
+            output.age(time.time() - info.created),
+            output.size(info.sizes.raw_bytes),
+            output.size(info.sizes.gpu_bytes) if info.sizes.gpu_bytes else "-",
+            output.size(info.sizes.stored_bytes),
+        ]
+        for info in found
+    ]
+    heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "CREATED", "MEMORY", "GPU", "STORED"]
+    output.say(output.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
+    return 0
+
+
+def show(given: Namespace) -> int:
+    """Everything about one snapshot that is no secret."""
+    with _daemon() as client:
+        known = [info.snapshot_id for info in client.snapshots()]
+        found: dict[str, Any] = client.manifest_summary(_one_snapshot(given.snapshot, known))
+    if given.json:
+        output.say_json({"snapshot": found})
+    else:
+        output.say(summary.of_record(found, now=time.time()))
+    return 0
+
+
+def remove(given: Namespace) -> int:
+    """Delete snapshots one after the other; the first that is refused ends it."""
+    with _daemon() as client:
+        infos = {info.snapshot_id: info for info in client.snapshots()}
+        # All names are understood before anything is deleted.
+        wanted = list(dict.fromkeys(_one_snapshot(prefix, infos) for prefix in given.snapshot))
+        if not given.yes and sys.stdin.isatty():
+            for snapshot_id in wanted:
+                output.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
+            those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
+            if not output.ask(f"Delete {those} for ever?"):
+                raise OperationCancelled("Nothing was deleted.")
+        for snapshot_id in wanted:
+            client.delete_snapshot(snapshot_id)
+            if not given.json:
+                output.say(f"Deleted snapshot {snapshot_id}.")
+    if given.json:
+        output.say_json({"deleted": wanted})
+    return 0
+
+
+def _one_kernel(prefix: str, client: Client) -> str:
+    found = one_of(prefix, [kernel.kernel_id for kernel in client.kernels()])
+    if not found:
+        raise KernelNotFound(
+            f"There is no kernel whose id begins with {prefix!r}.",
+            hint="`jupyter gpuckpt ps` lists the kernels.",
+        )
+    return found
+
+
+def _one_snapshot(prefix: str, ids: Iterable[str]) -> str:
+    found = one_of(prefix, ids)
+    if not found:
+        raise SnapshotNotFound(
+            f"There is no snapshot whose id begins with {prefix!r}.",
+            hint="`jupyter gpuckpt list` shows the snapshots.",
+        )
+    return found
+
+
+def one_of(prefix: str, ids: Iterable[str]) -> str:
+    """The one id that is `prefix` or begins with it; empty if there is none."""
+    known = set(ids)
+    if prefix in known:
+        return prefix
+    found = sorted(one for one in known if prefix and one.startswith(prefix))
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{prefix!r} is the beginning of {len(found)} ids: {', '.join(found[:4])}"
+            f"{' ...' * (len(found) > 4)}.",
+            hint="Give more of it.",
+        )
+    return found[0] if found else ""
+
+
+ACTIONS: dict[str, Callable[[Namespace], int]] = {
+    "doctor": doctor,
+    "ps": ps,
+    "save": save,
+    "suspend": suspend,
+    "resume": resume,
+    "list": list_snapshots,
+    "show": show,
+    "rm": remove,
+}

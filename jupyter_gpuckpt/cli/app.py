@@ -1,0 +1,42 @@
+"""The entry point of `jupyter gpuckpt`: arguments in, exit status out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import GpuCkptError
+from ..protocol import exit_code
+from . import actions, arguments, output
+
+INTERRUPTED, READER_GONE, USAGE = 130, 141, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status (`arguments.EPILOG` lists them).
+
+    Errors of the project are printed, not raised.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in words
+    try:
+        parser = arguments.parser()
+        given = parser.parse_args(words)
+        if given.command is None:
+            parser.print_help(sys.stderr)
+            return USAGE
+        status = actions.ACTIONS[given.command](given)
+        sys.stdout.flush()
+    except GpuCkptError as error:
+        output.fail(error, as_json=as_json)
+        return exit_code(type(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # `... | head`: nobody reads on. Python would complain about it once more at its exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except SystemExit as asked:  # --help and --version
+        return asked.code if isinstance(asked.code, int) else 0
+    return status

@@ -1,0 +1,177 @@
+"""Everything the commands print: tables, sizes, ages, JSON, errors and the progress bar.
+
+Results go to stdout, everything about the way there (progress, warnings, questions, errors) to
+stderr. The only module that prints.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import unicodedata
+from collections.abc import Collection, Iterable, Sequence
+from typing import Self, TextIO
+
+import msgspec
+
+from ..errors import GpuCkptError, record_of
+from ..progress import ProgressRecord
+
+BAR_WIDTH = 24
+SECONDS_PER_MINUTE, SECONDS_PER_HOUR, SECONDS_PER_DAY = 60, 3600, 86400
+#: What lists show of an id; more where it takes more to tell two apart.
+SHORT_ID = 8
+
+
+def size(count_bytes: int) -> str:
+    """Bytes as people write them: `999 B`, `1.2 GB` (powers of 1000)."""
+    value, units = float(count_bytes), ["kB", "MB", "GB", "TB"]
+    if count_bytes < 1000:
+        return f"{count_bytes} B"
+    while (value := value / 1000) >= 999.95 and len(units) > 1:
+        del units[0]
+    return f"{value:.1f} {units[0]}"
+
+
+def age(seconds: float) -> str:
+    """How long ago something was: `just now`, `3 min ago`, `2 h ago`, `5 days ago`."""
+    seconds = max(0.0, seconds)  # a clock that was set back
+    for unit, length in (("day", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR)):
+        count = int(seconds // length)
+        if count:
+            return f"{count} {unit}{'s' * (unit == 'day' and count > 1)} ago"
+    minutes = int(seconds // SECONDS_PER_MINUTE)
+    return f"{minutes} min ago" if minutes else "just now"
+
+
+def duration(seconds: float) -> str:
+    """A span: `0.15 s`, `12.3 s`, `4 min 05 s`."""
+    if seconds < 10:
+        return f"{seconds:.2f} s"
+    if seconds < SECONDS_PER_MINUTE:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), SECONDS_PER_MINUTE)
+    return f"{minutes} min {rest:02d} s"
+
+
+def short_ids(ids: Iterable[str]) -> dict[str, str]:
+    """The shortest beginnings, of equal length, that tell these ids apart."""
+    full = set(ids)
+    longest = max(map(len, full), default=0)
+    length = SHORT_ID
+    while length < longest and len({one[:length] for one in full}) < len(full):
+        length += 1
+    return {one: one[:length] for one in full}
+
+
+def printable(text: str) -> str:
+    """`text` without characters that could command a terminal: names come from strangers' files."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
+) -> str:
+    """Aligned columns, two spaces apart; the columns with a head in `right` are aligned there."""
+    lines = [list(heads), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            " " * (width - _width(cell)) + cell if to_right else cell + " " * (width - _width(cell))
+            for cell, width, to_right in zip(
+                line, widths, [one in right for one in heads], strict=True
+            )
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that `text` takes: East Asian letters take two, combining ones none."""
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
+        for c in text
+    )
+
+
+def say(text: str) -> None:
+    """A result, to stdout."""
+    print(text)
+
+
+def say_json(document: object) -> None:
+    """A result for programs: one JSON document, to stdout."""
+    print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def note(text: str) -> None:
+    """Something to know before a question, to stderr."""
+    print(text, file=sys.stderr)
+
+
+def warn(text: str) -> None:
+    """Something to know although it worked, to stderr."""
+    print(f"Warning: {printable(text)}", file=sys.stderr)
+
+
+def fail(error: GpuCkptError, *, as_json: bool) -> None:
+    """An error: to stderr for people, to stdout as `{"error": {...}}` for programs."""
+    if as_json:
+        say_json({"error": record_of(error)})
+        return
+    print(f"{error.message}", file=sys.stderr)
+    if error.details:
+        print("\n".join(f"  {line}" for line in error.details.splitlines()), file=sys.stderr)
+    if error.hint:
+        print(f"Hint: {error.hint}", file=sys.stderr)
+
+
+def ask(question: str) -> bool:
+    """Ask on the terminal; only yes is yes."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if not answer.endswith("\n"):
+        print(file=sys.stderr)
+    return answer.strip().lower() in {"y", "yes"}
+
+
+class ProgressBar:
+    """One line on a terminal that is drawn over and over; nothing at all elsewhere.
+
+    Use it as a context manager: at the end the line is gone.
+    """
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._title = title
+        self._stream = stream or sys.stderr
+        self._shown = self._stream.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw("")
+
+    def show(self, progress: ProgressRecord) -> None:
+        """Draw how far it is."""
+        self._draw(progress_line(self._title, progress))
+
+    def _draw(self, line: str) -> None:
+        if self._shown:
+            # A line as wide as the terminal would wrap, and could not be drawn over.
+            room = shutil.get_terminal_size().columns - 1
+            print(f"\r\x1b[K{line[:room]}", end="", file=self._stream, flush=True)
+
+
+def progress_line(title: str, progress: ProgressRecord) -> str:
+    """How far an operation is: `saving  pages  [####....]  50 %  1.0 GB of 2.0 GB  1.2 s`."""
+    parts = [title, printable(progress.stage)]
+    if progress.total_bytes:
+        share = min(1.0, progress.done_bytes / progress.total_bytes)
+        full = int(share * BAR_WIDTH)
+        parts.append(f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {share:4.0%}")
+        parts.append(f"{size(progress.done_bytes)} of {size(progress.total_bytes)}")
+    elif progress.done_bytes:
+        parts.append(size(progress.done_bytes))
+    parts.append(f"{progress.seconds:.1f} s")
+    return "  ".join(part for part in parts if part)

@@ -1,0 +1,86 @@
+"""Operations and snapshots in a few words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ..model import SnapshotInfo
+from ..protocol import Operation, OperationKind
+from . import output
+
+
+def of_operation(operation: Operation) -> str:
+    """What a save, suspend or resume that succeeded has done, as a sentence or two."""
+    result = operation.result
+    if result is None:
+        return "Nothing had to be done."
+    sizes, took = result.sizes, output.duration(result.seconds)
+    if operation.kind is OperationKind.RESUME:
+        return f"Resumed kernel {operation.kernel_id} from snapshot {result.snapshot_id} in {took}."
+    done = "Suspended" if operation.kind is OperationKind.SUSPEND else "Saved"
+    text = (
+        f"{done} kernel {operation.kernel_id} as snapshot {result.snapshot_id} in {took}:"
+        f" {output.size(sizes.raw_bytes)} of memory,"
+    )
+    if sizes.gpu_bytes:
+        text += f" {output.size(sizes.gpu_bytes)} of it on the GPU,"
+    text += f" {output.size(sizes.new_bytes)} new in the store."
+    if operation.kind is OperationKind.SAVE:
+        text += f" The kernel stood still for {output.duration(result.frozen_seconds)}."
+    return text
+
+
+def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
+    """One line about a snapshot."""
+    name = f" of {output.printable(info.name)}" if info.name else ""
+    made = output.age(now - info.created)
+    return f"{info.snapshot_id}{name}, {made}, {output.size(info.sizes.raw_bytes)} of memory"
+
+
+def of_record(record: dict[str, Any], *, now: float) -> str:
+    """A record as indented lines; what a value is shows in its name (`_bytes`, `seconds` ...)."""
+    return "\n".join(_lines(record, now, ""))
+
+
+def _lines(record: dict[str, Any], now: float, indent: str) -> Iterator[str]:
+    width = max((len(key) for key in record), default=0)
+    for key, value in record.items():
+        title = key.replace("_", " ")
+        if isinstance(value, dict) and value:
+            yield f"{indent}{title}"
+            yield from _lines(_with_units(key, value), now, indent + "    ")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield f"{indent}{title}"
+            for item in value:
+                parts = (f"{name} {_text(name, part, now)}" for name, part in item.items())
+                yield f"{indent}    {', '.join(parts)}"
+        else:
+            yield f"{indent}{title:<{width}}  {_text(key, value, now)}".rstrip()
+
+
+def _with_units(key: str, value: dict[str, Any]) -> dict[str, Any]:
+    """`{"pages": 1.5}` under `seconds_by_stage` is in seconds, though its name does not say so."""
+    if not key.startswith("seconds_by_"):
+        return value
+    return {
+        name: output.duration(part) if isinstance(part, int | float) else part
+        for name, part in value.items()
+    }
+
+
+def _text(key: str, value: object, now: float) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if key.endswith("_bytes") or key == "length":
+            return output.size(int(value))
+        if key == "seconds" or key.endswith("_seconds"):
+            return output.duration(value)
+        if key == "created":
+            local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(value))
+            return f"{local} ({output.age(now - value)})"
+    if isinstance(value, list | tuple):
+        return ", ".join(output.printable(str(item)) for item in value) or "-"
+    if value in ("", None, {}):
+        return "-"
+    return output.printable(str(value))

@@ -1,0 +1,182 @@
+"""The client for callers on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from ..daemon_settings import Settings
+from ..errors import DaemonUnavailable, GpuCkptError
+from ..model import LaunchSpec, SnapshotInfo
+from ..protocol import (
+    Event,
+    Handshake,
+    HostReport,
+    Kernel,
+    Operation,
+    Owner,
+    Result,
+    SuspendedKernel,
+)
+from . import calls, starting
+from .calls import Call
+from .holding import Backoff, OnLoss
+from .starting import Target
+
+_Reply = TypeVar("_Reply")
+
+
+class AsyncClient:
+    """Speaks to the daemon of this place, as `Client` does; belongs to the event loop that first uses it."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        transport = httpx.AsyncHTTPTransport(uds=str(target.socket))
+        self._http = httpx.AsyncClient(transport=transport, base_url=target.base_url)
+
+    @classmethod
+    async def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
+        """A client whose daemon runs; settings default to the environment's and matter only to a daemon that is started."""
+        target = await asyncio.to_thread(starting.target, settings, start=start)
+        await asyncio.to_thread(starting.ensure, target)
+        return cls(target)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    async def handshake(self) -> Handshake:
+        """Who the daemon is, and whether kernels can run under the engine here."""
+        return starting.accepted(await self._do(calls.handshake()), self._target.place)
+
+    async def host(self) -> HostReport:
+        """What this machine can do, looked at now."""
+        return await self._do(calls.host())
+
+    async def launch(self, owner_id: str, spec: LaunchSpec) -> Kernel:
+        """Start a kernel for an owner whose connection is held."""
+        return await self._do(calls.launch(owner_id, spec))
+
+    async def kernels(self) -> list[Kernel]:
+        """All kernels of this place."""
+        return await self._do(calls.kernels())
+
+    async def kernel(self, kernel_id: str) -> Kernel:
+        """One kernel."""
+        return await self._do(calls.kernel(kernel_id))
+
+    async def kill(self, kernel_id: str) -> None:
+        """End a kernel; on return its processes are gone. Its snapshots stay."""
+        await self._do(calls.kill(kernel_id))
+
+    async def signal(self, kernel_id: str, signum: int) -> None:
+        """Send a signal to a kernel's process group; during an operation it is delivered after it."""
+        await self._do(calls.signal(kernel_id, signum))
+
+    async def save(
+        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+    ) -> Operation:
+        """Start taking a snapshot; the kernel goes on."""
+        return await self._do(calls.save(kernel_id, name, jupyter))
+
+    async def suspend(
+        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+    ) -> Operation:
+        """Start taking a snapshot, after which the process ends."""
+        return await self._do(calls.suspend(kernel_id, name, jupyter))
+
+    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
+        """Start bringing a kernel back from a snapshot, its latest if none is named."""
+        return await self._do(calls.resume(kernel_id, snapshot_id))
+
+    async def operation(self, operation_id: str, wait: float = 0) -> Operation:
+        """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""
+        return await self._do(calls.operation(operation_id, wait))
+
+    async def cancel(self, operation_id: str) -> Operation:
+        """Ask an operation to stop and undo what it did."""
+        return await self._do(calls.cancel(operation_id))
+
+    async def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
+        """All snapshots, newest first, or those of one kernel."""
+        return await self._do(calls.snapshots(kernel_id))
+
+    async def manifest_summary(self, snapshot_id: str) -> dict[str, Any]:
+        """What is in a snapshot; never its environment or connection key."""
+        return await self._do(calls.manifest_summary(snapshot_id))
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot; raises SnapshotInUse when a suspended kernel needs it."""
+        await self._do(calls.delete_snapshot(snapshot_id))
+
+    async def set_jupyter(
+        self, kernel_id: str, name: str, jupyter: dict[str, Any] | None
+    ) -> Kernel:
+        """Replace what a door keeps with a kernel; an empty name or None leaves that part as it is."""
+        return await self._do(calls.set_jupyter(kernel_id, name, jupyter))
+
+    async def claim(self, owner_id: str) -> list[SuspendedKernel]:
+        """Take over the kernels of dead servers that belong to this owner."""
+        return await self._do(calls.claim(owner_id))
+
+    async def wait(self, operation_id: str) -> Result:
+        """Wait until an operation is over; what it did, or its error raised as its own class."""
+        seconds = calls.LONG_POLL_SECONDS
+        while not calls.is_over(operation := await self.operation(operation_id, seconds)):
+            pass
+        return calls.result_of(operation)
+
+    async def follow(self, operation_id: str) -> AsyncIterator[Operation]:
+        """An operation at every change, the last one when it is over."""
+        async for operation in self._lines(calls.follow(operation_id)):
+            yield operation
+
+    async def events(
+        self, owner: Owner, on_loss: OnLoss = lambda error: None
+    ) -> AsyncIterator[Event]:
+        """Keep an owner's connection open for as long as this is iterated; opened again, after `on_loss`, when it is lost.
+
+        After each (re)connect comes one event for each kernel of the owner, then an empty one, then changes. Raises only
+        when the first connection fails.
+        """
+        backoff, connected = Backoff(), False
+        while True:
+            try:
+                await asyncio.to_thread(starting.ensure, self._target)
+                async for event in self._lines(calls.events(owner)):
+                    connected = True
+                    backoff.succeeded()
+                    yield event
+                loss: GpuCkptError = DaemonUnavailable("gpuckptd ended the connection.")
+            except GpuCkptError as error:
+                loss = error
+            if not connected:
+                raise loss
+            on_loss(loss)
+            await asyncio.sleep(backoff.seconds())
+
+    async def _lines(self, call: Call[_Reply]) -> AsyncIterator[_Reply]:
+        with calls.transport_errors():
+            async with self._http.stream(**call.arguments) as response:
+                if response.is_error:
+                    call.parse(response.status_code, await response.aread())
+                async for line in response.aiter_lines():
+                    yield call.parse(response.status_code, line.encode())
+
+    async def _do(self, call: Call[_Reply]) -> _Reply:
+        with calls.transport_errors():
+            try:
+                response = await self._http.request(**call.arguments)
+            except httpx.ConnectError:  # nobody was there, so nothing was done
+                await asyncio.to_thread(starting.ensure, self._target)
+                response = await self._http.request(**call.arguments)
+        return call.parse(response.status_code, response.content)

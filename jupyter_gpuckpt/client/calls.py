@@ -1,0 +1,204 @@
+"""Every request a client can make and what its answer means, without any input or output: both clients send these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import httpx
+import msgspec
+
+from ..errors import DaemonUnavailable, ErrorRecord, error_from
+from ..model import LaunchSpec, SnapshotInfo
+from ..protocol import (
+    ClaimRequest,
+    Event,
+    Handshake,
+    HostReport,
+    Kernel,
+    LaunchRequest,
+    Operation,
+    OperationState,
+    Owner,
+    Result,
+    ResumeRequest,
+    SaveRequest,
+    SignalRequest,
+    SuspendedKernel,
+)
+
+#: Seconds until a connection stands: the socket is on this machine.
+CONNECT_SECONDS = 5.0
+#: Seconds until an answer comes, for requests that only look.
+ANSWER_SECONDS = 30.0
+#: A launch makes namespaces and mounts; a kill waits for the operation that it cancels.
+LAUNCH_SECONDS, KILL_SECONDS = 120.0, 300.0
+#: The daemon breaks the silence of an owner's stream every 10 s; one that is silent for longer hangs.
+SILENCE_SECONDS = 30.0
+#: How long one question of `wait` stays open.
+LONG_POLL_SECONDS = 25.0
+
+_Reply = TypeVar("_Reply")
+
+
+@dataclass(frozen=True)
+class Call(Generic[_Reply]):
+    """A request whose answer is a `_Reply`, or a stream of lines that each are one. `seconds` None: no deadline."""
+
+    reply: type[_Reply]
+    method: str
+    path: str
+    body: msgspec.Struct | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    seconds: float | None = ANSWER_SECONDS
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `httpx.Client.request` and its like."""
+        return {
+            "method": self.method,
+            "url": self.path,
+            "params": self.params,
+            "content": b"" if self.body is None else msgspec.json.encode(self.body),
+            "timeout": httpx.Timeout(self.seconds, connect=CONNECT_SECONDS),
+        }
+
+    def parse(self, status: int, content: bytes) -> _Reply:
+        """The answer; an error is raised as its own class."""
+        try:
+            if status >= httpx.codes.BAD_REQUEST:
+                raise error_from(msgspec.json.decode(content, type=ErrorRecord))
+            return msgspec.json.decode(content or b"null", type=self.reply)
+        except msgspec.DecodeError as error:
+            raise DaemonUnavailable(
+                f"The daemon's answer to {self.method} {self.path} is not understood (status {status}).",
+                hint="It may be of another version: end its kernels, then it leaves by itself.",
+                details=str(error),
+            ) from error
+
+
+@contextmanager
+def transport_errors() -> Iterator[None]:
+    """What goes wrong between client and daemon, as DaemonUnavailable."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise DaemonUnavailable(
+            "The connection to gpuckptd was lost.",
+            hint="Try again; the daemon is started when it is not there. Its log says what happened.",
+            details=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def result_of(operation: Operation) -> Result:
+    """What an operation that is over did; its error is raised as its own class."""
+    if operation.error:
+        raise error_from(operation.error)
+    if operation.result is None:
+        raise DaemonUnavailable(f"Operation {operation.operation_id} has no result.")
+    return operation.result
+
+
+def is_over(operation: Operation) -> bool:
+    """Whether nothing more will happen to it."""
+    return operation.state is not OperationState.RUNNING
+
+
+def handshake() -> Call[Handshake]:
+    """Who the daemon is."""
+    return Call(Handshake, "GET", "/handshake")
+
+
+def host() -> Call[HostReport]:
+    """What the machine can do."""
+    return Call(HostReport, "GET", "/host")
+
+
+def launch(owner_id: str, spec: LaunchSpec) -> Call[Kernel]:
+    """Start a kernel."""
+    request = LaunchRequest(owner_id, spec)
+    return Call(Kernel, "POST", "/kernels", request, seconds=LAUNCH_SECONDS)
+
+
+def kernels() -> Call[list[Kernel]]:
+    """All kernels."""
+    return Call(list[Kernel], "GET", "/kernels")
+
+
+def kernel(kernel_id: str) -> Call[Kernel]:
+    """One kernel."""
+    return Call(Kernel, "GET", f"/kernels/{kernel_id}")
+
+
+def kill(kernel_id: str) -> Call[None]:
+    """End a kernel."""
+    return Call(type(None), "DELETE", f"/kernels/{kernel_id}", seconds=KILL_SECONDS)
+
+
+def signal(kernel_id: str, signum: int) -> Call[None]:
+    """Send a signal to a kernel's process group."""
+    return Call(type(None), "POST", f"/kernels/{kernel_id}/signal", SignalRequest(signum))
+
+
+def save(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Operation]:
+    """Take a snapshot."""
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", SaveRequest(name, jupyter))
+
+
+def suspend(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Operation]:
+    """Take a snapshot and end the process."""
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", SaveRequest(name, jupyter))
+
+
+def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:
+    """Bring a kernel back."""
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", ResumeRequest(snapshot_id))
+
+
+def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Kernel]:
+    """Replace what the door keeps with a kernel."""
+    return Call(Kernel, "PUT", f"/kernels/{kernel_id}/jupyter", SaveRequest(name, jupyter))
+
+
+def operation(operation_id: str, wait: float) -> Call[Operation]:
+    """One operation, at the latest after `wait` seconds."""
+    path, params = f"/operations/{operation_id}", {"wait": wait} if wait else {}
+    return Call(Operation, "GET", path, params=params, seconds=ANSWER_SECONDS + wait)
+
+
+def follow(operation_id: str) -> Call[Operation]:
+    """A stream of lines. No deadline: a stage may be silent, and a daemon that ends closes the connection."""
+    return Call(Operation, "GET", f"/operations/{operation_id}/progress", seconds=None)
+
+
+def cancel(operation_id: str) -> Call[Operation]:
+    """Ask an operation to stop."""
+    return Call(Operation, "POST", f"/operations/{operation_id}/cancel")
+
+
+def snapshots(kernel_id: str | None) -> Call[list[SnapshotInfo]]:
+    """All snapshots, or a kernel's."""
+    params = {"kernel_id": kernel_id} if kernel_id else {}
+    return Call(list[SnapshotInfo], "GET", "/snapshots", params=params)
+
+
+def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
+    """What is in a snapshot."""
+    return Call(dict[str, Any], "GET", f"/snapshots/{snapshot_id}")
+
+
+def delete_snapshot(snapshot_id: str) -> Call[None]:
+    """Remove a snapshot. Sweeping a large store takes a while."""
+    return Call(type(None), "DELETE", f"/snapshots/{snapshot_id}", seconds=KILL_SECONDS)
+
+
+def claim(owner_id: str) -> Call[list[SuspendedKernel]]:
+    """Take over the kernels of dead servers."""
+    return Call(list[SuspendedKernel], "POST", f"/owners/{owner_id}/claim", ClaimRequest())
+
+
+def events(owner: Owner) -> Call[Event]:
+    """A stream of lines."""
+    return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)

@@ -1,0 +1,133 @@
+"""Holding an owner's connection open from a thread, for doors that have no event loop or do not want theirs to be needed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Self
+
+import httpx
+import msgspec
+
+from ..errors import DaemonUnavailable, GpuCkptError
+from ..protocol import Event, Owner
+from . import calls, starting
+from .starting import Target
+
+_log = logging.getLogger(__name__)
+
+OnEvent = Callable[[Event], None]
+OnLoss = Callable[[GpuCkptError], None]
+
+
+class Backoff:
+    """How long to wait before the next try: short at first, for a daemon that was killed and is started again."""
+
+    FIRST, MOST = 0.1, 10.0
+
+    def __init__(self) -> None:
+        self._next = self.FIRST
+
+    def succeeded(self) -> None:
+        """Begin again."""
+        self._next = self.FIRST
+
+    def seconds(self) -> float:
+        """For this time; doubles with every failure."""
+        now, self._next = self._next, min(self._next * 2, self.MOST)
+        return now
+
+
+class Hold:
+    """An owner's connection, kept open, and opened again when it is lost, until `close`.
+
+    `on_event` is called from the thread with every line of the stream: after each (re)connect one event for each kernel of
+    the owner, then an empty one, then changes. `on_loss` is called when the connection is lost, before it is tried again.
+    """
+
+    def __init__(self, target: Target, owner: Owner, on_event: OnEvent, on_loss: OnLoss) -> None:
+        self._target, self._owner = target, owner
+        self._on_event, self._on_loss = on_event, on_loss
+        self._connection: socket.socket | None = None
+        self._closed = threading.Event()
+        self._first: Future[None] = Future()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="gpuckpt-owner", daemon=True)
+
+    def open(self) -> Self:
+        """Start; returns when the daemon knows the owner, raises DaemonUnavailable when that cannot be."""
+        self._thread.start()
+        self._first.result()
+        return self
+
+    def close(self) -> None:
+        """End it; a script's kernels die shortly after. May be called again, and does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
+        self._closed.set()
+        connection = self._connection
+        if connection is not None:
+            # Wakes the thread that reads from it.
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout=calls.CONNECT_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._closed.is_set():
+            try:
+                starting.ensure(self._target)
+                for event in self._events():
+                    backoff.succeeded()
+                    self._deliver(event)
+                loss: GpuCkptError = DaemonUnavailable("gpuckptd ended the connection.")
+            except GpuCkptError as error:
+                loss = error
+            if not self._first.done():
+                self._first.set_exception(loss)
+                return
+            if not self._closed.is_set():
+                _log.warning("lost gpuckptd: %s", loss)
+                self._call(lambda loss=loss: self._on_loss(loss))  # type: ignore[misc]
+            self._closed.wait(backoff.seconds())
+
+    def _events(self) -> Iterator[Event]:
+        call = calls.events(self._owner)
+        transport = httpx.HTTPTransport(uds=str(self._target.socket))
+        with (
+            calls.transport_errors(),
+            httpx.Client(transport=transport, base_url=self._target.base_url) as http,
+            http.stream(**call.arguments) as response,
+        ):
+            self._connection = response.extensions["network_stream"].get_extra_info("socket")
+            if self._closed.is_set():
+                return
+            if response.is_error:
+                call.parse(response.status_code, response.read())
+            for line in response.iter_lines():
+                yield msgspec.json.decode(line, type=Event)
+
+    def _deliver(self, event: Event) -> None:
+        self._call(lambda: self._on_event(event))
+        if not self._first.done() and event == Event():
+            self._first.set_result(None)
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except Exception:
+            _log.exception(
+                "a callback for events of gpuckptd failed"
+            )  # the connection must outlive it

@@ -1,0 +1,158 @@
+"""Finding the daemon of this place, and starting it when it is not there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import msgspec
+
+from .. import daemon_settings
+from ..daemon_settings import Settings
+from ..errors import DaemonUnavailable
+from ..place import Place, here, runtime_dir, socket_path
+from ..protocol import PROTOCOL_VERSION, Handshake, package_version
+from . import calls
+
+#: A machine under load may take this long to start a Python program.
+START_SECONDS = 30.0
+#: How much of the daemon's log an error shows.
+_TAIL_BYTES = 4096
+_PAUSE = 0.05
+
+
+@dataclass(frozen=True)
+class Target:
+    """The daemon that a client speaks to. `start`: whether it is started when it is not there."""
+
+    settings: Settings
+    place: Place
+    socket: Path
+    start: bool
+
+    @property
+    def base_url(self) -> str:
+        """What HTTP wants to have before a path; the host has no meaning."""
+        return "http://gpuckptd"
+
+
+def target(settings: Settings | None, *, start: bool) -> Target:
+    """The daemon of this process's place; settings default to the environment's."""
+    settings = settings or daemon_settings.from_environment()
+    place = here(settings.data)
+    return Target(settings, place, socket_path(place, runtime_dir()), start)
+
+
+def ensure(wanted: Target) -> Handshake:
+    """The handshake of a daemon that runs. Blocks for up to half a minute; raises DaemonUnavailable.
+
+    Of clients that come at the same moment one starts it and the others wait.
+    """
+    found = _ask(wanted)
+    if found is None and not wanted.start:
+        raise DaemonUnavailable(
+            "gpuckptd is not running.", hint="Any command that starts a kernel starts it."
+        )
+    if found is None:
+        deadline = time.monotonic() + START_SECONDS
+        with _alone(Path(f"{wanted.socket}.start"), deadline):
+            found = _started(wanted, deadline)
+    return accepted(found, wanted.place)
+
+
+def accepted(found: Handshake, place: Place) -> Handshake:
+    """`found`, if it is a daemon for us; raises DaemonUnavailable if not."""
+    ours = {"protocol": PROTOCOL_VERSION, "version": package_version(), "place": place.key}
+    theirs = {"protocol": found.protocol, "version": found.version, "place": found.place}
+    differing = [
+        f"{name} {theirs[name]} (here: {ours[name]})" for name in ours if ours[name] != theirs[name]
+    ]
+    if differing:
+        raise DaemonUnavailable(
+            f"The running gpuckptd (process {found.pid}) does not fit: {', '.join(differing)}.",
+            hint="It leaves by itself when its kernels are shut down or suspended and nobody is connected.",
+        )
+    return found
+
+
+def _started(wanted: Target, deadline: float) -> Handshake:
+    while time.monotonic() < deadline:
+        found = _ask(wanted)
+        if found:
+            return found
+        _spawn(wanted, deadline)
+        found = _ask(wanted)
+        if found:
+            return found
+        # Another one was just leaving, or is starting in some other way.
+        time.sleep(_PAUSE)
+    raise _not_started(wanted, "it did not answer in time")
+
+
+def _ask(wanted: Target) -> Handshake | None:
+    call = calls.handshake()
+    transport = httpx.HTTPTransport(uds=str(wanted.socket))
+    try:
+        with httpx.Client(transport=transport, base_url=wanted.base_url) as http:
+            response = http.request(**call.arguments)
+    except httpx.TransportError:
+        return None
+    return call.parse(response.status_code, response.content)
+
+
+def _spawn(wanted: Target, deadline: float) -> None:
+    settings = msgspec.json.encode(wanted.settings).decode()
+    # -P: a module in the caller's directory must not take the place of one of ours.
+    module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon"]
+    try:
+        ended = subprocess.run(  # noqa: S603 - our own interpreter and module
+            [*module, "--detach", "--settings", settings],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            timeout=max(1.0, deadline - time.monotonic()),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _not_started(wanted, type(error).__name__) from error
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip()
+        raise _not_started(wanted, f"it ended with status {ended.returncode}", said)
+
+
+def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
+    log = wanted.settings.log_file
+    tail = ""
+    with suppress(OSError):
+        tail = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    return DaemonUnavailable(
+        f"gpuckptd could not be started: {said.splitlines()[-1] if said else why}.",
+        hint=f"Its log is {log}.",
+        details="\n".join(part for part in (said, tail) if part),
+    )
+
+
+@contextmanager
+def _alone(path: Path, deadline: float) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        # At the deadline go on without the lock: the daemons themselves see to it that there is one.
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_PAUSE)
+            else:
+                break
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,172 @@
+"""gpuckptd: what it consists of, and its life from start to end. `openapi.yaml` beside this file describes its routes."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tornado.httpserver import HTTPServer
+from tornado.netutil import bind_unix_socket
+from tornado.web import Application
+
+from .. import daemon_settings
+from ..daemon_settings import Settings
+from ..errors import GpuCkptError
+from ..place import Place, here, runtime_dir, socket_path
+from ..protocol import PROTOCOL_VERSION, Handshake, package_version
+from . import lifetime
+from .base_handler import UnknownRoute
+from .handlers import ROUTES
+from .kernels import Kernels
+from .machine import Machine
+from .operations import Operations
+from .owners import Owners, Streams
+from .records import Records
+from .verbs import Verbs
+
+#: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
+LOOK_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class Daemon:
+    """All parts of a daemon, joined. Made on the event loop."""
+
+    def __init__(self, settings: Settings, place: Place, records: Records) -> None:
+        self.settings, self.place, self.records = settings, place, records
+        self.machine = Machine(settings)
+        self.streams = Streams()
+        self.operations = Operations()
+        self.kernels = Kernels(records, self.machine, self.streams.tell)
+        self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
+        self.owners = Owners(self.streams, self.kernels, self.verbs, records)
+        self._left = asyncio.Event()
+        self._touched = time.monotonic()
+
+    @property
+    def needed(self) -> bool:
+        """Whether something would be lost if the daemon left. Suspended kernels lie on disk."""
+        return self.kernels.any_alive or self.operations.any_running
+
+    def touch(self) -> None:
+        """Somebody is there."""
+        self._touched = time.monotonic()
+
+    def leave(self) -> None:
+        """End."""
+        self._left.set()
+
+    async def handshake(self) -> Handshake:
+        """Who this is and what works here."""
+        report = await asyncio.to_thread(self.machine.report)
+        return Handshake(
+            protocol=PROTOCOL_VERSION,
+            version=package_version(),
+            place=self.place.key,
+            pid=os.getpid(),
+            engine_available=report.engine_available,
+            reason=report.reason,
+            hint=report.hint,
+        )
+
+    async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
+        """Adopt what the last daemon left, then answer until nobody needs it any more."""
+        await self.kernels.adopt(await asyncio.to_thread(self.records.mine))
+        self.owners.expect_after_restart()
+        server = HTTPServer(application(self))
+        server.add_socket(listener)
+        lifetime.on_stop(lambda: self.needed, self.leave)
+        _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
+        ready()
+        await self._until_left()
+        server.stop()
+        await server.close_all_connections()
+        await self.verbs.close()
+        await self.kernels.close()
+        await asyncio.to_thread(self.machine.close)
+
+    async def _until_left(self) -> None:
+        idle_exit = self.settings.idle_exit_seconds
+        while not self._left.is_set():
+            await asyncio.to_thread(self.records.beat)
+            if self.needed or self.streams:
+                self.touch()
+            remaining = self._touched + idle_exit - time.monotonic()
+            if remaining <= 0:
+                _log.info("leaving: nothing runs and nobody was here for %.0f s", idle_exit)
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
+                    await self._left.wait()
+
+
+def application(daemon: Daemon) -> Application:
+    """The routes of `daemon`."""
+    table = [(re.sub(r"{\w+}", "([^/]+)", path), handler) for path, handler in ROUTES.items()]
+    return Application(table, default_handler_class=UnknownRoute, daemon=daemon)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a daemon. 0 also when there is one already: two clients may start one at the same moment."""
+    parser = argparse.ArgumentParser(
+        prog="gpuckptd", description="Keeps, saves and resumes kernels."
+    )
+    parser.add_argument("--settings", help="settings as JSON (default: from the environment)")
+    parser.add_argument(
+        "--detach", action="store_true", help="go to the background when the daemon is ready"
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.detach:
+        return lifetime.detached(lambda ready: _run(arguments.settings, ready))
+    return _run(arguments.settings, lambda: None)
+
+
+def _run(settings_json: str | None, ready: Callable[[], None]) -> int:
+    os.umask(0o077)
+    try:
+        return _run_here(_settings(settings_json), ready)
+    except GpuCkptError as error:
+        _log.error("%s %s", error.message, error.hint)
+        sys.stderr.write(f"{error.message}\n{error.hint}\n")
+        return 1
+
+
+def _settings(settings_json: str | None) -> Settings:
+    if settings_json is None:
+        return daemon_settings.from_environment()
+    return daemon_settings.from_json(settings_json)
+
+
+def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
+    place = here(settings.data)
+    path = socket_path(place, runtime_dir())
+    if not lifetime.hold_alone(Path(f"{path}.lock")):
+        ready()
+        return 0
+    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lifetime.log_to(settings.log_file)
+    lifetime.become_parent_of_orphans()
+    os.chdir("/")
+    records = Records(settings.state, place)
+    records.hold()
+    # A socket that is there is one of a daemon that was killed: we hold its lock. tornado removes it.
+    listener = bind_unix_socket(str(path), mode=0o600)
+
+    async def life() -> None:
+        await Daemon(settings, place, records).serve(listener, ready)
+
+    asyncio.run(life())
+    # Nobody can be waiting in between: a new daemon has to get the lock first, which ends with this process.
+    path.unlink(missing_ok=True)
+    records.release()
+    return 0

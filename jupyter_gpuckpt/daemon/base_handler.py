@@ -1,0 +1,110 @@
+"""What every handler of the daemon shares: records in and out, and the one mapping from errors to answers."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from tornado.iostream import StreamClosedError
+from tornado.web import HTTPError, RequestHandler
+
+from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
+from ..protocol import http_status
+
+if TYPE_CHECKING:
+    from .app import Daemon
+
+_log = logging.getLogger(__name__)
+_Record = TypeVar("_Record")
+
+
+class BaseHandler(RequestHandler):
+    """Routes raise `GpuCkptError`s; this turns them into a status and an `ErrorRecord`."""
+
+    @property
+    def daemon(self) -> Daemon:
+        """The daemon that is asked."""
+        daemon: Daemon = self.settings["daemon"]
+        return daemon
+
+    def prepare(self) -> None:
+        """Count as a sign of life."""
+        self.daemon.touch()
+
+    def on_finish(self) -> None:
+        """As at the beginning."""
+        self.daemon.touch()
+
+    def record(self, kind: type[_Record]) -> _Record:
+        """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
+        try:
+            return msgspec.json.decode(self.request.body or b"{}", type=kind)
+        except msgspec.DecodeError as error:
+            raise ConfigurationError(
+                f"The request's body is not valid: {error}", hint="openapi.yaml describes it."
+            ) from error
+
+    def seconds(self, name: str, most: float) -> float:
+        """A query argument that is a number of seconds, at most `most`; 0 if it is left out. Raises ConfigurationError."""
+        text = self.get_query_argument(name, "0")
+        try:
+            return max(0.0, min(float(text), most))
+        except ValueError as error:
+            raise ConfigurationError(f"{name} is not a number of seconds: {text!r}") from error
+
+    def reply(self, record: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
+        """Answer with a record as JSON."""
+        self.set_status(status)
+        self.set_header("Content-Type", "application/json")
+        self.finish(msgspec.json.encode(record))
+
+    async def send_line(self, record: Any) -> None:
+        """Send one line of a stream of records; raises StreamClosedError when nobody reads it any more."""
+        self.set_header("Content-Type", "application/jsonl")
+        self.write(msgspec.json.encode(record) + b"\n")
+        await self.flush()
+
+    def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
+        """Answer an exception, with the status of its class."""
+        error = _error_in(kwargs)
+        super().send_error(
+            http_status(type(error)) if isinstance(error, GpuCkptError) else status_code, **kwargs
+        )
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """The body of an answer that is an error."""
+        error = _error_in(kwargs)
+        if error is None or isinstance(error, HTTPError):
+            record = ErrorRecord(f"{HTTPStatus(status_code).phrase}: {self.request.path}", "error")
+        else:
+            record = record_of(error)
+        self.set_header("Content-Type", "application/json")
+        self.finish(msgspec.json.encode(record))
+
+    def log_exception(
+        self,
+        typ: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """One line for what a client did or met; a traceback only for a defect, which a client that went is not."""
+        if isinstance(value, GpuCkptError):
+            _log.info("%s %s: %s: %s", self.request.method, self.request.path, value.code, value)
+        elif not isinstance(value, HTTPError | StreamClosedError):
+            _log.error("%s %s", self.request.method, self.request.path, exc_info=value)
+
+
+class UnknownRoute(BaseHandler):
+    """Everything that is not in the table of routes."""
+
+    def prepare(self) -> None:
+        """Answer 404 whatever the method."""
+        raise HTTPError(HTTPStatus.NOT_FOUND)
+
+
+def _error_in(kwargs: dict[str, Any]) -> BaseException | None:
+    exc_info = kwargs.get("exc_info")
+    return exc_info[1] if exc_info else None

@@ -1,0 +1,209 @@
+"""The routes, one class each: what a request asks is handed to the object that can do it, and the answer sent."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from ..protocol import LaunchRequest, Owner, ResumeRequest, SaveRequest, SignalRequest
+from .base_handler import BaseHandler
+from .owners import Stream
+
+#: A client may wait this long for an answer about an operation.
+LONGEST_WAIT_SECONDS = 60.0
+
+
+class HandshakeHandler(BaseHandler):
+    """Who the daemon is."""
+
+    async def get(self) -> None:
+        """Answer at once, but for the first time, when the machine is looked at."""
+        self.reply(await self.daemon.handshake())
+
+
+class HostHandler(BaseHandler):
+    """What this machine can do."""
+
+    async def get(self) -> None:
+        """Look again each time."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.report, fresh=True))
+
+
+class KernelsHandler(BaseHandler):
+    """All kernels."""
+
+    async def get(self) -> None:
+        """List them."""
+        kernels = list(self.daemon.kernels)
+        await self.daemon.kernels.measure(kernels)
+        self.reply([kernel.public() for kernel in kernels])
+
+    async def post(self) -> None:
+        """Launch one."""
+        request = self.record(LaunchRequest)
+        owner = self.daemon.owners.get(request.owner_id)
+        kernel = await self.daemon.verbs.launch(owner, request.spec)
+        self.reply(kernel.public(), HTTPStatus.CREATED)
+
+
+class KernelHandler(BaseHandler):
+    """One kernel."""
+
+    async def get(self, kernel_id: str) -> None:
+        """Show it."""
+        kernel = self.daemon.kernels.get(kernel_id)
+        await self.daemon.kernels.measure([kernel])
+        self.reply(kernel.public())
+
+    async def delete(self, kernel_id: str) -> None:
+        """Kill it."""
+        await self.daemon.verbs.kill(kernel_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+
+class SaveHandler(BaseHandler):
+    """Saves."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        operation = self.daemon.verbs.save(kernel_id, self.record(SaveRequest))
+        self.reply(operation.public(), HTTPStatus.ACCEPTED)
+
+
+class SuspendHandler(BaseHandler):
+    """Suspends."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        operation = self.daemon.verbs.suspend(kernel_id, self.record(SaveRequest))
+        self.reply(operation.public(), HTTPStatus.ACCEPTED)
+
+
+class ResumeHandler(BaseHandler):
+    """Resumes."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        request = self.record(ResumeRequest)
+        operation = self.daemon.verbs.resume(kernel_id, request.snapshot_id)
+        self.reply(operation.public(), HTTPStatus.ACCEPTED)
+
+
+class SignalHandler(BaseHandler):
+    """Signals."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Send one: 204, or 202 when it is delivered after the operation in flight."""
+        request = self.record(SignalRequest)
+        delivered = await self.daemon.verbs.signal(kernel_id, request.signum)
+        self.set_status(HTTPStatus.NO_CONTENT if delivered else HTTPStatus.ACCEPTED)
+
+
+class JupyterHandler(BaseHandler):
+    """What the door keeps with a kernel."""
+
+    async def put(self, kernel_id: str) -> None:
+        """Replace it."""
+        request = self.record(SaveRequest)
+        kernel = self.daemon.kernels.get(kernel_id)
+        name = request.name or kernel.record.name
+        jupyter = kernel.record.jupyter if request.jupyter is None else request.jupyter
+        await self.daemon.kernels.update(kernel, name=name, jupyter=jupyter)
+        self.reply(kernel.public())
+
+
+class OperationHandler(BaseHandler):
+    """One operation."""
+
+    async def get(self, operation_id: str) -> None:
+        """Show it; with `wait`, when it is over or after that many seconds."""
+        operation = self.daemon.operations.get(operation_id)
+        await operation.until_ended(self.seconds("wait", LONGEST_WAIT_SECONDS))
+        self.reply(operation.public())
+
+
+class ProgressHandler(BaseHandler):
+    """How an operation goes on."""
+
+    async def get(self, operation_id: str) -> None:
+        """One line at once and for every change, the last one when it is over."""
+        async for operation in self.daemon.operations.get(operation_id).changes():
+            await self.send_line(operation.public())
+
+
+class CancelHandler(BaseHandler):
+    """Cancellations."""
+
+    async def post(self, operation_id: str) -> None:
+        """Ask the operation to stop; the answer shows how it stands, which may be past the point where it can."""
+        operation = self.daemon.operations.get(operation_id)
+        operation.cancel()
+        self.reply(operation.public())
+
+
+class SnapshotsHandler(BaseHandler):
+    """All snapshots."""
+
+    async def get(self) -> None:
+        """List them, newest first, of one kernel if `kernel_id` is given."""
+        kernel_id = self.get_query_argument("kernel_id", "") or None
+        self.reply(await asyncio.to_thread(self.daemon.machine.snapshots, kernel_id))
+
+
+class SnapshotHandler(BaseHandler):
+    """One snapshot."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """What is in it, without environment and connection key."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
+
+    async def delete(self, snapshot_id: str) -> None:
+        """Remove it."""
+        await self.daemon.verbs.delete_snapshot(snapshot_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+
+class OwnersHandler(BaseHandler):
+    """Connections of owners."""
+
+    _stream: Stream | None = None
+
+    async def post(self) -> None:
+        """A stream of events until either side goes."""
+        with self.daemon.owners.connected(self.record(Owner)) as self._stream:
+            while event := await self._stream.next():
+                await self.send_line(event)
+
+    def on_connection_close(self) -> None:
+        """The owner went."""
+        super().on_connection_close()
+        if self._stream:
+            self._stream.close()
+
+
+class ClaimHandler(BaseHandler):
+    """Claims."""
+
+    async def post(self, owner_id: str) -> None:
+        """Hand the kernels of dead servers over."""
+        self.reply(await self.daemon.owners.claim(owner_id))
+
+
+ROUTES: dict[str, type[BaseHandler]] = {
+    "/handshake": HandshakeHandler,
+    "/host": HostHandler,
+    "/kernels": KernelsHandler,
+    "/kernels/{kernel_id}": KernelHandler,
+    "/kernels/{kernel_id}/save": SaveHandler,
+    "/kernels/{kernel_id}/suspend": SuspendHandler,
+    "/kernels/{kernel_id}/resume": ResumeHandler,
+    "/kernels/{kernel_id}/signal": SignalHandler,
+    "/kernels/{kernel_id}/jupyter": JupyterHandler,
+    "/operations/{operation_id}": OperationHandler,
+    "/operations/{operation_id}/progress": ProgressHandler,
+    "/operations/{operation_id}/cancel": CancelHandler,
+    "/snapshots": SnapshotsHandler,
+    "/snapshots/{snapshot_id}": SnapshotHandler,
+    "/owners": OwnersHandler,
+    "/owners/{owner_id}/claim": ClaimHandler,
+}

@@ -1,0 +1,97 @@
+"""What save, suspend and resume do in their thread, and what follows for the kernel when they succeed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..errors import KernelLost
+from ..protocol import OperationKind, Result, SaveRequest
+from ..states import KernelState, Verb
+from .machine import Machine
+from .operations import RunningOperation
+from .records import KernelRecord
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A success: the state that follows, fields of the record that change with it, and what the client is told."""
+
+    state: KernelState
+    changes: dict[str, Any]
+    result: Result
+
+
+@dataclass(frozen=True)
+class Job:
+    """An operation's particulars. `state` lasts while it runs, `entering` are fields of the record that change before it;
+    `work` runs in a thread and may raise any of the engine's errors."""
+
+    verb: Verb
+    kind: OperationKind
+    state: KernelState
+    work: Callable[[RunningOperation], Outcome]
+    entering: dict[str, Any] = field(default_factory=dict)
+
+
+def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
+    """A save, or with `stop` a suspend. What `request` leaves out stays as the snapshot would have it from before."""
+
+    def work(operation: RunningOperation) -> Outcome:
+        name = request.name or record.name
+        jupyter = record.jupyter if request.jupyter is None else request.jupyter
+        if record.tree is None:
+            raise KernelLost("The kernel has no process.")
+        saved = machine.save(
+            record.tree,
+            msgspec.structs.replace(record.spec, jupyter=jupyter),
+            stop=stop,
+            name=name,
+            progress=operation.progress,
+        )
+        info = saved.manifest.info
+        changes = {"name": name, "jupyter": jupyter, "snapshot_id": info.snapshot_id, "error": None}
+        return Outcome(
+            KernelState.SUSPENDED if stop else KernelState.RUNNING,
+            changes | {"tree": None} if stop else changes,
+            Result(
+                info.snapshot_id,
+                operation.progress.record().seconds,
+                info.sizes,
+                info.frozen_seconds,
+                dict(operation.progress.seconds_by_stage),
+                list(saved.warnings),
+            ),
+        )
+
+    if stop:
+        return Job(Verb.SUSPEND, OperationKind.SUSPEND, KernelState.SUSPENDING, work)
+    return Job(Verb.SAVE, OperationKind.SAVE, KernelState.SAVING, work)
+
+
+def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Path) -> Job:
+    """A resume from `snapshot_id`, or from the latest one if that is empty."""
+
+    def work(operation: RunningOperation) -> Outcome:
+        manifest = machine.manifest(record.kernel_id, snapshot_id or record.snapshot_id)
+        resumed = machine.resume(manifest, exit_path, operation.progress)
+        chosen = manifest.info.snapshot_id
+        return Outcome(
+            KernelState.RUNNING,
+            {"tree": resumed.tree, "snapshot_id": chosen, "error": None},
+            Result(
+                chosen,
+                operation.progress.record().seconds,
+                manifest.info.sizes,
+                seconds_by_stage=dict(operation.progress.seconds_by_stage),
+                warnings=list(resumed.warnings),
+            ),
+        )
+
+    return Job(
+        Verb.RESUME, OperationKind.RESUME, KernelState.RESUMING, work, {"exit_path": str(exit_path)}
+    )

@@ -1,0 +1,273 @@
+"""The kernels that this daemon manages: their states, their records on disk, and the end of their processes.
+
+Covers: which state may follow which, persistence, events to owners, the watch on every init. Does not cover: what a verb
+does (`verbs.py`), what is on disk (`records.py`). Lives on the event loop's thread; only files are written elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..engine.tree import Tree
+from ..errors import ErrorRecord, KernelNotFound, StoreError, record_of
+from ..host import processes
+from ..model import SnapshotInfo
+from ..protocol import Event, Kernel, Owner
+from ..states import ALIVE, KernelState, may_follow
+from .machine import Machine
+from .operations import RunningOperation
+from .records import KernelRecord, Records, lost, settled
+
+_log = logging.getLogger(__name__)
+
+#: Tells an owner's streams; the last argument is True for progress, which may be dropped.
+Tell = Callable[[str, Event, bool], None]
+
+
+class ManagedKernel:
+    """One kernel. `operation` is the one in flight, or the last one; `doomed`: it is being killed."""
+
+    def __init__(
+        self, record: KernelRecord, announce: Callable[[ManagedKernel, bool], None]
+    ) -> None:
+        self.record, self._announce = record, announce
+        self.operation: RunningOperation | None = None
+        self.doomed = False
+        self.launched = asyncio.Event()
+        self.memory_bytes = self.gpu_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.kernel_id} {self.state}>"
+
+    @property
+    def kernel_id(self) -> str:
+        """Its id."""
+        return self.record.kernel_id
+
+    @property
+    def state(self) -> KernelState:
+        """Where it is in its life."""
+        return self.record.state
+
+    @property
+    def in_flight(self) -> RunningOperation | None:
+        """The operation that its state comes from."""
+        return self.operation if self.operation and not self.operation.ended else None
+
+    def on_progress(self, operation: RunningOperation) -> None:
+        """Tell the owner that its operation went on or ended."""
+        self._announce(self, not operation.ended)
+
+    def public(self) -> Kernel:
+        """What clients see."""
+        record, tree = self.record, self.record.tree
+        return Kernel(
+            kernel_id=self.kernel_id,
+            state=record.state,
+            owner_id=record.owner.owner_id,
+            pid=tree.kernel_pid if tree else 0,
+            init_pid=tree.init_pid if tree else 0,
+            exit_path=record.exit_path,
+            name=record.name,
+            snapshot_id=record.snapshot_id,
+            error=record.error,
+            operation=self.operation.public() if self.operation else None,
+            memory_bytes=self.memory_bytes,
+            gpu_bytes=self.gpu_bytes,
+        )
+
+
+class Kernels:
+    """All of them, by id."""
+
+    def __init__(self, records: Records, machine: Machine, tell: Tell) -> None:
+        self._records, self._machine, self._tell = records, machine, tell
+        self._kernels: dict[str, ManagedKernel] = {}
+        self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # One thread: records reach the disk in the order in which things happened.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
+
+    def __iter__(self) -> Iterator[ManagedKernel]:
+        return iter([kernel for kernel in self._kernels.values() if not kernel.doomed])
+
+    def find(self, kernel_id: str) -> ManagedKernel | None:
+        """The kernel of this id, also one that is being killed."""
+        return self._kernels.get(kernel_id)
+
+    def get(self, kernel_id: str) -> ManagedKernel:
+        """The kernel of this id; raises KernelNotFound."""
+        kernel = self._kernels.get(kernel_id)
+        if kernel is None or kernel.doomed:
+            raise KernelNotFound(f"There is no kernel {kernel_id}.")
+        return kernel
+
+    def of_owner(self, owner_id: str) -> list[ManagedKernel]:
+        """An owner's kernels."""
+        return [kernel for kernel in self if kernel.record.owner.owner_id == owner_id]
+
+    @property
+    def any_alive(self) -> bool:
+        """Whether a process would be lost with this daemon; suspended kernels have none."""
+        return any(kernel.state in ALIVE for kernel in self._kernels.values())
+
+    def add(self, record: KernelRecord) -> ManagedKernel:
+        """Manage a kernel from now on; `update` writes its record."""
+        record.since = record.since or time.time()
+        kernel = self._kernels[record.kernel_id] = ManagedKernel(record, self.announce)
+        return kernel
+
+    def move(self, kernel: ManagedKernel, state: KernelState, **changes: Any) -> Awaitable[None]:
+        """Go to `state` at once, with other fields of the record; the awaitable ends when that is on disk."""
+        record = kernel.record
+        if not may_follow(record.state, state):
+            raise AssertionError(f"{kernel} may not become {state}")
+        record.previous, record.state, record.since = record.state, state, time.time()
+        return self.update(kernel, **changes)
+
+    def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
+        """Change fields of the record at once; the awaitable ends when that is on disk."""
+        for field, value in changes.items():
+            setattr(kernel.record, field, value)
+        written = self._written(kernel)
+        self.announce(kernel)
+        if kernel.record.tree:
+            self._watch(kernel, kernel.record.tree)
+        return written
+
+    def forget(self, kernel: ManagedKernel) -> None:
+        """It has ended: remove its record and tell its owner. Its snapshots stay."""
+        if self._kernels.get(kernel.kernel_id) is not kernel:
+            return
+        del self._kernels[kernel.kernel_id]
+        self._writer.submit(self._records.forget, kernel.kernel_id)
+        self._tell(kernel.record.owner.owner_id, Event(gone=kernel.kernel_id), False)
+
+    def announce(self, kernel: ManagedKernel, progress: bool = False) -> None:
+        """Tell the kernel's owner how it stands; `progress` may be dropped when the owner is slow."""
+        if not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel:
+            self._tell(kernel.record.owner.owner_id, Event(kernel=kernel.public()), progress)
+
+    def give(self, kernel: ManagedKernel, owner: Owner) -> Awaitable[None]:
+        """Make `owner` its owner."""
+        return self.update(kernel, owner=owner)
+
+    async def measure(self, kernels: list[ManagedKernel]) -> None:
+        """Look at what these kernels use; reading /proc takes milliseconds for each, so it happens in a thread."""
+        trees = [(kernel, kernel.record.tree) for kernel in kernels]
+        usage = await asyncio.to_thread(
+            lambda: [self._machine.usage(tree) if tree else (0, 0) for _, tree in trees]
+        )
+        for (kernel, _), (memory, gpu) in zip(trees, usage, strict=True):
+            kernel.memory_bytes, kernel.gpu_bytes = memory, gpu
+
+    async def adopt(self, found: list[KernelRecord]) -> None:
+        """Manage kernels that another daemon left, as what they are now (`records.settled`)."""
+        for record in found:
+            kept = await asyncio.to_thread(self._settle_record, record)
+            if kept is None:
+                _log.info("kernel %s ended while no daemon ran", record.kernel_id)
+                await asyncio.to_thread(self._records.forget, record.kernel_id)
+                continue
+            kernel = self.add(kept)
+            kernel.launched.set()
+            await self.update(kernel)
+            _log.info("adopted kernel %s, which is %s", kernel.kernel_id, kernel.state)
+
+    async def settle(self, kernel: ManagedKernel, error: ErrorRecord | None = None) -> bool:
+        """After an operation or the end of init: forget a kernel that ended, mark one that vanished; whether it lives."""
+        tree = kernel.record.tree
+        if tree is None or await asyncio.to_thread(self._machine.alive, tree):
+            return True
+        await asyncio.to_thread(self._machine.kill, tree)  # reaps it
+        if kernel.doomed or kernel.record.tree is not tree:
+            return False
+        if await asyncio.to_thread(Path(kernel.record.exit_path).exists):
+            _log.info("kernel %s ended by itself", kernel.kernel_id)
+            self.forget(kernel)
+        elif may_follow(kernel.state, KernelState.LOST):
+            _log.error("kernel %s is lost: init is gone without an exit status", kernel.kernel_id)
+            why = error or record_of(lost())
+            await self.move(kernel, KernelState.LOST, tree=None, error=why)
+        return False
+
+    async def close(self) -> None:
+        """Stop watching, finish writing."""
+        for pidfd in list(self._watched):
+            self._unwatch(pidfd)
+        await asyncio.to_thread(self._writer.shutdown)
+
+    def _settle_record(self, record: KernelRecord) -> KernelRecord | None:
+        tree, exit_path = record.tree, record.exit_path
+        alive = tree is not None and self._machine.alive(tree)
+        kept = settled(record, alive=alive, snapshots=self._committed(record))
+        if tree and alive and (kept is None or kept.tree is None):
+            self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
+        elif tree is None:
+            self._machine.kill_strays(exit_path)
+        return kept
+
+    def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:
+        """The snapshots that the operation in flight may have made."""
+        if record.state not in {KernelState.SAVING, KernelState.SUSPENDING}:
+            return []
+        try:
+            return self._machine.snapshots(record.kernel_id)
+        except StoreError as error:
+            _log.error("what became of kernel %s is not known: %s", record.kernel_id, error)
+            return []
+
+    def _written(self, kernel: ManagedKernel) -> Awaitable[None]:
+        encoded = msgspec.json.encode(kernel.record)
+        written = self._writer.submit(self._records.write, kernel.kernel_id, encoded)
+        future = asyncio.wrap_future(written)
+        # Not everybody waits for it: what follows an operation is in memory whether it can be written or not.
+        future.add_done_callback(_log_failure)
+        return future
+
+    def _watch(self, kernel: ManagedKernel, tree: Tree) -> None:
+        """A pidfd becomes readable when its process ends (man pidfd_open); one for each tree that is known."""
+        if any(watched == tree for _, watched in self._watched.values()):
+            return
+        pidfd = processes.open_pidfd(tree.init_pid)
+        if pidfd is None or not self._machine.alive(tree):
+            if pidfd is not None:
+                os.close(pidfd)
+            self._spawn(self._ended(kernel, tree))
+            return
+        self._watched[pidfd] = (kernel, tree)
+        asyncio.get_running_loop().add_reader(pidfd, self._on_readable, pidfd)
+
+    def _on_readable(self, pidfd: int) -> None:
+        self._spawn(self._ended(*self._unwatch(pidfd)))
+
+    def _unwatch(self, pidfd: int) -> tuple[ManagedKernel, Tree]:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        return self._watched.pop(pidfd)
+
+    async def _ended(self, kernel: ManagedKernel, tree: Tree) -> None:
+        # While an operation is in flight, init may be meant to end: a suspend leaves no tree.
+        while kernel.in_flight:
+            await kernel.in_flight.until_ended()
+        if kernel.record.tree is tree and not kernel.doomed:
+            await self.settle(kernel)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _log_failure(written: asyncio.Future[None]) -> None:
+    if not written.cancelled() and (error := written.exception()):
+        _log.error("a kernel's record could not be written: %s", error)

@@ -1,0 +1,102 @@
+"""The daemon as a process: detached, alone at its place, deaf to signals while it is needed, gone when it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import logging
+import logging.handlers
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+#: Signals that stop a service. A stop of everything around the kernels (a session's end, a unit with KillMode=control-group)
+#: sends them to the daemon too, at the moment when it is needed most.
+_STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_LOG_BYTES = 1 << 20
+_LOG_FILES = 3
+#: man 2 prctl
+_PR_SET_CHILD_SUBREAPER = 36
+
+_READY = b"ready\n"
+_log = logging.getLogger(__name__)
+
+
+def detached(serve: Callable[[Callable[[], None]], int]) -> int:
+    """Run `serve` in a child that outlives the caller's process tree; return when it calls what it is given, or ends.
+
+    0 if the child is ready or had nothing to do, else its exit status, with what it said on standard error. Must be called
+    before there are threads.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as pipe:
+            ready = pipe.read() == _READY
+        return 0 if ready else os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    os.close(reader)
+    os.setsid()
+
+    def tell_ready() -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        os.write(writer, _READY)
+        os.close(writer)
+
+    return serve(tell_ready)
+
+
+def hold_alone(path: Path) -> bool:
+    """Lock `path` until this process ends; False if another process has it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return False
+    return True  # the descriptor stays open: the lock is meant to last
+
+
+def become_parent_of_orphans() -> None:
+    """The program that starts a kernel's init ends at once; init is then ours to wait for (man 2 prctl)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        _log.warning("PR_SET_CHILD_SUBREAPER: %s", os.strerror(ctypes.get_errno()))
+
+
+def log_to(path: Path) -> None:
+    """Write the log to a file of at most 1 MB, of which three are kept. It never holds environments or keys."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1
+    )
+    form = "%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
+    handler.setFormatter(logging.Formatter(form))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    # Every request at INFO would bury the rest.
+    logging.getLogger("tornado.access").setLevel(logging.ERROR)
+    sys.excepthook = lambda kind, error, trace: _log.critical(
+        "the daemon ends", exc_info=(kind, error, trace)
+    )
+
+
+def on_stop(needed: Callable[[], bool], leave: Callable[[], None]) -> None:
+    """On a signal that means stop, leave, unless the daemon is needed."""
+
+    def stop(signum: signal.Signals) -> None:
+        if needed():
+            _log.warning("%s is ignored: there are kernels or operations", signum.name)
+        else:
+            _log.info("leaving on %s", signum.name)
+            leave()
+
+    loop = asyncio.get_running_loop()
+    for signum in _STOPS:
+        loop.add_signal_handler(signum, stop, signum)

@@ -1,0 +1,160 @@
+"""The daemon's hands: engine, store and host with the daemon's settings. Everything here blocks: call it in threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..daemon_settings import Settings
+from ..engine import launch as trees
+from ..engine.settings import INIT, EngineSettings
+from ..engine.tree import Tree
+from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
+from ..host import doctor, gpu, processes
+from ..model import LaunchSpec, Manifest, SnapshotInfo
+from ..progress import Progress
+from ..protocol import HostReport
+from ..snapshots import resume, save
+from ..store.local import LocalStore
+
+if TYPE_CHECKING:
+    from ..snapshots.resume import Resumed
+    from ..snapshots.save import Saved
+
+_log = logging.getLogger(__name__)
+
+#: Checks of the doctor that are about programs; the other required ones are about rights.
+_TOOLS = {"criu", "init"}
+
+
+class Machine:
+    """What this machine can do for kernels. Thread-safe; store and report are made at first use."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._report: HostReport | None = None
+        self._criu: Path | None = None
+        self._store: LocalStore | None = None
+
+    def report(self, *, fresh: bool = False) -> HostReport:
+        """What works here, what does not, and what would help. Kept, unless something that is needed is missing."""
+        with self._lock:
+            if fresh or self._report is None or not self._report.engine_available:
+                chosen = self._settings.criu
+                self._criu = Path(chosen) if chosen else doctor.find_criu()
+                store = self._settings.store
+                self._report = doctor.report(self._criu, init=INIT, store=store)
+            return self._report
+
+    def launch(self, spec: LaunchSpec, exit_path: Path) -> Tree:
+        """Start a kernel; raises ToolMissing or PrivilegeMissing where the engine cannot work."""
+        return trees.launch(spec, self._engine(), exit_path)
+
+    def alive(self, tree: Tree) -> bool:
+        """Whether the tree's init still runs."""
+        return trees.alive(tree)
+
+    def kill(self, tree: Tree) -> None:
+        """End a tree, or reap one that has ended."""
+        trees.kill(tree)
+
+    def kill_strays(self, exit_path: str) -> None:
+        """End a tree that a daemon was starting when it was killed: nobody knows its pid, but its init names `exit_path`."""
+        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+        for pid in found if exit_path else ():
+            if exit_path in processes.arguments(pid):
+                _log.warning("ending process tree %d, which was left half started", pid)
+                trees.kill_init(pid)
+
+    def usage(self, tree: Tree) -> tuple[int, int]:
+        """Bytes of memory and of GPU memory that a tree uses."""
+        return trees.memory_bytes(tree), sum(gpu.memory_of(trees.pids(tree)).values())
+
+    def save(
+        self, tree: Tree, spec: LaunchSpec, *, stop: bool, name: str, progress: Progress
+    ) -> Saved:
+        """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
+        return save.save(
+            tree,
+            spec,
+            self.store,
+            self._engine(),
+            stop=stop,
+            name=name,
+            progress=progress,
+            gpu_bytes=self.usage(tree)[1],
+        )
+
+    def resume(self, manifest: Manifest, exit_path: Path, progress: Progress) -> Resumed:
+        """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
+        return resume.resume(
+            manifest, self.store, self._engine(), exit_path=exit_path, progress=progress
+        )
+
+    def manifest(self, kernel_id: str, snapshot_id: str) -> Manifest:
+        """One of a kernel's own snapshots, the newest if `snapshot_id` is empty; raises SnapshotNotFound."""
+        if not snapshot_id:
+            snapshots = self.snapshots(kernel_id)
+            if not snapshots:
+                raise SnapshotNotFound(f"There is no snapshot of kernel {kernel_id}.")
+            snapshot_id = snapshots[0].snapshot_id
+        manifest = self.store.manifest(snapshot_id)
+        if manifest.info.kernel_id != kernel_id:
+            raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
+        return manifest
+
+    @property
+    def store(self) -> LocalStore:
+        """The snapshots; raises StoreUnavailable."""
+        with self._lock:
+            if self._store is None:
+                self._store = LocalStore(self._settings.store)
+            return self._store
+
+    def close(self) -> None:
+        """Release the store."""
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def snapshots(self, kernel_id: str | None) -> list[SnapshotInfo]:
+        """Newest first."""
+        return self.store.snapshots(kernel_id)
+
+    def summary(self, snapshot_id: str) -> dict[str, Any]:
+        """A manifest without what must not leave the daemon: environment and connection key are in its launch record."""
+        manifest = self.store.manifest(snapshot_id)
+        told: dict[str, Any] = msgspec.to_builtins(
+            {
+                "info": manifest.info,
+                "host": manifest.host,
+                "method": manifest.method,
+                "processes": manifest.processes,
+                "gpu": manifest.gpu,
+                "seconds_by_stage": manifest.seconds_by_stage,
+            }
+        )
+        told["streams"] = [
+            {"name": stream.name, "length": stream.length, "chunks": len(stream.chunks)}
+            for stream in manifest.streams
+        ]
+        told["captured_files"] = len(manifest.captured)
+        return told
+
+    def _engine(self) -> EngineSettings:
+        report = self.report()
+        if self._criu is None or not report.engine_available:
+            failed = {check.name for check in report.checks if check.required and check.ok is False}
+            kind: type[HostError] = ToolMissing if failed & _TOOLS else PrivilegeMissing
+            raise kind(report.reason, hint=report.hint)
+        return EngineSettings(
+            criu=self._criu,
+            spill_dir=self._settings.data / "spill",
+            threads=self._settings.worker_threads,
+        )

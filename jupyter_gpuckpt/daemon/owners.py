@@ -1,0 +1,189 @@
+"""Whose kernels they are: open connections of owners, what happens when one goes, and claims by new servers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigurationError, KernelNotFound
+from ..place import start_time
+from ..protocol import Event, Owner, OwnerKind, SuspendedKernel
+from .kernels import Kernels, ManagedKernel
+from .records import KernelRecord, Records
+from .verbs import Verbs
+
+#: How often a silent stream says that it lives, in seconds.
+KEEP_ALIVE_SECONDS = 10.0
+#: An owner may lose its connection and come back within this time as if nothing had been.
+GRACE_SECONDS = 2.0
+#: The same after a restart of the daemon, which the owner has to notice and, mostly, to do.
+RESTART_GRACE_SECONDS = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+class Stream:
+    """One open connection of an owner."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+
+    def tell(self, event: Event, progress: bool) -> None:
+        """Queue an event. Progress is dropped while others wait: the next one says more."""
+        if not progress or self._events.empty():
+            self._events.put_nowait(event)
+
+    def close(self) -> None:
+        """Let `next` return None after what is queued."""
+        self._events.put_nowait(None)
+
+    async def next(self) -> Event | None:
+        """The next event; an empty one after a while without any; None when the stream is closed."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                return await self._events.get()
+        except TimeoutError:
+            return Event()
+
+
+class Streams:
+    """The open connections, by owner. Apart from `Owners` because kernels tell them what happens."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, list[Stream]] = {}
+
+    def __contains__(self, owner_id: str) -> bool:
+        return owner_id in self._streams
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def tell(self, owner_id: str, event: Event, progress: bool) -> None:
+        """To every connection of this owner."""
+        for stream in self._streams.get(owner_id, []):
+            stream.tell(event, progress)
+
+    @contextmanager
+    def opened(self, owner_id: str) -> Iterator[Stream]:
+        """A connection, for as long as it is open."""
+        stream = Stream()
+        self._streams.setdefault(owner_id, []).append(stream)
+        try:
+            yield stream
+        finally:
+            # A reconnect may have come before the end of the old connection was noticed.
+            self._streams[owner_id].remove(stream)
+            if not self._streams[owner_id]:
+                del self._streams[owner_id]
+
+
+class Owners:
+    """Who is connected, or was a moment ago."""
+
+    def __init__(self, streams: Streams, kernels: Kernels, verbs: Verbs, records: Records) -> None:
+        self._streams, self._kernels = streams, kernels
+        self._verbs, self._records = verbs, records
+        self._known: dict[str, Owner] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextmanager
+    def connected(self, owner: Owner) -> Iterator[Stream]:
+        """Hold an owner's connection. Its kernels are told first, then an empty event: from there on it is up to date."""
+        self._known[owner.owner_id] = owner
+        try:
+            with self._streams.opened(owner.owner_id) as stream:
+                for kernel in self._kernels.of_owner(owner.owner_id):
+                    stream.tell(Event(kernel=kernel.public()), progress=False)
+                stream.tell(Event(), progress=False)
+                yield stream
+        finally:
+            self._spawn(self._expire(owner, GRACE_SECONDS))
+
+    def get(self, owner_id: str) -> Owner:
+        """The owner of this id; raises ConfigurationError if it is not connected."""
+        if owner_id not in self._known:
+            raise ConfigurationError(
+                f"Owner {owner_id} is not connected.",
+                hint="Hold POST /owners open for as long as the kernels are wanted.",
+            )
+        return self._known[owner_id]
+
+    def expect_after_restart(self) -> None:
+        """Give the owners of adopted kernels time to come back."""
+        for owner in {kernel.record.owner for kernel in self._kernels}:
+            self._spawn(self._expire(owner, RESTART_GRACE_SECONDS))
+
+    async def claim(self, owner_id: str) -> list[SuspendedKernel]:
+        """Hand the kernels of dead servers over to this one, as far as they belong under its root_dir and hub server.
+
+        Nobody else gets them too: records of other places change hands under a lock, ours on the event loop's thread.
+        """
+        claimant = self.get(owner_id)
+        if claimant.kind is not OwnerKind.SERVER:
+            raise ConfigurationError("Only a server can claim kernels.")
+        wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
+        found = await asyncio.to_thread(self._records.take_over, wanted)
+        await self._kernels.adopt(found)
+        taken = {record.kernel_id for record in found}
+        claimed = []
+        for kernel in list(self._kernels):
+            record = kernel.record
+            if belongs(record, claimant) and (
+                record.kernel_id in taken or self._is_dead(record.owner)
+            ):
+                await self._kernels.update(kernel, owner=claimant)
+                claimed.append(kernel)
+                _log.info("owner %s claimed kernel %s", owner_id, kernel.kernel_id)
+        return [SuspendedKernel(k.public(), k.record.jupyter, k.record.spec.cwd) for k in claimed]
+
+    def _is_dead(self, owner: Owner) -> bool:
+        return owner.owner_id not in self._streams and start_time(owner.pid) != owner.start_time
+
+    async def _expire(self, owner: Owner, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        if owner.owner_id in self._streams:
+            return
+        self._known.pop(owner.owner_id, None)
+        if owner.kind is OwnerKind.SERVER:
+            return
+        kernels = self._kernels.of_owner(owner.owner_id)
+        _log.info("owner %s is gone; killing its %d kernels", owner.owner_id, len(kernels))
+        await asyncio.gather(*map(self._kill, kernels))
+
+    async def _kill(self, kernel: ManagedKernel) -> None:
+        try:
+            await self._verbs.kill(kernel.kernel_id)
+        except KernelNotFound:
+            _log.debug("kernel %s ended before it was killed", kernel.kernel_id)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def belongs(record: KernelRecord, claimant: Owner) -> bool:
+    """Whether a dead server's kernel is one that `claimant` would show: same hub server, notebook under its root_dir.
+
+    `record.jupyter` holds `root` (the former server's root_dir) and `sessions`, whose `path` is relative to it. A kernel
+    without a path belongs to a server of the same root_dir.
+    """
+    former = record.owner
+    if former.kind is not OwnerKind.SERVER or former.hub_server != claimant.hub_server:
+        return False
+    root = str(record.jupyter.get("root") or former.root_dir)
+    paths = [path for session in _sessions(record) if (path := str(session.get("path") or ""))]
+    if not paths:
+        return os.path.normpath(former.root_dir) == os.path.normpath(claimant.root_dir)
+    here = Path(os.path.normpath(claimant.root_dir))
+    return any(Path(os.path.normpath(Path(root, path))).is_relative_to(here) for path in paths)
+
+
+def _sessions(record: KernelRecord) -> list[dict[str, Any]]:
+    sessions = record.jupyter.get("sessions")
+    return [s for s in sessions if isinstance(s, dict)] if isinstance(sessions, list) else []

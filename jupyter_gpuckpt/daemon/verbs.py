@@ -1,0 +1,280 @@
+"""What the daemon does when a client asks something of a kernel: launch, save, suspend, resume, signal, kill.
+
+`states.answer` alone decides what a verb does in a state; this module carries the answer out. All of it runs on the event
+loop's thread but the engine's part (`jobs.py`), which has a thread for itself from its first to its last step: ptrace ties
+a tracee to the thread that attached to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import Awaitable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import (
+    ConfigurationError,
+    KernelBusy,
+    KernelLost,
+    KernelNotFound,
+    KernelStateConflict,
+    OperationCancelled,
+    SnapshotInUse,
+    record_of,
+)
+from ..host import processes
+from ..model import LaunchSpec
+from ..place import Place
+from ..protocol import Owner, Result, SaveRequest
+from ..states import Answer, KernelState, Verb, answer
+from . import jobs
+from .jobs import Job
+from .kernels import Kernels, ManagedKernel
+from .machine import Machine
+from .operations import Operations, RunningOperation
+from .records import KernelRecord, Records, check_kernel_id, write_file
+
+#: How many operations work at a time; more wait for a thread. Each uses many threads of its own.
+OPERATIONS_AT_ONCE = 4
+#: How soon a waiting operation notices that it was cancelled, in seconds.
+_LOOK_AGAIN = 0.2
+#: A raw wait status (man 2 wait): ended by SIGKILL.
+_KILLED = b"9"
+
+_log = logging.getLogger(__name__)
+
+
+class Verbs:
+    """The verbs, for every kernel."""
+
+    def __init__(
+        self,
+        place: Place,
+        kernels: Kernels,
+        operations: Operations,
+        machine: Machine,
+        records: Records,
+    ) -> None:
+        self._place, self._kernels, self._operations = place, kernels, operations
+        self._machine, self._records = machine, records
+        self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def launch(self, owner: Owner, spec: LaunchSpec) -> ManagedKernel:
+        """Start a kernel; returns when its process exists.
+
+        A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
+        and whatever keeps the engine from working here; then there is no such kernel.
+        """
+        check_kernel_id(spec.kernel_id)
+        former = self._kernels.find(spec.kernel_id)
+        if former and (former.doomed or former.state is not KernelState.LOST):
+            raise KernelStateConflict(
+                f"There is a kernel {spec.kernel_id} already; it is {former.state}.",
+                hint="Kill or resume it, or choose another id.",
+            )
+        exit_path = self._records.new_exit_path(spec.kernel_id)
+        record = KernelRecord(
+            spec, owner, self._place, jupyter=spec.jupyter, exit_path=str(exit_path)
+        )
+        kernel = self._kernels.add(record)
+        try:
+            await self._kernels.update(kernel)
+            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path)
+        except BaseException:
+            self._kernels.forget(kernel)
+            raise
+        finally:
+            kernel.launched.set()
+        await self._kernels.move(kernel, KernelState.RUNNING, tree=tree)
+        return kernel
+
+    def save(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
+        """Take a snapshot; the kernel goes on."""
+        kernel = self._kernels.get(kernel_id)
+        return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=False))
+
+    def suspend(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
+        """Take a snapshot and end the process; a save in flight is cancelled for it."""
+        kernel = self._kernels.get(kernel_id)
+        return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
+
+    def resume(self, kernel_id: str, snapshot_id: str) -> RunningOperation:
+        """Bring a kernel back; if that fails it is suspended (or lost) as before."""
+        kernel = self._kernels.get(kernel_id)
+        exit_path = self._records.new_exit_path(kernel_id)
+        return self._begin(kernel, jobs.thaw(self._machine, kernel.record, snapshot_id, exit_path))
+
+    async def signal(self, kernel_id: str, signum: int) -> bool:
+        """Send a signal to the kernel's process group; False when it is delivered later, after the operation in flight."""
+        if signum not in signal.valid_signals():
+            raise ConfigurationError(f"There is no signal {signum}.")
+        kernel = self._kernels.get(kernel_id)
+        decision = self._decide(kernel, Verb.INTERRUPT)
+        if decision is Answer.WAIT:
+            self._spawn(self._signal_later(kernel, signum))
+        elif decision is Answer.DO:
+            await kernel.launched.wait()
+            _send(kernel, signum)
+        return decision is not Answer.WAIT
+
+    async def kill(self, kernel_id: str) -> None:
+        """End a kernel and forget it; its snapshots stay in the store. An operation in flight is cancelled first.
+
+        Its exit file then says that it was killed, so that its provisioner sees an end like any other.
+        """
+        kernel = self._kernels.get(kernel_id)
+        await kernel.launched.wait()
+        while (decision := self._decide(kernel, Verb.KILL)) is not Answer.DO:
+            await self._give_way(kernel, decision)
+        if kernel.doomed or self._kernels.find(kernel_id) is not kernel:
+            return  # it ended meanwhile, or somebody else is killing it
+        kernel.doomed = True
+        await asyncio.to_thread(self._kill, kernel.record)
+        _log.info("killed kernel %s", kernel_id)
+        self._kernels.forget(kernel)
+
+    async def delete_snapshot(self, snapshot_id: str) -> None:
+        """Remove a snapshot; raises SnapshotInUse when an operation reads it or a suspended kernel needs it."""
+        needing = {KernelState.SUSPENDED, KernelState.RESUMING}
+        # Also kernels of other places: the store may be shared with them.
+        for record in await asyncio.to_thread(self._records.all):
+            if record.snapshot_id == snapshot_id and record.state in needing:
+                raise SnapshotInUse(
+                    f"Kernel {record.kernel_id} is {record.state} and needs snapshot {snapshot_id}.",
+                    hint="Resume or kill that kernel first.",
+                )
+        await asyncio.to_thread(lambda: self._machine.store.delete(snapshot_id))
+
+    async def close(self) -> None:
+        """Let go of the threads; nothing runs in them when the daemon leaves."""
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
+        """The table's answer; raises its refusals."""
+        decision = answer(kernel.state, verb)
+        if decision is Answer.BUSY:
+            raise KernelBusy(
+                f"The kernel is {kernel.state} already.", hint="Wait for that operation to end."
+            )
+        if decision is Answer.CONFLICT:
+            raise KernelStateConflict(f"A kernel that is {kernel.state} cannot {verb}.")
+        return decision
+
+    def _begin(self, kernel: ManagedKernel, job: Job) -> RunningOperation:
+        """A new operation, or the one in flight if it does the same. A refusal is raised; later ones are its error."""
+        decision = self._decide(kernel, job.verb)
+        if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
+            return kernel.in_flight
+        operation = self._operations.add(job.kind, kernel.kernel_id, kernel.on_progress)
+        if decision is Answer.NOTHING:
+            operation.succeed(Result(kernel.record.snapshot_id, 0.0))
+        else:
+            # Entered before anything is awaited: the next request finds the kernel in its new state.
+            entered = self._enter(kernel, job, operation) if decision is Answer.DO else None
+            self._spawn(self._carry_out(kernel, job, operation, entered))
+        return operation
+
+    def _enter(
+        self, kernel: ManagedKernel, job: Job, operation: RunningOperation
+    ) -> Awaitable[None]:
+        kernel.operation = operation
+        return self._kernels.move(kernel, job.state, **job.entering)
+
+    async def _carry_out(
+        self,
+        kernel: ManagedKernel,
+        job: Job,
+        operation: RunningOperation,
+        entered: Awaitable[None] | None,
+    ) -> None:
+        try:
+            entered = entered or await self._turn(kernel, job, operation)
+            if entered is None:
+                operation.succeed(Result(kernel.record.snapshot_id, 0.0))
+                return
+            await entered  # the intent is on disk before the first step
+            loop = asyncio.get_running_loop()
+            outcome = await loop.run_in_executor(self._threads, job.work, operation)
+        except (
+            Exception
+        ) as error:  # whatever happened, it is the operation's error and goes to its client
+            await self._failed(kernel, job, operation, error)
+        else:
+            self._kernels.move(kernel, outcome.state, **outcome.changes)
+            operation.succeed(outcome.result)
+
+    async def _turn(
+        self, kernel: ManagedKernel, job: Job, operation: RunningOperation
+    ) -> Awaitable[None] | None:
+        """Wait until the verb may be done, then enter its state; None if there is nothing left to do."""
+        while True:
+            operation.progress.check()
+            if self._kernels.get(kernel.kernel_id) is not kernel:
+                raise KernelNotFound("The kernel was replaced by a new one of the same id.")
+            decision = self._decide(kernel, job.verb)
+            if decision is Answer.DO:
+                return self._enter(kernel, job, operation)
+            if decision is Answer.NOTHING:
+                return None
+            await self._give_way(kernel, decision)
+
+    async def _give_way(self, kernel: ManagedKernel, decision: Answer) -> None:
+        """Let the operation in flight end, or make it end; returns also after a moment, to look again."""
+        if kernel.in_flight is None:
+            raise KernelStateConflict(f"The kernel is {kernel.state}, but nothing is in flight.")
+        if decision is Answer.PREEMPT:
+            kernel.in_flight.cancel()
+        await kernel.in_flight.until_ended(_LOOK_AGAIN)
+
+    async def _failed(
+        self, kernel: ManagedKernel, job: Job, operation: RunningOperation, error: Exception
+    ) -> None:
+        """After a resume the kernel is what it was before; after a save or suspend it runs, unless it is gone."""
+        record, why = kernel.record, record_of(error)
+        if kernel.operation is operation:  # else it never began
+            changes = {} if isinstance(error, OperationCancelled) else {"error": why}
+            if isinstance(error, KernelLost) and record.tree:
+                # What may be left of it is of no use, but holds memory.
+                await asyncio.to_thread(self._machine.kill, record.tree)
+            if job.verb is Verb.RESUME:
+                self._kernels.move(kernel, record.previous, **changes)
+            elif await self._kernels.settle(kernel, why):
+                self._kernels.move(kernel, KernelState.RUNNING, **changes)
+        operation.fail(error)
+
+    async def _signal_later(self, kernel: ManagedKernel, signum: int) -> None:
+        while answer(kernel.state, Verb.INTERRUPT) is Answer.WAIT and kernel.in_flight:
+            await kernel.in_flight.until_ended()
+        if answer(kernel.state, Verb.INTERRUPT) is Answer.DO:
+            with suppress(KernelNotFound):
+                _send(kernel, signum)
+
+    def _kill(self, record: KernelRecord) -> None:
+        if record.tree:
+            self._machine.kill(record.tree)
+        path = Path(record.exit_path)
+        if not path.exists():
+            write_file(path, _KILLED)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _send(kernel: ManagedKernel, signum: int) -> None:
+    """To the group, as jupyter_client does: what a cell started in the foreground gets it too."""
+    tree = kernel.record.tree
+    group = processes.process_group(tree.kernel_pid) if tree else None
+    if not group or group == os.getpgrp():
+        raise KernelNotFound(f"Kernel {kernel.kernel_id} has just ended.")
+    try:
+        os.killpg(group, signum)
+    except ProcessLookupError as error:
+        raise KernelNotFound(f"Kernel {kernel.kernel_id} has just ended.") from error

@@ -1,0 +1,264 @@
+"""The CUDA driver's staging memory as a file of ours, so that the GPU's bytes never go through CRIU.
+
+Covers: replacing the driver's mmap() during Checkpoint. Does not cover: the Checkpoint itself (`cuda`), reading the files,
+writing them again before a resume, unlinking them. See also: `tracee` (how a call is injected).
+
+During Checkpoint the driver maps the memory for everything it takes off the GPUs by one (several GPUs: perhaps more)
+mmap(MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE) in the thread that GetRestoreThreadId names. Zeroing small pages inside that
+call is half of the checkpoint. We trace that one thread meanwhile:
+
+* at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside and
+  by several threads. What the tmpfs has not got must show now: later it would be a SIGBUS in the driver. If anything
+  fails, the call goes on as it is;
+* else the kernel is told to skip the call (orig_rax = -1), and at its exit openat, mmap(MAP_SHARED), close and madvise are
+  injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from ..errors import FreezeFailed
+from ..host import processes
+from . import ptrace
+from .ptrace import Kind
+from .tracee import Tracee
+from .tree import Tree
+
+logger = logging.getLogger(__name__)
+
+_NR_CLOSE, _NR_MMAP, _NR_MUNMAP, _NR_MADVISE, _NR_OPENAT = 3, 9, 11, 28, 257
+_AT_FDCWD = -100
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
+_MAP_ANONYMOUS, _MAP_POPULATE = 0x20, 0x8000
+_MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
+_HUGE_PAGE = 2 << 20
+_PIECE = 256 << 20
+_LOOKS = 50
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 10e-6, 500e-6
+_END_SECONDS = 60.0
+
+
+class StagingFile(NamedTuple):
+    """A file that holds GPU memory: its path in the kernel's mount namespace and its length in bytes."""
+
+    path: str
+    length: int
+
+
+class _Replaced(NamedTuple):
+    """An mmap that the kernel was told to skip: its six arguments and the file that stands in for it."""
+
+    arguments: tuple[int, ...]
+    file: StagingFile
+
+
+class FileStaging:
+    """Makes the staging memory of a Checkpoint a file: `with FileStaging(...) as staging: cuda.checkpoint(pid)`.
+
+    `pid` and `tid` (the restore thread) are host ids; `directory`, on the scratch tmpfs, is a path of the kernel's mount
+    namespace. Every call gets a new file there, owned by the process's user. After the block `files` lists them. Empty:
+    no such call was seen, there was no room, or the thread could not be traced; then nothing was changed and the bytes lie
+    in private memory. When the block raises, the files are removed: a refused Checkpoint leaves nothing behind.
+
+    Raises FreezeFailed at the end when the thread cannot be let go.
+    """
+
+    def __init__(self, tree: Tree, pid: int, tid: int, directory: str, *, threads: int = 8) -> None:
+        self.files: list[StagingFile] = []
+        self._tree, self._pid, self._tid, self._directory = tree, pid, tid, directory
+        self._workers = threads
+        self._ready, self._done = threading.Event(), threading.Event()
+        # ptrace ties a tracee to one thread, and the caller's is busy inside the driver's call.
+        self._thread = threading.Thread(target=self._trace, name=f"staging-{tid}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join(_END_SECONDS)
+        if error is not None:
+            self.discard()
+        elif self._thread.is_alive():
+            raise FreezeFailed(
+                "The CUDA driver's thread in the kernel could not be let go.",
+                hint="The kernel's GPU work seems to hang; interrupt it and try again.",
+                details=f"process {self._pid}, thread {self._tid}",
+            )
+
+    def discard(self) -> None:
+        """Unlink the files; their memory is free as soon as nothing maps them."""
+        while self.files:
+            self._unlink(self.files.pop())
+
+    def _trace(self) -> None:
+        tracee = Tracee(self._pid, self._tid)
+        try:
+            tracee.attach()
+        except OSError as error:
+            logger.info("GPU memory is staged in private memory: %s", error)
+            return
+        finally:
+            self._ready.set()
+        try:
+            with suppress(ProcessLookupError):  # it was killed; the Checkpoint says so
+                self._serve(tracee)
+        finally:
+            try:
+                tracee.detach()
+            except OSError:  # it is let go when this thread ends
+                logger.exception("thread %d could not be let go properly", self._tid)
+
+    def _serve(self, tracee: Tracee) -> None:
+        """Follow the thread from call to call until the block is left and it stands still outside of any call of ours."""
+        replaced: _Replaced | None = None
+        tracee.resume(ptrace.SYSCALL)
+        while True:
+            stop = self._next(tracee)
+            if stop.kind is Kind.SYSCALL:
+                now = ptrace.syscall_stop(tracee.tid)
+                if now.op == ptrace.SYSCALL_ENTRY and _stages(now):
+                    replaced = self._skip(tracee, now.arguments)
+                elif now.op == ptrace.SYSCALL_EXIT and replaced is not None:
+                    tracee.finish(self._replace(tracee, replaced))
+                    replaced = None
+            elif stop.kind in (Kind.TRAP, Kind.GROUP) and self._done.is_set():
+                return
+            # LISTEN leaves a thread stopped that the user stopped; everything else goes on.
+            request = ptrace.LISTEN if stop.kind is Kind.GROUP else ptrace.SYSCALL
+            tracee.resume(request, stop.signal if stop.kind is Kind.SIGNAL else 0)
+
+    def _next(self, tracee: Tracee) -> ptrace.Stop:
+        """The thread's next stop; once the block is left, it is asked for one.
+
+        A blocking waitpid could not be woken when the block is left: PTRACE_INTERRUPT has to come from this very thread, a
+        pidfd tells of exits only, and SIGCHLD belongs to whoever runs the daemon's main thread. So it looks again and again:
+        at first without a pause, which serves a burst of short calls and keeps the GIL, then with pauses of a tenth of the
+        time that the call has taken, so that a copy of seconds costs hardly any processor time.
+        """
+        began, looks, asked = time.monotonic(), 0, False
+        while (stop := tracee.poll()) is None:
+            looks += 1
+            if looks < _LOOKS:
+                continue
+            if self._done.is_set() and not asked:
+                tracee.interrupt()
+                asked = True
+            pause = (time.monotonic() - began) / 10
+            time.sleep(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+        return stop
+
+    def _skip(self, tracee: Tracee, arguments: tuple[int, ...]) -> _Replaced | None:
+        """Make the file and tell the kernel to skip the call; None leaves the call as it is."""
+        try:
+            file = self._make(arguments[1])
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            logger.info("GPU memory is staged in private memory: %s", error)
+            return None
+        try:
+            tracee.skip()
+        except OSError:
+            self._unlink(file)
+            raise
+        return _Replaced(arguments, file)
+
+    def _replace(self, tracee: Tracee, replaced: _Replaced) -> int:
+        """What the skipped call returns: the address of the file's mapping or, where that fails, of what it asked for."""
+        try:
+            address = self._map(tracee, replaced)
+        except ProcessLookupError:
+            self._unlink(replaced.file)
+            raise
+        except OSError as error:
+            logger.warning("GPU memory is staged in private memory: %s", error)
+            self._unlink(replaced.file)
+            try:
+                return tracee.syscall(_NR_MMAP, *replaced.arguments)
+            except ProcessLookupError:
+                raise
+            except OSError as refused:
+                return -(refused.errno or 0)
+        self.files.append(replaced.file)
+        return address
+
+    def _map(self, tracee: Tracee, replaced: _Replaced) -> int:
+        (hint, length, protection, *_), file = replaced
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        with tracee.borrowed(os.fsencode(file.path) + b"\0") as path:
+            fd = tracee.syscall(_NR_OPENAT, _AT_FDCWD, path, flags, 0)
+        try:
+            address = tracee.syscall(_NR_MMAP, hint, length, protection, _MAP_SHARED, fd, 0)
+        finally:
+            tracee.syscall(_NR_CLOSE, fd)
+        try:
+            # A child forked meanwhile would keep the file's memory allocated.
+            tracee.syscall(_NR_MADVISE, address, length, _MADV_DONTFORK)
+        except OSError:
+            tracee.syscall(_NR_MUNMAP, address, length)
+            raise
+        with suppress(OSError):  # a kernel without huge pages: slower, but right
+            tracee.syscall(_NR_MADVISE, address, length, _MADV_HUGEPAGE)
+        return address
+
+    def _make(self, length: int) -> StagingFile:
+        """A new file of at least `length` bytes, all of them allocated."""
+        whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        prefix = f"{self._directory}/gpu-{processes.nspid(self._pid)}"
+        for number in itertools.count():
+            file = StagingFile(f"{prefix}-{number}", whole)
+            try:
+                fd = os.open(self._outside(file), flags, 0o600)
+            except FileExistsError:  # of an earlier call or generation
+                continue
+            break
+        try:
+            owner = Path(f"/proc/{self._pid}").stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+            # The size first: a tmpfs gives huge pages only below it (mm/shmem.c, huge=within_size).
+            os.ftruncate(fd, whole)
+            with ThreadPoolExecutor(self._workers, "staging") as pool:
+                for _ in pool.map(
+                    lambda at: os.posix_fallocate(fd, at, min(_PIECE, whole - at)),
+                    range(0, whole, _PIECE),
+                ):
+                    pass
+        except BaseException:
+            self._unlink(file)
+            raise
+        finally:
+            os.close(fd)
+        return file
+
+    def _outside(self, file: StagingFile) -> Path:
+        return self._tree.inside(file.path)
+
+    def _unlink(self, file: StagingFile) -> None:
+        with suppress(OSError):
+            self._outside(file).unlink()
+
+
+def _stages(call: ptrace.SyscallStop) -> bool:
+    """Whether this is the driver's call for staging memory: nobody else populates that much private memory at once."""
+    if call.number != _NR_MMAP:
+        return False
+    _, length, _, flags, *_ = call.arguments
+    wanted = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_POPULATE
+    return length >= _HUGE_PAGE and flags & (wanted | _MAP_FIXED) == wanted

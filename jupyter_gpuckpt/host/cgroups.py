@@ -1,0 +1,66 @@
+"""Limits that the control groups above this process set (man page: cgroups(7), both versions)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+
+
+def memory_headroom(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes left below the tightest memory limit of every group above this process; None: no limit.
+
+    Page cache that the group could give back counts as free, as it does in MemAvailable.
+    """
+    rooms = [
+        room
+        for folder, modern in _folders(root, membership)
+        if (room := _room(folder, modern=modern)) is not None
+    ]
+    return min(rooms, default=None)
+
+
+def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
+    """The memory groups of this process, innermost first, and whether each is of version 2."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        modern = not controllers
+        top = root if modern else root / "memory"
+        inner = top / path.lstrip("/")
+        # Inside a container the path may be one of the host's: then only the top is visible.
+        chain = [inner, *inner.parents] if inner.is_dir() else [top]
+        found += [(folder, modern) for folder in chain if folder.is_relative_to(top)]
+    return found
+
+
+def _room(folder: Path, *, modern: bool) -> int | None:
+    limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
+    used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
+    # Version 1 says "no limit" as the largest multiple of the page size.
+    if limit is None or used is None or limit >= 1 << 62:
+        return None
+    return max(
+        0, limit - used + _cache(folder, "inactive_file" if modern else "total_inactive_file")
+    )
+
+
+def _cache(folder: Path, field: str) -> int:
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [field]), 0)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # absent at the root; "max" means no limit
+        return None

@@ -1,0 +1,58 @@
+"""Which CRIU to use: where it is looked for, and which versions will do."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from . import commands
+
+MINIMUM = (4, 1)
+VARIABLE = "JUPYTER_GPUCKPT_CRIU"
+TIMEOUT = 3.0
+
+
+def find() -> Path | None:
+    """The first of `candidates` that runs and is new enough; None when there is none."""
+    return next((path for path in candidates() if usable(version(path))), None)
+
+
+def candidates() -> Iterator[Path]:
+    """The programs that exist in the places where a CRIU is looked for, in this order.
+
+    The environment variable JUPYTER_GPUCKPT_CRIU; where `make setup` builds one
+    (`jupyter-gpuckpt/criu/sbin/criu` below $XDG_CACHE_HOME or ~/.cache); PATH and the folders of
+    administrators' tools.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    wanted = [
+        os.environ.get(VARIABLE),
+        Path(cache, "jupyter-gpuckpt/criu/sbin/criu"),
+        shutil.which("criu", path=commands.search_path()),
+    ]
+    for path in dict.fromkeys(Path(path).absolute() for path in wanted if path):
+        if path.is_file():
+            yield path
+
+
+def version(criu: Path) -> tuple[int, ...] | None:
+    """The version that `criu --version` tells, like (4, 2, 1); None when it does not run."""
+    try:
+        said = commands.run([criu, "--version"], timeout=TIMEOUT).stdout
+    except commands.CommandFailed:
+        return None
+    match = re.search(r"Version: (\d+(?:\.\d+)*)", said)
+    return tuple(map(int, match[1].split("."))) if match else None
+
+
+def usable(version: tuple[int, ...] | None) -> bool:
+    """Whether a program of this version exists and is new enough."""
+    return version is not None and version >= MINIMUM
+
+
+def dotted(version: tuple[int, ...] | None) -> str:
+    """A version as text."""
+    return ".".join(map(str, version)) if version else "does not run"

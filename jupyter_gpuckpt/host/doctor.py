@@ -1,0 +1,42 @@
+"""Says whether kernels can be saved on this machine, and what would change it.
+
+The report is data: the command line, the REST API and the tests show or use the same one. What is
+looked at stands in `checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..protocol import Check, HostReport
+from . import checks, criu_program
+
+
+def find_criu() -> Path | None:
+    """The CRIU to use: the first that is new enough (`criu_program.candidates` has the order)."""
+    return criu_program.find()
+
+
+def report(criu: Path | None, *, init: Path | None = None, store: Path | None = None) -> HostReport:
+    """Everything worth knowing about this machine; takes about 0.1 s without a GPU, raises nothing.
+
+    `criu` is what `find_criu` gave. `init` is the program that starts kernels, `store` the folder
+    of the snapshots (which need not exist yet); checks of those that are None are left out.
+    `engine_available` is False if a required check fails: reason and hint are those of the first.
+    """
+    found = list(_run_all(checks.Place(criu, init, store)))
+    failed = next((check for check in found if check.required and check.ok is False), None)
+    if failed is None:
+        return HostReport(engine_available=True, reason="", hint="", checks=found)
+    hint = f"This helps: {failed.fix}" if failed.fix else "`jupyter gpuckpt doctor` shows details."
+    return HostReport(engine_available=False, reason=failed.message, hint=hint, checks=found)
+
+
+def _run_all(place: checks.Place) -> Iterator[Check]:
+    for run in checks.ALL:
+        try:
+            yield from run(place)
+        except Exception as error:  # one check that cannot be made hides no other
+            name = run.__name__.replace("_", " ")
+            yield Check(name, None, f"Could not be checked: {type(error).__name__}: {error}.")

@@ -1,0 +1,122 @@
+"""What of this machine a snapshot depends on, and how two machines differ in it."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+from ..model import Gpu, Host
+from . import gpu
+
+#: Beginnings of the names in /proc/cpuinfo that stand for something a program can use: instructions
+#: and the registers behind them. The others (mitigations, power, virtualization, what the operating
+#: system keeps to itself) differ between machines on which the same program runs equally well.
+INSTRUCTIONS = (
+    *("3dnow", "abm", "adx", "aes", "amx", "avx", "bmi", "cldemote", "clflush", "clwb", "clzero"),
+    *("cmov", "cmpccxadd", "cx16", "cx8", "f16c", "fma", "fpu", "fsgsbase", "fxsr", "gfni", "hle"),
+    *("lahf_lm", "lm", "lwp", "misalignsse", "mmx", "monitorx", "movbe", "movdir", "mwaitx"),
+    *("ospke", "pclmul", "pku", "pni", "popcnt", "prefetchi", "raoint", "rdpid", "rdrand"),
+    *("rdseed", "rdtscp", "rtm", "serialize", "sha_ni", "sha512", "sm3", "sm4", "sse", "ssse3"),
+    *("tbm", "tsc", "uintr", "user_shstk", "vaes", "vpclmul", "waitpkg", "xgetbv", "xop", "xsave"),
+    # arm64 writes all of its instructions into "Features" under names of their own.
+    *(
+        "asimd",
+        "atomics",
+        "crc32",
+        "dcpop",
+        "fcma",
+        "fphp",
+        "jscvt",
+        "lrcpc",
+        "pmull",
+        "sha",
+        "sve",
+    ),
+)
+
+#: Beginnings of names that begin like an instruction and are none.
+NOT_INSTRUCTIONS = ("tsc_adjust", "tsc_deadline", "tsc_known", "tsc_reliable", "tsc_scale")
+
+
+def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
+    """This machine, now."""
+    return Host(
+        name=socket.gethostname(),
+        machine=platform.machine(),
+        kernel_release=platform.release(),
+        cpu_flags=_cpu_flags(cpuinfo),
+        driver_version=gpu.driver_version(),
+        gpus=gpu.gpus(),
+    )
+
+
+def differences(saved: Host, here: Host, *, with_gpu: bool = True) -> list[str]:
+    """Why a kernel saved on `saved` may not run on `here`: whole sentences, empty when it will.
+
+    `with_gpu` says whether the snapshot holds GPU memory; without it drivers and GPUs may differ.
+    A machine that has more (instructions, GPUs, memory) is no difference.
+    """
+    if saved.machine != here.machine:
+        return [
+            f"The snapshot was taken on a machine of type {saved.machine}; this one is"
+            f" {here.machine}."
+        ]
+    found = []
+    lacking = sorted(set(filter(_is_instruction, saved.cpu_flags)) - set(here.cpu_flags))
+    if lacking:
+        found.append(
+            "This machine's processor lacks instructions that the saved one had:"
+            f" {', '.join(lacking)}."
+        )
+    return found + _gpu_differences(saved, here) if with_gpu else found
+
+
+def _gpu_differences(saved: Host, here: Host) -> list[str]:
+    found = []
+    if not here.driver_version:
+        if saved.driver_version:
+            found.append(
+                "The snapshot holds GPU memory; this machine has no working NVIDIA driver."
+            )
+        return found
+    # The driver's own state is in the snapshot, and it promises nothing between two versions.
+    if saved.driver_version != here.driver_version:
+        found.append(
+            f"The snapshot was taken with NVIDIA driver {saved.driver_version}; this machine has"
+            f" {here.driver_version}."
+        )
+    present = Counter(map(_model, here.gpus))
+    for model, count in Counter(map(_model, saved.gpus)).items():
+        if present[model] < count:
+            found.append(
+                f"The snapshot needs {count} GPU{'s' * (count > 1)} of the model {model};"
+                f" this machine has {present[model] or 'none'}."
+            )
+    return found
+
+
+def _model(device: Gpu) -> str:
+    # The same model name is sold with different memory sizes; a few MB differ with ECC and driver.
+    return f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)"
+
+
+def _is_instruction(flag: str) -> bool:
+    return flag.startswith(INSTRUCTIONS) and not flag.startswith(NOT_INSTRUCTIONS)
+
+
+@cache
+def _cpu_flags(cpuinfo: Path) -> list[str]:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return []
+    rows = [
+        set(line.partition(":")[2].split())
+        for line in lines
+        if line.partition(":")[0].strip() in {"flags", "Features"}
+    ]
+    # Only what every processor has: the scheduler may move a thread to any of them.
+    return sorted(set.intersection(*rows)) if rows else []

@@ -1,0 +1,132 @@
+"""The GPUs of this machine, asked from the driver through NVML (the library behind nvidia-smi).
+
+A machine without an NVIDIA driver, or with one that does not answer, has no GPUs: nothing here
+raises. NVML does not create a CUDA context, so asking uses no GPU memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from ..model import Gpu
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a machine on which NVML did not work is asked again: a driver may be loaded later.
+RETRY_SECONDS = 30.0
+
+
+class _Library:
+    """NVML, loaded and initialised at the first use and kept: initialising may take a second."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._module: Any = None
+        self._failed_at = -RETRY_SECONDS
+        self.reason = ""
+
+    def get(self) -> Any:  # noqa: ANN401 - the module pynvml, which has no types
+        """The module `pynvml`, initialised; None where there is no driver."""
+        with self._lock:
+            if self._module is None and time.monotonic() - self._failed_at >= RETRY_SECONDS:
+                try:
+                    import pynvml  # noqa: PLC0415 - absent or slow where there is no GPU
+
+                    pynvml.nvmlInit()
+                except Exception as error:  # a broken driver is like none
+                    self._failed_at = time.monotonic()
+                    self.reason = f"{type(error).__name__}: {error}"
+                    logger.debug("NVML cannot be used: %s", self.reason)
+                else:
+                    self._module, self.reason = pynvml, ""
+            return self._module
+
+
+_library = _Library()
+
+
+def unavailable_reason() -> str:
+    """Why NVML does not answer, as technical text; empty when it does."""
+    _library.get()
+    return _library.reason
+
+
+def driver_version() -> str:
+    """The version of the NVIDIA driver, like `580.159.04`; empty without one."""
+    nvml = _library.get()
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion()) if nvml else ""
+    except nvml.NVMLError as error:
+        logger.warning("The NVIDIA driver does not tell its version: %s", error)
+        return ""
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs that this process may use, in the driver's order; empty without any."""
+    nvml = _library.get()
+    if not nvml:
+        return []
+    found = []
+    for handle in _handles(nvml):
+        try:
+            found.append(
+                Gpu(
+                    uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+                    name=str(nvml.nvmlDeviceGetName(handle)),
+                    memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                )
+            )
+        except nvml.NVMLError as error:
+            logger.warning("A GPU does not answer: %s", error)
+    return found
+
+
+def free_bytes() -> dict[str, int]:
+    """Free memory of every GPU by its UUID."""
+    nvml = _library.get()
+    free: dict[str, int] = {}
+    if nvml:
+        for handle in _handles(nvml):
+            try:
+                free[str(nvml.nvmlDeviceGetUUID(handle))] = int(
+                    nvml.nvmlDeviceGetMemoryInfo(handle).free
+                )
+            except nvml.NVMLError as error:
+                logger.warning("A GPU does not answer: %s", error)
+    return free
+
+
+def memory_of(pids: Collection[int]) -> dict[int, int]:
+    """GPU memory in bytes, over all GPUs, of those of `pids` that use any; context included.
+
+    The driver names processes by their pids in the machine's first PID namespace: a daemon inside a
+    container with a PID namespace of its own gets an empty answer.
+    """
+    nvml = _library.get()
+    if not nvml or not pids:
+        return {}
+    wanted, used = set(pids), Counter[int]()
+    for handle in _handles(nvml):
+        try:
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
+                if process.pid in wanted:
+                    # None where the driver does not count memory by process (MIG, WDDM).
+                    used[process.pid] += process.usedGpuMemory or 0
+        except nvml.NVMLError as error:
+            logger.warning("A GPU does not list its processes: %s", error)
+    return dict(used)
+
+
+def _handles(nvml: Any) -> list[Any]:  # noqa: ANN401 - the module pynvml
+    handles = []
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            handles.append(nvml.nvmlDeviceGetHandleByIndex(index))  # noqa: PERF401 - keeps the rest
+    except nvml.NVMLError as error:
+        logger.warning("The GPUs cannot be listed: %s", error)
+    return handles

@@ -1,0 +1,40 @@
+"""Limits of this machine that decide how large a kernel may be."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from . import privileges
+
+#: While it dumps without copying, CRIU holds one pipe (two descriptors) per this many bytes of
+#: private memory. CAP_SYS_RESOURCE lets it make pipes beyond /proc/sys/fs/pipe-max-size.
+PIPE_BYTES = 1 << 20
+LARGE_PIPE_BYTES = 4 << 20
+
+#: Descriptors that CRIU needs for everything else.
+RESERVED_DESCRIPTORS = 1024
+
+
+def descriptors() -> tuple[int, int]:
+    """The soft and the hard limit of open descriptors of this process."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def dump_descriptors() -> int:
+    """How many descriptors CRIU can have when it is started with the soft limit at the hard one."""
+    if "SYS_RESOURCE" in privileges.effective():
+        try:  # it raises its own limit to this
+            return int(Path("/proc/sys/fs/nr_open").read_text())
+        except (OSError, ValueError):
+            pass
+    return descriptors()[1]
+
+
+def largest_skeleton_bytes() -> int:
+    """The most private memory a process may have for a dump that leaves the pages to us.
+
+    A larger one is dumped the plain way, through a directory, which takes longer.
+    """
+    pipe = LARGE_PIPE_BYTES if "SYS_RESOURCE" in privileges.effective() else PIPE_BYTES
+    return max(0, (dump_descriptors() - RESERVED_DESCRIPTORS) // 2 * pipe)

@@ -1,0 +1,95 @@
+"""What the operating system lets this process do."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from . import commands, processes
+
+#: Names of the capabilities by their number, without CAP_ (man page: capabilities(7)).
+CAPABILITIES = (
+    *("CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID"),
+    *("SETPCAP", "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW"),
+    *("IPC_LOCK", "IPC_OWNER", "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT"),
+    *("SYS_ADMIN", "SYS_BOOT", "SYS_NICE", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD"),
+    *("LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP", "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG"),
+    *("WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE"),
+)
+
+#: What CRIU and the kernel's namespaces need. CHECKPOINT_RESTORE is contained in SYS_ADMIN.
+NEEDED = frozenset(
+    {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SETPCAP", "SYS_CHROOT"}
+    | {"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "SYS_TIME"}
+)
+
+#: The value of `ptrace_scope` that forbids it to everybody until the next boot.
+NO_PTRACE = 3
+
+ATTEMPTS = Path(__file__).with_name("attempts.py")
+
+
+def effective() -> frozenset[str]:
+    """The capabilities that count now, by name without CAP_."""
+    return _capabilities("CapEff")
+
+
+def bounding() -> frozenset[str]:
+    """The capabilities that this process and its children can ever have."""
+    return _capabilities("CapBnd")
+
+
+def _capabilities(field: str) -> frozenset[str]:
+    bits = int(processes.status(os.getpid()).get(field, "0"), 16)
+    return frozenset(name for number, name in enumerate(CAPABILITIES) if bits >> number & 1)
+
+
+def seccomp_filtered() -> bool:
+    """Whether a filter restricts which system calls this process may make."""
+    return processes.status(os.getpid()).get("Seccomp", "0") != "0"
+
+
+def in_container() -> str:
+    """The kind of container around this process (docker, podman, kubernetes, lxc), or nothing.
+
+    As far as it shows: a virtual machine started from a container image may look like one.
+    """
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    if Path("/run/.containerenv").exists():
+        return "podman"
+    if Path("/.dockerenv").exists():
+        return "docker"
+    try:
+        groups = Path("/proc/1/cgroup").read_text()
+    except OSError:
+        groups = ""
+    kinds = {"kubepods": "kubernetes", "docker": "docker", "libpod": "podman", "lxc": "lxc"}
+    return next((kind for sign, kind in kinds.items() if sign in groups), "")
+
+
+def ptrace_scope() -> int:
+    """Yama's rule of who may trace whom (0 to 3, man page: ptrace(2)); 0 without Yama."""
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+@cache
+def probe() -> dict[str, str]:
+    """What a child process met when it tried what the engine needs: an error's name, or nothing.
+
+    Keys: pid_namespace, mount_namespace, time_namespace, tmpfs, userfaultfd, ptrace, read_memory,
+    compare. Asked once per process, because the answers do not change. Empty when the child itself
+    cannot run.
+    """
+    try:
+        done = commands.run([sys.executable, "-I", "-S", str(ATTEMPTS)], timeout=5)
+    except commands.CommandFailed:
+        return {}
+    answers: dict[str, str] = json.loads(done.stdout)
+    return answers

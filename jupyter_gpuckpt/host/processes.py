@@ -1,0 +1,285 @@
+"""Facts about processes, read from /proc.
+
+Processes come and go while one looks. Every function here answers a vanished process (or one that
+may not be looked at) with None or with something empty, never with an exception. Pids are those of
+the PID namespace that /proc belongs to; sizes are in bytes. Man page: proc(5).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from . import cgroups
+
+PROC = Path("/proc")
+
+
+class Mapping(NamedTuple):
+    """One line of /proc/PID/maps. `path` is empty for anonymous memory, but may be `[heap]`."""
+
+    start: int
+    end: int
+    perms: str
+    offset: int
+    dev: str
+    inode: int
+    path: str
+
+    @property
+    def private(self) -> bool:
+        """Whether writes stay in this process (MAP_PRIVATE)."""
+        return self.perms[3:4] == "p"
+
+
+class Memory(NamedTuple):
+    """What a process keeps in RAM and swap.
+
+    `private_bytes` and `shared_bytes` count its pages by whether another process maps them too;
+    `proportional_bytes` divides shared pages by how many map them, so it adds up over a tree.
+    """
+
+    private_bytes: int = 0
+    shared_bytes: int = 0
+    proportional_bytes: int = 0
+    swap_bytes: int = 0
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process, zombies included."""
+    return (PROC / str(pid)).exists()
+
+
+def alive(pid: int, start_ticks: int | None = None) -> bool:
+    """Whether `pid` exists and is no zombie; with `start_ticks`, also that it is the same one."""
+    stat = _stat(pid)
+    return (
+        stat is not None and stat[0] not in {"Z", "X", "x"} and start_ticks in {None, int(stat[19])}
+    )
+
+
+def start_time(pid: int) -> int | None:
+    """When it started, in clock ticks since boot: with the pid it names one process for ever."""
+    stat = _stat(pid)
+    return int(stat[19]) if stat else None
+
+
+def state(pid: int) -> str | None:
+    """Its state as a letter: R running, S and D sleeping, T stopped, t traced, Z zombie."""
+    stat = _stat(pid)
+    return stat[0] if stat else None
+
+
+def parent(pid: int) -> int | None:
+    """Its parent's pid; 0 when the parent is outside this PID namespace."""
+    stat = _stat(pid)
+    return int(stat[1]) if stat else None
+
+
+def process_group(pid: int) -> int | None:
+    """Its process group."""
+    stat = _stat(pid)
+    return int(stat[2]) if stat else None
+
+
+def session(pid: int) -> int | None:
+    """The session it belongs to, as the pid of the session's leader."""
+    stat = _stat(pid)
+    return int(stat[3]) if stat else None
+
+
+def name(pid: int) -> str | None:
+    """Its name, at most 15 characters (/proc/PID/comm)."""
+    text = _read(pid, "comm")
+    return None if text is None else text.rstrip("\n")
+
+
+def arguments(pid: int) -> list[str]:
+    """Its command line; empty for zombies and threads of the operating system."""
+    text = _read(pid, "cmdline")
+    return text.rstrip("\0").split("\0") if text else []
+
+
+def status(pid: int) -> dict[str, str]:
+    """The fields of /proc/PID/status as text, without their colons."""
+    return _fields(_read(pid, "status") or "")
+
+
+def uid(pid: int) -> int | None:
+    """Its effective user id."""
+    ids = status(pid).get("Uid", "").split()
+    return int(ids[1]) if len(ids) > 1 else None
+
+
+def nspid(pid: int) -> int | None:
+    """Its pid in the innermost PID namespace that it is in; `pid` itself if that is this one."""
+    ids = status(pid).get("NSpid", "").split()
+    return int(ids[-1]) if ids else None
+
+
+def namespace(pid: int, kind: str) -> str | None:
+    """The namespace of `kind` (pid, mnt, net, user, time ...) it is in, like `pid:[4026531836]`."""
+    try:
+        return os.readlink(PROC / str(pid) / "ns" / kind)
+    except OSError:
+        return None
+
+
+def threads(pid: int) -> list[int]:
+    """The ids of its threads, in ascending order."""
+    return sorted(_numbers(PROC / str(pid) / "task"))
+
+
+def context_switches(pid: int) -> dict[int, int]:
+    """How often each thread was given a processor: equal twice means that nothing ran between."""
+    counts = {}
+    for tid in threads(pid):
+        fields = _fields(_read(pid, f"task/{tid}/status") or "")
+        if "voluntary_ctxt_switches" in fields:
+            counts[tid] = int(fields["voluntary_ctxt_switches"]) + int(
+                fields["nonvoluntary_ctxt_switches"]
+            )
+    return counts
+
+
+def children(pid: int) -> list[int]:
+    """Its children, zombies included, in ascending order."""
+    found: set[int] = set()
+    listed = False
+    for tid in threads(pid):
+        # A child belongs to the thread that made it, so every thread has its own list.
+        text = _read(pid, f"task/{tid}/children")
+        if text is not None:
+            listed = True
+            found.update(map(int, text.split()))
+    if not listed and exists(pid):  # a kernel without CONFIG_PROC_CHILDREN
+        found.update(other for other in _numbers(PROC) if parent(other) == pid)
+    return sorted(found)
+
+
+def descendants(pid: int) -> list[int]:
+    """Its children, their children and so on, without `pid`; parents come before their children."""
+    found = []
+    for child in children(pid):
+        found += [child, *descendants(child)]
+    return found
+
+
+def descriptors(pid: int) -> dict[int, str]:
+    """What its descriptors refer to: a path, `socket:[123]`, `anon_inode:[eventpoll]` ..."""
+    folder = PROC / str(pid) / "fd"
+    found = {}
+    for fd in sorted(_numbers(folder)):
+        try:
+            found[fd] = os.readlink(folder / str(fd))
+        except OSError:  # closed meanwhile
+            continue
+    return found
+
+
+def maps(pid: int) -> list[Mapping]:
+    """Its memory mappings in ascending order; empty for a zombie.
+
+    Names come escaped as /proc has them: a newline in a file name is `\\012`.
+    """
+    return [_mapping(line) for line in (_read(pid, "maps") or "").splitlines()]
+
+
+def memory(pid: int) -> Memory:
+    """What it keeps in memory; zeros where that may not be read (it takes the right to ptrace)."""
+    fields = _fields(_read(pid, "smaps_rollup") or "")
+
+    def size(*names: str) -> int:
+        return 1024 * sum(int(fields[name].split()[0]) for name in names if name in fields)
+
+    return Memory(
+        private_bytes=size("Private_Clean", "Private_Dirty", "Private_Hugetlb"),
+        shared_bytes=size("Shared_Clean", "Shared_Dirty", "Shared_Hugetlb"),
+        proportional_bytes=size("Pss", "Private_Hugetlb"),
+        swap_bytes=size("Swap"),
+    )
+
+
+def mem_available() -> int:
+    """Bytes that this process may still use: MemAvailable, or less where a cgroup limits it."""
+    fields = _fields((PROC / "meminfo").read_text())
+    free = 1024 * int(fields["MemAvailable"].split()[0])
+    headroom = cgroups.memory_headroom()
+    return free if headroom is None else max(0, min(free, headroom))
+
+
+def open_pidfd(pid: int) -> int | None:
+    """A descriptor that means this process even when its pid is used again; the caller closes it.
+
+    None when it is gone. A zombie has one, and it is readable at once.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+
+
+def wait_gone(pidfd: int, timeout: float | None) -> bool:
+    """Wait until the process ends (zombies have ended); False after `timeout` seconds."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
+
+
+def send_signal(pidfd: int, signum: int) -> bool:
+    """Send a signal; False when the process is gone. Raises PermissionError: that is no race."""
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _read(pid: int, path: str) -> str | None:
+    try:
+        data = (PROC / str(pid) / path).read_bytes()
+    except OSError:
+        return None
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the third (state) on."""
+    text = _read(pid, "stat")
+    # The name before it stands in parentheses and may hold spaces and parentheses itself.
+    return text.rpartition(")")[2].split() if text else None
+
+
+def _fields(text: str) -> dict[str, str]:
+    fields = {}
+    for line in text.splitlines():
+        key, colon, value = line.partition(":")
+        if colon:
+            fields[key] = value.strip()
+    return fields
+
+
+def _numbers(folder: Path) -> Iterator[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    yield from (int(entry) for entry in names if entry.isdecimal())
+
+
+def _mapping(line: str) -> Mapping:
+    addresses, perms, offset, dev, inode, *path = line.split(None, 5)
+    start, _, end = addresses.partition("-")
+    return Mapping(
+        int(start, 16),
+        int(end, 16),
+        perms,
+        int(offset, 16),
+        dev,
+        int(inode),
+        path[0] if path else "",
+    )

@@ -1,0 +1,98 @@
+"""Where streams are cut into chunks.
+
+`cut` alone decides. Boundaries depend on what the pages say and not on where they lie, so the same data is cut alike at another
+address or after an insertion, and is found again in the store. A better rule may replace this one at any time: nothing that
+reads a snapshot knows the rule.
+
+A chunk begins
+ * where pages of zeros begin or end (zeros become chunks of their own, and are not stored),
+ * at a *mark*: a page whose hash, over a few of its words, has a certain value (one page in 64), unless a marked page is among
+   the few before it,
+ * and at the latest MAX_PAGES after the chunk's begin.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+PAGE = 4096
+MAX_PAGES = 512
+#: A mark does not count when another page less than this far before it is marked.
+MIN_PAGES = 4
+
+_ZEROS = bytes(PAGE)
+_WORDS = PAGE // 8
+# Which 64-bit words of a page are looked at: spread, and at no common stride, so that few data have them constant.
+_SAMPLED = (3, 74, 133, 202, 271, 330, 405, 506)
+_FACTORS = (
+    0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
+    0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3,
+)  # fmt: skip
+# The hash of words that are all zero is 0, so pages that are nearly empty are never marked.
+_MARK_SHIFT, _MARK = 58, 1
+
+
+def is_zero(piece: memoryview) -> bool:
+    """Whether `piece` holds nothing but zeros."""
+    if len(piece) <= PAGE:
+        return bytes(piece) == _ZEROS[: len(piece)]
+    whole = len(piece) // 8 * 8
+    words = np.frombuffer(piece[:whole], np.uint64)
+    return not np.bitwise_or.reduce(words) and not any(piece[whole:])
+
+
+def cut(buffer: memoryview) -> list[int]:
+    """The ends of the chunks of `buffer`, in order, the last being its length.
+
+    Boundaries are multiples of PAGE, but a page cut short at the end of `buffer` counts as a page. A chunk is either zeros
+    or has no page of zeros, so its first page tells which.
+    """
+    if not len(buffer):
+        return []
+    zero, begins = _begins(buffer)
+    pages = len(zero)
+    ends: list[int] = []
+    last = 0
+    starts = np.flatnonzero(begins)
+    for start in [*starts[starts > 0].tolist(), pages]:
+        if not zero[last]:
+            # Zeros cost nothing, however long the chunk.
+            ends += range(last + MAX_PAGES, start, MAX_PAGES)
+        ends.append(start)
+        last = start
+    return [min(end * PAGE, len(buffer)) for end in ends]
+
+
+def first_begin(buffer: memoryview) -> int | None:
+    """Where the first chunk after the beginning of `buffer` begins, by content alone; None if nowhere in it.
+
+    For cutting a long stream in parallel at places that do not depend on where the parts begin. More bytes at the end of
+    `buffer` never change an answer that is not None. Zeros may be cut anywhere.
+    """
+    zero, begins = _begins(buffer)
+    if not len(zero) or zero[0]:
+        return 0
+    # Before MIN_PAGES it cannot be known here whether a mark counts.
+    begins[1:MIN_PAGES] = zero[1:MIN_PAGES]
+    starts = np.flatnonzero(begins[1:])
+    return (int(starts[0]) + 1) * PAGE if len(starts) else None
+
+
+def _begins(buffer: memoryview) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Per page: whether it is zeros, and whether a chunk begins there by content."""
+    whole = len(buffer) // PAGE
+    words = np.frombuffer(buffer, np.uint64, whole * _WORDS).reshape(whole, _WORDS)
+    zero = np.bitwise_or.reduce(words, axis=1) == 0
+    value = words.take(_SAMPLED, axis=1) @ np.array(_FACTORS, np.uint64)
+    value ^= value >> np.uint64(32)
+    value *= np.uint64(_FACTORS[0])
+    marked = (value >> np.uint64(_MARK_SHIFT)) == _MARK
+    rest = buffer[whole * PAGE :]
+    if len(rest):
+        zero, marked = np.append(zero, is_zero(rest)), np.append(marked, False)
+    begins = marked.copy()
+    for distance in range(1, MIN_PAGES):
+        begins[distance:] &= ~marked[:-distance]
+    begins[1:] |= zero[1:] != zero[:-1]
+    return zero, begins

@@ -1,0 +1,75 @@
+"""A file that a stream is written to."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import HostError
+
+# linux/magic.h
+_TMPFS_MAGIC = 0x01021994
+_STATFS_BYTES = 256
+
+
+class FileSink:
+    """The file `target`: a path (created or truncated, 0600), or the number of a descriptor open for reading and writing, which
+    stays open. `prepare` allocates the whole length first, so that no write fails later for want of room. `write` is thread-safe.
+    """
+
+    def __init__(self, target: Path | int) -> None:
+        self._target = target
+        if isinstance(target, int):
+            self._descriptor = target
+        else:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            self._descriptor = os.open(target, flags, 0o600)
+            weakref.finalize(self, os.close, self._descriptor)
+        self._mapping: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
+
+    def prepare(self, length: int) -> None:
+        """Make the file `length` bytes of zeros. Raises HostError when there is no room, OSError."""
+        os.ftruncate(self._descriptor, 0)
+        os.ftruncate(self._descriptor, length)
+        if not length:
+            return
+        try:
+            os.posix_fallocate(self._descriptor, 0, length)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                facts = os.fstatvfs(self._descriptor)
+                raise HostError(
+                    f"There is no room for {length:,} bytes in {self._target}: "
+                    f"{facts.f_bavail * facts.f_frsize:,} bytes are free.",
+                    hint="Free memory or disk space there and try again.",
+                ) from error
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+        else:
+            if _is_tmpfs(self._descriptor):
+                # Writes to one file of a tmpfs exclude each other; stores to a mapping of it do not.
+                mapped = mmap.mmap(self._descriptor, length)
+                self._mapping = np.frombuffer(mapped, np.uint8)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write `data` at `offset`. Raises OSError."""
+        if self._mapping is not None:
+            # numpy copies without the GIL; a mapping's own slices are assigned under it.
+            self._mapping[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
+            return
+        while len(data):
+            written = os.pwrite(self._descriptor, data, offset)
+            offset, data = offset + written, data[written:]
+
+
+def _is_tmpfs(descriptor: int) -> bool:
+    facts = ctypes.create_string_buffer(_STATFS_BYTES)
+    if ctypes.CDLL(None).fstatfs(descriptor, facts) != 0:
+        return False
+    return ctypes.c_long.from_buffer(facts).value == _TMPFS_MAGIC

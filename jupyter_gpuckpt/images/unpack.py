@@ -1,0 +1,202 @@
+"""From chunks in a store back to bytes.
+
+Covers: reading packs in order, decompressing and verifying in parallel, reading a stream at any place. Does not cover: where
+the bytes go (`Sink`; sinks.py has files). See also: pack.py, the way there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from ..errors import ManifestInvalid
+from ..model import Chunk, Stream
+from ..progress import Progress
+from ..store.catalog import Location
+from ..store.codecs import RAW, CodecError, decompress, digest_of
+from ..store.local import LocalStore
+from .sinks import FileSink
+from .workers import Scratch, share_out
+
+__all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "read_stream", "unpack"]
+
+# Records that lie this close together are read in one go, up to so many bytes.
+_RUN_GAP = 256 << 10
+_RUN_BYTES = 4 << 20
+# Chunks that a StreamReader keeps.
+_KEPT = 8
+
+
+class Sink(Protocol):
+    """Where a stream's bytes go."""
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Put `data` at `offset` of the stream; called by several threads at once, in no order.
+
+        Zeros are never written. `data` is writable memory of the caller and must not be kept.
+        """
+
+
+@runtime_checkable
+class PreparedSink(Sink, Protocol):
+    """A sink that wants to know the length first."""
+
+    def prepare(self, length: int) -> None:
+        """Called once, before any write."""
+
+
+class _Target(NamedTuple):
+    sink: Sink
+    offset: int
+    length: int
+
+
+class _Run(NamedTuple):
+    """Neighbours in a pack."""
+
+    pack: str
+    start: int
+    end: int
+    places: list[Location]
+
+
+def unpack(
+    jobs: Sequence[tuple[Stream, Sink]], store: LocalStore, *, threads: int, progress: Progress
+) -> None:
+    """Write every stream to its sink. Every digest is verified before its bytes are written.
+
+    `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is raised:
+    what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk, ManifestInvalid.
+    """
+    targets: dict[bytes, list[_Target]] = {}
+    zeros = 0
+    for stream, sink in jobs:
+        if isinstance(sink, PreparedSink):
+            sink.prepare(stream.length)
+        offset = 0
+        for chunk in stream.chunks:
+            if chunk.digest:
+                target = _Target(sink, offset, chunk.length)
+                targets.setdefault(chunk.digest, []).append(target)
+            else:
+                zeros += chunk.length
+            offset += chunk.length
+        _check_length(stream, offset)
+    progress.advance(zeros)
+    with store.holding(targets):
+        runs = list(_runs(store.locate(targets).values()))
+
+        def make_worker() -> Callable[[_Run], None]:
+            read, unpacked = Scratch(), Scratch()
+
+            def work(run: _Run) -> None:
+                buffer = read.get(run.end - run.start)
+                got = store.read_run(run.pack, run.start, buffer)
+                count = 0
+                for place in run.places:
+                    entry = place.entry
+                    begin = entry.offset - run.start
+                    payload = buffer[begin : min(begin + entry.stored_length, got)]
+                    data = _checked(store, place, payload, unpacked.get(entry.raw_length))
+                    for target in targets[entry.digest]:
+                        if target.length != entry.raw_length:
+                            raise ManifestInvalid(
+                                f"The snapshot's manifest says that chunk {entry.digest.hex()[:16]} "
+                                f"has {target.length} bytes; it has {entry.raw_length}."
+                            )
+                        target.sink.write(target.offset, data)
+                        count += target.length
+                progress.advance(count)
+
+            return work
+
+        share_out(runs, make_worker, min(threads, len(runs)))
+
+
+class StreamReader:
+    """Reads a stream at any place, verifying what it reads; thread-safe. Keeps the chunks that it read last."""
+
+    def __init__(self, stream: Stream, store: LocalStore) -> None:
+        self._stream, self._store = stream, store
+        self._ends = list(accumulate(chunk.length for chunk in stream.chunks))
+        _check_length(stream, self._ends[-1] if self._ends else 0)
+        self._kept: OrderedDict[bytes, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Up to `length` bytes from `offset`, fewer at the end. Raises ObjectCorrupt."""
+        pieces = []
+        end = min(offset + length, self._stream.length)
+        index = bisect.bisect_right(self._ends, offset)
+        while offset < end:
+            chunk = self._stream.chunks[index]
+            skip = offset - (self._ends[index] - chunk.length)
+            count = min(end - offset, chunk.length - skip)
+            pieces.append(self._chunk(chunk)[skip : skip + count] if chunk.digest else bytes(count))
+            offset, index = offset + count, index + 1
+        return b"".join(pieces)
+
+    def _chunk(self, chunk: Chunk) -> bytes:
+        with self._lock:
+            data = self._kept.get(chunk.digest)
+            if data is None:
+                data = self._store.load(chunk.digest)
+                self._kept[chunk.digest] = data
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+            return data
+
+
+def read_stream(stream: Stream, store: LocalStore) -> bytes:
+    """All bytes of a stream, for small ones. Raises ObjectCorrupt."""
+    return StreamReader(stream, store).read(0, stream.length)
+
+
+def _runs(places: Iterable[Location]) -> Iterator[_Run]:
+    """The places in the order in which they lie on the disk, neighbours together."""
+    pack, start, end = "", 0, 0
+    run: list[Location] = []
+    for place in sorted(places, key=lambda place: (place.pack, place.entry.offset)):
+        entry = place.entry
+        record_end = entry.offset + entry.stored_length
+        near = place.pack == pack and entry.offset - end <= _RUN_GAP
+        if run and not (near and record_end - start <= _RUN_BYTES):
+            yield _Run(pack, start, end, run)
+            run = []
+        if not run:
+            pack, start = place.pack, entry.offset
+        run.append(place)
+        end = record_end
+    if run:
+        yield _Run(pack, start, end, run)
+
+
+def _checked(
+    store: LocalStore, place: Location, payload: memoryview, into: memoryview
+) -> memoryview:
+    """The chunk's bytes, verified: in `payload` itself where it is stored as it is, else in `into`."""
+    pack, entry = place
+    if len(payload) != entry.stored_length:
+        raise store.damaged(pack, entry.digest, "the pack is truncated or gone")
+    try:
+        data = (
+            payload
+            if entry.codec == RAW and entry.stored_length == entry.raw_length
+            else decompress(entry.codec, payload, entry.raw_length, into)
+        )
+    except CodecError as error:
+        raise store.damaged(pack, entry.digest, str(error)) from error
+    if digest_of(data) != entry.digest:
+        raise store.damaged(pack, entry.digest, "its bytes were altered")
+    return data
+
+
+def _check_length(stream: Stream, length: int) -> None:
+    if length != stream.length:
+        raise ManifestInvalid(
+            f"The chunks of {stream.name} have {length} bytes, the snapshot's manifest says {stream.length}."
+        )

@@ -1,0 +1,72 @@
+"""Sharing out tasks to threads: the first error stops all and is raised."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import TypeVar
+
+_Task = TypeVar("_Task")
+
+
+class Scratch:
+    """Reusable memory of one worker. What `get` gave is overwritten by what is done with the next one."""
+
+    def __init__(self) -> None:
+        self._memory = memoryview(b"")
+
+    def get(self, length: int) -> memoryview:
+        """Writable memory, page-aligned; its content is undefined."""
+        if len(self._memory) < length:
+            fresh = mmap.mmap(-1, length)
+            # Fewer page faults; where the system has no huge pages, small ones do.
+            with suppress(OSError):
+                fresh.madvise(mmap.MADV_HUGEPAGE)
+            self._memory = memoryview(fresh)
+        return self._memory[:length]
+
+
+def share_out(
+    tasks: Iterable[_Task], make_worker: Callable[[], Callable[[_Task], None]], threads: int
+) -> None:
+    """Do every task, in order of their begin, in up to `threads` threads; each has a worker of its own.
+
+    When a worker raises, the others end after the task that they are at, and the first error is raised here. The same when
+    the caller's thread is interrupted. Returns when no thread is left.
+    """
+    pending: Iterator[_Task] = iter(tasks)
+    lock = threading.Lock()
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work = make_worker()
+            while not stop.is_set():
+                with lock:
+                    try:
+                        task = next(pending)
+                    except StopIteration:
+                        return
+                work(task)
+        except BaseException as error:  # raised in the caller's thread
+            errors.append(error)
+            stop.set()
+
+    crew: list[threading.Thread] = []
+    try:
+        for number in range(max(1, threads)):
+            thread = threading.Thread(target=run, name=f"worker-{number}", daemon=True)
+            thread.start()
+            crew.append(thread)
+        for thread in crew:
+            thread.join()
+    except BaseException:
+        stop.set()
+        for thread in crew:
+            thread.join()
+        raise
+    if errors:
+        raise errors[0]

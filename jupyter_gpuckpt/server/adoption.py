@@ -1,0 +1,92 @@
+"""Kernels of an earlier server: listed again under the same kernel and session ids, before the first request is served."""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from .probe import kernel_info
+from .sessions import restore_sessions
+from .websocket import set_known_info
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ..protocol import SuspendedKernel
+    from .daemon_link import DaemonLink
+    from .kernel_manager import GpuCkptKernels
+    from .operations import ServerOperations
+
+_ANSWER_SECONDS = 5.0
+
+
+async def adopt_all(
+    link: DaemonLink,
+    kernels: GpuCkptKernels,
+    sessions: SessionManager,
+    operations: ServerOperations,
+    log: logging.Logger,
+) -> None:
+    """Claim and list what earlier servers left. One kernel that cannot be listed does not keep the others away."""
+    for saved in await link.claim():
+        try:
+            await _adopt(saved, link, kernels, sessions, operations)
+        except Exception:
+            log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
+        else:
+            log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
+
+
+async def _adopt(
+    saved: SuspendedKernel,
+    link: DaemonLink,
+    kernels: GpuCkptKernels,
+    sessions: SessionManager,
+    operations: ServerOperations,
+) -> None:
+    kernel_id, kept = saved.kernel.kernel_id, saved.jupyter
+    kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
+    rows = restore_sessions(
+        sessions,
+        kept.get("sessions", []),
+        saved_root=kept.get("root", ""),
+        root=str(kernels.root_dir),
+    )
+    # The environment is for a restart, which starts a kernel of this server.
+    await kernels.start_kernel(
+        kernel_id=kernel_id,
+        kernel_name=kept["kernel_name"],
+        cwd=saved.cwd,
+        env=_environment(kernels, rows),
+    )
+    manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
+    served = link.served[kernel_id]
+    served.session = kept.get("kernel_session", "")
+    operations.prepare(served)
+    if kept.get("kernel_info"):
+        set_known_info(manager, kept["kernel_info"])
+    if served.absent:
+        manager.execution_state = kept.get("execution_state") or "idle"
+    else:
+        # Until it has answered it counts as busy, so that nobody culls a computation.
+        manager.execution_state = "busy"
+        operations.spawn(_learn_state(manager))
+
+
+async def _learn_state(manager: ServerKernelManager) -> None:
+    if await kernel_info(manager, "shell", _ANSWER_SECONDS):
+        manager.execution_state = "idle"
+
+
+def _environment(kernels: GpuCkptKernels, rows: list[dict[str, Any]]) -> dict[str, str]:
+    """What jupyter_server would give a kernel of this session."""
+    environment = dict(os.environ)
+    if rows and rows[0].get("path"):
+        cwd = kernels.cwd_for_path(rows[0]["path"])
+        environment["JPY_SESSION_NAME"] = os.path.join(cwd, rows[0].get("name") or "")  # noqa: PTH118
+    return environment

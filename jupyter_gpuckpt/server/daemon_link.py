@@ -1,0 +1,208 @@
+"""This server as an owner of kernels: its connection to the daemon, kept up as long as the server lives.
+
+An object of this class is `gpuckpt_owner` of the multi kernel manager (`gpuckpt_provisioner.owner.KernelOwner` says what a
+provisioner asks of it, from worker threads). Everything else here belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..client import AsyncClient, Client, this_owner
+from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
+from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from .served_kernel import Provisioner, ServedKernel
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
+    from ..daemon_settings import Settings
+
+#: How long a launch waits for a daemon that is just being started again, in seconds.
+_PATIENCE_SECONDS = 15.0
+
+
+class DaemonLink:
+    """The owner of this server's kernels."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        root_dir: str,
+        allowed: Sequence[str] = ("*",),
+        excluded: Sequence[str] = (),
+        log: logging.Logger,
+    ) -> None:
+        self.settings = settings
+        self.served: dict[str, ServedKernel] = {}
+        #: Called with a kernel's id whenever something about it changed.
+        self.on_change: Callable[[str], None] = lambda kernel_id: None
+        #: What the server wants to keep with a kernel beside kernelspec and connection.
+        self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
+        self._allowed, self._excluded = list(allowed), list(excluded)
+        self._log = log
+        self._owner = this_owner(
+            OwnerKind.SERVER,
+            # One user may have several named servers under a hub; each has its own kernels.
+            hub_server=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", ""),
+            root_dir=root_dir,
+        )
+        self._adoptions: dict[str, SuspendedKernel] = {}
+        self._up = threading.Event()
+        self._heard_of: set[str] = set()
+        self._failure: GpuCkptError | None = None
+        self._sync: Client | None = None
+        self._async: AsyncClient | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # ---- for the server ----------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Connect for the first time; raises HostError where the engine cannot work, and DaemonUnavailable."""
+        self._loop = asyncio.get_running_loop()
+        try:
+            client = self._async = await AsyncClient.connect(self.settings)
+            handshake = await client.handshake()
+            if not handshake.engine_available:
+                raise HostError(handshake.reason, hint=handshake.hint)
+            first: asyncio.Future[None] = self._loop.create_future()
+            self._task = asyncio.ensure_future(self._listen(client, first))
+            await first
+            self._failure = None
+        except GpuCkptError as error:
+            self._failure = error
+            raise
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a connection."""
+        return self._up.is_set()
+
+    @property
+    def daemon(self) -> AsyncClient:
+        """The client for the event loop; raises what keeps the link down."""
+        if self._async is None or self._failure is not None:
+            raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
+        return self._async
+
+    async def claim(self) -> list[SuspendedKernel]:
+        """The kernels that earlier servers left for this one; each is offered to the provisioner that adopts it."""
+        claimed = await self.daemon.claim(self.owner_id)
+        for saved in claimed:
+            self._adoptions[saved.kernel.kernel_id] = saved
+        return claimed
+
+    async def close(self) -> None:
+        """Let go; the daemon keeps the kernels for the next server."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._async is not None:
+            await self._async.close()
+        if self._sync is not None:
+            await asyncio.to_thread(self._sync.close)
+
+    # ---- for provisioners --------------------------------------------------------------------------------------------
+
+    @property
+    def owner_id(self) -> str:
+        """Under which the daemon lists the kernels."""
+        return self._owner.owner_id
+
+    def client(self) -> Client:
+        """A client for worker threads; raises HostError and DaemonUnavailable."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._up.wait(_PATIENCE_SECONDS):
+            raise DaemonUnavailable("The daemon did not come back in time.")
+        if self._sync is None:
+            self._sync = Client.connect(self.settings)
+        return self._sync
+
+    def refusal(self, kernel_name: str) -> str:
+        """Why the configuration keeps this kernelspec off the engine; empty if it does not."""
+        if any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self._excluded):
+            return f"GpuCkptServer.excluded_kernelspecs excludes {kernel_name}."
+        if not any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self._allowed):
+            return f"GpuCkptServer.allowed_kernelspecs does not name {kernel_name}."
+        return ""
+
+    def adoption(self, kernel_id: str) -> SuspendedKernel | None:
+        """The kernel that was claimed under this id; handed out once."""
+        return self._adoptions.pop(kernel_id, None)
+
+    def jupyter(self, manager: KernelManager) -> dict[str, Any]:
+        """What the next server needs."""
+        return self.describe(manager)
+
+    def attach(self, kernel_id: str, watcher: Provisioner) -> None:
+        """A kernel is about to be launched or adopted."""
+        served = self.served.get(kernel_id)
+        if served is None or served.provisioner is not watcher:
+            self.served[kernel_id] = ServedKernel(kernel_id, watcher)
+        elif self._loop is not None:
+            self._loop.call_soon_threadsafe(served.reset)
+
+    def detach(self, kernel_id: str) -> None:
+        """The kernel is gone or no longer ours."""
+        self.served.pop(kernel_id, None)
+
+    # ---- the connection ----------------------------------------------------------------------------------------------
+
+    async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
+        """Hear the daemon's events until the server ends; the client connects again by itself."""
+        try:
+            async for event in client.events(self._owner, self._on_loss):
+                await self._on_event(client, event)
+                if self.ready and not first.done():
+                    first.set_result(None)
+        except GpuCkptError as error:
+            if first.done():
+                raise
+            first.set_exception(error)
+
+    def _on_loss(self, error: GpuCkptError) -> None:
+        self._log.warning("gpuckptd: %s", error)
+        self._up.clear()
+        self._heard_of.clear()
+
+    async def _on_event(self, client: AsyncClient, event: Event) -> None:
+        if event.kernel is not None:
+            self._heard_of.add(event.kernel.kernel_id)
+            self._on_kernel(event.kernel)
+        elif event.gone:
+            await self._on_gone(client, event.gone)
+        elif not self.ready:
+            # All kernels have been told after a gap: those that were not are gone.
+            self._up.set()
+            for kernel_id in set(self.served) - self._heard_of:
+                await self._on_gone(client, kernel_id)
+
+    def _on_kernel(self, kernel: Kernel) -> None:
+        served = self.served.get(kernel.kernel_id)
+        if served is not None:
+            served.apply(kernel)
+            self.on_change(kernel.kernel_id)
+
+    async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
+        """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""
+        served = self.served.get(kernel_id)
+        if served is None:
+            return
+        incarnation = served.provisioner.incarnation
+        try:
+            await client.kernel(kernel_id)
+        except KernelNotFound:
+            if served.provisioner.incarnation == incarnation:
+                served.provisioner.note_gone()
+                self.on_change(kernel_id)
+        except DaemonUnavailable:
+            self._log.debug("gpuckptd went while it was asked about kernel %s", kernel_id)

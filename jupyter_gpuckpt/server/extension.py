@@ -1,0 +1,281 @@
+"""The extension application: traits, and which part of it is put in place when.
+
+Link phase (before the server's managers exist): the provisioner becomes the default of all kernelspecs. Load phase (they
+exist, HTTP is not served yet): the mixins go over the classes that are really used, and kernels of earlier servers are
+listed again.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_server.extension.application import ExtensionApp
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+from traitlets import Bool, Float, List, Unicode
+
+from ..client import AsyncClient
+from ..config import GpuCkptDaemon
+from ..errors import DaemonUnavailable, GpuCkptError
+from .adoption import adopt_all
+from .daemon_link import DaemonLink
+from .handlers import PREFIX, ROUTES
+from .kernel_events import KernelEvents
+from .kernel_manager import GpuCkptKernels
+from .operations import ServerOperations
+from .sessions import ReportingSessions
+from .views import kernel_view
+from .websocket import GatedConnection
+
+if TYPE_CHECKING:
+    from jupyter_server.serverapp import ServerApp
+
+    from ..protocol import HostReport
+
+PROVISIONER = "gpuckpt-provisioner"
+_PROVISIONERS = "jupyter_client.kernel_provisioners"
+_DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
+_SECOND_CLAIM_SECONDS = 4.0
+
+
+class GpuCkptServer(ExtensionApp):
+    """Save, suspend and resume for the kernels of this server."""
+
+    name = "jupyter_gpuckpt"
+    #: One file for the extension, the provisioner and the command line.
+    config_file_name = "jupyter_gpuckpt_config"
+    extension_url = "/"
+    classes = [GpuCkptDaemon]  # noqa: RUF012 - traitlets' own declaration
+
+    use_for_all_kernels = Bool(
+        True,
+        help="""Whether kernels start under the engine where their kernelspec names no provisioner. Off: only kernelspecs
+        whose metadata names gpuckpt-provisioner do. A configured
+        KernelProvisionerFactory.default_provisioner_name is never changed.""",
+    ).tag(config=True)
+
+    allowed_kernelspecs = List(
+        Unicode(),
+        default_value=["*"],
+        help="""Names of the kernelspecs whose kernels start under the engine, with * and ? as in file names.""",
+    ).tag(config=True)
+
+    excluded_kernelspecs = List(
+        Unicode(),
+        help="""Names of kernelspecs whose kernels start plainly although allowed_kernelspecs names them, with * and ?.""",
+    ).tag(config=True)
+
+    reconnect_timeout = Float(
+        20.0,
+        min=0.0,
+        help="""Seconds that a resume waits at most for the kernel to answer and for every open page to be connected to it
+        again. After that it counts as done, and output of the first moments may be missing in a page.""",
+    ).tag(config=True)
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._link: DaemonLink | None = None
+        self._operations: ServerOperations | None = None
+        self._events: KernelEvents | None = None
+
+    # ---- what handlers ask -------------------------------------------------------------------------------------------
+
+    @property
+    def operations(self) -> ServerOperations:
+        """The operations; raises DaemonUnavailable where kernels run elsewhere."""
+        if self._operations is None:
+            raise DaemonUnavailable(
+                "The kernels of this server do not run under jupyter-gpuckpt.",
+                hint="Kernels behind a gateway cannot be saved, nor those of a kernel manager without asyncio.",
+            )
+        return self._operations
+
+    @property
+    def daemon(self) -> AsyncClient:
+        """The client; raises what keeps the daemon away."""
+        return self._connected_link.daemon
+
+    @property
+    def _connected_link(self) -> DaemonLink:
+        if self._link is None:
+            raise DaemonUnavailable("This server has no connection to the daemon.")
+        return self._link
+
+    @property
+    def _server(self) -> ServerApp:
+        if self.serverapp is None:
+            raise RuntimeError("The extension is not linked to a server yet.")
+        return self.serverapp
+
+    def kernel_ids(self) -> list[str]:
+        """The kernels of this server."""
+        return list(self._server.kernel_manager.list_kernel_ids())
+
+    def view(self, kernel_id: str) -> dict[str, Any]:
+        """A kernel as pages see it."""
+        kernels = cast("GpuCkptKernels", self._server.kernel_manager)
+        return kernel_view(kernel_id, kernels, self._operations)
+
+    async def report(self) -> HostReport:
+        """What this machine can do; asked of a daemon of its own making where the link is down."""
+        if self._link is not None and self._link.ready:
+            return await self._link.daemon.host()
+        client = await AsyncClient.connect(GpuCkptDaemon(parent=self).settings())
+        try:
+            return await client.host()
+        finally:
+            await client.close()
+
+    # ---- phases ------------------------------------------------------------------------------------------------------
+
+    def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
+        super()._link_jupyter_server_extension(serverapp)
+        if not serverapp.gateway_config.gateway_enabled:
+            self._make_default(serverapp)
+
+    def initialize_handlers(self) -> None:
+        """The routes, and with them everything that needs the server's managers."""
+        self.handlers.extend((_pattern(route), handler) for route, handler in ROUTES.items())
+        if self._server.event_logger is not None:
+            self._events = KernelEvents(self._server.event_logger)
+        if not isinstance(self._server.kernel_manager, AsyncMappingKernelManager):
+            self.log.warning("This kernel manager is not supported: kernels cannot be saved.")
+        elif not self._server.gateway_config.gateway_enabled:
+            self._install(self._server)
+
+    def initialize(self) -> None:  # type: ignore[override] # as ExtensionApp
+        """Load the extension."""
+        super().initialize()
+        if self._link is None:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._install_signals(self._server)
+            # The loop exists but does not run yet: nobody can ask for sessions before they are back.
+            self._server.io_loop.run_sync(self._bring_back)
+        else:
+            # A server inside somebody else's program (a test, say), whose signals are not ours.
+            self.operations.spawn(self._bring_back())
+
+    def current_activity(self) -> None:
+        """Nothing of its own: kernels are counted by the kernel manager."""
+        return
+
+    def _make_default(self, serverapp: ServerApp) -> None:
+        """Make the provisioner the default, unless somebody chose one."""
+        config = serverapp.config.KernelProvisionerFactory
+        if not self.use_for_all_kernels or "default_provisioner_name" in config:
+            return
+        if os.environ.get(_DEFAULT_PROVISIONER_ENV):
+            return
+        if not metadata.entry_points(group=_PROVISIONERS, name=PROVISIONER):
+            # With a default that does not exist, Jupyter would list no kernel at all.
+            self.log.warning("%s is not installed: kernels cannot be saved.", PROVISIONER)
+            return
+        config.default_provisioner_name = PROVISIONER
+        if KernelProvisionerFactory.initialized():
+            factory = KernelProvisionerFactory.instance()
+            factory.default_provisioner_name = PROVISIONER
+
+    def _install(self, serverapp: ServerApp) -> None:
+        """Put the mixins over the final classes: other extensions replace them in their link phase."""
+        kernels: Any = serverapp.kernel_manager
+        sessions: Any = serverapp.session_manager
+        link = DaemonLink(
+            GpuCkptDaemon(parent=self).settings(),
+            root_dir=str(kernels.root_dir),
+            allowed=self.allowed_kernelspecs,
+            excluded=self.excluded_kernelspecs,
+            log=self.log,
+        )
+        operations = ServerOperations(
+            link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
+        )
+        link.describe, link.on_change = operations.description, self._on_change
+        kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
+        kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
+        kernels.__class__ = _mixed(GpuCkptKernels, type(kernels))
+        if issubclass(type(sessions), SessionManager):
+            sessions.__class__ = _mixed(ReportingSessions, type(sessions))
+            sessions.gpuckpt_report = operations.report
+        self._install_connection(serverapp)
+        self._link, self._operations = link, operations
+
+    def _install_connection(self, serverapp: ServerApp) -> None:
+        used = serverapp.kernel_websocket_connection_class
+        if not issubclass(used, ZMQChannelsWebsocketConnection):
+            self.log.warning(
+                "Websockets are served by %s: pages are not held back while a kernel is suspended.",
+                used.__name__,
+            )
+            return
+        gated: Any = _mixed(GatedConnection, used)
+        serverapp.kernel_websocket_connection_class = gated
+        serverapp.web_app.settings["kernel_websocket_connection_class"] = gated
+
+    def _install_signals(self, serverapp: ServerApp) -> None:
+        """Stop in order for SIGINT and SIGHUP too, where nobody handles them.
+
+        Jupyter handles SIGINT only with a terminal; without one, or when the terminal goes, the server would end without
+        its cleanup and with it the chance to suspend. JupyterHub's local spawner sends SIGINT.
+        """
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) in {signal.default_int_handler, signal.SIG_DFL}:
+                signal.signal(number, serverapp._signal_stop)
+
+    async def _bring_back(self) -> None:
+        """Connect to the daemon and list what earlier servers left. The server starts whatever happens here."""
+        try:
+            await self._connected_link.open()
+            await self._adopt()
+        except GpuCkptError as error:
+            self.log.warning(
+                "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
+                error.message,
+                error.hint,
+            )
+        except Exception:
+            self.log.exception("Kernels of an earlier server could not be listed.")
+        else:
+            self.operations.spawn(self._adopt_later())
+
+    async def _adopt_later(self) -> None:
+        """The daemon takes a server that ended a moment ago for one that may come back."""
+        await asyncio.sleep(_SECOND_CLAIM_SECONDS)
+        try:
+            await self._adopt()
+        except GpuCkptError as error:
+            self.log.warning("%s %s", error.message, error.hint)
+
+    async def _adopt(self) -> None:
+        kernels = cast("GpuCkptKernels", self._server.kernel_manager)
+        sessions = self._server.session_manager
+        await adopt_all(self._connected_link, kernels, sessions, self.operations, self.log)
+
+    def _on_change(self, kernel_id: str) -> None:
+        if self._events is None:
+            return
+        if kernel_id in self.kernel_ids():
+            self._events.tell(self.view(kernel_id))
+        else:
+            self._events.forget(kernel_id)
+
+
+def _mixed(mixin: type, used: type) -> type:
+    """`used` with `mixin` before it."""
+    return type(f"GpuCkpt{used.__name__}", (mixin, used), {"__doc__": used.__doc__})
+
+
+def _pattern(route: str) -> str:
+    """`/kernels/{kernel_id}` as tornado wants it."""
+    return PREFIX + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route)

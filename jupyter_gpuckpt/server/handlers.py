@@ -1,0 +1,148 @@
+"""The routes, one class each; `openapi.yaml` beside this file describes them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import msgspec
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+
+from ..errors import KernelNotFound
+from ..protocol import ResumeRequest
+from .base_handler import GpuCkptHandler
+from .views import operation_view, snapshot_view
+
+#: A client may wait this long for an answer about an operation; proxies cut longer ones.
+LONGEST_WAIT_SECONDS = 60.0
+PREFIX = "/api/gpuckpt"
+
+
+class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a save or suspend: what lists show for the snapshot; by default the notebook's path."""
+
+    name: str = ""
+
+
+class KernelsHandler(GpuCkptHandler):
+    """All kernels of this server."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List them."""
+        views = [self.extension.view(kernel_id) for kernel_id in self.extension.kernel_ids()]
+        self.reply({"kernels": views})
+
+
+class KernelHandler(GpuCkptHandler):
+    """One kernel."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, kernel_id: str) -> None:
+        """Show it."""
+        if kernel_id not in self.extension.kernel_ids():
+            raise KernelNotFound(f"This server has no kernel {kernel_id}.")
+        self.reply(self.extension.view(kernel_id))
+
+
+class SaveHandler(GpuCkptHandler):
+    """Saves."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        request = self.record(NameRequest)
+        operation = await self.extension.operations.save(kernel_id, request.name)
+        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+
+
+class SuspendHandler(GpuCkptHandler):
+    """Suspends."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        request = self.record(NameRequest)
+        operation = await self.extension.operations.suspend(kernel_id, request.name)
+        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+
+
+class ResumeHandler(GpuCkptHandler):
+    """Resumes."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        request = self.record(ResumeRequest)
+        operation = await self.extension.operations.resume(kernel_id, request.snapshot_id)
+        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+
+
+class OperationHandler(GpuCkptHandler):
+    """One operation."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, operation_id: str) -> None:
+        """Show it; with `wait`, when it is over or after that many seconds."""
+        wait = self.seconds("wait", LONGEST_WAIT_SECONDS)
+        operation = await self.extension.operations.wait(operation_id, wait)
+        self.reply(operation_view(operation))
+
+
+class SnapshotsHandler(GpuCkptHandler):
+    """The user's snapshots."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List them, newest first."""
+        kernel_id = self.get_query_argument("kernel_id", "") or None
+        found = await self.extension.daemon.snapshots(kernel_id)
+        self.reply({"snapshots": [snapshot_view(info) for info in found]})
+
+
+class SnapshotHandler(GpuCkptHandler):
+    """One snapshot."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, snapshot_id: str) -> None:
+        """What is in it; never its environment or its connection key."""
+        self.reply(await self.extension.daemon.manifest_summary(snapshot_id))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, snapshot_id: str) -> None:
+        """Remove it; refused while a suspended kernel needs it."""
+        await self.extension.daemon.delete_snapshot(snapshot_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class HostHandler(GpuCkptHandler):
+    """What this machine can do."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """The doctor's report."""
+        self.reply(await self.extension.report())
+
+
+ROUTES: dict[str, type[GpuCkptHandler]] = {
+    "/kernels": KernelsHandler,
+    "/kernels/{kernel_id}": KernelHandler,
+    "/kernels/{kernel_id}/save": SaveHandler,
+    "/kernels/{kernel_id}/suspend": SuspendHandler,
+    "/kernels/{kernel_id}/resume": ResumeHandler,
+    "/operations/{operation_id}": OperationHandler,
+    "/snapshots": SnapshotsHandler,
+    "/snapshots/{snapshot_id}": SnapshotHandler,
+    "/host": HostHandler,
+}

@@ -1,0 +1,141 @@
+"""What the server's kernel manager does differently for kernels under the engine.
+
+Covers: models, interrupts, culling, the end of the server. Does not cover: launch and shutdown of a single kernel (the
+provisioner's), save, suspend and resume (`operations.py`).
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.kernelspec import KernelSpec, NoSuchKernel
+from jupyter_core.utils import ensure_async
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+from ..errors import GpuCkptError
+from ..states import KernelState
+
+if TYPE_CHECKING:
+    from .daemon_link import DaemonLink
+    from .operations import ServerOperations
+    from .served_kernel import ServedKernel
+
+    _Base = AsyncMappingKernelManager
+else:
+    _Base = object
+
+#: States that take the place of Jupyter's own in REST models. A kernel that is being saved is idle or busy all the same.
+_SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
+
+
+class GpuCkptKernels(_Base):
+    """Mixed over the configured multi kernel manager, an `AsyncMappingKernelManager`, when its instance exists."""
+
+    #: Asked by provisioners (`daemon_link.py`) and websockets; set when the mixin is applied.
+    gpuckpt_owner: DaemonLink
+    gpuckpt_operations: ServerOperations
+    #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
+    gpuckpt_kernelspecs: dict[str, dict[str, Any]]
+    _gpuckpt_stop: asyncio.Task[None] | None
+
+    def __len__(self) -> int:
+        """How many kernels run: a server with suspended ones only may stop for lack of activity."""
+        return sum(not self._is_suspended(kernel_id) for kernel_id in self.list_kernel_ids())
+
+    def __bool__(self) -> bool:
+        """Always: jupyter_server asks `if kernel_manager` before it cleans up."""
+        return True
+
+    def kernel_model(self, kernel_id: str) -> dict[str, Any]:
+        """Jupyter's model; `execution_state` tells what keeps the kernel from answering."""
+        model: dict[str, Any] = super().kernel_model(kernel_id)
+        served = self._served(kernel_id)
+        if served is not None and served.state in _SHOWN:
+            model["execution_state"] = str(served.state)
+        return model
+
+    def pre_start_kernel(
+        self, kernel_name: str | None, kwargs: dict[str, Any]
+    ) -> tuple[Any, str, str]:
+        """As usual; a kernel that is adopted keeps its kernelspec if that is not installed any more."""
+        manager, name, kernel_id = super().pre_start_kernel(kernel_name, kwargs)
+        saved = self.gpuckpt_kernelspecs.pop(kernel_id, None)
+        if saved is not None:
+            try:
+                manager.kernel_spec_manager.get_kernel_spec(name)
+            except NoSuchKernel:
+                manager._kernel_spec = KernelSpec(**saved)
+        return manager, name, kernel_id
+
+    async def interrupt_kernel(self, kernel_id: str) -> None:  # type: ignore[override] # as the async base
+        """As usual, after an operation in flight. Nothing for a suspended kernel: a message would wait for its next cell."""
+        served = self._served(kernel_id)
+        while served is not None and not served.gate_is_open:
+            if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
+                return
+            await served.change()
+        await ensure_async(super().interrupt_kernel(kernel_id))
+
+    async def cull_kernel_if_idle(self, kernel_id: str) -> None:
+        """As usual; a kernel that uses nothing is left alone. (Suspending idle kernels belongs here.)"""
+        served = self._served(kernel_id)
+        if served is None or not served.absent:
+            await super().cull_kernel_if_idle(kernel_id)
+
+    async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override] # as the async base
+        """The server stops: suspend what the next server can bring back, shut down the rest. Never raises.
+
+        Called by nobody but the server's cleanup, and once more for each further signal: all share one run, since an
+        exception here, or a second run, would leave the server hanging.
+        """
+        if self._gpuckpt_stop is None:
+            self._gpuckpt_stop = asyncio.ensure_future(self._stop(now=now))
+        await asyncio.shield(self._gpuckpt_stop)
+
+    async def _stop(self, *, now: bool) -> None:
+        managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
+        await asyncio.gather(*(self._leave(kernel_id) for kernel_id in managed))
+        try:
+            await ensure_async(super().shutdown_all(now=now))
+            await self.gpuckpt_owner.close()
+        except Exception:
+            self.log.exception("Shutting down the other kernels failed.")
+
+    async def _leave(self, kernel_id: str) -> None:
+        """Suspend a kernel and leave it to the next server. If that fails it runs on under the daemon."""
+        served = self.gpuckpt_owner.served[kernel_id]
+        try:
+            if served.state is not KernelState.SUSPENDED:
+                operation = await self.gpuckpt_operations.suspend(kernel_id)
+                ended = await self.gpuckpt_operations.finish(operation)
+                if ended.error is not None:
+                    self.log.error("Kernel %s runs on: %s", kernel_id, ended.error.message)
+        except GpuCkptError as error:
+            self.log.error("Kernel %s is %s and stays so: %s", kernel_id, served.state, error)
+        except Exception:
+            self.log.exception("Kernel %s is %s and stays so.", kernel_id, served.state)
+        try:
+            self._detach(kernel_id)
+        except Exception:
+            self.log.exception("Kernel %s was not detached.", kernel_id)
+
+    def _detach(self, kernel_id: str) -> None:
+        """Forget a kernel without touching it or its connection file, which the kernel still names."""
+        manager = self.get_kernel(kernel_id)
+        manager.stop_restarter()
+        self.stop_watching_activity(kernel_id)
+        self.stop_buffering(kernel_id)
+        manager._connection_file_written = False
+        self.gpuckpt_owner.served[kernel_id].provisioner.release()
+        self.remove_kernel(kernel_id)
+
+    def _served(self, kernel_id: str) -> ServedKernel | None:
+        served = self.gpuckpt_owner.served.get(kernel_id)
+        return served if served is not None and served.kernel is not None else None
+
+    def _is_suspended(self, kernel_id: str) -> bool:
+        served = self._served(kernel_id)
+        return served is not None and served.state is KernelState.SUSPENDED

@@ -1,0 +1,251 @@
+"""Save, suspend and resume as the server does them, around what the daemon does.
+
+Covers: what is sent with a kernel, the gate before a freeze, the subscribers after a resume, operations that are over only
+when both are done. Does not cover: REST (`handlers.py`), states (the daemon's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, record_of
+from ..protocol import Operation, OperationKind, OperationState
+from ..states import KernelState
+from .probe import drained, kernel_info, wait_for_subscribers
+from .served_kernel import ABSENT, ServedKernel, is_past_freeze
+from .sessions import sessions_of
+from .websocket import known_info, set_known_info
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_client.manager import KernelManager
+    from jupyter_server.services.kernels.kernelmanager import (
+        AsyncMappingKernelManager,
+        ServerKernelManager,
+    )
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ..client import AsyncClient
+    from .daemon_link import DaemonLink
+
+#: How many ended operations can still be asked for.
+_REMEMBERED = 200
+_DRAIN_SECONDS = 2.0
+_INFO_SECONDS = 2.0
+#: The daemon's event about the end of an operation comes on another connection than the end itself.
+_EVENT_SECONDS = 5.0
+_PRESENT = frozenset(KernelState) - ABSENT
+
+Release = Callable[[], None]
+
+
+class ServerOperations:
+    """The operations on this server's kernels."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: AsyncMappingKernelManager,
+        sessions: SessionManager,
+        *,
+        reconnect_timeout: float,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._sessions = link, kernels, sessions
+        self._reconnect_timeout = reconnect_timeout
+        self._log = log
+        self._latest: dict[str, Operation] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+
+    def served(self, kernel_id: str) -> ServedKernel:
+        """The kernel; raises KernelNotFound and KernelNotManaged."""
+        if kernel_id not in self._kernels:
+            raise KernelNotFound(f"This server has no kernel {kernel_id}.")
+        served = self._link.served.get(kernel_id)
+        if served is None or served.kernel is None:
+            reason, hint = not_managed(self._manager(kernel_id))
+            raise KernelNotManaged(f"The kernel cannot be saved. {reason}", hint=hint)
+        return served
+
+    async def save(self, kernel_id: str, name: str = "") -> Operation:
+        """Start taking a snapshot; the kernel runs on."""
+        return await self._freeze(OperationKind.SAVE, kernel_id, name)
+
+    async def suspend(self, kernel_id: str, name: str = "") -> Operation:
+        """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list."""
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name)
+
+    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
+        """Start bringing a suspended kernel back, by default from its latest snapshot."""
+        served = self.served(kernel_id)
+        self.prepare(served)
+        operation = await self._link.daemon.resume(kernel_id, snapshot_id)
+        return self._track(served, operation, lambda: None)
+
+    async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
+        """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
+        task = self._tasks.get(operation_id)
+        if task is not None:
+            await asyncio.wait({task}, timeout=timeout_seconds)
+        if operation_id in self._latest:
+            return self.as_seen(self._latest[operation_id])
+        # Started by somebody else, the command line for instance.
+        return await self._link.daemon.operation(operation_id, wait=timeout_seconds)
+
+    async def finish(self, operation: Operation) -> Operation:
+        """Wait for the end, however long it takes."""
+        task = self._tasks.get(operation.operation_id)
+        if task is not None:
+            await asyncio.wait({task})
+        return self.as_seen(self._latest.get(operation.operation_id, operation))
+
+    def prepare(self, served: ServedKernel) -> None:
+        """Tell the kernel how its subscribers come back after a resume, whoever asks for it."""
+        manager = self._manager(served.kernel_id)
+
+        async def reconnect() -> None:
+            if not await wait_for_subscribers(manager, served, self._reconnect_timeout):
+                self._log.warning(
+                    "kernel %s: not every page was connected again %s s after the resume",
+                    served.kernel_id,
+                    self._reconnect_timeout,
+                )
+
+        served.reconnect = reconnect
+
+    def description(self, manager: KernelManager) -> dict[str, Any]:
+        """What is kept with a kernel so that the next server can list it as it was."""
+        rows = sessions_of(self._sessions, manager.kernel_id)
+        served = self._link.served.get(manager.kernel_id)
+        return {
+            "sessions": rows,
+            "path": rows[0]["path"] if rows else "",
+            "root": str(self._kernels.root_dir),
+            "kernel_info": known_info(manager),
+            "kernel_session": served.session if served else "",
+            "execution_state": getattr(manager, "execution_state", None) or "idle",
+        }
+
+    def report(self, kernel_id: str) -> None:
+        """The kernel's sessions changed: tell the daemon now, the server may not get to say it at its end."""
+        if kernel_id in self._kernels and kernel_id in self._link.served and self._link.ready:
+            self.spawn(self._report(kernel_id))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests; asyncio itself keeps weak references to tasks only."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _manager(self, kernel_id: str) -> ServerKernelManager:
+        return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
+
+    async def _report(self, kernel_id: str) -> None:
+        name, jupyter = await self._sent_with(kernel_id)
+        try:
+            await self._link.daemon.set_jupyter(kernel_id, name, jupyter)
+        except GpuCkptError as error:
+            self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
+
+    async def _freeze(self, kind: OperationKind, kernel_id: str, name: str) -> Operation:
+        served = self.served(kernel_id)
+        daemon = self._link.daemon
+        self.prepare(served)
+        release = served.hold()
+        try:
+            manager = self._manager(kernel_id)
+            if served.state is KernelState.RUNNING:
+                if not known_info(manager):
+                    await self._learn_info(manager)
+                await drained(manager.ports, _DRAIN_SECONDS)
+            default_name, jupyter = await self._sent_with(kernel_id)
+            ask = daemon.save if kind is OperationKind.SAVE else daemon.suspend
+            operation = await ask(kernel_id, name or default_name, jupyter)
+        except BaseException:
+            release()
+            raise
+        return self._track(served, operation, release)
+
+    async def _learn_info(self, manager: ServerKernelManager) -> None:
+        """No page has asked yet; one that opens while the kernel is suspended will."""
+        info = await kernel_info(manager, "control", _INFO_SECONDS)
+        if info and not known_info(manager):
+            set_known_info(manager, info)
+
+    async def _sent_with(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
+        manager = self._manager(kernel_id)
+        described = self.description(manager)
+        name = described["path"] or manager.kernel_name
+        return name, {**self.served(kernel_id).provisioner.described_manager(), **described}
+
+    def _track(self, served: ServedKernel, operation: Operation, release: Release) -> Operation:
+        """Follow an operation to its end, beside the request that started it."""
+        self._latest[operation.operation_id] = operation
+        task = asyncio.ensure_future(self._follow(served, operation, release))
+        self._tasks[operation.operation_id] = task
+        self._forget_old()
+        return operation
+
+    async def _follow(self, served: ServedKernel, started: Operation, release: Release) -> None:
+        try:
+            daemon = self._link.daemon
+            async for operation in daemon.follow(started.operation_id):
+                self._latest[started.operation_id] = operation
+                if is_past_freeze(operation):
+                    release()
+            await self._settled(served, self._latest[started.operation_id], daemon)
+        except GpuCkptError as error:
+            self._latest[started.operation_id] = msgspec.structs.replace(
+                started, state=OperationState.FAILED, error=record_of(error)
+            )
+        finally:
+            release()
+
+    async def _settled(
+        self, served: ServedKernel, operation: Operation, daemon: AsyncClient
+    ) -> None:
+        """Wait until this server sees the kernel as the operation left it."""
+        expected = {
+            OperationKind.SAVE: _PRESENT,
+            OperationKind.SUSPEND: frozenset({KernelState.SUSPENDED}),
+            OperationKind.RESUME: _PRESENT,
+        }[operation.kind]
+        succeeded = operation.state is OperationState.SUCCEEDED
+        if succeeded and await served.reaches(expected, _EVENT_SECONDS):
+            return
+        served.apply(await daemon.kernel(served.kernel_id))
+        if succeeded:
+            await served.reaches(expected, self._reconnect_timeout + _EVENT_SECONDS)
+
+    def as_seen(self, operation: Operation) -> Operation:
+        """An operation is not over before this server is done with it."""
+        task = self._tasks.get(operation.operation_id)
+        if task is None or task.done() or operation.state is OperationState.RUNNING:
+            return operation
+        return msgspec.structs.replace(
+            operation, state=OperationState.RUNNING, result=None, error=None
+        )
+
+    def _forget_old(self) -> None:
+        ended = [key for key, task in self._tasks.items() if task.done()]
+        for key in ended[:-_REMEMBERED]:
+            del self._tasks[key]
+            self._latest.pop(key, None)
+
+
+def not_managed(manager: KernelManager) -> tuple[str, str]:
+    """Why a kernel does not run under the engine, and what would help."""
+    provisioner = manager.provisioner
+    reason = getattr(provisioner, "plain_reason", "")
+    if reason:
+        return reason, getattr(provisioner, "plain_hint", "")
+    return (
+        f"It was started by {type(provisioner).__name__}.",
+        "Start it with the provisioner gpuckpt-provisioner.",
+    )

@@ -1,0 +1,136 @@
+"""Questions to the kernel's sockets: is everybody subscribed again, is anything still on its way, what is the kernel?"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+
+    from .served_kernel import ServedKernel
+
+#: Every probe carries it as `header.session`, so that websockets can tell its echoes from what the user asked for.
+PROBE_SESSION = "gpuckpt-probe"
+_REPEAT_SECONDS = 0.1
+_ESTABLISHED = "01"
+
+
+@contextmanager
+def _questions(
+    manager: ServerKernelManager,
+    channels: Iterable[str],
+    on_reply: Callable[[dict[str, Any]], None],
+) -> Iterator[Callable[[], None]]:
+    """Sockets of our own; yields a function that asks for the kernel's info once on each of the channels."""
+    session = Session(
+        config=manager.session.config,
+        key=manager.session.key,
+        signature_scheme=manager.session.signature_scheme,
+        session=PROBE_SESSION,
+    )
+
+    def received(parts: list[bytes]) -> None:
+        _, message = session.feed_identities(parts)
+        on_reply(session.deserialize(message)["content"])
+
+    streams = [getattr(manager, f"connect_{channel}")() for channel in channels]
+    for stream in streams:
+        stream.on_recv(received)
+
+    def ask() -> None:
+        for stream in streams:
+            session.send(stream, "kernel_info_request")
+
+    try:
+        yield ask
+    finally:
+        for stream in streams:
+            stream.close()
+
+
+async def wait_for_subscribers(
+    manager: ServerKernelManager, served: ServedKernel, timeout_seconds: float
+) -> bool:
+    """Wait until the kernel answers and each websocket's stream has seen it speak; whether that came true in time.
+
+    A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but what the kernel
+    says before that is lost.
+    """
+    replied = asyncio.Event()
+    # The shell of a busy kernel answers when the cell is done; its control channel answers at once.
+    channels = ["control"] if manager.execution_state == "busy" else ["control", "shell"]
+    with _questions(manager, channels, lambda _: replied.set()) as ask:
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while not replied.is_set() or not all(c.subscribed for c in served.connections):
+                    ask()
+                    await asyncio.sleep(_REPEAT_SECONDS)
+        except TimeoutError:
+            return False
+    return True
+
+
+async def kernel_info(
+    manager: ServerKernelManager, channel: str, timeout_seconds: float
+) -> dict[str, Any]:
+    """The kernel's `kernel_info_reply`; empty if it does not answer in time.
+
+    On the channel `shell` an answer also means that no cell runs; on `control` it comes at once.
+    """
+    reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def received(content: dict[str, Any]) -> None:
+        if not reply.done():
+            reply.set_result(content)
+
+    with _questions(manager, [channel], received) as ask:
+        ask()
+        try:
+            return await asyncio.wait_for(reply, timeout_seconds)
+        except TimeoutError:
+            return {}
+
+
+async def drained(ports: list[int], timeout_seconds: float) -> bool:
+    """Wait until nothing is on its way to or from the kernel; whether that came true in time.
+
+    What a freeze finds in the kernel of the operating system's socket buffers is lost, since the connections are closed;
+    what libzmq has read is part of the process.
+    """
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            # What was sent just now may not have reached the socket yet.
+            await asyncio.sleep(0.02)
+            while await asyncio.to_thread(_queued_bytes, set(ports)):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _queued_bytes(ports: set[int]) -> int:
+    """Bytes in the queues of established TCP connections from or to these ports (man 5 proc_net)."""
+    queued = 0
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, remote, state, queues, *_ = line.split()
+            if state == _ESTABLISHED and {_port(local), _port(remote)} & ports:
+                sending, receiving = queues.split(":")
+                queued += int(sending, 16) + int(receiving, 16)
+    return queued
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)

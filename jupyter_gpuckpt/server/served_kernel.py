@@ -1,0 +1,169 @@
+"""One kernel under the engine as this server serves it: its state, and the gate that holds requests.
+
+The gate is shut while the kernel cannot answer: from just before a suspend until, after the resume, the kernel has every
+websocket of ours as a subscriber again. Nothing here decides about states: the daemon does, and tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, Protocol
+
+from ..protocol import Kernel, Operation, OperationKind
+from ..states import KernelState
+
+#: States without a process: requests are answered from what is known, or kept.
+ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
+
+_OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
+#: Stages of a save during which the kernel runs again already.
+_AFTER_FREEZE = frozenset({"store", "commit"})
+
+
+class Provisioner(Protocol):
+    """The provisioner's side (gpuckpt_provisioner.owner.Watcher): it holds the record that counts for Jupyter."""
+
+    kernel: Kernel | None
+
+    def note(self, kernel: Kernel) -> None:
+        """The daemon's news."""
+
+    def note_gone(self) -> None:
+        """The daemon has forgotten the kernel."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of this kernel id it is."""
+
+    def release(self) -> None:
+        """Leave the kernel to the daemon and a later server."""
+
+    def described_manager(self) -> dict[str, Any]:
+        """What the manager of a later server needs: kernelspec, connection and the like."""
+
+
+class Connection(Protocol):
+    """A websocket of this kernel (`websocket.py`)."""
+
+    def on_gate(self) -> None:
+        """The gate opened, or the state changed behind it."""
+
+    def drop_held(self) -> None:
+        """Forget what is held: the kernel it was meant for is gone."""
+
+    subscribed: bool
+
+
+class ServedKernel:
+    """State and gate of one kernel. Used on the event loop only."""
+
+    def __init__(self, kernel_id: str, provisioner: Provisioner) -> None:
+        self.kernel_id = kernel_id
+        self.provisioner = provisioner
+        self.connections: set[Connection] = set()
+        #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
+        self.session = ""
+        #: Brings the subscribers back after a resume; set by whoever knows the kernel's sockets.
+        self.reconnect: Callable[[], Awaitable[None]] | None = None
+        self._holds = 0
+        self._reconnecting: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The daemon's record; None before the launch is complete."""
+        return self.provisioner.kernel
+
+    @property
+    def state(self) -> KernelState:
+        """The state that users see: `resuming` lasts until every subscriber is back."""
+        if self.kernel is None:
+            return KernelState.STARTING
+        return KernelState.RESUMING if self._reconnecting else self.kernel.state
+
+    @property
+    def absent(self) -> bool:
+        """Whether the kernel has no process that could answer."""
+        return self.state in ABSENT
+
+    @property
+    def gate_is_open(self) -> bool:
+        """Whether requests go through to the kernel."""
+        if self._holds or self._reconnecting:
+            return False
+        if self.state is KernelState.SAVING:
+            operation = self.kernel.operation if self.kernel else None
+            return operation is not None and is_past_freeze(operation)
+        return self.state in _OPEN
+
+    def hold(self) -> Callable[[], None]:
+        """Shut the gate until the returned function is called; calling it again does nothing."""
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._holds -= 1
+                self._tell()
+
+        self._holds += 1
+        return release
+
+    def apply(self, kernel: Kernel) -> None:
+        """The daemon's news."""
+        before = self.kernel.state if self.kernel else KernelState.STARTING
+        self.provisioner.note(kernel)
+        if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
+            self._start_reconnecting()
+        self._tell()
+
+    async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
+        """Wait until the user-visible state is one of `states`; whether that came true in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.state not in states:
+                    await self.change()
+        except TimeoutError:
+            return False
+        return True
+
+    async def change(self) -> None:
+        """Wait for the next change of state or gate."""
+        await self._changed.wait()
+
+    def reset(self) -> None:
+        """A fresh kernel is being launched under this id."""
+        if self._reconnecting is not None:
+            self._reconnecting.cancel()
+            self._reconnecting = None
+        self.session = ""
+        for connection in list(self.connections):
+            connection.drop_held()
+
+    def _start_reconnecting(self) -> None:
+        if self.reconnect is None or self._reconnecting is not None:
+            return
+        for connection in self.connections:
+            connection.subscribed = False
+        self._reconnecting = asyncio.ensure_future(self._run_reconnect(self.reconnect))
+
+    async def _run_reconnect(self, reconnect: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await reconnect()
+        finally:
+            self._reconnecting = None
+            self._tell()
+
+    def _tell(self) -> None:
+        # Everybody who waits now is woken; who waits later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for connection in list(self.connections):
+            connection.on_gate()
+
+
+def is_past_freeze(operation: Operation) -> bool:
+    """Whether the kernel of a save runs again, while its memory is still being written."""
+    return operation.kind is OperationKind.SAVE and operation.progress.stage in _AFTER_FREEZE

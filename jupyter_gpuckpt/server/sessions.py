@@ -1,0 +1,82 @@
+"""Jupyter's sessions (which notebook has which kernel): what travels with a kernel, and how it comes back.
+
+Session ids are kept: an open page disposes a session whose id has vanished, and with it its outputs in flight.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    _Base = SessionManager
+else:
+    _Base = object
+
+_COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
+
+
+class ReportingSessions(_Base):
+    """Mixed over the configured session manager: says at once when a session is made or renamed."""
+
+    #: Called with a kernel's id; set by the extension.
+    gpuckpt_report: Callable[[str], None] | None = None
+
+    async def save_session(self, session_id: str, *args: Any, **kwargs: Any) -> Any:
+        """Save as usual, then report."""
+        model = await super().save_session(session_id, *args, **kwargs)
+        self._report(session_id)
+        return model
+
+    async def update_session(self, session_id: str, **kwargs: Any) -> None:
+        """Update as usual, then report."""
+        await super().update_session(session_id, **kwargs)
+        self._report(session_id)
+
+    def _report(self, session_id: str) -> None:
+        rows = self.cursor.execute(
+            "SELECT kernel_id FROM session WHERE session_id=?", (session_id,)
+        ).fetchall()
+        for row in rows:
+            if self.gpuckpt_report is not None:
+                self.gpuckpt_report(row["kernel_id"])
+
+
+def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]]:
+    """The rows of a kernel, oldest first."""
+    rows = sessions.cursor.execute(
+        f"SELECT {', '.join(_COLUMNS)} FROM session WHERE kernel_id=?",  # noqa: S608 - constants
+        (kernel_id,),
+    )
+    return [dict(row) for row in rows.fetchall()]
+
+
+def restore_sessions(
+    sessions: SessionManager, rows: list[dict[str, Any]], *, saved_root: str, root: str
+) -> list[dict[str, Any]]:
+    """Put rows of an earlier server back, with paths as they are below this server's `root`; returns them so."""
+    known = {row["session_id"] for row in sessions.cursor.execute("SELECT session_id FROM session")}
+    moved = [
+        {**row, "path": path_below(row["path"], saved_root=saved_root, root=root)} for row in rows
+    ]
+    for row in moved:
+        if row["session_id"] not in known:
+            values = [row[column] for column in _COLUMNS]
+            sessions.cursor.execute("INSERT INTO session VALUES (?,?,?,?,?)", values)
+    return moved
+
+
+def path_below(path: str, *, saved_root: str, root: str) -> str:
+    """A session's path, which was relative to `saved_root`, relative to `root`; unchanged if it does not lie there."""
+    if not saved_root or saved_root == root:
+        return path
+    absolute = Path(os.path.normpath(Path(saved_root, path)))
+    if not absolute.is_relative_to(root):
+        return path
+    return absolute.relative_to(root).as_posix()

@@ -1,0 +1,83 @@
+"""The records of the REST interface and of events, as `openapi.yaml` and `events/kernel.yaml` describe them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..protocol import OperationState
+from ..states import KernelState
+from .operations import not_managed
+
+if TYPE_CHECKING:
+    from ..model import SnapshotInfo
+    from ..protocol import Operation
+    from .kernel_manager import GpuCkptKernels
+    from .operations import ServerOperations
+
+
+def kernel_view(
+    kernel_id: str, kernels: GpuCkptKernels, operations: ServerOperations | None
+) -> dict[str, Any]:
+    """A kernel of this server. `reason` and `hint`: why it is not managed, or what went wrong last."""
+    served = kernels.gpuckpt_owner.served.get(kernel_id) if operations is not None else None
+    view: dict[str, Any] = {
+        "kernel_id": kernel_id,
+        "state": str(KernelState.RUNNING),
+        "managed": False,
+        "reason": None,
+        "hint": None,
+        "snapshot_id": None,
+        "operation": None,
+    }
+    if served is None or served.kernel is None or operations is None:
+        reason, hint = not_managed(kernels.get_kernel(kernel_id))
+        return view | {"reason": reason or None, "hint": hint or None}
+    kernel = served.kernel
+    error = kernel.error
+    operation = operations.as_seen(kernel.operation) if kernel.operation else None
+    in_flight = operation is not None and operation.state is OperationState.RUNNING
+    return view | {
+        "state": str(served.state),
+        "managed": True,
+        "reason": error.message if error else None,
+        "hint": (error.hint or None) if error else None,
+        "snapshot_id": kernel.snapshot_id or None,
+        "operation": operation_view(operation) if operation and in_flight else None,
+    }
+
+
+def operation_view(operation: Operation) -> dict[str, Any]:
+    """An operation."""
+    result, error = operation.result, operation.error
+    return {
+        "operation_id": operation.operation_id,
+        "kind": str(operation.kind),
+        "kernel_id": operation.kernel_id,
+        "state": str(operation.state),
+        "progress": msgspec.to_builtins(operation.progress),
+        "result": None
+        if result is None
+        else {
+            "snapshot_id": result.snapshot_id,
+            "seconds": result.seconds,
+            "frozen_seconds": result.frozen_seconds,
+            **msgspec.to_builtins(result.sizes),
+            "warnings": result.warnings,
+        },
+        "error": None
+        if error is None
+        else {
+            "message": error.message,
+            "code": error.code,
+            "hint": error.hint or None,
+            "details": error.details or None,
+        },
+    }
+
+
+def snapshot_view(info: SnapshotInfo) -> dict[str, Any]:
+    """A line of the list of snapshots."""
+    told: dict[str, Any] = msgspec.to_builtins(info)
+    return {**told, **told.pop("sizes")}

@@ -1,0 +1,188 @@
+"""The gate in every websocket of a kernel under the engine.
+
+While the kernel cannot answer, requests are held in order and sent when it can; what pages ask by themselves when they are
+opened is answered from what is known, so that looking at a notebook needs no kernel.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+import json
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_binary_message,
+    deserialize_msg_from_ws_v1,
+    serialize_msg_to_ws_v1,
+)
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.websocket import WebSocketClosedError
+
+from .probe import PROBE_SESSION
+
+if TYPE_CHECKING:
+    from .served_kernel import ServedKernel
+
+    _Base = ZMQChannelsWebsocketConnection
+else:
+    _Base = object
+
+_V1 = "v1.kernel.websocket.jupyter.org"
+
+
+class GatedConnection(_Base):
+    """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
+
+    #: Whether the kernel is known to have this websocket as a subscriber (again).
+    subscribed = True
+    _held: list[tuple[str, dict[str, Any], Any]]
+
+    @property
+    def _served(self) -> ServedKernel | None:
+        owner = getattr(self.multi_kernel_manager, "gpuckpt_owner", None)
+        return owner.served.get(self.kernel_id) if owner is not None else None
+
+    # ---- connecting --------------------------------------------------------------------------------------------------
+
+    def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
+        """Connect as usual; a page that finds no running kernel is told that it is idle."""
+        self._held = []
+        connected = super().connect()
+        served = self._served
+        if connected is not None and served is not None:
+            self.subscribed = served.gate_is_open
+            served.connections.add(self)
+            connected.add_done_callback(lambda _: self._say_idle())
+        return connected
+
+    def nudge(self) -> asyncio.Future[None]:
+        """Without a kernel that answers there is nothing to wait for: the gate waits instead."""
+        served = self._served
+        if served is None or served.gate_is_open:
+            return super().nudge()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def disconnect(self) -> None:  # type: ignore[override] # as the base's base
+        """Disconnect as usual. What is still held was never run and nobody is there to see it run: it is dropped."""
+        served = self._served
+        if served is not None:
+            served.connections.discard(self)
+        self.drop_held()
+        super().disconnect()
+
+    # ---- from the page -----------------------------------------------------------------------------------------------
+
+    def handle_incoming_message(self, incoming_msg: Any) -> None:
+        """Send on, answer, or hold."""
+        served = self._served
+        if served is None or not self.channels or (served.gate_is_open and not self._held):
+            super().handle_incoming_message(incoming_msg)
+            return
+        channel, header = self._peek(incoming_msg)
+        if not self._answered(served, channel, header):
+            # Waking the kernel for some of these belongs here.
+            self._held.append((channel, header, incoming_msg))
+
+    def on_gate(self) -> None:
+        """See `served_kernel.Connection`."""
+        served = self._served
+        if served is None or not self._held:
+            return
+        waiting, self._held = self._held, []
+        for index, (channel, header, message) in enumerate(waiting):
+            if served.gate_is_open:
+                super().handle_incoming_message(message)
+            elif not self._answered(served, channel, header):
+                self._held.append(waiting[index])
+
+    def drop_held(self) -> None:
+        """See `served_kernel.Connection`."""
+        if getattr(self, "_held", None):
+            self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
+            self._held = []
+
+    def _peek(self, message: Any) -> tuple[str, dict[str, Any]]:
+        if self.subprotocol == _V1:
+            channel, parts = deserialize_msg_from_ws_v1(message)
+            return channel, self.session.unpack(parts[0])
+        unpacked = (
+            deserialize_binary_message(message)
+            if isinstance(message, bytes)
+            else json.loads(message)
+        )
+        return unpacked.get("channel") or "shell", unpacked["header"]
+
+    def _answered(self, served: ServedKernel, channel: str, header: dict[str, Any]) -> bool:
+        """Answer in the kernel's place if that can be done; whether it was."""
+        kind = header.get("msg_type")
+        if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
+            self._reply(channel, "kernel_info_reply", info, header)
+        elif kind == "comm_info_request" and served.absent:
+            self._reply(channel, "comm_info_reply", {"status": "ok", "comms": {}}, header)
+        else:
+            return False
+        # JupyterLab takes no status from a reply to these questions and would show "Unknown".
+        self._say_idle()
+        return True
+
+    def _reply(self, channel: str, kind: str, content: dict[str, Any], header: Any) -> None:
+        parent = {"header": header}
+        self._send("iopub", "status", {"execution_state": "busy"}, parent)
+        self._send(channel, kind, content, parent)
+        self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _say_idle(self) -> None:
+        served = self._served
+        if served is not None and served.absent:
+            self._send("iopub", "status", {"execution_state": "idle"}, None)
+
+    def _send(self, channel: str, kind: str, content: dict[str, Any], parent: Any) -> None:
+        """Send the page a message in the kernel's name."""
+        message = self.session.msg(kind, content, parent=parent)
+        served = self._served
+        if served is not None and served.session:
+            # JupyterLab takes another session for another kernel and drops what it has queued for this one.
+            message["header"]["session"] = served.session
+        with suppress(WebSocketClosedError):
+            if self.subprotocol == _V1:
+                packed = serialize_msg_to_ws_v1(message, channel, self.session.pack)
+                self.write_message(packed, binary=True)
+            else:
+                message["channel"] = channel
+                self.write_message(json.dumps(message, default=json_default))
+
+    # ---- from the kernel ---------------------------------------------------------------------------------------------
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+        """Send on to the page what is meant for it; echoes of our probes tell that the subscription is there."""
+        served = self._served
+        if served is not None and getattr(stream, "channel", stream) == "iopub":
+            _, parts = self.session.feed_identities(outgoing_msg)
+            if self.session.unpack(parts[2]).get("session") == PROBE_SESSION:
+                self.subscribed = True
+                return
+            if not served.session:
+                served.session = self.session.unpack(parts[1]).get("session", "")
+        super().handle_outgoing_message(stream, outgoing_msg)
+
+
+def known_info(manager: Any) -> dict[str, Any]:
+    """The kernel's `kernel_info_reply`, if it has ever been asked; else empty."""
+    future = getattr(manager, "_kernel_info_future", None)
+    if future is None or not future.done() or future.cancelled() or future.exception():
+        return {}
+    return future.result() or {}
+
+
+def set_known_info(manager: Any, info: dict[str, Any]) -> None:
+    """Remember the kernel's `kernel_info_reply`, where connections look for it before they ask."""
+    future: Future[dict[str, Any]] = Future()
+    future.set_result(info)
+    manager._kernel_info_future = future

@@ -1,0 +1,1 @@
+"""Where snapshots are kept: packs of chunks, manifests, a catalog."""

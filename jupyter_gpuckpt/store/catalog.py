@@ -1,0 +1,249 @@
+"""Which pack holds which chunk: a SQLite file that can be made again from the packs at any time.
+
+The packs are the truth. At every opening the catalog is compared with the folder: packs that it does not know are read in
+(a crash between a pack and its registration, or a catalog that is missing, damaged or from a backup), packs that are gone are
+dropped. One process has it open; its threads share one connection, so callers ask for many digests at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from ..errors import FormatTooNew, ObjectCorrupt
+from . import packs
+from .packs import Entry
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+_SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks (
+    digest BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored_length INTEGER NOT NULL,
+    raw_length INTEGER NOT NULL, codec INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+"""
+#: The oldest SQLite allows 999 parameters in a statement.
+_BATCH = 500
+_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+class Location(NamedTuple):
+    """A chunk's pack (its name) and its place there."""
+
+    pack: str
+    entry: Entry
+
+
+class Catalog:
+    """The index over all packs of a store; thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
+
+    def __init__(self, path: Path, packs_directory: Path) -> None:
+        self._path, self._packs = path, packs_directory
+        self._lock = threading.RLock()
+        try:
+            self._connection = self._open()
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            self._remake(error)
+        self._run(self._reconcile)
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        with self._lock:
+            self._connection.close()
+
+    def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
+        """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
+        return dict(
+            self._run(
+                lambda: self._select(
+                    "digest, stored_length FROM chunks WHERE NOT damaged AND", digests
+                )
+            )
+        )
+
+    def locate(self, digests: Collection[bytes]) -> dict[bytes, Location]:
+        """Where those of `digests` lie that the store holds."""
+        columns = "digest, offset, stored_length, raw_length, codec, packs.name FROM chunks"
+        rows = self._run(
+            lambda: self._select(f"{columns} JOIN packs ON packs.id = chunks.pack WHERE", digests)
+        )
+        return {row[0]: Location(row[5], Entry(*row[:5])) for row in rows}
+
+    def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
+        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
+        with self._lock, self._connection:
+            row = self._connection.execute("SELECT 1 FROM packs WHERE name = ?", (name,)).fetchone()
+            if row is None:  # else it was read in by a rebuild in between
+                self._insert(name, length, entries, replace=False)
+
+    def remove_packs(self, names: Iterable[str]) -> int:
+        """Forget packs and delete their files; bytes that became free."""
+        freed = 0
+        # Under one lock, so that nobody reads a file in again between the two.
+        with self._lock:
+            with self._connection:
+                self._forget(names)
+            for name in names:
+                path = self.path_of(name)
+                freed += path.stat().st_size
+                path.unlink()
+            packs.sync_directory(self._packs)
+        return freed
+
+    def path_of(self, pack: str) -> Path:
+        """The file of a pack."""
+        return self._packs / (pack + packs.SUFFIX)
+
+    def packs_without(self, digests: set[bytes]) -> set[str]:
+        """Names of the packs that hold none of `digests`."""
+
+        def find() -> set[str]:
+            names: dict[int, str] = dict(self._connection.execute("SELECT id, name FROM packs"))
+            for digest, pack in self._connection.execute("SELECT digest, pack FROM chunks"):
+                if digest in digests:
+                    names.pop(pack, None)
+            return set(names.values())
+
+        return self._run(find)
+
+    def mark_damaged(self, digest: bytes) -> None:
+        """The chunk is not what its digest says: the next writer that meets it stores it again."""
+        with self._lock, self._connection:
+            self._connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
+
+    def rebuild(self) -> None:
+        """Throw the catalog away and read all packs in again."""
+        with self._lock:
+            self._remake(None)
+            self._reconcile()
+
+    def _open(self) -> sqlite3.Connection:
+        # Created by us, since SQLite would give it the umask's mode.
+        self._path.touch(mode=0o600)
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        try:
+            # Exclusive: no shared memory file, so that WAL works on network file systems too.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if version not in (0, _SCHEMA_VERSION) or verdict != "ok":
+                raise _broken(f"schema version {version}, check: {verdict}")
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _remake(self, error: Exception | None) -> None:
+        logger.warning(
+            "The catalog %s is made again from the packs: %s", self._path, error or "asked for"
+        )
+        if error is None:
+            self._connection.close()
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._connection = self._open()
+
+    def _run(self, work: Callable[[], _Result]) -> _Result:
+        """`work` under the lock; a catalog that turns out to be broken is made again and asked once more."""
+        with self._lock:
+            try:
+                return work()
+            except sqlite3.DatabaseError as error:
+                if not _is_broken(error):
+                    raise
+                logger.warning("The catalog %s is damaged: %s", self._path, error)
+                self.rebuild()
+                return work()
+
+    def _select(self, columns_from_where: str, digests: Collection[bytes]) -> list[Any]:
+        found = []
+        for batch in _batches(digests):
+            marks = ",".join("?" * len(batch))
+            # Only constants of this module and question marks are put together here.
+            statement = f"SELECT {columns_from_where} digest IN ({marks})"
+            found += self._connection.execute(statement, batch).fetchall()
+        return found
+
+    def _insert(self, name: str, length: int, entries: Iterable[Entry], *, replace: bool) -> None:
+        pack = self._connection.execute(
+            "INSERT INTO packs (name, length) VALUES (?, ?)", (name, length)
+        ).lastrowid
+        self._connection.executemany(
+            "INSERT INTO chunks (digest, pack, offset, stored_length, raw_length, codec) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
+            "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec "
+            "WHERE damaged OR ?",
+            (
+                (e.digest, pack, e.offset, e.stored_length, e.raw_length, e.codec, replace)
+                for e in entries
+            ),
+        )
+
+    def _reconcile(self) -> None:
+        """Make the catalog say what the folder holds."""
+        found = {
+            path.stem: path.stat()
+            for path in self._packs.glob("*" + packs.SUFFIX)
+            if not path.name.startswith(packs.TEMPORARY)
+        }
+        known: dict[str, int] = dict(self._connection.execute("SELECT name, length FROM packs"))
+        gone = [n for n, length in known.items() if n not in found or found[n].st_size != length]
+        with self._connection:
+            self._forget(gone)
+        new = [name for name in found if name not in known or name in gone]
+        # A chunk that was stored again because it was damaged lies in the newer pack, so that one wins.
+        for name in sorted(new, key=lambda name: found[name].st_mtime_ns):
+            with self._connection:
+                self._adopt(name, found[name].st_size)
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._connection.execute(
+                "DELETE FROM chunks WHERE pack = (SELECT id FROM packs WHERE name = ?)", (name,)
+            )
+            self._connection.execute("DELETE FROM packs WHERE name = ?", (name,))
+
+    def _adopt(self, name: str, length: int) -> None:
+        path = self.path_of(name)
+        try:
+            try:
+                entries = packs.read_index(path)
+            except ObjectCorrupt as error:
+                logger.warning("%s What can be verified in it is used.", error)
+                entries = list(packs.scan(path))
+        except FormatTooNew as error:
+            logger.warning("%s Its chunks are not available.", error)
+            return
+        self._insert(name, length, entries, replace=True)
+
+
+def _batches(digests: Collection[bytes]) -> Iterator[list[bytes]]:
+    left = iter(digests)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
+
+
+def _broken(why: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(why)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _is_broken(error: sqlite3.DatabaseError) -> bool:
+    # 0: an error of the sqlite3 module itself, such as a column of the wrong kind.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN

@@ -1,0 +1,44 @@
+"""Removing packs that nothing refers to: mark and sweep over whole packs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from ..errors import StoreError
+from . import manifests
+from .catalog import Catalog
+from .leases import Leases
+
+logger = logging.getLogger(__name__)
+
+
+def collect(
+    manifests_directory: Path,
+    *,
+    catalog: Catalog,
+    leases: Leases,
+    lock: threading.RLock,
+) -> int:
+    """Remove every pack of which no manifest and no lease needs a chunk; bytes that became free.
+
+    The caller keeps manifests from being published meanwhile; writers go on, `lock` stops them only for a moment. When a
+    manifest cannot be read, what it needs is unknown, and nothing is removed. Raises OSError, sqlite3.OperationalError.
+    """
+    needed: set[bytes] = set()
+    for path in manifests_directory.glob("*" + manifests.SUFFIX):
+        try:
+            needed |= manifests.read(path, manifests.References).digests()
+        except StoreError as error:
+            logger.warning("No packs are removed while a manifest cannot be read: %s", error)
+            return 0
+    with lock:
+        # Marking beside working writers is safe: packs that appear from here on are not candidates, and chunks of
+        # candidates that a writer came to count on are under a lease by the time the lock is ours.
+        candidates = catalog.packs_without(needed)
+        candidates -= {place.pack for place in catalog.locate(leases.held()).values()}
+        freed = catalog.remove_packs(candidates) if candidates else 0
+    if candidates:
+        logger.info("Removed %d packs of %d bytes that nothing refers to.", len(candidates), freed)
+    return freed

@@ -1,0 +1,64 @@
+"""What the operating system and SQLite say about the store's disk, as errors of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StoreError, StoreFull, StoreUnavailable
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that an ordinary user can still write to the file system of `path`."""
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+@contextmanager
+def store_errors(root: Path, needed_bytes: int = 0) -> Iterator[None]:
+    """Turn errors of the disk into `StoreFull` or `StoreUnavailable`; `needed_bytes` is what was about to be written."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(root, error, needed_bytes) from error
+    except sqlite3.OperationalError as error:
+        raise catalog_error(root, error) from error
+
+
+def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
+    """The error of ours for `error`, met anywhere below `root`."""
+    if error.errno in _FULL:
+        return _full(root, needed_bytes)
+    return StoreUnavailable(
+        f"The snapshot store {root} cannot be used: {error.strerror or error}.",
+        hint=f"Make the directory {root} readable and writable for the user that runs gpuckptd, or choose another store.",
+        details=str(error),
+    )
+
+
+def catalog_error(root: Path, error: sqlite3.OperationalError) -> StoreError:
+    """The error of ours for what SQLite says about its file."""
+    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+        return _full(root, 0)
+    return StoreUnavailable(
+        f"The catalog of the snapshot store {root} cannot be used: {error}.",
+        hint=f"Make the directory {root} readable and writable for the user that runs gpuckptd, or choose another store.",
+        details=error.sqlite_errorname,
+    )
+
+
+def _full(root: Path, needed_bytes: int) -> StoreFull:
+    try:
+        free = f"{free_bytes(root):,} bytes are free"
+    except OSError:
+        free = "how much is free is unknown"
+    return StoreFull(
+        f"The snapshot store {root} is full: at least {needed_bytes:,} more bytes are needed, {free}.",
+        hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
+    )

@@ -1,0 +1,59 @@
+"""Which chunks must stay although no manifest refers to them: those that an operation in flight counts on.
+
+A writer holds a lease on every chunk that it wrote or was told is there. The lease outlives the writer until a manifest that
+covers it is published, so that no delete in between takes the ground away; one that is never published runs out. Readers hold
+leases on what they read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+
+#: Between the end of a writer and its manifest lie seconds; after this long the operation has failed.
+PUBLISH_SECONDS = 1800.0
+
+
+class Lease:
+    """Digests that are held."""
+
+    def __init__(self) -> None:
+        self.digests: set[bytes] = set()
+        #: None while its holder is at work.
+        self.ends: float | None = None
+
+
+class Leases:
+    """All leases of a store. Not thread-safe: used under the store's lock."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._leases: list[Lease] = []
+
+    def take(self, digests: Collection[bytes] = ()) -> Lease:
+        """A new lease on `digests`."""
+        lease = Lease()
+        lease.digests.update(digests)
+        self._leases.append(lease)
+        return lease
+
+    def await_publication(self, lease: Lease) -> None:
+        """The holder is done; what it holds goes into a manifest soon."""
+        lease.ends = self._clock() + PUBLISH_SECONDS
+
+    def release(self, lease: Lease) -> None:
+        """End a lease; may be called again."""
+        if lease in self._leases:
+            self._leases.remove(lease)
+
+    def published(self, digests: set[bytes]) -> None:
+        """A manifest refers to `digests` now: leases that waited for it end."""
+        self._leases = [
+            lease for lease in self._leases if lease.ends is None or not lease.digests <= digests
+        ]
+
+    def held(self) -> set[bytes]:
+        """Digests under any lease."""
+        now = self._clock()
+        self._leases = [lease for lease in self._leases if lease.ends is None or lease.ends > now]
+        return set().union(*(lease.digests for lease in self._leases))

@@ -1,0 +1,70 @@
+"""The lock that keeps a store to one process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+from pathlib import Path
+
+from ..errors import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class StoreLock:
+    """Held from construction to `release`, or until the process is gone, however it ends.
+
+    The lock is the kernel's (flock, which NFS carries to its server); what the file says only names the holder. A file that
+    names another host although the lock was free is reported in the log: either that host crashed, or the file system does
+    not carry locks between hosts.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            holder = self._holder()
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise StoreUnavailable(
+                    f"The snapshot store {path.parent} is in use by process {holder.get('pid', '?')} "
+                    f"on host {holder.get('host', '?')}.",
+                    hint="Stop that gpuckptd, or choose another store: only one process may write to it.",
+                ) from error
+            here = {"host": socket.gethostname(), "boot": _boot(), "pid": os.getpid()}
+            if holder and holder.get("host") != here["host"]:
+                logger.warning(
+                    "The store %s was not released by process %s on host %s, which crashed or still uses it.",
+                    path.parent, holder.get("pid"), holder.get("host"),
+                )  # fmt: skip
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(here).encode(), 0)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Let others have it; may be called again."""
+        if self._descriptor >= 0:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _holder(self) -> dict[str, object]:
+        try:
+            holder = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
+        except ValueError:
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+
+def _boot() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""

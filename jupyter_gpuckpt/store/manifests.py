@@ -1,0 +1,123 @@
+"""Manifest files: magic, format version, digest of the body, body (the manifest as msgpack, compressed).
+
+The header stays as it is in every later version, so that any reader can name the version of what it cannot read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import zstandard
+
+from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
+from ..model import FORMAT_VERSION, Manifest, SnapshotInfo, Stream
+from .codecs import DIGEST_BYTES, digest_of
+from .packs import sync_directory
+
+SUFFIX = ".manifest"
+#: Follows the name of a manifest that is being written; whatever is called so when a store opens was cut off.
+TEMPORARY = ".tmp"
+
+_HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
+_MAGIC = b"GPUCKPT\n"
+_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_LEVEL = 3
+
+
+class Listed(msgspec.Struct):
+    """The part of a manifest that lists show; decoding it skips the rest."""
+
+    info: SnapshotInfo
+
+
+class References(msgspec.Struct):
+    """The part of a manifest that says what must stay in the store."""
+
+    info: SnapshotInfo
+    streams: list[Stream]
+
+    def digests(self) -> set[bytes]:
+        """Of all chunks that are stored."""
+        return {chunk.digest for stream in self.streams for chunk in stream.chunks} - {b""}
+
+
+_Part = TypeVar("_Part", Manifest, Listed, References)
+
+
+def path_of(directory: Path, snapshot_id: str) -> Path:
+    """Where the manifest of this snapshot is. SnapshotNotFound for what cannot be an id (it may come from a URL)."""
+    if not _ID.fullmatch(snapshot_id):
+        raise SnapshotNotFound(f"{snapshot_id!r} is not the id of a snapshot.")
+    return directory / (snapshot_id + SUFFIX)
+
+
+def write(directory: Path, manifest: Manifest) -> None:
+    """Write the manifest so that it is there completely or not at all, also after a power cut. Raises OSError."""
+    path = path_of(directory, manifest.info.snapshot_id)
+    temporary = path.with_name(path.name + TEMPORARY)
+    body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
+            file.write(_HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)))
+            file.write(body)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+
+
+def read(path: Path, kind: type[_Part]) -> _Part:
+    """The manifest in `path`, or the part of it that `kind` names; the whole file is verified either way.
+
+    Raises SnapshotNotFound, ManifestInvalid (naming file and snapshot), FormatTooNew, OSError.
+    """
+    snapshot_id = path.name.removesuffix(SUFFIX)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise SnapshotNotFound(
+            f"There is no snapshot {snapshot_id}.",
+            hint="It may have been deleted; list the snapshots again.",
+        ) from error
+    if len(data) < _HEADER.size:
+        raise _invalid(path, "it is truncated")
+    magic, version, digest = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version < 1:
+        raise _invalid(path, "it does not begin as a manifest does")
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"Snapshot {snapshot_id} has format version {version}; this version of jupyter-gpuckpt reads up to {FORMAT_VERSION}.",
+            hint="Upgrade jupyter-gpuckpt.",
+        )
+    body = memoryview(data)[_HEADER.size :]
+    if digest_of(body) != digest:
+        raise _invalid(path, "it is truncated or was altered")
+    try:
+        part = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(body), type=kind)
+    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+        raise _invalid(path, f"it does not make sense ({error})") from error
+    if part.info.snapshot_id != snapshot_id:
+        raise _invalid(path, f"it is that of snapshot {part.info.snapshot_id}")
+    return part
+
+
+def references(manifest: Manifest) -> set[bytes]:
+    """Digests of all stored chunks that `manifest` needs."""
+    return References(manifest.info, manifest.streams).digests()
+
+
+def _invalid(path: Path, why: str) -> ManifestInvalid:
+    return ManifestInvalid(
+        f"The manifest of snapshot {path.name.removesuffix(SUFFIX)} is damaged: {why}.",
+        hint="Check the disk. The snapshot cannot be resumed; delete it, or put the file back from a backup.",
+        details=str(path),
+    )

@@ -1,0 +1,242 @@
+"""Pack files: many chunks in one file, append-only while written, immutable after.
+
+    header    magic, version
+    record *  magic, codec, stored length, raw length, digest; payload
+    index     one entry per record
+    trailer   where the index begins, how many entries, its digest, magic
+
+A pack describes itself: the catalog can be made again from indexes alone, and where an index is damaged the records' own
+headers say what is there. All numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import FormatTooNew, ObjectCorrupt
+from ..model import FORMAT_VERSION
+from .codecs import CodecError, decompress, digest_of
+
+SUFFIX = ".pack"
+#: Begins the names of packs that are being written; whatever is called so when a store opens was cut off.
+TEMPORARY = "tmp-"
+
+_HEADER = struct.Struct("<8sI4x")
+_HEADER_MAGIC = b"GPUCKPK\n"
+_RECORD = struct.Struct("<4sB3xII32s")
+_RECORD_MAGIC = b"CHNK"
+_INDEX = struct.Struct("<32sQIIB7x")
+_TRAILER = struct.Struct("<QI4x32s8s")
+_TRAILER_MAGIC = b"GPUCKIX\n"
+
+# Two pieces each; pwritev takes 1024 (IOV_MAX).
+_RECORDS_PER_CALL = 512
+
+HEADER_BYTES = _HEADER.size
+RECORD_BYTES = _RECORD.size
+
+
+class Entry(NamedTuple):
+    """Where a chunk's payload lies in a pack. `offset` is that of the payload; its record begins RECORD_BYTES before."""
+
+    digest: bytes
+    offset: int
+    stored_length: int
+    raw_length: int
+    codec: int
+
+
+class PackFile:
+    """A pack being written. `reserve` and the counts belong to the writer's lock; `write` is for any thread.
+
+    Threads write at the same time, each at the place that it reserved, so a pack that was cut off can have holes: the index
+    lists complete records only.
+    """
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.name = name
+        self._final = directory / (name + SUFFIX)
+        self._path = directory / (TEMPORARY + name + SUFFIX)
+        self._end = HEADER_BYTES
+        self.entries: list[Entry] = []
+        #: Threads that write just now.
+        self.in_flight = 0
+        self._descriptor = os.open(
+            self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
+        try:
+            _write(self._descriptor, _HEADER.pack(_HEADER_MAGIC, FORMAT_VERSION), 0)
+        except OSError:
+            self.discard()
+            raise
+
+    @property
+    def length(self) -> int:
+        """Bytes reserved so far."""
+        return self._end
+
+    def reserve(self, digest: bytes, stored_length: int, raw_length: int, codec: int) -> Entry:
+        """A place for a record of this payload."""
+        entry = Entry(digest, self._end + RECORD_BYTES, stored_length, raw_length, codec)
+        self._end = entry.offset + stored_length
+        return entry
+
+    def write(self, entries: Sequence[Entry], payloads: Sequence[bytes | memoryview]) -> None:
+        """Write records that were reserved one after the other. Raises OSError."""
+        for first in range(0, len(entries), _RECORDS_PER_CALL):
+            group = entries[first : first + _RECORDS_PER_CALL]
+            pieces: list[bytes | memoryview] = []
+            for entry, payload in zip(group, payloads[first:], strict=False):
+                pieces += (_record_header(entry), payload)
+            start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
+            written = os.pwritev(self._descriptor, pieces, start)
+            if written < end - start:
+                # A nearly full disk takes a part; the next call says ENOSPC.
+                _write(self._descriptor, b"".join(pieces)[written:], start + written)
+
+    def seal(self) -> int:
+        """Write the index, bring all to the disk, give the file its final name; its length in bytes. Raises OSError."""
+        entries = sorted(self.entries, key=lambda entry: entry.offset)
+        index = b"".join(
+            _INDEX.pack(e.digest, e.offset, e.stored_length, e.raw_length, e.codec) for e in entries
+        )
+        trailer = _TRAILER.pack(self._end, len(entries), digest_of(index), _TRAILER_MAGIC)
+        _write(self._descriptor, index + trailer, self._end)
+        os.fsync(self._descriptor)
+        length = os.fstat(self._descriptor).st_size
+        self._path = self._path.rename(self._final)
+        sync_directory(self._path.parent)
+        self.close()
+        return length
+
+    def discard(self) -> None:
+        """Remove what was written, sealed or not."""
+        self.close()
+        with suppress(OSError):
+            self._path.unlink()
+
+    def close(self) -> None:
+        """Close the descriptor; may be called again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read_index(path: Path) -> list[Entry]:
+    """The entries of a sealed pack, in the order of their offsets.
+
+    Raises ObjectCorrupt when the pack is truncated or its index altered, FormatTooNew, OSError.
+    """
+    with path.open("rb") as file:
+        _check_header(path, file.read(HEADER_BYTES))
+        length = os.fstat(file.fileno()).st_size
+        if length < HEADER_BYTES + _TRAILER.size:
+            raise _damaged(path, "it is truncated")
+        file.seek(length - _TRAILER.size)
+        start, count, digest, magic = _TRAILER.unpack(file.read(_TRAILER.size))
+        if magic != _TRAILER_MAGIC or start + count * _INDEX.size + _TRAILER.size != length:
+            raise _damaged(path, "its end is missing or altered")
+        file.seek(start)
+        index = file.read(count * _INDEX.size)
+    if digest_of(index) != digest:
+        raise _damaged(path, "its index was altered")
+    return [Entry(*fields) for fields in _INDEX.iter_unpack(index)]
+
+
+def scan(path: Path) -> Iterator[Entry]:
+    """The entries of a pack whose index is of no use, from the records' headers; every payload is read and verified.
+
+    Ends at the first record that makes no sense. Raises FormatTooNew, OSError.
+    """
+    with path.open("rb") as file:
+        with suppress(ObjectCorrupt):  # the header's own bytes may be what is damaged
+            _check_header(path, file.read(HEADER_BYTES))
+        offset = HEADER_BYTES + RECORD_BYTES
+        file.seek(HEADER_BYTES)
+        while len(header := file.read(RECORD_BYTES)) == RECORD_BYTES:
+            magic, codec, stored_length, raw_length, digest = _RECORD.unpack(header)
+            if magic != _RECORD_MAGIC:
+                return
+            payload = file.read(stored_length)
+            with suppress(CodecError, MemoryError):
+                if digest_of(decompress(codec, payload, raw_length)) == digest:
+                    yield Entry(digest, offset, stored_length, raw_length, codec)
+            offset += stored_length + RECORD_BYTES
+
+
+def read_payload(path: Path, entry: Entry) -> bytes:
+    """The payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
+    length = RECORD_BYTES + entry.stored_length
+    record = bytearray(length)
+    got = read_run(path, entry.offset - RECORD_BYTES, memoryview(record))
+    if got != length or record[:RECORD_BYTES] != _record_header(entry):
+        raise damaged_chunk(path, entry.digest, "its record is missing, truncated or altered")
+    return bytes(memoryview(record)[RECORD_BYTES:])
+
+
+def read_run(path: Path, offset: int, into: memoryview) -> int:
+    """Fill `into` from `offset` of a pack; bytes read, fewer where the pack ends or is gone. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    done = 0
+    try:
+        while done < len(into) and (got := os.preadv(descriptor, [into[done:]], offset + done)):
+            done += got
+    finally:
+        os.close(descriptor)
+    return done
+
+
+def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:
+    """The error for a chunk that is not what its digest says."""
+    return ObjectCorrupt(
+        f"Chunk {digest.hex()[:16]} in pack {path.name} is damaged: {why}.",
+        hint="Check the disk. Snapshots that use this chunk cannot be resumed; the next save stores a new copy of it.",
+        details=f"{path}, chunk {digest.hex()}",
+    )
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _record_header(entry: Entry) -> bytes:
+    return _RECORD.pack(
+        _RECORD_MAGIC, entry.codec, entry.stored_length, entry.raw_length, entry.digest
+    )
+
+
+def _check_header(path: Path, header: bytes) -> None:
+    if len(header) < HEADER_BYTES:
+        raise _damaged(path, "it is truncated")
+    magic, version = _HEADER.unpack(header)
+    if magic != _HEADER_MAGIC or version < 1:
+        raise _damaged(path, "it does not begin as a pack does")
+    if version > FORMAT_VERSION:
+        raise FormatTooNew(
+            f"Pack {path.name} has format version {version}; this version of jupyter-gpuckpt reads up to {FORMAT_VERSION}.",
+            hint="Upgrade jupyter-gpuckpt.",
+        )
+
+
+def _damaged(path: Path, why: str) -> ObjectCorrupt:
+    return ObjectCorrupt(f"Pack {path.name} is damaged: {why}.", details=str(path))
+
+
+def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written

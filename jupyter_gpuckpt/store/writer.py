@@ -1,0 +1,216 @@
+"""Putting chunks into a store: many threads, one writer per operation."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from secrets import token_hex
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from ..errors import StoreError, StoreFull
+from .catalog import Catalog
+from .faults import store_errors
+from .leases import Lease, Leases
+from .packs import Entry, PackFile
+
+logger = logging.getLogger(__name__)
+
+#: A pack is closed when it has grown to this; one record may go beyond it.
+PACK_BYTES = 256 << 20
+
+
+class Record(NamedTuple):
+    """A chunk to be stored: `payload` is what `codec` made of its `raw_length` bytes, and digest their name."""
+
+    digest: bytes
+    payload: bytes | memoryview
+    raw_length: int
+    codec: int
+
+
+class PackWriter:
+    """Writes packs; made by `LocalStore.writer`, used as a context manager.
+
+    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was asked for and found, or appended, stays in the store
+    until a manifest that refers to it is published (or, after an error, until the writer is left). A pack that is full is
+    brought to the disk in the background while the next one fills, so the disk is never idle.
+
+    `finish` makes all durable. Left without it, or by an exception, chunks that were written completely are kept for the next
+    save where the disk still takes them, and temporary files are removed. Methods raise StoreFull and StoreUnavailable.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        packs_directory: Path,
+        *,
+        catalog: Catalog,
+        leases: Leases,
+        lock: threading.RLock,
+        sweep: Callable[[], None],
+        pack_bytes: int = PACK_BYTES,
+    ) -> None:
+        self._root, self._directory, self._pack_bytes = root, packs_directory, pack_bytes
+        self._catalog, self._leases, self._store_lock, self._sweep = catalog, leases, lock, sweep
+        with lock:
+            self._lease: Lease = leases.take()
+        self._lock = threading.Lock()
+        self._written: dict[bytes, int] = {}
+        # Asked for and not found: not asked for again by `append`.
+        self._absent: set[bytes] = set()
+        self._pack: PackFile | None = None
+        # Packs that are full, but into which some thread still writes.
+        self._closing: list[PackFile] = []
+        self._seals: list[Future[None]] = []
+        self._sealer = ThreadPoolExecutor(1, "seal")
+        self._error: BaseException | None = None
+        self._finished = False
+
+    def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
+        """Those of `digests` that need not be appended, with the bytes they take in the store. One question for many is cheap."""
+        with self._lock:
+            found = {d: self._written[d] for d in digests if d in self._written}
+        rest = [digest for digest in digests if digest not in found]
+        if rest:
+            # One step under the store's lock: between the answer and the lease no sweep may take the chunk away.
+            with self._store_lock, store_errors(self._root):
+                stored = self._catalog.known(rest)
+                self._lease.digests.update(stored)
+            self._absent.update(digest for digest in rest if digest not in stored)
+            found |= stored
+        return found
+
+    def has(self, digest: bytes) -> bool:
+        """Whether `digest` need not be appended."""
+        return bool(self.known((digest,)))
+
+    def append(
+        self, digest: bytes, payload: bytes | memoryview, raw_length: int, codec: int
+    ) -> int:
+        """Write one chunk: `append_all` of it alone."""
+        return self.append_all([Record(digest, payload, raw_length, codec)])
+
+    def append_all(self, records: Sequence[Record]) -> int:
+        """Write chunks side by side; bytes added to the store: 0 for a chunk that is there or that another thread writes.
+
+        Payloads are not kept. When another thread's write of the same chunk fails, `finish` raises.
+        """
+        unasked = [r.digest for r in records if r.digest not in self._absent]
+        known = self.known(unasked) if unasked else {}
+        needed = sum(len(record.payload) for record in records)
+        payloads: list[bytes | memoryview] = []
+        entries: list[Entry] = []
+        with self._lock:
+            with store_errors(self._root, needed):
+                pack = self._pack = self._pack or PackFile(self._directory, token_hex(16))
+            for digest, payload, raw_length, codec in records:
+                if digest not in self._written and digest not in known:
+                    entries.append(pack.reserve(digest, len(payload), raw_length, codec))
+                    payloads.append(payload)
+                    self._written[digest] = len(payload)
+            pack.in_flight += 1
+            if pack.length >= self._pack_bytes:
+                self._closing.append(pack)
+                self._pack = None
+        good = False
+        try:
+            with store_errors(self._root, needed):
+                pack.write(entries, payloads)
+            good = True
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+        finally:
+            self._complete(pack, entries if good else [])
+        return sum(entry.stored_length for entry in entries)
+
+    def finish(self) -> None:
+        """Bring everything to the disk and register it; returns when it is durable. May be called again."""
+        if self._finished:
+            return
+        self._seal_rest()
+        for seal in self._seals:
+            seal.result()
+        if self._error is not None:
+            raise self._error
+        self._finished = True
+        with self._store_lock:
+            self._lease.digests.update(self._written)
+            self._leases.await_publication(self._lease)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self.finish()
+        except BaseException as late:
+            error = late
+            raise
+        finally:
+            if not self._finished:
+                self._abandon(error)
+            self._sealer.shutdown()
+
+    def _complete(self, pack: PackFile, entries: list[Entry]) -> None:
+        with self._lock:
+            pack.in_flight -= 1
+            pack.entries += entries
+            if pack in self._closing and not pack.in_flight:
+                self._closing.remove(pack)
+                self._seals.append(self._sealer.submit(self._seal, pack))
+
+    def _seal_rest(self) -> None:
+        with self._lock:
+            rest = [*self._closing, *([self._pack] if self._pack else [])]
+            self._closing, self._pack = [], None
+            self._seals += [self._sealer.submit(self._seal, pack) for pack in rest]
+
+    def _seal(self, pack: PackFile) -> None:
+        try:
+            if not pack.entries:
+                pack.discard()
+                return
+            with store_errors(self._root, pack.length):
+                length = pack.seal()
+            with self._store_lock, store_errors(self._root):
+                # Leased before others can see them: a sweep must not take what this writer counts on.
+                self._lease.digests.update(entry.digest for entry in pack.entries)
+                self._catalog.add_pack(pack.name, length, pack.entries)
+        except BaseException:
+            pack.discard()
+            raise
+
+    def _abandon(self, error: BaseException | None) -> None:
+        full = isinstance(error, StoreFull)
+        if full:
+            # What is not sealed gives its room back; nobody can count on it yet.
+            with self._lock:
+                for pack in (*self._closing, *([self._pack] if self._pack else [])):
+                    pack.discard()
+                self._closing, self._pack = [], None
+        else:
+            self._seal_rest()
+        for seal in self._seals:
+            late = seal.exception()
+            if late is not None and late is not error:
+                logger.warning("Chunks of a save that was given up are not kept: %s", late)
+        with self._store_lock:
+            self._leases.release(self._lease)
+        if full:
+            try:
+                self._sweep()
+            except StoreError as late:
+                logger.warning(
+                    "Packs of a save that found the store full are still there: %s", late
+                )

@@ -1,0 +1,23 @@
+"""How a kernel ended, read from the file that its init writes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+#: What is told of a kernel that was killed before its init could write anything.
+KILLED = -int(signal.SIGKILL)
+
+
+def exit_code(exit_path: str) -> int | None:
+    """The exit code as `Popen.poll` tells it (minus the signal's number for a signal); None while there is none.
+
+    The file holds a raw wait status as a decimal number and appears in one piece, so reading it needs no lock.
+    """
+    if not exit_path:
+        return None
+    with suppress(FileNotFoundError, ValueError):
+        return os.waitstatus_to_exitcode(int(Path(exit_path).read_text()))
+    return None

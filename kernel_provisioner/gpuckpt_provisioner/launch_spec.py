@@ -1,0 +1,85 @@
+"""What the daemon is told about a kernel that it is to start."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jupyter_gpuckpt.model import LaunchSpec
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
+    from jupyter_gpuckpt.daemon_settings import Settings
+
+
+def launch_spec(
+    kernel_id: str,
+    command: Sequence[str],
+    arguments: Mapping[str, Any],
+    *,
+    log_path: Path,
+    private_shm: bool,
+    jupyter: dict[str, Any],
+) -> LaunchSpec:
+    """The spec of a kernel that `Popen(command, **arguments)` would start; raises OSError where Popen would."""
+    # ipykernel polls its parent and exits when that changes, which a resume looks like. 1 says "no parent to watch" and
+    # also spares the log the advice for kernels started by hand; it must not be the pid of a real parent.
+    env = {**arguments["env"], "JPY_PARENT_PID": "1"}
+    cwd = Path(arguments.get("cwd") or Path.cwd()).absolute()
+    if not cwd.is_dir():
+        raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
+    log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return LaunchSpec(
+        kernel_id=kernel_id,
+        argv=[_program(command[0], env, cwd), *(os.path.expanduser(a) for a in command[1:])],  # noqa: PTH111
+        env=env,
+        cwd=str(cwd),
+        log_path=str(log_path),
+        umask=_umask(),
+        private_shm=private_shm,
+        jupyter=jupyter,
+    )
+
+
+def log_path(settings: Settings, kernel_id: str) -> Path:
+    """Where the kernel's own standard output and error go; what cells print does not."""
+    return settings.data / "log" / "kernels" / f"{kernel_id}.log"
+
+
+def saved_manager(manager: KernelManager) -> dict[str, Any]:
+    """What a manager of a later server needs to talk to this kernel. Holds the connection key: never logged."""
+    spec = manager.kernel_spec
+    return {
+        "kernel_name": manager.kernel_name,
+        # The whole kernelspec: it may be gone when the kernel is resumed.
+        "kernelspec": {**spec.to_dict(), "resource_dir": spec.resource_dir} if spec else {},
+        "connection_info": {
+            key: value.decode() if isinstance(value, bytes) else value
+            for key, value in manager.get_connection_info().items()
+        },
+    }
+
+
+def _program(name: str, env: Mapping[str, str], cwd: Path) -> str:
+    """The path of the program; a missing one is an error here, not the silent end of a kernel."""
+    name = os.path.expanduser(name)  # noqa: PTH111 - Path would drop the ./ of ./program
+    if "/" in name:
+        found = os.access(cwd / name, os.X_OK)
+        path: str | None = name if found else None
+    else:
+        path = shutil.which(name, path=env.get("PATH", os.defpath))
+    if path is None:
+        raise FileNotFoundError(f"The kernel's program was not found or cannot be run: {name}")
+    return path
+
+
+def _umask() -> int:
+    """This process's umask; os.umask() can only tell by changing it, for all threads."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return 0o022

@@ -1,0 +1,156 @@
+"""Who owns the kernels that this process launches.
+
+A Jupyter server with our extension sets the attribute `gpuckpt_owner` on its multi kernel manager to an object of the
+shape `KernelOwner`; the provisioner and the extension know nothing else of each other. Everywhere else (nbclient,
+papermill, jupyter console) the provisioner makes a `ScriptOwner`: the daemon ends its kernel when this process is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from jupyter_gpuckpt.client import Client, Hold, this_owner
+from jupyter_gpuckpt.errors import HostError, KernelNotFound
+from jupyter_gpuckpt.protocol import Event, Kernel, OwnerKind, SuspendedKernel
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
+    from jupyter_gpuckpt.daemon_settings import Settings
+
+
+class Watcher(Protocol):
+    """Who wants to know what becomes of one kernel, the provisioner. Called from any thread."""
+
+    kernel: Kernel | None
+
+    def note(self, kernel: Kernel) -> None:
+        """The kernel changed."""
+
+    def note_gone(self) -> None:
+        """The daemon has forgotten the kernel: it ended or was killed."""
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this life of the kernel from an earlier one under the same id: its exit path."""
+
+
+class KernelOwner(Protocol):
+    """Whose kernels they are, and the way to the daemon. Methods are called from worker threads; all may block."""
+
+    @property
+    def owner_id(self) -> str:
+        """The owner under which the daemon lists the kernels."""
+
+    @property
+    def settings(self) -> Settings:
+        """The daemon's settings."""
+
+    def client(self) -> Client:
+        """A client whose daemon knows this owner.
+
+        Raises HostError where the engine cannot work and DaemonUnavailable.
+        """
+
+    def refusal(self, kernel_name: str) -> str:
+        """Why kernels of this kernelspec are not to run under the engine; empty if they are."""
+
+    def adoption(self, kernel_id: str) -> SuspendedKernel | None:
+        """The kernel of an earlier server that is to be taken over under this id; handed out once."""
+
+    def jupyter(self, manager: KernelManager) -> dict[str, Any]:
+        """What the next owner needs beside kernelspec and connection: sessions and the like."""
+
+    def attach(self, kernel_id: str, watcher: Watcher) -> None:
+        """Tell `watcher` from now on what happens to the kernel."""
+
+    def detach(self, kernel_id: str) -> None:
+        """Tell no more: the kernel is gone for good or belongs to somebody else now. A script lets go of the daemon."""
+
+
+class ScriptOwner:
+    """This process as the owner of one kernel, which does not outlive it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._owner = this_owner(OwnerKind.SCRIPT)
+        self._lock = threading.Lock()
+        self._client: Client | None = None
+        self._hold: Hold | None = None
+        self._watchers: dict[str, Watcher] = {}
+
+    @property
+    def owner_id(self) -> str:
+        """Under which the daemon lists the kernel."""
+        return self._owner.owner_id
+
+    def client(self) -> Client:
+        """The client; at the first call the daemon is started, asked and told of this owner."""
+        with self._lock:
+            if self._client is None:
+                client = connected(self.settings)
+                self._hold = client.hold(self._owner, self._on_event)
+                self._client = client
+            return self._client
+
+    def refusal(self, kernel_name: str) -> str:
+        """Never: a script chose this provisioner itself."""
+        return ""
+
+    def adoption(self, kernel_id: str) -> None:
+        """Never: kernels of scripts end with them."""
+        return
+
+    def jupyter(self, manager: KernelManager) -> dict[str, Any]:
+        """Nothing: nobody takes the kernel over."""
+        return {}
+
+    def attach(self, kernel_id: str, watcher: Watcher) -> None:
+        """See `KernelOwner`."""
+        self._watchers[kernel_id] = watcher
+
+    def detach(self, kernel_id: str) -> None:
+        """The one kernel is gone: let go of the daemon, which then kills whatever is left."""
+        self._watchers.pop(kernel_id, None)
+        with self._lock:
+            if self._hold is not None:
+                self._hold.close()
+                self._hold = None
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _on_event(self, event: Event) -> None:
+        if event.kernel is not None:
+            watcher = self._watchers.get(event.kernel.kernel_id)
+            if watcher is not None:
+                watcher.note(event.kernel)
+        client = self._client
+        if event.gone and client is not None:
+            confirm_gone(client, event.gone, self._watchers.get(event.gone))
+
+
+def connected(settings: Settings) -> Client:
+    """A client of a daemon whose engine works; raises HostError and DaemonUnavailable."""
+    client = Client.connect(settings)
+    handshake = client.handshake()
+    if not handshake.engine_available:
+        client.close()
+        raise HostError(handshake.reason, hint=handshake.hint)
+    return client
+
+
+def confirm_gone(client: Client, kernel_id: str, watcher: Watcher | None) -> None:
+    """Tell `watcher` that its kernel is gone, unless the news is about an earlier life of the kernel.
+
+    A restart kills and launches under one id, and the news of the end may come after the launch.
+    """
+    if watcher is None:
+        return
+    incarnation = watcher.incarnation
+    try:
+        client.kernel(kernel_id)
+    except KernelNotFound:
+        if watcher.incarnation == incarnation:
+            watcher.note_gone()

@@ -1,0 +1,304 @@
+"""The provisioner: launches a kernel through the daemon, watches it, ends it.
+
+Covers: launch rules, liveness, signals, shutdown, taking over a kernel of an earlier server. Does not cover: save, suspend
+and resume, which the server extension and the command line ask of the daemon. See also: `owner.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+
+from jupyter_client.connect import LocalPortCache
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from traitlets import Bool
+
+from jupyter_gpuckpt.config import GpuCkptDaemon
+from jupyter_gpuckpt.errors import (
+    DaemonUnavailable,
+    GpuCkptError,
+    HostError,
+    KernelNotFound,
+)
+from jupyter_gpuckpt.states import KernelState
+
+from .exit_status import KILLED, exit_code
+from .launch_spec import launch_spec, log_path, saved_manager
+from .owner import KernelOwner, ScriptOwner
+
+if TYPE_CHECKING:
+    from jupyter_client.connect import KernelConnectionInfo
+    from jupyter_client.manager import KernelManager
+
+    from jupyter_gpuckpt.client import Client
+    from jupyter_gpuckpt.protocol import Kernel, SuspendedKernel
+
+_T = TypeVar("_T")
+
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+#: States without a process, in which nothing may be concluded from an exit file.
+_ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
+#: No exit path: between the end of one kernel and the launch of the next, all news are old.
+_NOBODY = "-"
+
+
+class GpuCkptProvisioner(LocalProvisioner):
+    """Starts kernels under the engine; to Jupyter they behave as if started by `local-provisioner`.
+
+    Where the engine cannot work the kernel is started plainly; `plain_reason` and `plain_hint` then say why. A suspended
+    kernel counts as alive: `has_process` is True and `poll()` None, so nothing in Jupyter restarts or removes it.
+    """
+
+    private_shm = Bool(
+        True,
+        help="""Whether kernels get a /dev/shm of their own, which is saved with them. Switch it off for kernels that share
+        memory with processes outside, which then cannot be saved while they do.""",
+    ).tag(config=True)
+
+    #: Said once per process, not once per kernel.
+    _notice_given: ClassVar[bool] = False
+
+    def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the base
+        super().__init__(**kwargs)
+        #: The kernel as the daemon last told it; None: not launched, ended, or launched plainly.
+        self.kernel: Kernel | None = None
+        self.plain_reason = ""
+        self.plain_hint = ""
+        self._owner: KernelOwner | None = None
+        self._saved: SuspendedKernel | None = None
+        self._launched = False
+        self._ended: int | None = None
+        #: The exit path of the only incarnation to believe news of; empty: of any.
+        self._awaited = ""
+
+    # ---- launch ------------------------------------------------------------------------------------------------------
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - as the base
+        """Prepare a launch, or the adoption of a kernel of an earlier server, which is told by an empty command."""
+        # A restart comes by here again: it is to start a fresh kernel, never to bring the old one back.
+        if not self._launched:
+            self._saved = self._owner_here().adoption(self.kernel_id)
+        if self._saved is None:
+            return await super().pre_launch(**kwargs)
+        self._load_connection(self._saved.jupyter["connection_info"])
+        return {"cmd": [], "env": kwargs.get("env", {})}
+
+    async def launch_kernel(
+        self,
+        cmd: list[str],
+        **kwargs: Any,  # noqa: ANN401 - as the base
+    ) -> KernelConnectionInfo:
+        """Start the kernel; returns when its process exists. Raises what the local provisioner would raise."""
+        self._launched = True
+        self._ended = self.kernel = None
+        self.plain_reason = self.plain_hint = ""
+        if self._saved is not None:
+            saved, self._saved = self._saved, None
+            self._owner_here().attach(self.kernel_id, self)
+            self.cwd = saved.cwd
+            self._began(saved.kernel)
+            return self.connection_info
+        self.plain_reason = self._owner_here().refusal(self._manager.kernel_name)
+        if self.plain_reason:
+            return await super().launch_kernel(cmd, **kwargs)
+        try:
+            self._began(await _in_thread(lambda: self._launch(cmd, kwargs)))
+        except (HostError, DaemonUnavailable) as error:
+            self._notice(error)
+            self.plain_reason, self.plain_hint = error.message, error.hint
+            return await super().launch_kernel(cmd, **kwargs)
+        self.cwd = kwargs.get("cwd") or None
+        return self.connection_info
+
+    def _launch(self, command: list[str], kwargs: dict[str, Any]) -> Kernel:
+        owner = self._owner_here()
+        client = owner.client()
+        path = log_path(owner.settings, self.kernel_id)
+        jupyter = {**self.described_manager(), **owner.jupyter(self._manager)}
+        spec = launch_spec(
+            self.kernel_id,
+            command,
+            kwargs,
+            log_path=path,
+            private_shm=self.private_shm,
+            jupyter=jupyter,
+        )
+        owner.attach(self.kernel_id, self)
+        try:
+            return client.launch(owner.owner_id, spec)
+        except GpuCkptError:
+            owner.detach(self.kernel_id)
+            raise
+
+    def _load_connection(self, saved: dict[str, Any]) -> None:
+        """Make the manager talk to the sockets that the kernel has."""
+        manager = self._manager
+        # Ports that are set already would win over the saved ones.
+        for name in _PORTS:
+            setattr(manager, name, 0)
+        manager.load_connection_info(cast("KernelConnectionInfo", saved))
+        manager.write_connection_file()
+        self.connection_info = manager.get_connection_info()
+        if manager.cache_ports:
+            used = LocalPortCache.instance().currently_used_ports
+            used.update(port for name in _PORTS if isinstance(port := getattr(manager, name), int))
+            self.ports_cached = True
+
+    @property
+    def _manager(self) -> KernelManager:
+        return cast("KernelManager", self.parent)
+
+    def _owner_here(self) -> KernelOwner:
+        """The server's owner where there is one, else this process."""
+        if self._owner is None:
+            # The manager's parent is the multi kernel manager of a server; scripts have none.
+            of_server = getattr(getattr(self.parent, "parent", None), "gpuckpt_owner", None)
+            self._owner = of_server or ScriptOwner(GpuCkptDaemon(parent=self).settings())
+        return self._owner
+
+    def _notice(self, error: GpuCkptError) -> None:
+        if GpuCkptProvisioner._notice_given:
+            return
+        GpuCkptProvisioner._notice_given = True
+        self.log.warning(
+            "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
+            error.message,
+            error.hint,
+        )
+
+    # ---- what the daemon tells ---------------------------------------------------------------------------------------
+
+    @property
+    def incarnation(self) -> str:
+        """See `owner.Watcher`."""
+        return self.kernel.exit_path if self.kernel is not None else ""
+
+    def _began(self, kernel: Kernel) -> None:
+        self._awaited = kernel.exit_path
+        self.note(kernel)
+
+    def note(self, kernel: Kernel) -> None:
+        """The daemon's news of this kernel; called from any thread."""
+        # After a restart there may still be news of the kernel before under way.
+        if self._awaited in {"", kernel.exit_path}:
+            self._awaited = ""
+            self.kernel = kernel
+            self.pid = self.pgid = kernel.pid or None
+
+    def note_gone(self) -> None:
+        """The daemon has forgotten the kernel, so it ended; without a recorded status it was killed."""
+        if self.kernel is not None and self._ended is None:
+            code = exit_code(self.kernel.exit_path)
+            self._ended = KILLED if code is None else code
+
+    def described_manager(self) -> dict[str, Any]:
+        """What a later server's manager needs of this one's."""
+        return saved_manager(self._manager)
+
+    # ---- liveness ----------------------------------------------------------------------------------------------------
+
+    @property
+    def has_process(self) -> bool:
+        """Also True while the kernel is suspended."""
+        return self.kernel is not None or super().has_process
+
+    async def poll(self) -> int | None:
+        """The exit code, or None while the kernel runs, is suspended or lost. Asks nobody: a file of init's tells.
+
+        A daemon that cannot be reached, and an end that nobody recorded, are None: restarting the kernel by itself would
+        put an empty one in the place of work that may come back.
+        """
+        if self.kernel is None:
+            return await super().poll()
+        if self._ended is None and self.kernel.state not in _ABSENT:
+            self._ended = exit_code(self.kernel.exit_path)
+        return self._ended
+
+    async def wait(self) -> int | None:
+        """Wait until the kernel has ended; then `has_process` is False."""
+        if self.kernel is None:
+            return await super().wait()
+        while (code := await self.poll()) is None:  # noqa: ASYNC110 - a file tells
+            await asyncio.sleep(0.1)
+        self.kernel = None
+        return code
+
+    # ---- signals and the end -----------------------------------------------------------------------------------------
+
+    async def send_signal(self, signum: int) -> None:
+        """Send a signal to the kernel's process group; the daemon delivers it when an operation in flight is over."""
+        if self.kernel is None:
+            await super().send_signal(signum)
+        # What is being shut down and does not run is killed in a moment: no need to wait for the operation.
+        elif not self._shutting_down or self.kernel.state is KernelState.RUNNING:
+            await self._ask(lambda client: client.signal(self.kernel_id, signum))
+
+    async def kill(self, restart: bool = False) -> None:
+        """End the kernel and everything it started, in whatever state it is; also forgets a suspended one."""
+        if self.kernel is None:
+            await super().kill(restart=restart)
+        else:
+            await self._end()
+
+    async def terminate(self, restart: bool = False) -> None:
+        """Ask the kernel to end; one that does not run is killed."""
+        if self.kernel is None:
+            await super().terminate(restart=restart)
+        elif self.kernel.state is KernelState.RUNNING:
+            await self._ask(lambda client: client.signal(self.kernel_id, signal.SIGTERM))
+        else:
+            await self._end()
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        """A kernel without a process cannot answer the request: killed here, so that nobody waits for it."""
+        runs = {KernelState.RUNNING, KernelState.SAVING, KernelState.STARTING}
+        if self.kernel is not None and self.kernel.state not in runs:
+            await self._end()
+
+    async def cleanup(self, restart: bool = False) -> None:
+        """Let go of what the kernel used; for a restart the ports stay."""
+        if self._owner is not None:
+            if self.kernel is not None or self._ended is not None:
+                await self._end()
+            if not restart:
+                await _in_thread(lambda: self._owner_here().detach(self.kernel_id))
+        self.kernel, self._awaited = None, _NOBODY
+        await super().cleanup(restart=restart)
+
+    def release(self) -> None:
+        """Leave the kernel, in whatever state it is, to the daemon and a later server."""
+        if self._owner is not None:
+            self._owner.detach(self.kernel_id)
+        self.kernel = None
+
+    async def _end(self) -> None:
+        """Make the daemon end and forget the kernel."""
+        await self._ask(lambda client: client.kill(self.kernel_id))
+        self.note_gone()
+
+    async def _ask(self, request: Callable[[Client], object]) -> None:
+        """Ask something of the daemon that a kernel which has just ended makes pointless; never raises."""
+        owner = self._owner_here()
+        try:
+            await _in_thread(lambda: request(owner.client()))
+        except KernelNotFound:
+            self.log.debug("kernel %s is gone already", self.kernel_id)
+        except GpuCkptError as error:
+            self.log.warning("kernel %s: %s %s", self.kernel_id, error.message, error.hint)
+
+    @property
+    def _shutting_down(self) -> bool:
+        return bool(getattr(self.parent, "shutting_down", False))
+
+
+async def _in_thread(function: Callable[[], _T]) -> _T:
+    """Run a blocking function beside the event loop."""
+    try:
+        return await asyncio.to_thread(function)
+    except RuntimeError as error:
+        # Notebook runners shut kernels down from atexit, when Python starts no threads any more.
+        if "shutdown" not in str(error):
+            raise
+        return function()

@@ -1,0 +1,114 @@
+// A server that answers from a table, and kernels for it to tell of.
+
+import type { Event } from '@jupyterlab/services';
+import { ServerConnection } from '@jupyterlab/services';
+import { Stream } from '@lumino/signaling';
+
+import type { IKernel, IOperation, ISaveOperation } from '../protocol';
+import { KERNEL_EVENT_SCHEMA } from '../protocol';
+
+/** What the server answers: a JSON body, a status with a body, or a failure of the network. */
+export type Answer = object | { status: number; body: string } | TypeError;
+
+export class FakeServer {
+  readonly requests: string[] = [];
+
+  /** Answer every request `METHOD path` that follows; a list is used up, its last answer stays. */
+  on(request: string, ...answers: Answer[]): this {
+    this._answers.set(request, answers);
+    return this;
+  }
+
+  readonly settings = ServerConnection.makeSettings({
+    baseUrl: 'http://server/',
+    fetch: async (input, init) => {
+      const { method, url } = new Request(input, init);
+      const path = url
+        .replace(/.*api\/gpuckpt\//, '')
+        .replace(/[?&]\d{13}$/, ''); // JupyterLab's way around caches
+      const request = `${method} ${path}`;
+      this.requests.push(request);
+      const answers = this._answers.get(request) ?? [
+        { status: 404, body: '<html>' }
+      ];
+      const answer = answers.length > 1 ? answers.shift()! : answers[0];
+      if (answer instanceof TypeError) {
+        throw answer;
+      }
+      return 'status' in answer
+        ? new Response(answer.body, { status: answer.status })
+        : new Response(JSON.stringify(answer));
+    }
+  });
+
+  private readonly _answers = new Map<string, Answer[]>();
+}
+
+/** An event stream that tests emit into. */
+export class FakeEvents {
+  readonly stream: Event.Stream = new Stream<Event.IManager, Event.Emission>(
+    {} as Event.IManager
+  );
+
+  tell(kernel: IKernel): void {
+    this.emit({ ...kernel, schema_id: KERNEL_EVENT_SCHEMA });
+  }
+
+  emit(event: object): void {
+    (this.stream as Stream<Event.IManager, Event.Emission>).emit(
+      event as Event.Emission
+    );
+  }
+}
+
+export function refused(status: number, record: object): Answer {
+  return { status, body: JSON.stringify(record) };
+}
+
+export function aKernel(changes: Partial<IKernel> = {}): IKernel {
+  return {
+    kernel_id: 'k',
+    state: 'running',
+    managed: true,
+    reason: null,
+    hint: null,
+    snapshot_id: null,
+    operation: null,
+    ...changes
+  };
+}
+
+export function aSave(changes: Partial<ISaveOperation> = {}): IOperation {
+  return {
+    operation_id: 'o',
+    kind: 'save',
+    kernel_id: 'k',
+    state: 'running',
+    progress: {
+      stage: 'read_pages',
+      done_bytes: 0,
+      total_bytes: null,
+      seconds: 0
+    },
+    result: null,
+    error: null,
+    ...changes
+  };
+}
+
+/** A save that has succeeded; with other `changes`, a suspend. */
+export function aDone(changes: Partial<ISaveOperation> = {}): IOperation {
+  return aSave({
+    state: 'succeeded',
+    result: {
+      snapshot_id: 's',
+      seconds: 0.412,
+      frozen_seconds: 0.1834,
+      raw_bytes: 999e6,
+      stored_bytes: 412e6,
+      new_bytes: 35.4e6,
+      gpu_bytes: 0
+    },
+    ...changes
+  });
+}

@@ -1,0 +1,161 @@
+import { GpuCkptError } from '../api';
+import { KernelStates } from '../model';
+import {
+  aDone,
+  aKernel,
+  aSave,
+  FakeEvents,
+  FakeServer,
+  refused
+} from './fakes';
+
+let server: FakeServer;
+let events: FakeEvents;
+let states: KernelStates;
+
+async function start(): Promise<void> {
+  states = new KernelStates({
+    stream: events.stream,
+    serverSettings: server.settings,
+    retrySeconds: 0
+  });
+  await states.ready;
+}
+
+beforeEach(() => {
+  events = new FakeEvents();
+  server = new FakeServer()
+    .on('GET kernels', { kernels: [aKernel()] })
+    .on('GET kernels/k', aKernel());
+});
+
+afterEach(() => states.dispose());
+
+describe('KernelStates', () => {
+  it('knows all kernels from the start', async () => {
+    await start();
+    expect(states.get('k')).toEqual(aKernel());
+    expect(states.get('other')).toBeUndefined();
+    expect(states.problem('k')).toBeNull();
+  });
+
+  it('follows the event stream', async () => {
+    await start();
+    const changed = jest.fn();
+    states.changed.connect(changed);
+    events.tell(aKernel({ state: 'suspended', snapshot_id: 's' }));
+    expect(states.get('k')?.state).toBe('suspended');
+    expect(changed).toHaveBeenCalledWith(states, 'k');
+  });
+
+  it('ignores the events of others', async () => {
+    await start();
+    events.emit({ schema_id: 'https://x/v1', kernel_id: 'k', state: 'lost' });
+    expect(states.get('k')?.state).toBe('running');
+  });
+
+  it('keeps an event that overtook an answer', async () => {
+    await start();
+    const answer = states.refresh('k');
+    events.tell(aKernel({ state: 'suspended' }));
+    await answer;
+    expect(states.get('k')?.state).toBe('suspended');
+  });
+
+  it('takes in an answer that came after all events', async () => {
+    await start();
+    events.tell(aKernel({ state: 'saving' }));
+    await states.refresh('k');
+    expect(states.get('k')?.state).toBe('running');
+  });
+
+  it('remembers why nothing is known, until something is', async () => {
+    server.on('GET kernels', { status: 404, body: '' });
+    await start();
+    expect(states.problem('k')?.code).toBe(GpuCkptError.NO_EXTENSION);
+    events.tell(aKernel());
+    expect(states.problem('k')).toBeNull();
+  });
+
+  it('forgets a kernel that the server does not know any more', async () => {
+    await start();
+    const record = { message: 'Gone.', code: 'kernel_not_found', hint: '' };
+    server.on('GET kernels/k', refused(404, record));
+    await states.refresh('k');
+    expect(states.get('k')).toBeUndefined();
+    expect(states.problem('k')?.message).toBe('Gone.');
+    expect(states.problem('other')).toBeNull();
+  });
+
+  it('keeps what it knows while the server is away', async () => {
+    await start();
+    server.on('GET kernels/k', new TypeError('gone'));
+    await states.refresh('k');
+    expect(states.get('k')).toEqual(aKernel());
+  });
+
+  it('hears nothing after its end', async () => {
+    await start();
+    states.dispose();
+    events.tell(aKernel({ state: 'lost' }));
+    expect(states.get('k')?.state).toBe('running');
+  });
+});
+
+describe('KernelStates.run', () => {
+  it('counts as in flight from the click to the end', async () => {
+    server
+      .on('POST kernels/k/save', aSave())
+      .on('GET operations/o?wait=20', aDone());
+    await start();
+    const operation = states.run('save', 'k');
+    expect(states.inFlight('k')).toBe('save');
+    await expect(operation).resolves.toEqual(aDone());
+    expect(states.inFlight('k')).toBeNull();
+  });
+
+  it('sees operations that were started elsewhere', async () => {
+    await start();
+    events.tell(aKernel({ state: 'saving', operation: aSave() }));
+    expect(states.inFlight('k')).toBe('save');
+  });
+
+  it('knows the new state when it is done, even if the event was lost', async () => {
+    server
+      .on('POST kernels/k/suspend', aSave({ kind: 'suspend' }))
+      .on('GET operations/o?wait=20', aDone({ kind: 'suspend' }));
+    await start();
+    server.on('GET kernels/k', aKernel({ state: 'suspended' }));
+    await states.run('suspend', 'k');
+    expect(states.get('k')?.state).toBe('suspended');
+  });
+
+  it('throws what made an operation fail', async () => {
+    const error = {
+      message: 'The disk is full.',
+      code: 'store_full',
+      hint: 'Delete snapshots.',
+      details: 'needed 5, free 3'
+    };
+    server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
+    await start();
+    await expect(states.run('save', 'k')).rejects.toMatchObject(error);
+    expect(states.inFlight('k')).toBeNull();
+  });
+
+  it('tells a cancelled operation by its code', async () => {
+    server.on('POST kernels/k/save', aSave({ state: 'cancelled' }));
+    await start();
+    await expect(states.run('save', 'k')).rejects.toMatchObject({
+      code: GpuCkptError.CANCELLED
+    });
+  });
+
+  it('is free again after a refusal', async () => {
+    const record = { message: 'Busy.', code: 'kernel_busy', hint: 'Wait.' };
+    server.on('POST kernels/k/save', refused(409, record));
+    await start();
+    await expect(states.run('save', 'k')).rejects.toMatchObject(record);
+    expect(states.inFlight('k')).toBeNull();
+  });
+});

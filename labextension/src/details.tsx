@@ -1,0 +1,40 @@
+// The dialog behind a notification's "Details".
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONValue } from '@lumino/coreutils';
+import * as React from 'react';
+
+import type { GpuCkptError } from './api';
+
+/** Show all that is known of an operation's end: sentences, and an error's cause or the tail of a log. */
+export async function showDetails(
+  title: string,
+  sentences: string[],
+  error: GpuCkptError | null,
+  trans: TranslationBundle
+): Promise<void> {
+  await showDialog({
+    title,
+    body: (
+      <div className="jp-GpuCkptDetails">
+        {sentences.map(sentence => (
+          <p key={sentence}>{sentence}</p>
+        ))}
+        {error?.details ? <pre tabIndex={0}>{plain(error.details)}</pre> : null}
+        {error ? (
+          <p className="jp-GpuCkptDetails-code">
+            {trans.__('Error code: %1', error.code)}
+          </p>
+        ) : null}
+      </div>
+    ),
+    buttons: [Dialog.okButton({ label: trans.__('Close') })]
+  });
+}
+
+function plain(details: JSONValue): string {
+  return typeof details === 'string'
+    ? details
+    : JSON.stringify(details, undefined, 2);
+}

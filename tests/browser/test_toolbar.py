@@ -1,0 +1,95 @@
+"""What a user sees and presses in a notebook's toolbar."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+
+def processes_of(kernel_id):
+    """The processes whose command line holds the kernel's connection file, in every PID namespace below ours."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if b"ipykernel_launcher" in command and kernel_id.encode() in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def expect_gone(kernel_id):
+    deadline = time.monotonic() + 5
+    while processes_of(kernel_id) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(kernel_id) == []
+
+
+def test_save_says_what_it_did_and_the_kernel_carries_on(open_notebook, expect):
+    notebook = open_notebook("save.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
+    expect(notebook.chip).to_have_text("Running")
+    notebook.run_cell(0, "41")
+    notebook.expect_enabled("save", "suspend")
+
+    notebook.press("save")
+    expect(notebook.toasts).to_contain_text(
+        re.compile(r"Saved save\.ipynb: kernel stood still .* s, .*B new, .*B in all")
+    )
+    expect(notebook.chip).to_have_text("Running")
+    notebook.run_cell(1, "42")
+
+
+def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expect):
+    notebook = open_notebook("suspend.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
+    notebook.run_cell(0, "41")
+    kernel_id = notebook.kernel_id()
+    assert processes_of(kernel_id)
+
+    notebook.press("suspend")
+    expect(notebook.chip).to_have_text("Suspended")
+    expect(notebook.toasts).to_contain_text(
+        re.compile(r"Suspended suspend\.ipynb: .*B stored in .* s")
+    )
+    expect(notebook.banner).to_be_visible()
+    notebook.expect_enabled("resume")
+    expect_gone(kernel_id)
+
+    notebook.press("resume")
+    expect(notebook.chip).to_have_text("Running")
+    expect(notebook.banner).to_be_hidden()
+    notebook.expect_enabled("save", "suspend")
+    notebook.run_cell(1, "42")
+    assert notebook.kernel_id() == kernel_id
+
+
+def test_a_reloaded_page_shows_the_suspended_kernel_and_can_resume_it(open_notebook, expect):
+    notebook = open_notebook("reload.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
+    notebook.run_cell(0, "41")
+    kernel_id = notebook.kernel_id()
+    notebook.press("suspend")
+    expect(notebook.chip).to_have_text("Suspended")
+
+    notebook.reload()
+    expect(notebook.chip).to_have_text("Suspended")
+    expect(notebook.toasts).to_have_count(0)
+    assert notebook.kernel_id() == kernel_id
+    expect_gone(kernel_id)
+
+    notebook.banner.get_by_role("button", name="Resume").click()
+    expect(notebook.chip).to_have_text("Running")
+    notebook.run_cell(1, "42")
+
+
+def test_a_kernel_that_is_not_under_the_engine_says_why_it_cannot_be_saved(open_notebook, expect):
+    notebook = open_notebook("plain.ipynb", "print(1)", kernel="plain-python")
+    expect(notebook.chip).to_have_attribute("data-state", "unmanaged")
+    notebook.expect_enabled()
+    for kind in ("save", "suspend", "resume"):
+        expect(notebook.button(kind)).to_have_attribute(
+            "title", re.compile(r"This kernel does not run under the engine: .+")
+        )
+    notebook.run_cell(0, "1")

@@ -1,0 +1,66 @@
+"""What can be typed, and what happens when it is wrong. No daemon is needed for that."""
+
+import json
+
+import pytest
+
+from jupyter_gpuckpt.cli import actions, app, arguments
+from jupyter_gpuckpt.errors import ConfigurationError
+
+COMMANDS = ["doctor", "ps", "save", "suspend", "resume", "list", "show", "rm"]
+
+
+def test_every_command_has_an_action_and_help(capsys):
+    assert list(actions.ACTIONS) == COMMANDS
+    for command in COMMANDS:
+        assert app.main([command, "--help"]) == 0
+        assert "--json" in capsys.readouterr().out
+
+
+def test_help_lists_the_commands_and_the_exit_statuses(capsys):
+    assert app.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {command} " in out for command in COMMANDS)
+    assert "Exit status" in out
+
+
+def test_the_version_is_told(capsys):
+    assert app.main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("jupyter-gpuckpt ")
+
+
+def test_without_a_command_the_help_goes_to_stderr(capsys):
+    assert app.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: jupyter gpuckpt" in err
+
+
+@pytest.mark.parametrize("words", [["fly"], ["save"], ["rm"], ["ps", "extra"], ["ps", "--js"]])
+def test_wrong_usage_is_status_2_with_a_hint(words, capsys):
+    assert app.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Hint: See `jupyter gpuckpt" in err
+
+
+def test_wrong_usage_is_a_document_for_programs(capsys):
+    assert app.main(["save", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "configuration"
+
+
+def test_several_snapshots_can_be_removed_at_once():
+    given = arguments.parser().parse_args(["rm", "-y", "a", "b"])
+    assert (given.snapshot, given.yes) == (["a", "b"], True)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "found"), [("ab1", "ab1"), ("ab", "ab"), ("c", "c1"), ("x", ""), ("", "")]
+)
+def test_a_unique_beginning_names_an_id_and_a_whole_id_always_does(prefix, found):
+    assert actions.one_of(prefix, ["ab", "ab1", "ab2", "c1"]) == found
+
+
+def test_an_ambiguous_beginning_is_refused_and_names_the_ids():
+    with pytest.raises(ConfigurationError, match="ab1, ab2"):
+        actions.one_of("ab", ["ab1", "ab2"])

@@ -1,0 +1,222 @@
+"""The command as people and programs use it: a process of its own, a real daemon, a real kernel."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+#: Starts a kernel with the provisioner, prints its id, then answers every line with what it is worth.
+KERNEL = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(startup_timeout=60)
+print(manager.kernel_id, flush=True)
+for line in sys.stdin:
+    # The reply alone: right after a resume the channel of outputs may not be connected yet.
+    reply = client.execute("", user_expressions={"it": line}, reply=True, timeout=60)
+    print(reply["content"]["user_expressions"]["it"]["data"]["text/plain"], flush=True)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+
+
+class Kernel:
+    """A kernel and the program that talks to it."""
+
+    def __init__(self, env):
+        env = env | {"JUPYTER_DEFAULT_PROVISIONER_NAME": "gpuckpt-provisioner"}
+        self._program = subprocess.Popen(
+            [sys.executable, "-c", KERNEL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            text=True,
+        )
+        self.id = self._program.stdout.readline().strip()
+        assert self.id
+
+    def worth(self, expression):
+        self._program.stdin.write(f"{expression}\n")
+        self._program.stdin.flush()
+        return self._program.stdout.readline().strip()
+
+    def end(self):
+        self._program.stdin.close()
+        self._program.wait(60)
+        self._program.stdout.close()
+
+
+@pytest.fixture
+def gpuckpt(daemon_env):
+    """Run the command; stdin is empty, neither stdout nor stderr is a terminal."""
+
+    def run(*words, status=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=daemon_env,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def gpuckpt_json(gpuckpt):
+    """Run the command with --json and give its document; nothing else may be on stdout or stderr."""
+
+    def run(*words, status=0):
+        done = gpuckpt(*words, "--json", status=status)
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def kernel(daemon_env):
+    started = Kernel(daemon_env)
+    yield started
+    started.end()
+
+
+def test_the_doctor_reports_and_starts_the_daemon_by_itself(gpuckpt, gpuckpt_json):
+    host = gpuckpt_json("doctor")["host"]
+    assert host["engine_available"]
+    assert {"platform", "rights", "criu", "namespaces"} <= {one["name"] for one in host["checks"]}
+    said = gpuckpt("doctor").stdout
+    assert "Kernels can be saved here." in said
+    assert "criu" in said
+
+
+def test_a_doctor_without_criu_says_so_and_what_helps(daemon_env, tmp_path):
+    env = daemon_env | {"JUPYTER_GPUCKPT_CRIU": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", "doctor"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=env,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert "Kernels cannot be saved here" in done.stdout
+    assert "make setup" in done.stdout
+
+
+def test_empty_lists_say_so(gpuckpt, gpuckpt_json):
+    assert gpuckpt("ps").stdout == "No kernels.\n"
+    assert gpuckpt("list").stdout == "No snapshots.\n"
+    assert gpuckpt_json("ps") == {"kernels": []}
+    assert gpuckpt_json("list") == {"snapshots": []}
+
+
+@pytest.mark.parametrize("words", [["save", "abc"], ["show", "abc"], ["rm", "abc"]])
+def test_what_is_not_there_is_status_5_with_a_hint(words, gpuckpt, gpuckpt_json):
+    done = gpuckpt(*words, status=5)
+    assert done.stdout == ""
+    assert "Hint: " in done.stderr
+    assert gpuckpt_json(*words, status=5)["error"]["code"].endswith("_not_found")
+
+
+def test_a_data_directory_that_cannot_be_made_is_told_in_a_sentence(daemon_env):
+    env = daemon_env | {"JUPYTER_GPUCKPT_DATA_DIR": "/dev/null/data"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", "ps"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=env,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in {2, 7}
+    assert done.stderr.startswith("gpuckptd could not be started: ")
+    assert "\nHint: " in done.stderr
+
+
+def test_a_kernel_is_suspended_and_resumed_with_its_state(kernel, gpuckpt, gpuckpt_json):
+    assert kernel.worth("globals().update(x=41) or x") == "41"
+    assert f"Suspended kernel {kernel.id}" in gpuckpt("suspend", kernel.id[:10]).stdout
+    (listed,) = gpuckpt_json("ps")["kernels"]
+    assert (listed["state"], listed["pid"]) == ("suspended", 0)
+    assert "suspended" in gpuckpt("ps").stdout
+    assert f"Resumed kernel {kernel.id}" in gpuckpt("resume", kernel.id).stdout
+    assert kernel.worth("x + 1") == "42"
+    (listed,) = gpuckpt_json("ps")["kernels"]
+    assert listed["state"] == "running"
+    assert listed["pid"] > 0
+
+
+def test_a_kernel_is_saved_listed_shown_and_the_snapshot_removed(kernel, gpuckpt, gpuckpt_json):
+    operation = gpuckpt_json("save", kernel.id)["operation"]
+    assert operation["state"] == "succeeded"
+    snapshot_id = operation["result"]["snapshot_id"]
+    assert kernel.worth("1 + 1") == "2"
+    (listed,) = gpuckpt_json("list", "--kernel", kernel.id[:8])["snapshots"]
+    assert listed["snapshot_id"] == snapshot_id
+    assert "just now" in gpuckpt("list").stdout
+    shown = gpuckpt("show", snapshot_id).stdout
+    assert snapshot_id in shown
+    assert kernel.id in shown
+    assert gpuckpt("rm", snapshot_id).stdout == f"Deleted snapshot {snapshot_id}.\n"
+    assert gpuckpt_json("list") == {"snapshots": []}
+
+
+def test_no_secret_is_shown(kernel, gpuckpt, gpuckpt_json):
+    snapshot_id = gpuckpt_json("save", kernel.id)["operation"]["result"]["snapshot_id"]
+    shown = json.dumps(gpuckpt_json("show", snapshot_id))
+    assert "JUPYTER_GPUCKPT_DATA_DIR" not in shown  # the kernel's environment
+    assert '"key"' not in shown  # the connection's
+
+
+def test_the_snapshot_of_a_suspended_kernel_is_not_removed(kernel, gpuckpt, gpuckpt_json):
+    snapshot_id = gpuckpt_json("suspend", kernel.id)["operation"]["result"]["snapshot_id"]
+    assert gpuckpt_json("rm", snapshot_id, status=6)["error"]["code"] == "snapshot_in_use"
+    gpuckpt("resume", kernel.id)
+    assert kernel.worth("1 + 1") == "2"
+
+
+def test_on_a_terminal_removing_asks_first_and_saving_draws_a_bar(kernel, gpuckpt_json, daemon_env):
+    said = on_a_terminal(["save", kernel.id], b"", daemon_env)
+    assert b"\x1b[K" in said
+    assert b"Saved kernel" in said
+    (listed,) = gpuckpt_json("list")["snapshots"]
+    said = on_a_terminal(["rm", listed["snapshot_id"]], b"n\n", daemon_env, status=6)
+    assert b"Delete this snapshot for ever? [y/N]" in said
+    assert len(gpuckpt_json("list")["snapshots"]) == 1
+    on_a_terminal(["rm", listed["snapshot_id"]], b"y\n", daemon_env)
+    assert gpuckpt_json("list")["snapshots"] == []
+
+
+def on_a_terminal(words, typed, env, *, status=0):
+    """What the command writes to a terminal on which `typed` is typed."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=env,
+    )
+    os.close(theirs)
+    os.write(ours, typed)
+    said = b""
+    try:
+        while piece := os.read(ours, 4096):
+            said += piece
+    except OSError:  # the last one closed the terminal
+        pass
+    finally:
+        os.close(ours)
+    assert process.wait(60) == status, said
+    return said

@@ -1,0 +1,167 @@
+"""What the commands print: sizes, ages, tables, errors, the progress bar."""
+
+import io
+import json
+
+import pytest
+
+from jupyter_gpuckpt.cli import output, summary
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.progress import ProgressRecord
+from jupyter_gpuckpt.protocol import Operation, OperationKind, OperationState, Result
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_949, "999.9 kB"),
+        (999_950, "1.0 MB"),
+        (1_234_567_890, "1.2 GB"),
+        (5 * 10**15, "5000.0 TB"),
+    ],
+)
+def test_sizes_read_as_people_write_them(count, text):
+    assert output.size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "just now"),
+        (59, "just now"),
+        (60, "1 min ago"),
+        (3599, "59 min ago"),
+        (7200, "2 h ago"),
+        (86400, "1 day ago"),
+        (10 * 86400, "10 days ago"),
+    ],
+)
+def test_ages_name_the_largest_unit(seconds, text):
+    assert output.age(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.154, "0.15 s"), (12.34, "12.3 s"), (245, "4 min 05 s")]
+)
+def test_durations_keep_the_digits_that_matter(seconds, text):
+    assert output.duration(seconds) == text
+
+
+def test_short_ids_are_long_enough_to_differ():
+    assert output.short_ids(["aaaaaaaa-1", "bbbbbbbb-1"]) == {
+        "aaaaaaaa-1": "aaaaaaaa",
+        "bbbbbbbb-1": "bbbbbbbb",
+    }
+    assert set(output.short_ids(["aaaaaaaa-1", "aaaaaaaa-2"]).values()) == {
+        "aaaaaaaa-1",
+        "aaaaaaaa-2",
+    }
+    assert output.short_ids([]) == {}
+    assert output.short_ids(["", "abc"]) == {"": "", "abc": "abc"}
+
+
+def test_columns_are_aligned_left_or_right():
+    rows = [["a.ipynb", "1.2 GB"], ["long name.ipynb", "12.0 GB"]]
+    text = output.table(["NAME", "MEMORY"], rows, right=["MEMORY"])
+    assert text.splitlines() == [
+        "NAME              MEMORY",
+        "a.ipynb           1.2 GB",
+        "long name.ipynb  12.0 GB",
+    ]
+
+
+def test_wide_letters_take_two_columns():
+    first, second = output.table(["N", "X"], [["分析", "a"]]).splitlines()
+    assert first == "N     X"
+    assert second == "分析  a"
+
+
+def test_names_cannot_command_the_terminal():
+    assert "\x1b" not in output.table(["N"], [["a\x1b[2Jb\n"]])
+    assert output.printable("ü\x1b[2J") == "ü?[2J"
+
+
+def test_a_progress_line_tells_stage_share_bytes_and_time():
+    line = output.progress_line("saving", ProgressRecord("pages", 10**9, 2 * 10**9, 1.25))
+    assert line == "saving  pages  [############............]  50%  1.0 GB of 2.0 GB  1.2 s"
+    assert output.progress_line("saving", ProgressRecord("freeze")) == "saving  freeze  0.0 s"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_bar_is_drawn_on_a_terminal_and_leaves_nothing_behind():
+    terminal = Terminal()
+    with output.ProgressBar("saving", terminal) as bar:
+        bar.show(ProgressRecord("pages", 1, 2, 0.1))
+    drawn = terminal.getvalue()
+    assert "pages" in drawn
+    assert "\n" not in drawn
+    assert drawn.endswith("\r\x1b[K")
+
+
+def test_the_bar_is_silent_elsewhere():
+    file = io.StringIO()
+    with output.ProgressBar("saving", file) as bar:
+        bar.show(ProgressRecord("pages", 1, 2, 0.1))
+    assert file.getvalue() == ""
+
+
+def test_an_error_is_message_details_and_hint_for_people(capsys):
+    output.fail(ConfigurationError("No.", hint="Do this.", details="a\nb"), as_json=False)
+    assert capsys.readouterr() == ("", "No.\n  a\n  b\nHint: Do this.\n")
+
+
+def test_an_error_is_a_document_for_programs(capsys):
+    output.fail(ConfigurationError("No.", hint="Do this."), as_json=True)
+    out, err = capsys.readouterr()
+    error = {"message": "No.", "code": "configuration", "hint": "Do this.", "details": ""}
+    assert json.loads(out) == {"error": error}
+    assert err == ""
+
+
+def operation(kind, **result):
+    done = Result("snap", 0.9, **result)
+    return Operation("op", kind, "kern", OperationState.SUCCEEDED, result=done)
+
+
+def test_an_operation_is_told_in_a_sentence():
+    sizes = Sizes(raw_bytes=2 * 10**9, new_bytes=3 * 10**8, gpu_bytes=10**9)
+    saved = operation(OperationKind.SAVE, sizes=sizes, frozen_seconds=0.15)
+    assert summary.of_operation(saved) == (
+        "Saved kernel kern as snapshot snap in 0.90 s: 2.0 GB of memory, 1.0 GB of it on the GPU,"
+        " 300.0 MB new in the store. The kernel stood still for 0.15 s."
+    )
+    resumed = operation(OperationKind.RESUME)
+    assert summary.of_operation(resumed) == "Resumed kernel kern from snapshot snap in 0.90 s."
+    assert "Suspended" in summary.of_operation(operation(OperationKind.SUSPEND, sizes=sizes))
+
+
+def test_a_snapshot_is_told_in_a_line():
+    info = SnapshotInfo("snap", "kern", 1000.0, "save", "a.ipynb", Sizes(raw_bytes=10**6))
+    assert summary.of_snapshot(info, now=1120.0) == ("snap of a.ipynb, 2 min ago, 1.0 MB of memory")
+
+
+def test_a_record_shows_units_and_nested_records():
+    record = {
+        "info": {"snapshot_id": "s", "created": 0.0, "sizes": {"raw_bytes": 1500}},
+        "seconds_by_stage": {"pages": 1.5},
+        "gpu": [],
+        "processes": [{"pid": 7, "name": "py\x1bthon"}],
+        "frozen_seconds": 0.2,
+        "kept": True,
+    }
+    lines = summary.of_record(record, now=60.0).splitlines()
+    assert "    snapshot id  s" in lines
+    assert any(line.endswith("(1 min ago)") for line in lines)
+    assert "        raw bytes  1.5 kB" in lines
+    assert "    pages  1.50 s" in lines
+    assert "    pid 7, name py?thon" in lines
+    assert any(line.startswith("frozen seconds") and line.endswith("0.20 s") for line in lines)
+    assert any(line.startswith("gpu ") and line.endswith(" -") for line in lines)

@@ -1,0 +1,114 @@
+"""What every test may ask for: a working engine, directories of its own, a daemon of its own. Real parts only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
+from jupyter_gpuckpt.host import doctor, processes
+
+
+def required(what: str) -> bool:
+    """Whether a missing part fails instead of skipping: GPUCKPT_REQUIRE=criu,browser (set by `make test`)."""
+    return what in os.environ.get("GPUCKPT_REQUIRE", "").split(",")
+
+
+def missing(what: str, reason: str) -> None:
+    """Skip the test, or fail it where `what` is required."""
+    if required(what):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def criu() -> Path:
+    """A CRIU that works, and the rights that it needs."""
+    found = doctor.find_criu()
+    if os.geteuid() != 0:
+        missing("criu", "freezing kernels needs root")
+    if found is None:
+        missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
+    if not INIT.exists():
+        missing("criu", "gpuckpt-init is not built: run python3 hatch_build.py")
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="session")
+def subreaper() -> None:
+    """Orphans become ours, as they become the daemon's: inits are reaped by us and not, some time, by PID 1."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory with a short path: a unix socket's path has at most 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))  # noqa: S108 - made by mkdtemp
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
+    """The engine with two threads; what it spills goes to the test's own directory."""
+    return EngineSettings(criu=criu, spill_dir=tmp_path / "spill", threads=2)
+
+
+@pytest.fixture
+def daemon_env(criu: Path, short_dir: Path) -> Iterator[dict[str, str]]:
+    """An environment whose doors start a daemon of their own; everything it started is ended afterwards."""
+    env = {
+        **os.environ,
+        "JUPYTER_GPUCKPT_RUNTIME_DIR": str(short_dir / "run"),
+        "JUPYTER_GPUCKPT_DATA_DIR": str(short_dir / "data"),
+        "JUPYTER_GPUCKPT_CRIU": str(criu),
+        "JUPYTER_GPUCKPT_IDLE_EXIT": "60",
+        "JUPYTER_CONFIG_DIR": str(short_dir / "config"),
+        "JUPYTER_DATA_DIR": str(short_dir / "share"),
+        "JUPYTER_RUNTIME_DIR": str(short_dir / "runtime"),
+        "IPYTHONDIR": str(short_dir / "ipython"),
+    }
+    yield env
+    end_everything_below(short_dir)
+
+
+def end_everything_below(directory: Path) -> None:
+    """Kill the daemon and the inits that were started for this directory: they name it in environment or arguments."""
+    marker = str(directory).encode()
+    for pid in _mine(marker):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    wait_for(lambda: not _mine(marker), 10)
+
+
+def _mine(marker: bytes) -> list[int]:
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        try:
+            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if marker in text and pid != os.getpid() and processes.state(pid) not in (None, "Z"):
+            found.append(pid)
+    return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    """Wait until `condition` is true; fails the test after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"did not come true within {seconds} s: {condition}")
+        time.sleep(0.01)

@@ -1,0 +1,101 @@
+"""A daemon that is killed with -9: the next one finds everything as it is."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt import place
+from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.states import KernelState
+
+
+@pytest.fixture
+def crashed(client, settings, owner_of, spec, counts, eventually):
+    """A kernel of a server that is gone, whose daemon was killed; `before` happens in between."""
+
+    def crash(before=lambda kernel: None, after=lambda kernel: None):
+        with owner_of(client) as owner:
+            kernel = client.launch(owner.owner_id, spec())
+            eventually(lambda: counts(kernel.kernel_id))
+            before(kernel)
+            pid = client.handshake().pid
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: place.start_time(pid) is None)
+        after(kernel)
+        return kernel
+
+    return crash
+
+
+def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
+    kernel = crashed()
+    adopted = client.kernel(kernel.kernel_id)
+    assert (adopted.state, adopted.pid) == (KernelState.RUNNING, kernel.pid)
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+    result = client.wait(client.suspend(kernel.kernel_id).operation_id)
+    assert client.wait(client.resume(kernel.kernel_id).operation_id).snapshot_id == result.snapshot_id
+
+
+def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):
+    kernel = crashed()
+    assert client.kernel(kernel.kernel_id)
+    os.kill(kernel.pid, signal.SIGTERM)
+    eventually(lambda: client.kernels() == [])
+    assert int(Path(kernel.exit_path).read_text()) == signal.SIGTERM
+
+
+def test_a_kernel_that_ended_meanwhile_is_forgotten(client, crashed, eventually):
+    def end(kernel):
+        os.kill(kernel.pid, signal.SIGTERM)
+        eventually(Path(kernel.exit_path).exists)
+
+    crashed(after=end)
+    assert client.kernels() == []
+
+
+def test_a_kernel_that_vanished_meanwhile_is_lost(client, crashed, eventually):
+    def vanish(kernel):
+        os.kill(kernel.init_pid, signal.SIGKILL)
+        eventually(lambda: place.start_time(kernel.init_pid) is None)
+
+    kernel = crashed(after=vanish)
+    lost = client.kernel(kernel.kernel_id)
+    assert lost.state is KernelState.LOST
+    assert lost.error.code == "kernel_lost"
+
+
+def test_a_lost_kernel_comes_back_from_its_last_snapshot(client, crashed, counts, eventually):
+    def vanish(kernel):
+        os.kill(kernel.init_pid, signal.SIGKILL)
+        eventually(lambda: place.start_time(kernel.init_pid) is None)
+
+    kernel = crashed(lambda k: client.wait(client.save(k.kernel_id).operation_id), vanish)
+    assert client.kernel(kernel.kernel_id).state is KernelState.LOST
+    client.wait(client.resume(kernel.kernel_id).operation_id)
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+
+
+def test_a_suspended_kernel_stays_suspended(client, crashed, counts, eventually):
+    kernel = crashed(lambda k: client.wait(client.suspend(k.kernel_id).operation_id))
+    assert client.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+    before = counts(kernel.kernel_id)
+    client.wait(client.resume(kernel.kernel_id).operation_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+
+
+@pytest.mark.parametrize("kind", list(OwnerKind))
+def test_owners_that_do_not_come_back(client, settings, spec, eventually, kind, monkeypatch):
+    """Kernels of a script that died together with the daemon are killed, those of a server stay."""
+    owner = this_owner(kind, root_dir="/tmp")
+    with client.hold(owner, lambda event: None):
+        kernel = client.launch(owner.owner_id, spec())
+        os.kill(client.handshake().pid, signal.SIGKILL)
+    with Client.connect(settings) as another:
+        assert another.kernel(kernel.kernel_id).state is KernelState.RUNNING
+        if kind is OwnerKind.SCRIPT:
+            eventually(lambda: another.kernels() == [], 25)

@@ -1,0 +1,141 @@
+"""Who dies when: scripts take their kernels with them, servers leave them to the next server."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from jupyter_gpuckpt import place
+from jupyter_gpuckpt.client import this_owner
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.states import KernelState
+
+#: A door in a process of its own, so that it can die: launches a kernel, says its pid, waits.
+DOOR = """
+import sys, time
+from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.protocol import OwnerKind
+kind, root, hub, log, suspend = sys.argv[1:]
+client = Client.connect()
+owner = this_owner(OwnerKind(kind), root_dir=root, hub_server=hub)
+client.hold(owner, lambda event: None)
+jupyter = {"root": root, "sessions": [{"path": "a.ipynb"}]}
+kernel = client.launch(owner.owner_id, LaunchSpec("k", ["sleep", "1000"], {}, "/tmp", log, jupyter=jupyter))
+if suspend:
+    client.wait(client.suspend("k").operation_id)
+print(kernel.init_pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def door(client, short_dir):
+    """Starts a door with a kernel; gives its process and the pid of the kernel's init."""
+    started = []
+
+    def start(kind, root="/tmp/a", hub="", suspend=False):
+        argv = [sys.executable, "-c", DOOR, kind, root, hub, str(short_dir / "log")]
+        process = subprocess.Popen([*argv, "yes" if suspend else ""], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process, int(process.stdout.readline())
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def die(process):
+    process.kill()
+    process.wait()
+
+
+def test_a_script_takes_its_kernel_with_it(client, door, eventually):
+    process, init = door("script")
+    die(process)
+    eventually(lambda: place.start_time(init) is None)
+    eventually(lambda: client.kernels() == [])
+
+
+def test_a_script_may_come_back_at_once(client, owner_of, spec):
+    script = this_owner(OwnerKind.SCRIPT)
+    with client.hold(script, lambda event: None):
+        kernel = client.launch(script.owner_id, spec())
+    with client.hold(script, lambda event: None):
+        time.sleep(2.5)
+        assert client.kernel(kernel.kernel_id).state is KernelState.RUNNING
+
+
+def test_a_server_leaves_its_kernel(client, door):
+    process, init = door("server")
+    die(process)
+    time.sleep(2.5)
+    assert place.start_time(init)
+    assert client.kernel("k").state is KernelState.RUNNING
+
+
+@pytest.mark.parametrize("suspend", [False, True])
+def test_the_next_server_claims_it(client, door, owner_of, suspend):
+    process, _ = door("server", suspend=suspend)
+    die(process)
+    with owner_of(client, root_dir="/tmp/a") as heir:
+        claimed = client.claim(heir.owner_id)
+        assert [item.kernel.kernel_id for item in claimed] == ["k"]
+        assert claimed[0].jupyter["sessions"] == [{"path": "a.ipynb"}]
+        assert claimed[0].cwd == "/tmp"
+        expected = KernelState.SUSPENDED if suspend else KernelState.RUNNING
+        assert claimed[0].kernel.state is expected
+        assert client.kernel("k").owner_id == heir.owner_id
+        assert client.claim(heir.owner_id) == []
+
+
+@pytest.mark.parametrize(
+    "fields", [{"root_dir": "/tmp/b"}, {"root_dir": "/tmp/a", "hub_server": "other"}]
+)
+def test_another_server_does_not_get_it(client, door, owner_of, fields):
+    process, _ = door("server")
+    die(process)
+    with owner_of(client, **fields) as other:
+        assert client.claim(other.owner_id) == []
+
+
+def test_a_living_server_keeps_it(client, door, owner_of):
+    door("server")
+    with owner_of(client, root_dir="/tmp/a") as other:
+        assert client.claim(other.owner_id) == []
+
+
+def test_scripts_claim_nothing(client, owner_of):
+    with owner_of(client, OwnerKind.SCRIPT) as script, pytest.raises(ConfigurationError):
+        client.claim(script.owner_id)
+
+
+def test_a_daemon_stays_while_somebody_is_connected(settings, client, owner, eventually):
+    assert client.handshake().pid
+
+
+def test_a_connection_is_opened_again_and_says_what_is_there(client, kernel, events, eventually):
+    first = client.handshake().pid
+    count = len(events)
+    os.kill(first, signal.SIGKILL)
+    # The holding thread notices the loss and starts the next daemon, which adopts the kernel.
+    eventually(lambda: len(events) > count and events[-1].kernel is None, 20)
+    again = [event.kernel for event in events[count:] if event.kernel]
+    assert [(k.kernel_id, k.state) for k in again] == [(kernel.kernel_id, KernelState.RUNNING)]
+    assert client.handshake().pid != first
+
+
+def test_a_loss_is_told_at_once(client, settings):
+    losses = []
+    with client.hold(this_owner(OwnerKind.SERVER), lambda event: None, losses.append):
+        os.kill(client.handshake().pid, signal.SIGKILL)
+        deadline = time.monotonic() + 1
+        while not losses and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert len(losses) == 1
+    assert losses[0].retryable

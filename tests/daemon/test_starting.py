@@ -1,0 +1,196 @@
+"""One daemon per place: found, started on demand, alone, and gone when nobody needs it."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+import httpx
+import msgspec
+import pytest
+
+from jupyter_gpuckpt import place
+from jupyter_gpuckpt.client import Client, starting
+from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
+from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
+
+CONNECT = "from jupyter_gpuckpt.client import Client; print(Client.connect().handshake().pid)"
+
+
+@pytest.fixture
+def target(settings):
+    return starting.target(settings, start=True)
+
+
+def pid_of(settings, *, start=True):
+    with Client.connect(settings, start=start) as client:
+        return client.handshake().pid
+
+
+def test_ten_clients_at_once_start_one_daemon(settings):
+    clients = [
+        subprocess.Popen([sys.executable, "-c", CONNECT], stdout=subprocess.PIPE, text=True)
+        for _ in range(10)
+    ]
+    answers = {process.communicate(timeout=60)[0].strip() for process in clients}
+    assert len(answers) == 1
+    assert answers.pop().isdecimal()
+
+
+def test_daemons_that_are_started_at_once_leave_one(settings, target, eventually):
+    argv = [sys.executable, "-m", "jupyter_gpuckpt.daemon", "--settings"]
+    text = msgspec.json.encode(settings).decode()
+    daemons = [
+        subprocess.Popen([*argv, text], stderr=subprocess.PIPE, text=True) for _ in range(5)
+    ]
+    eventually(target.socket.exists, 30)
+    pid = eventually(lambda: pid_of(settings))
+    losers = [process for process in daemons if process.pid != pid]
+    assert len(losers) == 4
+    assert [process.communicate(timeout=30)[1] for process in losers] == [""] * 4
+    assert [process.returncode for process in losers] == [0] * 4
+    winner = next(process for process in daemons if process.pid == pid)
+    winner.terminate()
+    winner.communicate(timeout=30)
+    assert winner.returncode == 0
+
+
+def test_the_socket_is_for_its_owner_alone(client, target):
+    assert stat.S_IMODE(target.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(target.socket.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(target.settings.data.stat().st_mode) == 0o700
+    for path in target.settings.data.rglob("*"):
+        assert not path.stat().st_mode & 0o077, path
+
+
+def test_the_socket_of_a_killed_daemon_is_in_nobodys_way(client, settings, target):
+    first = client.handshake().pid
+    os.kill(first, signal.SIGKILL)
+    assert target.socket.exists()
+    assert pid_of(settings) != first
+
+
+def test_a_client_starts_the_daemon_again(client):
+    first = client.handshake().pid
+    os.kill(first, signal.SIGKILL)
+    assert client.kernels() == []
+    assert client.handshake().pid != first
+
+
+def test_without_start_a_missing_daemon_is_an_error(settings):
+    with pytest.raises(DaemonUnavailable, match="not running"):
+        Client.connect(settings, start=False)
+
+
+def test_the_daemon_outlives_who_started_it(settings):
+    done = subprocess.run([sys.executable, "-c", CONNECT], capture_output=True, text=True, check=True)
+    assert pid_of(settings, start=False) == int(done.stdout)
+
+
+def test_a_module_in_the_callers_directory_does_not_get_into_the_daemon(settings, short_dir):
+    (short_dir / "tornado.py").write_text("raise SystemExit(7)")
+    subprocess.run([sys.executable, "-c", CONNECT], check=True, cwd=short_dir, timeout=60)
+
+
+def test_a_failed_start_says_why(settings, target):
+    settings.data.parent.mkdir(exist_ok=True)
+    settings.data.write_text("a file in the way")
+    with pytest.raises(DaemonUnavailable) as failure:
+        Client.connect(settings)
+    assert "could not be started" in failure.value.message
+    assert str(settings.log_file) in failure.value.hint
+
+
+def test_the_log_of_a_failed_start_is_shown(settings):
+    settings.state.mkdir(parents=True)
+    (settings.state / "takeover.lock").mkdir()
+    with pytest.raises(DaemonUnavailable) as failure:
+        Client.connect(settings)
+    assert "takeover.lock" in failure.value.details
+
+
+def test_a_daemon_that_nobody_needs_leaves(settings, target, eventually):
+    with Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=0.3)) as client:
+        pid = client.handshake().pid
+        eventually(lambda: place.start_time(pid) is None)
+    assert not target.socket.exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_daemon_without_kernels_leaves_on_a_signal(client, eventually, signum):
+    pid = client.handshake().pid
+    os.kill(pid, signum)
+    eventually(lambda: place.start_time(pid) is None)
+
+
+@pytest.mark.parametrize(
+    "change", [{"protocol": PROTOCOL_VERSION + 1}, {"version": "0.0.0.post9"}, {"place": "0" * 16}]
+)
+def test_another_protocol_version_or_place_is_refused(client, target, change):
+    other = msgspec.structs.replace(client.handshake(), **change)
+    with pytest.raises(DaemonUnavailable, match="does not fit") as refusal:
+        starting.accepted(other, target.place)
+    assert next(iter(change)) in refusal.value.message
+
+
+def test_a_handshake_says_who_answers(client, target):
+    handshake = client.handshake()
+    assert (handshake.protocol, handshake.version) == (PROTOCOL_VERSION, package_version())
+    assert handshake.place == target.place.key
+    assert handshake.engine_available
+
+
+def test_a_daemon_that_hangs_up_is_unavailable(settings, target):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(target.socket))
+    listener.listen()
+    listener.close()  # the socket file stays: as after a kill
+    assert pid_of(settings)
+
+
+def test_where_the_engine_cannot_work_the_daemon_runs_and_says_so(settings, owner_of, spec):
+    with Client.connect(msgspec.structs.replace(settings, criu="/nonexistent/criu")) as client:
+        handshake = client.handshake()
+        assert not handshake.engine_available
+        assert handshake.reason
+        assert not client.host().engine_available
+        with owner_of(client) as owner, pytest.raises(ToolMissing) as refusal:
+            client.launch(owner.owner_id, spec())
+        assert refusal.value.hint
+        assert client.kernels() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becoming an ordinary user needs root")
+def test_an_ordinary_user_gets_a_daemon_that_says_what_is_missing(short_dir):
+    code = """
+import os, sys
+os.setgroups([]); os.setgid(12345); os.setuid(12345)
+os.environ.update(HOME="/nonexistent", JUPYTER_GPUCKPT_RUNTIME_DIR=sys.argv[1] + "/run",
+                  JUPYTER_GPUCKPT_DATA_DIR=sys.argv[1] + "/data", JUPYTER_GPUCKPT_IDLE_EXIT="1")
+from jupyter_gpuckpt.client import Client
+print(Client.connect().handshake().engine_available)
+"""
+    directory = short_dir / "user"
+    directory.mkdir()
+    os.chown(directory, 12345, 12345)
+    short_dir.chmod(0o755)
+    readable = subprocess.run(
+        ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-c", "import jupyter_gpuckpt.client"],
+        check=False,
+        capture_output=True,
+        cwd="/",
+    )
+    if readable.returncode:
+        pytest.skip("an ordinary user cannot read this installation")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(directory)], check=True, capture_output=True, text=True, cwd="/"
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_curl_can_speak_to_it(client, target):
+    transport = httpx.HTTPTransport(uds=str(target.socket))
+    with httpx.Client(transport=transport, base_url="http://localhost") as http:
+        assert http.get("/handshake").json()["pid"] == client.handshake().pid

@@ -1,0 +1,364 @@
+"""System calls injected into real processes: each runs exactly once, and the process notices nothing."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.engine import ptrace
+from jupyter_gpuckpt.engine.tracee import RegistersRecord, Tracee, put_back
+from jupyter_gpuckpt.host import processes
+
+NR_GETPID, NR_CLOSE, NR_GETTID, NR_OPENAT = 39, 3, 186, 257
+
+COUNTER = """
+    import sys, time
+    count = 0
+    while True:
+        count += 1
+        if count % 1000 == 0:
+            print(count, flush=True)
+            time.sleep(0.001)
+"""
+
+
+@contextlib.contextmanager
+def target(code, **options):
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    try:
+        with process:
+            try:
+                yield process
+            finally:
+                process.kill()
+    finally:
+        process.wait()
+
+
+def wait_for(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def stop(process):
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: processes.state(process.pid) == "T")
+
+
+SLEEPER = "import time; print('ready', flush=True)\nwhile True: time.sleep(100)"
+
+# Every delivery writes one byte: Python's own handlers would merge them. Real-time signals queue.
+STORM_TARGET = """
+    import os, signal, sys
+    fd = int(sys.stdin.readline())
+    os.set_blocking(fd, False)
+    signal.set_wakeup_fd(fd, warn_on_full_buffer=True)
+    for number in (signal.SIGRTMIN, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    print('ready', flush=True)
+    while True:
+        sum(range(1000))
+"""
+STORM = """
+    import os, select, signal, sys
+    pid, sent = int(sys.stdin.readline()), 0
+    print('ready', flush=True)
+    while not select.select([sys.stdin], [], [], 0)[0]:
+        for number in (signal.SIGRTMIN, signal.SIGUSR1, signal.SIGCHLD):
+            try:
+                os.kill(pid, number)
+                sent += number == signal.SIGRTMIN
+            except BlockingIOError:
+                pass
+    print(sent, flush=True)
+"""
+
+
+def test_a_thousand_calls_run_under_a_signal_storm_and_no_signal_is_lost():
+    ours, theirs = os.pipe()
+    received = 0
+
+    def count():
+        nonlocal received
+        while data := os.read(ours, 1 << 16):
+            received += data.count(signal.SIGRTMIN)
+
+    with target(STORM_TARGET, pass_fds=[theirs]) as process, target(STORM) as storm:
+        process.stdin.write(f"{theirs}\n")
+        process.stdin.flush()
+        os.close(theirs)
+        assert process.stdout.readline() == "ready\n"
+        counter = threading.Thread(target=count)
+        counter.start()
+        storm.stdin.write(f"{process.pid}\n")
+        storm.stdin.flush()
+        assert storm.stdout.readline() == "ready\n"
+        began, results = time.monotonic(), []
+        for _ in range(100):
+            with Tracee(process.pid) as tracee:
+                results += [tracee.syscall(NR_GETPID) for _ in range(10)]
+        seconds = time.monotonic() - began
+        storm.stdin.close()
+        sent = int(storm.stdout.read())
+        assert results == [process.pid] * 1000
+        assert sent > 100
+        wait_for(lambda: received == sent)
+        assert process.poll() is None
+    counter.join()
+    os.close(ours)
+    print(f"1000 injections, 100 stops, {sent} counted signals: {seconds:.2f} s")
+
+
+CALLS = {
+    "nanosleep": "libc.nanosleep(ctypes.byref(Time(0, 600_000_000)), None)",
+    "poll": "libc.poll(None, 0, 600)",
+    "futex": "libc.syscall(202, ctypes.byref(ctypes.c_int(7)), 0, 7, ctypes.byref(Time(0, 600_000_000)), None, 0)",
+    "read": "libc.read(0, ctypes.create_string_buffer(10), 10)",
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("stopped", [False, True], ids=["asleep", "stopped"])
+def test_an_interrupted_call_goes_on_with_the_time_it_had_left(call, stopped):
+    code = f"""
+        import ctypes, time, sys
+        class Time(ctypes.Structure):
+            _fields_ = [('s', ctypes.c_long), ('ns', ctypes.c_long)]
+        libc = ctypes.CDLL(None, use_errno=True)
+        print('ready', flush=True)
+        began = time.monotonic()
+        result = {CALLS[call]}
+        print([result, ctypes.get_errno() if result < 0 else 0, time.monotonic() - began], flush=True)
+    """
+    with target(code) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        if stopped:
+            stop(process)
+        for _ in range(20):
+            with Tracee(process.pid) as tracee:
+                assert tracee.syscall(NR_GETPID) == process.pid
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGCONT)
+        if call == "read":
+            time.sleep(0.5)
+            process.stdin.write("abc")
+            process.stdin.flush()
+        result, error, seconds = json.loads(process.stdout.readline())
+    # ETIMEDOUT is what futex says when its time is over.
+    assert (result, error) == {"futex": (-1, 110), "read": (3, 0)}.get(call, (0, 0))
+    assert 0.58 < seconds < 1.0
+
+
+def test_a_stopped_process_is_stopped_again_and_a_running_one_runs():
+    with target(COUNTER) as process:
+        process.stdout.readline()
+        for _ in range(20):
+            with Tracee(process.pid) as tracee:
+                assert tracee.syscall(NR_GETPID) == process.pid
+            assert processes.state(process.pid) in ("R", "S")
+        stop(process)
+        for _ in range(50):
+            with Tracee(process.pid) as tracee:
+                assert processes.state(process.pid) == "t"
+                assert tracee.syscall(NR_GETPID) == process.pid
+            assert processes.state(process.pid) == "T"
+        with Tracee(process.pid):
+            pass
+        assert processes.state(process.pid) == "T"
+        before = processes.context_switches(process.pid)
+        time.sleep(0.05)
+        assert processes.context_switches(process.pid) == before
+        os.kill(process.pid, signal.SIGCONT)
+        wait_for(lambda: processes.state(process.pid) in ("R", "S"))
+        assert int(process.stdout.readline()) % 1000 == 0
+
+
+def test_a_stop_signal_that_comes_meanwhile_stops_the_process_afterwards():
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+        with Tracee(process.pid) as tracee:
+            assert tracee.syscall(NR_GETPID) == process.pid
+            os.kill(process.pid, signal.SIGSTOP)
+            assert [tracee.syscall(NR_GETPID) for _ in range(10)] == [process.pid] * 10
+        wait_for(lambda: processes.state(process.pid) == "T")
+        with Tracee(process.pid) as tracee:
+            os.kill(process.pid, signal.SIGCONT)
+            assert tracee.syscall(NR_GETPID) == process.pid
+        wait_for(lambda: processes.state(process.pid) == "S")
+
+
+@pytest.mark.parametrize("disposition", ["SIG_IGN", "SIG_DFL", "lambda *_: None"])
+def test_the_signal_dispositions_and_masks_of_the_program_stay(disposition):
+    code = f"""
+        import signal, time
+        signal.signal(signal.SIGTRAP, signal.{disposition})
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTRAP])
+        print('ready', flush=True)
+        while True: time.sleep(100)
+    """.replace("signal.lambda", "lambda")
+
+    def signals(pid):
+        fields = processes.status(pid)
+        return [fields[name] for name in ("SigBlk", "SigIgn", "SigCgt")]
+
+    with target(code) as process:
+        process.stdout.readline()
+        before = signals(process.pid)
+        with Tracee(process.pid) as tracee:
+            assert tracee.syscall(NR_GETPID) == process.pid
+        assert signals(process.pid) == before
+
+
+def test_a_failing_call_raises_its_errno_and_the_next_one_works():
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+        with Tracee(process.pid) as tracee:
+            with pytest.raises(OSError, match="Bad file descriptor") as caught:
+                tracee.syscall(NR_CLOSE, 999)
+            assert caught.value.errno == 9
+            assert tracee.syscall(NR_GETPID) == process.pid
+
+
+def test_borrowed_memory_reaches_the_call_and_is_given_back(tmp_path):
+    path = os.fsencode(tmp_path / "made by the target") + b"\0"
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+        with Tracee(process.pid) as tracee:
+            stack = ptrace.registers(process.pid).rsp
+            before = tracee.read(stack - 4096, 8192)
+            with tracee.borrowed(path) as address:
+                assert address + len(path) <= stack - 128
+                fd = tracee.syscall(NR_OPENAT, -100, address, os.O_CREAT | os.O_WRONLY, 0o600)
+            assert processes.descriptors(process.pid)[fd] == path.rstrip(b"\0").decode()
+            tracee.syscall(NR_CLOSE, fd)
+            tracee.finish()
+            assert tracee.read(stack - 4096, 8192) == before
+            with pytest.raises(OSError, match="Input/output error"):
+                tracee.read(8, 8)
+
+
+def test_a_single_thread_can_be_chosen():
+    code = """
+        import threading, time
+        threading.Thread(target=time.sleep, args=(100,)).start()
+        print('ready', flush=True)
+        time.sleep(100)
+    """
+    with target(code) as process:
+        process.stdout.readline()
+        wait_for(lambda: len(processes.threads(process.pid)) == 2)
+        (tid,) = set(processes.threads(process.pid)) - {process.pid}
+        with Tracee(process.pid, tid) as tracee:
+            assert tracee.syscall(NR_GETTID) == tid
+            assert processes.state(process.pid) == "S"
+
+
+def test_another_thread_of_ours_is_told_that_it_may_not():
+    caught = []
+
+    def other(tracee):
+        with pytest.raises(RuntimeError, match="attached by thread"):
+            tracee.syscall(NR_GETPID)
+        caught.append(True)
+
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+        with Tracee(process.pid) as tracee:
+            thread = threading.Thread(target=other, args=(tracee,))
+            thread.start()
+            thread.join()
+            assert tracee.syscall(NR_GETPID) == process.pid
+    assert caught == [True]
+
+
+def test_gone_zombie_and_killed_processes_are_told_as_gone():
+    process = subprocess.Popen(["/bin/true"])
+    wait_for(lambda: processes.state(process.pid) == "Z")
+    with pytest.raises(ProcessLookupError):
+        Tracee(process.pid).attach()
+    process.wait()
+    with pytest.raises(ProcessLookupError):
+        Tracee(process.pid).attach()
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+        with Tracee(process.pid) as tracee:
+            tracee.syscall(NR_GETPID)
+            os.kill(process.pid, signal.SIGKILL)
+            # SIGKILL may come after one more call.
+            with pytest.raises(ProcessLookupError):
+                [tracee.syscall(NR_GETPID) for _ in range(1000)]
+
+
+DYING_TRACER = """
+    import os, signal, sys, msgspec
+    from jupyter_gpuckpt.engine.tracee import Tracee
+    def record(what):
+        with open(sys.argv[2], 'wb') as file:
+            file.write(msgspec.json.encode(what))
+    tracee = Tracee(int(sys.argv[1]), record=record)
+    tracee.attach()
+    assert tracee.syscall(39) == int(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_registers_of_a_thread_whose_tracer_died_are_put_back(tmp_path):
+    path = tmp_path / "record.json"
+    with target(COUNTER) as process:
+        process.stdout.readline()
+        stop(process)
+        mask = processes.status(process.pid)["SigBlk"]
+        tracer = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(DYING_TRACER), str(process.pid), str(path)],
+            check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+        assert tracer.returncode == -signal.SIGKILL
+        record = msgspec.json.decode(path.read_bytes(), type=RegistersRecord)
+        wait_for(lambda: processes.state(process.pid) == "T")
+        assert processes.status(process.pid)["SigBlk"] != mask
+        assert put_back(record) is True
+        assert processes.state(process.pid) == "T"
+        assert processes.status(process.pid)["SigBlk"] == mask
+        assert put_back(record) is False
+        os.kill(process.pid, signal.SIGCONT)
+        first, second = int(process.stdout.readline()), int(process.stdout.readline())
+        assert second == first + 1000
+        assert put_back(record) is False, "a running thread keeps its registers"
+        assert int(process.stdout.readline()) == second + 1000
+    assert put_back(record) is False
+
+
+def test_the_record_comes_before_the_first_change():
+    seen = []
+    with target(SLEEPER) as process:
+        process.stdout.readline()
+
+        def record(what):
+            seen.append((what, bytes(ptrace.registers(process.pid))))
+
+        with Tracee(process.pid, record=record) as tracee:
+            assert seen == []
+            tracee.syscall(NR_GETPID)
+            tracee.syscall(NR_GETPID)
+        ((what, registers),) = seen
+    assert what.registers == registers
+    assert len(registers) == ctypes.sizeof(ptrace.Registers) == 216

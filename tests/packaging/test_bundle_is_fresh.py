@@ -1,0 +1,46 @@
+"""The committed JavaScript bundle is made from the committed sources; no node is needed to tell."""
+
+import hashlib
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SOURCES = ROOT / "labextension"
+BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
+REBUILD = "run `cd labextension && jlpm install && jlpm build:prod` and commit jupyter_gpuckpt/labextension"
+
+
+def source_hash():
+    """What labextension/source-hash.mjs writes: the digest of the lines that sha256sum would print."""
+    paths = [SOURCES / name for name in ("package.json", "tsconfig.json", "yarn.lock")]
+    for folder in ("schema", "src", "style"):
+        paths += [path for path in (SOURCES / folder).rglob("*") if path.is_file()]
+    names = sorted(path.relative_to(SOURCES).as_posix() for path in paths)
+    lines = [
+        f"{hashlib.sha256(text(name)).hexdigest()}  {name}\n"
+        for name in names
+        if not any(part == "__tests__" or part.startswith(".") for part in name.split("/"))
+    ]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def text(name):
+    """With line ends as git stores them."""
+    return (SOURCES / name).read_bytes().replace(b"\r\n", b"\n")
+
+
+def bundle_file(name):
+    return json.loads((BUNDLE / name).read_text())
+
+
+def test_the_bundle_was_built_from_these_sources():
+    assert bundle_file("source-hash.json")["sha256"] == source_hash(), REBUILD
+
+
+def test_the_bundle_is_whole():
+    package = bundle_file("package.json")
+    load = package["jupyterlab"]["_build"]["load"]
+    assert (BUNDLE / load).is_file(), REBUILD
+    assert (BUNDLE / "static" / "style.js").is_file(), REBUILD
+    source = json.loads((SOURCES / "package.json").read_text())
+    assert package["version"] == source["version"], REBUILD

@@ -1,0 +1,209 @@
+"""To Jupyter, a kernel under the engine behaves like one of the local provisioner: the same test for both."""
+
+import asyncio
+import os
+import secrets
+import signal
+
+import psutil
+import pytest
+from gpuckpt_provisioner import GpuCkptProvisioner
+
+pytestmark = pytest.mark.usefixtures("provisioner_name")
+
+
+def test_the_provisioner_is_the_one_that_was_asked_for(with_kernel, provisioner_name):
+    async def body(kernel):
+        managed = isinstance(kernel.provisioner, GpuCkptProvisioner) and kernel.provisioner.kernel
+        assert bool(managed) == (provisioner_name == "gpuckpt-provisioner")
+        assert kernel.provisioner.has_process
+        assert await kernel.provisioner.poll() is None
+
+    with_kernel(body)
+
+
+def test_output_comes_in_order(with_kernel):
+    async def body(kernel):
+        code = "import sys\nfor i in range(200): print(i); print(-i, file=sys.stderr)\n'end'"
+        reply, texts = await kernel.run(code)
+        assert reply["status"] == "ok"
+        printed = "".join(text for name, text in texts if name == "stdout")
+        assert printed.split() == [str(i) for i in range(200)]
+        assert texts[-1] == ("result", "'end'")
+
+    with_kernel(body)
+
+
+def test_an_interrupt_stops_a_cell_and_keeps_the_kernel(with_kernel):
+    async def body(kernel):
+        await kernel.run("x = 41")
+        running = asyncio.ensure_future(kernel.run("import time\ntime.sleep(50)"))
+        await asyncio.sleep(1)
+        await kernel.manager.interrupt_kernel()
+        reply, _ = await asyncio.wait_for(running, 10)
+        assert reply["ename"] == "KeyboardInterrupt"
+        assert await kernel.printed("print(x + 1)") == "42\n"
+
+    with_kernel(body)
+
+
+def test_an_interrupt_reaches_what_a_cell_runs_in_the_foreground(with_kernel):
+    async def body(kernel):
+        running = asyncio.ensure_future(kernel.run("%%bash\nsleep 50\necho not reached"))
+        await asyncio.sleep(1)
+        await kernel.manager.interrupt_kernel()
+        _, texts = await asyncio.wait_for(running, 15)
+        assert "not reached" not in "".join(text for _, text in texts)
+        assert await kernel.printed("print('alive')") == "alive\n"
+
+    with_kernel(body)
+
+
+def test_bash_cells_and_shell_lines_run(with_kernel):
+    async def body(kernel):
+        assert await kernel.printed("%%bash\necho one; echo $((1+1))") == "one\n2\n"
+        assert "three" in await kernel.printed("!echo three")
+
+    with_kernel(body)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import os; os.system('{command} &')",
+        "!nohup {command} > /dev/null 2>&1 & sleep 0.3",
+        "%%bash --bg\n{command}",
+        "import subprocess; server = subprocess.Popen('{command}'.split())",
+    ],
+    ids=["os.system", "shell-line", "bash-bg", "popen"],
+)
+def test_a_background_process_outlives_its_cell(with_kernel, start):
+    async def body(kernel):
+        command = f"sleep {secrets.randbelow(10**6) + 10**6}"
+        count = (
+            f"import subprocess\nprint(subprocess.run(['pgrep', '-cf', '^{command}'], "
+            "stdout=-1, text=True).stdout.strip())"
+        )
+        await kernel.run(start.format(command=command))
+        await asyncio.sleep(0.3)
+        assert await kernel.printed(count) == "1\n"
+        await kernel.run("")
+        assert await kernel.printed(count) == "1\n"
+        await kernel.run(f"!pkill -f '^{command}'")
+
+    with_kernel(body)
+
+
+def test_input_asks_the_client(with_kernel):
+    async def body(kernel):
+        def answer(message):
+            assert message["content"]["prompt"] == "name? "
+            kernel.client.input("Ada")
+
+        reply, texts = await kernel.run(
+            "print('hello', input('name? '))", allow_stdin=True, stdin_hook=answer
+        )
+        assert reply["status"] == "ok"
+        assert ("stdout", "hello Ada\n") in texts
+
+    with_kernel(body)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os; os._exit(7)", 7),
+        ("import os; os._exit(0)", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import ctypes; ctypes.string_at(0)", -signal.SIGSEGV),
+    ],
+)
+def test_the_exit_code_is_told(with_kernel, code, expected):
+    async def body(kernel):
+        kernel.client.execute(code)
+        assert await kernel.exit_code() == expected
+        assert not await kernel.manager.is_alive()
+        assert await kernel.provisioner.wait() == expected
+        assert not kernel.provisioner.has_process
+
+    with_kernel(body)
+
+
+def test_a_kernel_killed_from_outside_is_noticed(with_kernel):
+    async def body(kernel):
+        os.kill(kernel.provisioner.pid, signal.SIGKILL)
+        assert await kernel.exit_code() == -signal.SIGKILL
+
+    with_kernel(body)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_shutdown_ends_the_process_and_removes_the_connection_file(with_kernel, now):
+    async def body(kernel):
+        pid, path = kernel.provisioner.pid, kernel.manager.connection_file
+        assert os.path.exists(path)
+        async with asyncio.timeout(10):
+            await kernel.manager.shutdown_kernel(now=now)
+        assert not psutil.pid_exists(pid)
+        assert not os.path.exists(path)
+        assert not kernel.manager.has_kernel
+
+    with_kernel(body)
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_restart_gives_an_empty_kernel_on_the_same_connection(with_kernel, now):
+    async def body(kernel):
+        await kernel.run("x = 1")
+        pid, ports = kernel.provisioner.pid, kernel.manager.ports
+        await kernel.manager.restart_kernel(now=now)
+        await kernel.client.wait_for_ready(timeout=60)
+        assert kernel.manager.ports == ports
+        assert kernel.provisioner.pid != pid
+        assert await kernel.printed("print('x' in globals())") == "False\n"
+        assert await kernel.provisioner.poll() is None
+
+    with_kernel(body)
+
+
+def test_a_restart_after_a_crash_works(with_kernel):
+    async def body(kernel):
+        kernel.client.execute("import os; os._exit(3)")
+        assert await kernel.exit_code() == 3
+        await kernel.manager.restart_kernel(now=True)
+        await kernel.client.wait_for_ready(timeout=60)
+        assert await kernel.printed("print(1)") == "1\n"
+
+    with_kernel(body)
+
+
+def test_the_kernel_has_the_directory_and_the_environment_it_was_given(with_kernel, tmp_path):
+    async def body(kernel):
+        code = "import os; print(os.getcwd(), os.environ['SAID'], oct(os.umask(0o27)))"
+        assert await kernel.printed(code) == f"{tmp_path} so 0o27\n"
+
+    before = os.umask(0o027)
+    try:
+        with_kernel(body, cwd=str(tmp_path), env={**os.environ, "SAID": "so"})
+    finally:
+        os.umask(before)
+
+
+def test_a_program_that_does_not_exist_is_an_error_of_the_start(with_kernel):
+    async def body(kernel):
+        await kernel.manager.shutdown_kernel(now=True)
+        kernel.manager.kernel_spec.argv = ["no-such-program", "{connection_file}"]
+        with pytest.raises(FileNotFoundError):
+            await kernel.manager.start_kernel()
+
+    with_kernel(body)
+
+
+def test_a_directory_that_does_not_exist_is_an_error_of_the_start(with_kernel, tmp_path):
+    async def body(kernel):
+        await kernel.manager.shutdown_kernel(now=True)
+        with pytest.raises(OSError):  # noqa: PT011 - the message is Python's or ours
+            await kernel.manager.start_kernel(cwd=str(tmp_path / "gone"))
+
+    with_kernel(body)

@@ -1,0 +1,172 @@
+"""Programs that run notebooks without a server: nbclient, papermill, jupyter console; and the end of such programs."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+import pexpect
+import psutil
+import pytest
+from gpuckpt_provisioner import GpuCkptProvisioner
+
+from jupyter_gpuckpt.client import Client
+
+CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    path = tmp_path / "notebook.ipynb"
+    cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+    return path
+
+
+def output_of(path):
+    """The last cell's output. Ours is the only provisioner that tells kernels not to watch their parent."""
+    return json.loads(path.read_text())["cells"][-1]["outputs"][0]["text"]
+
+
+def run(env, *words):
+    return subprocess.run(
+        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def kernels():
+    with Client.connect() as client:
+        return client.kernels()
+
+
+def test_nbclient_runs_a_notebook(notebook, ours):
+    done = run(ours, "-m", "nbclient", "--inplace", str(notebook))
+    if done.returncode and "No module named nbclient.__main__" in done.stderr:
+        code = "from nbclient.cli import main; main()"
+        done = run(ours, "-c", code, "--inplace", str(notebook))
+    assert done.returncode == 0, done.stderr
+    assert output_of(notebook) == ["1 21\n"]
+    assert kernels() == []
+
+
+def test_nbclient_tells_the_error_of_a_cell_and_leaves_no_kernel(notebook, ours):
+    content = nbformat.read(notebook, 4)
+    content.cells[0].source = "1 / 0"
+    nbformat.write(content, notebook)
+    done = run(ours, "-c", "from nbclient.cli import main; main()", str(notebook))
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
+    assert kernels() == []
+
+
+def test_papermill_runs_a_notebook(notebook, ours):
+    result = notebook.with_name("result.ipynb")
+    done = run(ours, "-m", "papermill", str(notebook), str(result), "-p", "x", "30")
+    assert done.returncode == 0, done.stderr
+    assert output_of(result)[-1].startswith("1 21")
+    assert kernels() == []
+
+
+def test_the_console_runs_lines_and_ends(ours):
+    console = pexpect.spawn(
+        sys.executable,
+        ["-m", "jupyter_console", "--simple-prompt"],
+        env={**ours, "TERM": "dumb"},
+        encoding="utf-8",
+        timeout=60,
+    )
+    try:
+        console.expect("In \\[1\\]")
+        console.sendline("6 * 7")
+        console.expect("42")
+        console.expect("In \\[2\\]")
+        assert len(kernels()) == 1
+        console.sendline("exit")
+        console.expect(pexpect.EOF)
+    finally:
+        console.close(force=True)
+    assert kernels() == []
+
+
+SCRIPT = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(startup_timeout=60)
+print(manager.provisioner.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_script_that_dies_takes_its_kernel_with_it(ours, how):
+    script = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=ours, stdin=-1, stdout=-1, text=True
+    )
+    with script:
+        pid = int(script.stdout.readline())
+        assert psutil.pid_exists(pid)
+        script.send_signal(how)
+        script.wait(10)
+        psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=15)
+    assert not psutil.pid_exists(pid)
+    assert kernels() == []
+
+
+def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
+    async def body(kernel):
+        with Client.connect() as client:
+            os.kill(client.handshake().pid, signal.SIGKILL)
+        assert await kernel.printed("print('alive')") == "alive\n"
+        assert await kernel.provisioner.poll() is None
+        async with asyncio.timeout(20):
+            while not await asyncio.to_thread(kernels):
+                await asyncio.sleep(0.2)
+        kernel.client.execute("import os; os._exit(5)")
+        assert await kernel.exit_code() == 5
+
+    with_kernel(body)
+
+
+def test_the_kernels_own_output_goes_to_its_log(with_kernel, ours):
+    async def body(kernel):
+        logs = list(Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "kernels").iterdir())
+        assert [log.name for log in logs] == [f"{kernel.manager.kernel_id}.log"]
+        assert logs[0].stat().st_mode & 0o777 == 0o600
+
+    with_kernel(body)
+
+
+def test_without_an_engine_kernels_start_plainly_and_that_is_said_once(tmp_path, environment):
+    env = {**environment, "JUPYTER_DEFAULT_PROVISIONER_NAME": "gpuckpt-provisioner"}
+    env["JUPYTER_GPUCKPT_CRIU"] = "/no/such/criu"
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import logging
+        logging.basicConfig()
+        from jupyter_client.manager import start_new_kernel
+        for _ in range(2):
+            manager, client = start_new_kernel(startup_timeout=60)
+            print(client.execute_interactive("", timeout=60)["content"]["status"],
+                  bool(manager.provisioner.plain_reason), manager.provisioner.kernel)
+            client.stop_channels()
+            manager.shutdown_kernel()
+        """)
+    )
+    done = run(env, str(script))
+    assert done.stdout == "ok True None\n" * 2, done.stderr
+    assert done.stderr.count("Kernels start without jupyter-gpuckpt") == 1
+    assert "criu" in done.stderr
+
+
+def test_the_class_is_what_the_entry_point_names(with_kernel, ours):
+    async def body(kernel):
+        assert type(kernel.provisioner) is GpuCkptProvisioner
+
+    with_kernel(body)

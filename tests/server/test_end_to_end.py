@@ -1,0 +1,272 @@
+"""A notebook's life over suspends, resumes and server restarts, as a page sees it."""
+
+import signal
+import time
+
+import pytest
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_kernel_is_managed_and_runs_cells(server):
+    page = server.open()
+    assert page.run("x = 6 * 7\nprint(x)") == "42\n"
+    kernel = server.kernel(page.kernel_id)
+    assert kernel == {
+        "kernel_id": page.kernel_id,
+        "state": "running",
+        "managed": True,
+        "reason": None,
+        "hint": None,
+        "snapshot_id": None,
+        "operation": None,
+    }
+    assert server.get("api/gpuckpt/kernels") == {"kernels": [kernel]}
+
+
+def test_a_save_leaves_the_kernel_running_and_is_listed(server):
+    page = server.open("folder-notebook.ipynb")
+    page.run("x = 1")
+    operation = server.do("save", page.kernel_id)
+    assert operation["kind"] == "save"
+    assert operation["result"]["raw_bytes"] > 1_000_000
+    assert page.run("print(x)") == "1\n"
+    [snapshot] = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
+    assert snapshot["snapshot_id"] == operation["result"]["snapshot_id"]
+    assert (snapshot["reason"], snapshot["name"]) == ("save", "folder-notebook.ipynb")
+    assert server.kernel(page.kernel_id)["snapshot_id"] == snapshot["snapshot_id"]
+    summary = server.request("GET", f"api/gpuckpt/snapshots/{snapshot['snapshot_id']}").text
+    assert "connection_info" not in summary
+    server.request("DELETE", f"api/gpuckpt/snapshots/{snapshot['snapshot_id']}")
+    assert server.get("api/gpuckpt/snapshots") == {"snapshots": []}
+
+
+def test_a_suspended_kernel_keeps_its_state_and_its_open_page(server):
+    page = server.open()
+    page.run("x = 41")
+    server.do("suspend", page.kernel_id)
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+    assert server.get("api/kernels")[0]["execution_state"] == "suspended"
+    server.do("resume", page.kernel_id)
+    assert server.kernel(page.kernel_id)["state"] == "running"
+    assert server.get("api/kernels")[0]["execution_state"] == "idle"
+    assert page.run("print(x + 1)") == "42\n"
+
+
+def test_nothing_restarts_a_suspended_kernel(server):
+    page = server.open()
+    server.do("suspend", page.kernel_id)
+    time.sleep(8)  # the restarter looks every three seconds
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+    assert not [m for m in page.received if m["content"].get("execution_state") == "restarting"]
+
+
+def test_cells_sent_to_a_suspended_kernel_run_in_order_after_the_resume(server):
+    page = server.open()
+    page.run("said = []")
+    server.do("suspend", page.kernel_id)
+    ids = [page.execute(f"said.append({i}); print(said)") for i in range(5)]
+    time.sleep(0.5)
+    server.do("resume", page.kernel_id)
+    assert page.output(ids[-1]) == "[0, 1, 2, 3, 4]\n"
+    assert page.output(ids[0]) == "[0]\n"
+
+
+def test_a_page_opened_on_a_suspended_kernel_wakes_nothing_and_is_told_idle(server):
+    first = server.open()
+    first.run("x = 1")
+    kernel_session = first.received[-1]["header"]["session"]
+    server.do("suspend", first.kernel_id)
+    first.close()
+    began = time.monotonic()
+    page = server.page(first.kernel_id)
+    info = page.reply(page.send("kernel_info_request", {}))
+    assert time.monotonic() - began < 5
+    assert info["content"]["implementation"] == "ipython"
+    assert info["header"]["session"] == kernel_session
+    comms = page.reply(page.send("comm_info_request", {}))
+    assert comms["content"] == {"status": "ok", "comms": {}}
+    page.wait_for(
+        lambda m: m["content"].get("execution_state") == "idle" and not m["parent_header"]
+    )
+    page.send("history_request", {"hist_access_type": "tail", "n": 1, "raw": True, "output": False})
+    time.sleep(1)
+    states = {m["content"].get("execution_state") for m in page.received}
+    assert states <= {None, "idle", "busy"}
+    assert server.kernel(first.kernel_id)["state"] == "suspended"
+    server.do("resume", first.kernel_id)
+    assert page.run("print(x)") == "1\n"
+    page.wait_for(lambda m: m["msg_type"] == "history_reply")
+
+
+def test_no_output_is_lost_right_after_a_resume(server):
+    pages = [server.open()]
+    pages += [server.page(pages[0].kernel_id) for _ in range(3)]
+    for _ in range(3):
+        server.do("suspend", pages[0].kernel_id)
+        server.do("resume", pages[0].kernel_id)
+        request = pages[0].execute("print('here')")
+        for page in pages:
+            page.wait_for(
+                lambda m, request=request: m["msg_type"] == "stream"
+                and m["parent_header"].get("msg_id") == request
+            )
+
+
+def test_cells_sent_around_a_save_are_neither_lost_nor_doubled(server):
+    page = server.open()
+    page.run("count = 0")
+    operation = server.begin("save", page.kernel_id)
+    ids = [page.execute("count += 1") for _ in range(50)]
+    assert server.finish(operation)["state"] == "succeeded"
+    page.reply(ids[-1])
+    assert page.run("print(count)") == "50\n"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
+def test_a_stopped_server_suspends_and_the_next_one_lists_the_same_session(server, how):
+    page = server.open("notebook.ipynb")
+    page.run("x = 41")
+    server.stop(how)
+    server.start()
+    [session] = server.get("api/sessions")
+    assert (session["id"], session["path"]) == (page.session_id, "notebook.ipynb")
+    assert session["kernel"]["id"] == page.kernel_id
+    assert session["kernel"]["execution_state"] == "suspended"
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+    again = server.page(page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert again.run("x += 1; print(x)") == "42\n"
+    assert again.run("print(get_ipython().execution_count)") == "3\n"
+
+
+def test_a_second_signal_does_not_disturb_the_stop(server):
+    page = server.open()
+    page.run("x = 1")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    server.stop(signal.SIGTERM)
+    server.start()
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+
+
+def test_a_killed_server_leaves_its_kernels_running_for_the_next(server):
+    page = server.open()
+    page.run("x = 41")
+    server.kill()
+    server.start()
+    [session] = server.get("api/sessions")
+    assert (session["id"], session["kernel"]["id"]) == (page.session_id, page.kernel_id)
+    assert server.kernel(page.kernel_id)["state"] == "running"
+    assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
+    wait_until(lambda: server.get("api/kernels")[0]["execution_state"] == "idle")
+
+
+def test_a_renamed_notebook_is_listed_under_its_new_name_even_after_a_kill(server):
+    page = server.open("old.ipynb")
+    body = {"path": "new.ipynb", "name": "new.ipynb"}
+    server.request("PATCH", f"api/sessions/{page.session_id}", json=body)
+    time.sleep(0.5)
+    server.kill()
+    server.start()
+    assert [s["path"] for s in server.get("api/sessions")] == ["new.ipynb"]
+
+
+def test_a_server_of_a_directory_below_lists_the_path_below_it(server, make_server):
+    (server.root / "below").mkdir()
+    page = server.open("below/notebook.ipynb")
+    server.stop()
+    other = make_server()
+    other.root = server.root / "below"
+    other.start()
+    [session] = other.get("api/sessions")
+    assert (session["id"], session["path"]) == (page.session_id, "notebook.ipynb")
+
+
+def test_a_kernel_comes_back_without_its_kernelspec(server, make_server, tmp_path):
+    specs = tmp_path / "share" / "kernels" / "passing"
+    specs.mkdir(parents=True)
+    (specs / "kernel.json").write_text(
+        '{"argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"], '
+        '"display_name": "Passing", "language": "python"}'
+    )
+    server.env["JUPYTER_PATH"] = str(tmp_path / "share")
+    server.stop()
+    server.start()
+    page = server.open(kernel="passing")
+    page.run("x = 1")
+    server.stop()
+    (specs / "kernel.json").unlink()
+    server.start()
+    server.do("resume", page.kernel_id)
+    assert server.page(page.kernel_id).run("print(x)") == "1\n"
+
+
+def test_a_restart_of_a_suspended_kernel_gives_an_empty_one(server):
+    page = server.open()
+    page.run("x = 1")
+    server.do("suspend", page.kernel_id)
+    server.stop()
+    server.start()
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    assert server.kernel(page.kernel_id)["state"] == "running"
+    assert server.page(page.kernel_id).run("print('x' in globals())") == "False\n"
+
+
+def test_a_suspended_kernel_is_shut_down_at_once_and_for_good(server):
+    page = server.open()
+    server.do("suspend", page.kernel_id)
+    began = time.monotonic()
+    server.request("DELETE", f"api/sessions/{page.session_id}")
+    assert time.monotonic() - began < 3
+    assert server.get("api/kernels") == []
+    server.stop()
+    server.start()
+    assert server.get("api/kernels") == []
+    assert len(server.get("api/gpuckpt/snapshots")["snapshots"]) == 1
+
+
+def test_an_interrupt_of_a_suspended_kernel_does_nothing(server):
+    page = server.open()
+    page.run("x = 1")
+    server.do("suspend", page.kernel_id)
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
+    server.do("resume", page.kernel_id)
+    assert page.run("print(x)") == "1\n"
+
+
+def test_a_kernel_that_crashes_is_restarted_as_ever(server):
+    page = server.open()
+    page.run("x = 1")
+    page.execute("import os; os._exit(1)")
+    page.wait_for(lambda m: m["content"].get("execution_state") == "restarting")
+    wait_until(lambda: server.kernel(page.kernel_id)["state"] == "running")
+    assert page.run("print('x' in globals())") == "False\n"
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert page.run("print(1)") == "1\n"
+
+
+def test_a_resume_from_an_older_snapshot_goes_back(server):
+    page = server.open()
+    page.run("x = 1")
+    older = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 2")
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id, snapshot_id=older)
+    assert page.run("print(x)") == "1\n"
+
+
+def test_a_daemon_that_is_killed_is_replaced_and_nothing_is_lost(server):
+    page = server.open()
+    page.run("x = 1")
+    from jupyter_gpuckpt.client import Client
+    from jupyter_gpuckpt.daemon_settings import from_environment
+
+    del Client, from_environment
+    assert page.run("print(x)") == "1\n"

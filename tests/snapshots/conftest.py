@@ -1,0 +1,115 @@
+"""A program under the engine that says what it holds, for tests: the kernel without Jupyter."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.snapshots.resume import resume
+from jupyter_gpuckpt.snapshots.save import Saved, save
+from jupyter_gpuckpt.store.local import LocalStore
+
+
+class Run(Protocol):
+    """The type of the fixture `run`."""
+
+    def __call__(
+        self, code: str, *, engine: EngineSettings = ..., store: LocalStore = ...
+    ) -> Program:
+        """Start `code`."""
+
+
+class Program:
+    """Python code that runs under the engine. Its standard output is the log, read with `lines`."""
+
+    def __init__(
+        self, code: str, directory: Path, engine: EngineSettings, store: LocalStore
+    ) -> None:
+        self.engine, self.store, self._directory = engine, store, directory
+        self.log = directory / "program.log"
+        self._generation = 0
+        self.spec = LaunchSpec(
+            kernel_id="program",
+            argv=[sys.executable, "-u", "-c", textwrap.dedent(code)],
+            env=dict(os.environ),
+            cwd=str(directory),
+            log_path=str(self.log),
+        )
+        self.tree = launch.launch(self.spec, engine, self._exit_path())
+
+    def _exit_path(self) -> Path:
+        self._generation += 1
+        return self._directory / f"exit-{self._generation}"
+
+    def lines(self, *, more_than: int = 0, seconds: float = 20.0) -> list[str]:
+        """The log's complete lines, once there are more than `more_than`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            text = self.log.read_text() if self.log.exists() else ""
+            found = text[: text.rfind("\n") + 1].splitlines()
+            if len(found) > more_than:
+                return found
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the program said nothing more after {found[-3:]}")
+            time.sleep(0.005)
+
+    def fresh_line(self) -> str:
+        """A line that was begun after this call."""
+        return self.lines(more_than=len(self.lines(more_than=0)) + 1)[-1]
+
+    def save(self, *, stop: bool = False, progress: Progress | None = None) -> Saved:
+        """Save, or suspend."""
+        return save(
+            self.tree,
+            self.spec,
+            self.store,
+            self.engine,
+            stop=stop,
+            name="program",
+            progress=progress or Progress(),
+        )
+
+    def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Tree:
+        """Bring it back from a snapshot."""
+        self.tree = resume(
+            self.store.manifest(snapshot_id),
+            self.store,
+            self.engine,
+            exit_path=self._exit_path(),
+            progress=progress or Progress(),
+        ).tree
+        return self.tree
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """A store of the test's own."""
+    return LocalStore(tmp_path / "store")
+
+
+@pytest.fixture
+def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[Run]:
+    """Start programs; they are killed after the test, whatever became of them."""
+    started: list[Program] = []
+
+    def start(code: str, *, engine: EngineSettings = engine, store: LocalStore = store) -> Program:
+        directory = tmp_path / f"program-{len(started)}"
+        directory.mkdir()
+        started.append(Program(code, directory, engine, store))
+        return started[-1]
+
+    yield start
+    for program in started:
+        launch.kill(program.tree)

@@ -1,0 +1,203 @@
+"""A save that fails leaves the program running and says why; a suspend that fails as well."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.engine import criu as engine_criu
+from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, StoreFull
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import Progress, ProgressRecord
+from jupyter_gpuckpt.store.local import LocalStore
+
+COUNTER = """
+    import time
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+HOLDER = """
+    import time, numpy
+    memory = numpy.random.default_rng(1).integers(0, 255, 80 << 20, dtype="u1")
+    n = 0
+    while True:
+        n += 1
+        print(n, int(memory[12345]), flush=True)
+        time.sleep(0.01)
+"""
+
+IO_URING = """
+    import ctypes, time
+    parameters = ctypes.create_string_buffer(120)
+    assert ctypes.CDLL(None).syscall(425, 4, parameters) > 0  # io_uring_setup
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def assert_runs_on(program) -> None:
+    first = int(program.fresh_line().split()[0])
+    assert int(program.fresh_line().split()[0]) > first
+    assert launch.alive(program.tree)
+    assert not any(processes.state(pid) in ("T", "t") for pid in launch.pids(program.tree))
+    images = program.tree.inside(engine_criu.IMAGES)
+    assert list(images.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 30 MB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "small", path], check=False)
+    if mounted.returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+def test_a_full_disk_leaves_the_program_running(run, small_disk: Path, *, stop: bool) -> None:
+    store = LocalStore(small_disk / "store")
+    program = run(HOLDER, store=store)
+    program.lines(more_than=3)
+    with pytest.raises(StoreFull) as caught:
+        program.save(stop=stop)
+    assert caught.value.hint
+    assert_runs_on(program)
+    assert store.snapshots() == []
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+def test_a_kernel_with_an_io_uring_is_refused_with_cause_and_hint(run, *, stop: bool) -> None:
+    program = run(IO_URING)
+    program.lines(more_than=3)
+    with pytest.raises(FreezeFailed, match="io_uring") as caught:
+        program.save(stop=stop)
+    assert caught.value.hint
+    assert "Error (" in caught.value.details
+    assert_runs_on(program)
+
+
+def criu_pid(root_pid: int) -> int:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"criu") and str(root_pid).encode() in words:
+                return int(entry.name)
+    return 0
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+def test_a_killed_criu_leaves_the_program_running(run, delay: float, *, stop: bool) -> None:
+    program = run(HOLDER)
+    program.lines(more_than=3)
+    killed = threading.Event()
+
+    def kill_it() -> None:
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if pid := criu_pid(program.tree.keeper_nspid):
+                time.sleep(delay)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    killed.set()
+                return
+
+    def begin(record: ProgressRecord) -> None:
+        if record.stage == "freeze":
+            threading.Thread(target=kill_it).start()
+
+    try:
+        program.save(stop=stop, progress=Progress(begin))
+    except FreezeFailed as error:
+        assert killed.is_set()
+        assert error.hint
+        assert_runs_on(program)
+        program.save(stop=True)
+    else:
+        assert not killed.is_set() or not stop
+
+
+STAGES = ["preflight", "freeze", "capture", "thaw", "store"]
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fault_at_the_begin_of_any_stage_is_undone(run, stage: str, *, stop: bool) -> None:
+    program = run(COUNTER)
+    program.lines(more_than=3)
+
+    def break_it(record: ProgressRecord) -> None:
+        if record.stage == stage:
+            raise FreezeFailed(f"broken at {stage}", hint="none")
+
+    if stage == "thaw" and stop:
+        pytest.skip("a suspend does not let the tasks go on")
+    with pytest.raises(FreezeFailed, match=stage):
+        program.save(stop=stop, progress=Progress(break_it))
+    assert_runs_on(program)
+    assert program.store.snapshots() == []
+    assert program.save().manifest.info.snapshot_id
+
+
+def test_a_woken_task_fails_the_suspend(run) -> None:
+    program = run(HOLDER)
+    program.lines(more_than=3)
+
+    def wake(record: ProgressRecord) -> None:
+        if record.stage == "store":
+            os.kill(program.tree.kernel_pid, signal.SIGCONT)
+            time.sleep(0.05)
+
+    with pytest.raises(FreezeFailed, match="woken"):
+        program.save(stop=True, progress=Progress(wake))
+    assert_runs_on(program)
+
+
+def test_a_failed_resume_leaves_nothing_and_the_snapshot_works_later(run, tmp_path: Path) -> None:
+    program = run(COUNTER)
+    program.fresh_line()
+    saved = program.save(stop=True)
+    broken = replace(program.engine, criu=tmp_path / "no-such-criu")
+    whole, program.engine = program.engine, broken
+    with pytest.raises(GpuCkptError):
+        program.resume(saved.manifest.info.snapshot_id)
+    program.engine = whole
+    assert not launch.alive(program.tree)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    assert program.lines(more_than=count)
+
+
+def test_a_missing_working_directory_is_refused_in_words(run, tmp_path: Path) -> None:
+    program = run(COUNTER)
+    program.fresh_line()
+    saved = program.save(stop=True)
+    aside = tmp_path / "aside"
+    directory = Path(program.spec.cwd)
+    directory.rename(aside)
+    with pytest.raises(GpuCkptError, match="working directory") as caught:
+        program.resume(saved.manifest.info.snapshot_id)
+    assert caught.value.hint
+    aside.rename(directory)
+    program.resume(saved.manifest.info.snapshot_id)
+    program.fresh_line()

@@ -1,0 +1,267 @@
+"""Save, suspend and resume of real process trees: what is back is what was there."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.errors import OperationCancelled
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import Progress, ProgressRecord
+
+COUNTER = """
+    import os, time, subprocess, threading, mmap
+    child = subprocess.Popen(["sleep", "1000"])
+    shared = mmap.mmap(-1, 1 << 20)
+    ticks = 0
+    def tick():
+        global ticks
+        while True:
+            ticks += 1
+            time.sleep(0.001)
+    threading.Thread(target=tick, daemon=True).start()
+    n = 0
+    while True:
+        n += 1
+        shared[:8] = n.to_bytes(8, "little")
+        print(n, os.getpid(), child.poll(), ticks > 0, time.monotonic(), flush=True)
+        time.sleep(0.01)
+"""
+
+#: Rewrites all its memory again and again: at any moment it holds n in a first part and n - 1 in the rest.
+REWRITER = """
+    import numpy as np
+    memory = np.zeros(64 << 20, dtype=np.uint32)
+    n = 0
+    def check():
+        steps = np.flatnonzero(np.diff(memory.astype(np.int64)))
+        return len(steps) <= 1 and int(memory[0]) - int(memory[-1]) in (0, 1)
+    first = True
+    while True:
+        n += 1
+        for start in range(0, len(memory), 1 << 20):
+            memory[start : start + (1 << 20)] = n
+            if start == 5 << 20:
+                print(n, flush=True)
+"""
+
+
+def number(line: str) -> int:
+    return int(line.split()[0])
+
+
+def test_a_saved_program_runs_on_and_its_snapshot_is_of_that_moment(run) -> None:
+    program = run(COUNTER)
+    before = number(program.fresh_line())
+    saved = program.save()
+    after = number(program.fresh_line())
+    assert launch.alive(program.tree)
+    assert after > before
+    assert saved.manifest.info.frozen_seconds < saved.manifest.info.seconds
+    launch.kill(program.tree)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    resumed = number(program.lines(more_than=count)[count])
+    assert before < resumed <= after + 1
+
+
+def test_a_suspended_program_is_gone_and_goes_on_where_it_was(run) -> None:
+    program = run(COUNTER)
+    program.fresh_line()
+    tree, members = program.tree, launch.pids(program.tree)
+    saved = program.save(stop=True)
+    assert not any(processes.exists(pid) for pid in [tree.init_pid, *members])
+    last = program.lines()[-1].split()
+    count = len(program.lines())
+    time.sleep(0.5)
+    program.resume(saved.manifest.info.snapshot_id)
+    following = program.lines(more_than=count)[count].split()
+    assert int(following[0]) == int(last[0]) + 1
+    assert following[1:4] == last[1:4]  # pid, child, thread
+    assert 0 < float(following[4]) - float(last[4]) < 0.4  # the clock stood still meanwhile
+
+
+def test_a_save_holds_the_bytes_of_its_moment_while_all_memory_is_rewritten(run) -> None:
+    program = run(REWRITER)
+    program.lines(more_than=2)
+    saved = program.save()
+    rewritten = number(program.lines(more_than=len(program.lines()) + 1)[-1])
+    launch.kill(program.tree)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    resumed = number(program.lines(more_than=count)[count])
+    assert resumed <= rewritten
+    # Stop it in the middle of a round and look at its memory from outside.
+    second = program.save(stop=True)
+    assert second.manifest.info.sizes.raw_bytes > 200 << 20
+
+
+def test_the_same_snapshot_can_be_resumed_again(run) -> None:
+    program = run(COUNTER)
+    program.fresh_line()
+    saved = program.save(stop=True)
+    firsts = []
+    for _ in range(3):
+        count = len(program.lines())
+        program.resume(saved.manifest.info.snapshot_id)
+        firsts.append(number(program.lines(more_than=count)[count]))
+        launch.kill(program.tree)
+    assert len(set(firsts)) == 1
+
+
+def test_a_second_save_stores_little(run) -> None:
+    program = run("""
+        import time, numpy
+        memory = numpy.random.default_rng(1).integers(0, 255, 100 << 20, dtype="u1")
+        print("ready", flush=True)
+        while True:
+            time.sleep(1)
+    """)
+    program.lines()
+    program.save()
+    second = program.save().manifest.info.sizes
+    assert second.new_bytes < second.stored_bytes / 20
+
+
+def test_twenty_cycles_leave_nothing_over_and_the_clock_is_continuous(run, tmp_path: Path) -> None:
+    program = run(COUNTER)
+    program.fresh_line()
+    descriptors, zombies = _descriptors(), _zombies()
+    mounts = Path("/proc/self/mounts").read_text()
+    identity = program.lines()[-1].split()[1:4]
+    for _ in range(20):
+        saved = program.save(stop=True)
+        last, count = program.lines()[-1].split(), len(program.lines())
+        assert not launch.alive(program.tree)
+        program.resume(saved.manifest.info.snapshot_id)
+        following = program.lines(more_than=count)[count].split()
+        assert int(following[0]) == int(last[0]) + 1
+        assert following[1:4] == identity
+        assert 0 < float(following[4]) - float(last[4]) < 0.4
+        program.store.delete(saved.manifest.info.snapshot_id)
+    launch.kill(program.tree)
+    assert _descriptors().items() <= descriptors.items()
+    assert _zombies() == zombies
+    assert Path("/proc/self/mounts").read_text() == mounts
+    assert not list(program.engine.spill_dir.glob("*"))
+    assert {path.name for path in tmp_path.iterdir()} <= {"store", "spill", "program-0"}
+
+
+def _descriptors() -> dict[int, str]:
+    return {
+        fd: link
+        for fd, link in processes.descriptors(os.getpid()).items()
+        if "/fd" not in link and "catalog" not in link and "/packs/" not in link
+    }
+
+
+def _zombies() -> list[int]:
+    return [pid for pid in processes.descendants(os.getpid()) if processes.state(pid) == "Z"]
+
+
+def test_a_child_that_the_user_stopped_stays_stopped(run) -> None:
+    program = run("""
+        import os, signal, subprocess, time
+        child = subprocess.Popen(["sleep", "1000"])
+        os.kill(child.pid, signal.SIGSTOP)
+        time.sleep(0.1)
+        while True:
+            state = open(f"/proc/{child.pid}/stat").read().split()[2]
+            print(state, flush=True)
+            time.sleep(0.01)
+    """)
+    program.lines(more_than=5)
+    program.save()
+    assert program.fresh_line() == "T"
+    saved = program.save(stop=True)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    assert set(program.lines(more_than=count + 3)[count:]) == {"T"}
+
+
+def test_shared_memory_and_its_hard_links_come_back(run) -> None:
+    program = run("""
+        import os, time
+        with open("/dev/shm/table", "wb") as file:
+            file.write(b"x" * 3_000_000)
+        os.link("/dev/shm/table", "/dev/shm/other")
+        os.mkdir("/dev/shm/folder")
+        os.chmod("/dev/shm/table", 0o640)
+        while True:
+            status = os.stat("/dev/shm/table")
+            same = os.path.samefile("/dev/shm/table", "/dev/shm/other")
+            print(status.st_size, oct(status.st_mode), same, sorted(os.listdir("/dev/shm")), flush=True)
+            time.sleep(0.01)
+    """)
+    before = program.fresh_line()
+    for _ in range(2):
+        saved = program.save(stop=True)
+        count = len(program.lines())
+        program.resume(saved.manifest.info.snapshot_id)
+        assert program.lines(more_than=count)[count] == before
+    assert not Path("/dev/shm/table").exists()  # noqa: S108 - the host's /dev/shm is another one
+
+
+def test_a_save_can_be_cancelled_and_the_program_runs_on(run) -> None:
+    program = run(REWRITER)
+    program.lines(more_than=2)
+    progress = Progress()
+
+    def cancel_when_storing(record: ProgressRecord) -> None:
+        if record.stage == "store":
+            threading.Thread(target=progress.cancel).start()
+
+    progress._listener = cancel_when_storing
+    with pytest.raises(OperationCancelled):
+        program.save(progress=progress)
+    program.fresh_line()
+    assert program.store.snapshots() == []
+    assert program.save(stop=True)
+
+
+def test_exit_status_is_the_programs_own(run) -> None:
+    for code, status in (("raise SystemExit(7)", 7 << 8), ("import os; os.kill(os.getpid(), 9)", 9)):
+        program = run(f"import time; time.sleep(0.2); {code}")
+        path = Path(program.tree.exit_path)
+        deadline = time.monotonic() + 10
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert int(path.read_text()) == status
+
+
+def test_no_descriptor_of_ours_is_in_the_program(run) -> None:
+    program = run("""
+        import os, time
+        while True:
+            print(sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if int(n) < 3 or True
+                  if os.path.exists(f"/proc/self/fd/{n}")), flush=True)
+            time.sleep(0.1)
+    """)
+    links = eval(program.fresh_line())  # noqa: S307 - what our own program printed
+    assert set(links) <= {"/dev/null", str(program.log)}
+    saved = program.save(stop=True)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    assert eval(program.lines(more_than=count)[count]) == links  # noqa: S307 - as above
+
+
+def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettings) -> None:
+    program = run(COUNTER, engine=replace(engine, plain=True))
+    program.fresh_line()
+    saved = program.save()
+    assert saved.manifest.method == "plain"
+    program.fresh_line()
+    saved = program.save(stop=True)
+    last, count = program.lines()[-1].split(), len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    following = program.lines(more_than=count)[count].split()
+    assert int(following[0]) == int(last[0]) + 1
+    assert following[1:4] == last[1:4]
+    assert not list(engine.spill_dir.glob("*"))

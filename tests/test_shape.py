@@ -1,0 +1,91 @@
+"""The project's shape: small modules, telling names, no trace of the machine it was written on."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = [ROOT / "jupyter_gpuckpt", ROOT / "kernel_provisioner" / "gpuckpt_provisioner"]
+MODULES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
+NAMES = [str(path.relative_to(ROOT)) for path in MODULES]
+
+MOST_LINES = 400
+EMPTY_NAMES = {"base", "common", "core", "helpers", "misc", "util", "utils"}
+
+#: Folders of somebody's machine: home directories, work directories, temporary ones with a random name.
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.$}/-])/(work|root|workspace|home/(?!jovyan\b|\$)\w+|Users/\w+|mnt/data)/"
+)
+TEXT = {
+    ".c",
+    ".cfg",
+    ".css",
+    ".ipynb",
+    ".json",
+    ".md",
+    ".py",
+    ".sh",
+    ".toml",
+    ".ts",
+    ".tsx",
+    ".txt",
+    ".yaml",
+    ".yml",
+    "",
+}
+#: Made by other programs.
+GENERATED = ("jupyter_gpuckpt/labextension/", "labextension/yarn.lock")
+
+
+def project_files() -> list[Path]:
+    """The files of the project: tracked, or new and not ignored; without git, those of the packages."""
+    listed = subprocess.run(
+        [
+            "git",
+            "-c",
+            "safe.directory=*",
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode != 0:
+        return MODULES
+    names = [name for name in listed.stdout.split("\0") if name and not name.startswith(GENERATED)]
+    return [path for name in names if (path := ROOT / name).is_file() and path.suffix in TEXT]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_a_module_is_small(module):
+    lines = len(module.read_text().splitlines())
+    assert lines <= MOST_LINES, f"{lines} lines; {MOST_LINES} are the most"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_a_module_says_what_it_is(module):
+    if module.name != "_version.py" and module.read_text().strip():
+        assert ast.get_docstring(ast.parse(module.read_text())), "no docstring"
+
+
+def test_no_name_is_a_dumping_ground():
+    parts = {part for module in MODULES for part in module.relative_to(ROOT).with_suffix("").parts}
+    assert not parts & EMPTY_NAMES
+
+
+def test_no_file_names_a_folder_of_somebodys_machine():
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in project_files()
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if MACHINE_PATHS.search(line) and path != Path(__file__)
+    ]
+    assert not found, "\n".join(found)

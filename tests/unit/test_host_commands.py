@@ -1,0 +1,112 @@
+"""host.commands: programs are run by the same rules, and nothing of them is left behind."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from jupyter_gpuckpt.host import commands, processes
+
+
+def test_a_run_gives_status_output_and_seconds():
+    done = commands.run(["sh", "-c", "echo out; echo err >&2; sleep 0.05"], timeout=10)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "err")
+    assert 0.05 <= done.seconds < 5
+
+
+def test_stdin_is_empty_unless_given():
+    assert commands.run(["cat"], timeout=10).stdout == ""
+    assert commands.run(["cat"], timeout=10, input=b"abc").stdout == "abc"
+
+
+def test_input_and_output_larger_than_a_pipe_do_not_block():
+    data = b"x" * (4 << 20)
+    assert len(commands.run(["cat"], timeout=10, input=data).stdout) == len(data)
+
+
+def test_a_bad_status_is_an_error_with_the_end_of_stderr():
+    script = "i=0; while [ $i -lt 3000 ]; do echo line $i >&2; i=$((i+1)); done; exit 7"
+    with pytest.raises(commands.CommandFailed) as caught:
+        commands.run(["sh", "-c", script], timeout=10)
+    assert (caught.value.program, caught.value.returncode) == ("sh", 7)
+    assert caught.value.tail.endswith("line 2999")
+    assert len(caught.value.tail) <= commands.TAIL_BYTES + 4
+    assert not caught.value.timed_out
+
+
+def test_a_bad_status_is_a_value_when_it_is_not_checked():
+    assert commands.run(["false"], timeout=10, check=False).returncode == 1
+
+
+def test_arguments_do_not_show_in_an_error():
+    with pytest.raises(commands.CommandFailed) as caught:
+        commands.run(["sh", "-c", "exit 1", "secret"], timeout=10)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "returncode"), [("no-such-program-anywhere", 127), ("/etc/passwd", 126)]
+)
+def test_a_program_that_cannot_be_run_is_an_error_as_shells_number_it(program, returncode):
+    with pytest.raises(commands.CommandFailed) as caught:
+        commands.run([program], timeout=10)
+    assert caught.value.returncode == returncode
+
+
+def test_a_deadline_kills_the_whole_group_and_reaps_it(tmp_path):
+    pids = tmp_path / "pids"
+    script = f"sleep 60 & echo $$ $! > {pids}; wait"
+    began = time.monotonic()
+    with pytest.raises(commands.CommandFailed) as caught:
+        commands.run(["sh", "-c", script], timeout=0.3)
+    assert caught.value.timed_out
+    assert time.monotonic() - began < 5
+    shell, sleeper = map(int, pids.read_text().split())
+    assert not processes.exists(shell)
+    deadline = time.monotonic() + 5  # the sleeper is not our child: whoever adopts it reaps it
+    while processes.alive(sleeper) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not processes.alive(sleeper)
+
+
+def test_a_child_left_behind_does_not_hold_up_the_run(tmp_path):
+    pid = tmp_path / "pid"
+    began = time.monotonic()
+    commands.run(["sh", "-c", f"sleep 60 & echo $! > {pid}"], timeout=30)
+    assert time.monotonic() - began < 5
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+def test_the_environment_is_clean(monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    lines = commands.run(["env"], timeout=10).stdout.splitlines()
+    assert not any(line.startswith("LD_LIBRARY_PATH=") for line in lines)
+    assert "PATH=/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin" in lines
+    assert commands.run(["/usr/bin/env"], timeout=10, env={"A": "1"}).stdout == "A=1\n"
+
+
+def test_a_spawned_program_leads_a_session_of_its_own_and_has_only_passed_descriptors():
+    reader, writer = os.pipe()
+    process = commands.spawn(["sleep", "60"], pass_fds=[writer])
+    try:
+        assert processes.session(process.pid) == process.pid
+        assert processes.process_group(process.pid) == process.pid
+        assert set(processes.descriptors(process.pid)) == {0, 1, 2, writer}
+        assert commands.wait(process, 0.01) is None
+    finally:
+        commands.stop(process)
+        os.close(reader)
+        os.close(writer)
+    assert process.returncode == -signal.SIGKILL
+    commands.stop(process)  # the second time nothing happens
+
+
+def test_waiting_wakes_as_soon_as_the_program_ends():
+    process = commands.spawn(["sleep", "0.2"], stdout=subprocess.DEVNULL)
+    began = time.monotonic()
+    assert commands.wait(process, 10) == 0
+    assert time.monotonic() - began < 2
+    assert commands.wait(process, 10) == 0

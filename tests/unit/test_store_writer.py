@@ -1,0 +1,100 @@
+"""Writing from many threads, packs that roll over, writers that are given up."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.packs import read_index
+from jupyter_gpuckpt.store.writer import Record
+
+CHUNKS = [os.urandom(5000) for _ in range(400)]
+RECORDS = [Record(digest_of(chunk), chunk, len(chunk), RAW) for chunk in CHUNKS]
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store", pack_bytes=200_000) as store:
+        yield store
+
+
+def packs(store):
+    return sorted((store.root / "packs").iterdir())
+
+
+def test_packs_roll_over(store):
+    with store.writer() as writer:
+        for record in RECORDS:
+            assert writer.append(*record) == 5000
+    found = packs(store)
+    assert len(found) >= 10
+    assert all(path.suffix == ".pack" and not path.name.startswith("tmp-") for path in found)
+    assert all(path.stat().st_size < 220_000 for path in found)
+    assert sum(len(read_index(path)) for path in found) == len(RECORDS)
+    for chunk in CHUNKS:
+        assert store.load(digest_of(chunk)) == chunk
+
+
+def test_a_chunk_that_many_threads_bring_at_once_is_stored_once(store):
+    start = threading.Barrier(8)
+
+    def bring(_: int) -> int:
+        start.wait()
+        return sum(writer.append(*record) for record in RECORDS[:50])
+
+    with store.writer() as writer, ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(bring, range(8))) == 50 * 5000
+    assert sum(len(read_index(path)) for path in packs(store)) == 50
+
+
+def test_a_chunk_that_is_twice_in_one_call_is_stored_once(store):
+    with store.writer() as writer:
+        assert writer.append_all([*RECORDS[:5], *RECORDS[:3]]) == 5 * 5000
+        assert writer.append_all(RECORDS[:5]) == 0
+        assert writer.append_all([]) == 0
+    assert sum(len(read_index(path)) for path in packs(store)) == 5
+
+
+def test_chunks_of_full_packs_are_known_to_others_at_the_end_at_the_latest(store):
+    with store.writer() as first, store.writer() as second:
+        first.append_all(RECORDS)
+        first.finish()
+        assert len(second.known([record.digest for record in RECORDS])) == len(RECORDS)
+        assert second.append_all(RECORDS) == 0
+
+
+def test_a_writer_that_wrote_nothing_leaves_nothing(store):
+    with store.writer() as writer:
+        assert not writer.has(bytes(32))
+    assert packs(store) == []
+
+
+def test_what_was_written_before_an_error_is_kept_for_the_next_try(store):
+    with pytest.raises(ZeroDivisionError), store.writer() as writer:
+        writer.append_all(RECORDS[:10])
+        raise ZeroDivisionError
+    assert not [path for path in packs(store) if path.name.startswith("tmp-")]
+    with store.writer() as writer:
+        assert len(writer.known([record.digest for record in RECORDS])) == 10
+    for chunk in CHUNKS[:10]:
+        assert store.load(digest_of(chunk)) == chunk
+
+
+def test_what_nobody_came_back_for_is_swept(store):
+    with pytest.raises(ZeroDivisionError), store.writer() as writer:
+        writer.append_all(RECORDS)
+        raise ZeroDivisionError
+    store.sweep()
+    assert packs(store) == []
+
+
+def test_packs_being_written_are_never_swept(store):
+    with store.writer() as writer:
+        for record in RECORDS:
+            writer.append(*record)
+            store.sweep()
+    for chunk in CHUNKS:
+        assert store.load(digest_of(chunk)) == chunk

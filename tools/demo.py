@@ -1,0 +1,315 @@
+"""The main job without a browser: a notebook's kernel is saved, suspended and resumed under a new server, and nothing is lost.
+
+Starts a JupyterLab server, runs cells over its websocket, saves while they run, suspends, checks that no process is left, stops
+the server, starts another, resumes, runs the next cell and compares. Any difference ends it with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+SETUP = """
+import os, sqlite3, subprocess, threading, time
+import numpy as np
+
+name, table = "demo", {"answer": 42}
+def squares():
+    n = 0
+    while True:
+        yield n * n
+        n += 1
+generator = squares()
+first = [next(generator) for _ in range(4)]
+
+database = sqlite3.connect("demo.db")
+database.execute("create table if not exists t (x integer)")
+database.execute("insert into t values (7)")          # not committed: the transaction stays open
+
+array = np.random.default_rng(1).standard_normal(1 << 27)   # 1 GB
+total = float(array.sum())
+
+ticks = []
+def tick():
+    while True:
+        ticks.append(time.monotonic())
+        time.sleep(0.001)
+threading.Thread(target=tick, daemon=True).start()
+
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+"""
+GPU_SETUP = """
+try:
+    import torch
+    on_gpu = torch.arange(1 << 28, dtype=torch.float32, device="cuda") if torch.cuda.is_available() else None
+except ImportError:
+    on_gpu = None
+print("cuda tensor of 1 GB" if on_gpu is not None else "no GPU here")
+"""
+STATE = """
+import json
+child.stdin.write("still there\\n"); child.stdin.flush()
+print(json.dumps({
+    "variables": [name, table],
+    "generator": next(generator),
+    "open transaction": database.execute("select count(*), sum(x) from t").fetchone(),
+    "array": float(array.sum()) == total,
+    "thread ticks": len(ticks),
+    "child": [child.pid, child.stdout.readline().strip(), child.poll()],
+    "pid": os.getpid(),
+    "clock": time.monotonic(),
+    "gpu": None if on_gpu is None else float(on_gpu[-1000:].sum()),
+}))
+"""
+GAPS = "print(max(b - a for a, b in zip(ticks[-5000:], ticks[-4999:])))"
+
+
+class Failed(Exception):
+    """The demo found a difference."""
+
+
+def check(condition: object, message: str) -> None:
+    """Fail loudly."""
+    if not condition:
+        raise Failed(message)
+
+
+class Server:
+    """A JupyterLab server in a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._token = secrets.token_hex(16)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        folders = {
+            f"JUPYTER_{kind.upper()}_DIR": str(directory / kind)
+            for kind in ("config", "data", "runtime")
+        }
+        env = {**os.environ, **folders, "JUPYTER_TOKEN": self._token}
+        env["IPYTHONDIR"] = str(directory / "ipython")
+        env["JUPYTER_GPUCKPT_DATA_DIR"] = str(directory / "gpuckpt")
+        env["JUPYTER_GPUCKPT_RUNTIME_DIR"] = str(directory / "run")
+        self.log = directory / "server.log"
+        words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
+        words += [f"--port={self.port}", "--ServerApp.port_retries=0"]
+        words += [f"--ServerApp.root_dir={directory / 'notebooks'}"]
+        words += ["--ServerApp.allow_root=True"] if os.geteuid() == 0 else []
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._client = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.port}",
+            headers={"Authorization": f"token {self._token}"},
+            timeout=300,
+        )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                self._client.get("/api/status").raise_for_status()
+            except httpx.HTTPError:
+                check(self._process.poll() is None, f"the server ended:\n{self.log.read_text()[-3000:]}")
+                check(time.monotonic() < deadline, "the server does not answer")
+                time.sleep(0.1)
+            else:
+                return
+
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """One REST call."""
+        answer = self._client.request(method, path, json=body)
+        check(answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}")
+        return answer.json() if answer.content else None
+
+    def operation(self, verb: str, kernel_id: str) -> dict[str, Any]:
+        """Save, suspend or resume, to the end."""
+        operation = self.request("POST", f"/api/gpuckpt/kernels/{kernel_id}/{verb}", {})
+        while operation["state"] == "running":
+            operation = self.request("GET", f"/api/gpuckpt/operations/{operation['operation_id']}?wait=10")
+        check(operation["state"] == "succeeded", f"{verb} failed: {json.dumps(operation['error'], indent=1)}")
+        return dict(operation["result"])
+
+    async def connect(self, kernel_id: str) -> WebSocketClientConnection:
+        """The websocket of a kernel, as a notebook page opens it."""
+        return await websocket_connect(
+            HTTPRequest(
+                f"ws://127.0.0.1:{self.port}/api/kernels/{kernel_id}/channels",
+                headers={"Authorization": f"token {self._token}"},
+            )
+        )
+
+    def stop(self) -> None:
+        """Stop it as its user would, with SIGINT, and wait for its end."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(60)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self._client.close()
+
+
+async def execute(connection: WebSocketClientConnection, code: str) -> str:
+    """Run a cell; its output. An error in the cell ends the demo."""
+    header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "username": "", "session": "demo", "version": "5.3"}
+    content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": True}
+    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell", "buffers": []}
+    await connection.write_message(json.dumps(message))
+    output, replied, idle = "", False, False
+    while not (replied and idle):
+        text = await asyncio.wait_for(connection.read_message(), 120)
+        check(text is not None, "the websocket was closed")
+        answer = json.loads(text or "{}")
+        if answer["parent_header"].get("msg_id") != header["msg_id"]:
+            continue
+        kind, body = answer["header"]["msg_type"], answer["content"]
+        check(kind != "error", "\n".join(body.get("traceback", [])))
+        output += body["text"] if kind == "stream" else ""
+        replied |= kind == "execute_reply"
+        idle |= kind == "status" and body["execution_state"] == "idle"
+    return output
+
+
+def processes_of(directory: Path) -> list[str]:
+    """The kernel's processes: those whose working directory is the notebook's."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (entry / "cwd").resolve() == directory:
+                found.append((entry / "comm").read_text().strip())
+        except OSError:
+            continue
+    return found
+
+
+class Table:
+    """What was done, with times and sizes."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[str, str, str]] = []
+
+    def add(self, step: str, seconds: float | None = None, what: str = "") -> None:
+        """One row, printed when it happens."""
+        row = (step, "" if seconds is None else f"{seconds:.2f} s", what)
+        self._rows.append(row)
+        print(f"  {row[0]:<34} {row[1]:>8}   {row[2]}", flush=True)  # noqa: T201
+
+
+def megabytes(count: int) -> str:
+    """A size for people."""
+    return f"{count / 1e6:,.0f} MB"
+
+
+def sizes(result: dict[str, Any]) -> str:
+    """What a snapshot weighs."""
+    return f"{megabytes(result['raw_bytes'])} held, {megabytes(result['stored_bytes'])} stored, {megabytes(result['new_bytes'])} new"
+
+
+async def run(directory: Path) -> None:
+    """The main job."""
+    table, notebooks = Table(), directory / "notebooks"
+    notebooks.mkdir()
+    (notebooks / "demo.ipynb").write_text('{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":5}')
+    server = Server(directory)
+    try:
+        began = time.monotonic()
+        server.wait()
+        table.add("server started", time.monotonic() - began)
+        session = server.request(
+            "POST",
+            "/api/sessions",
+            {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook", "kernel": {"name": "python3"}},
+        )
+        kernel_id = session["kernel"]["id"]
+        managed = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
+        check(managed["managed"], f"the kernel does not run under the engine: {managed['reason']} {managed['hint']}")
+        connection = await server.connect(kernel_id)
+        began = time.monotonic()
+        await execute(connection, SETUP)
+        gpu = (await execute(connection, GPU_SETUP)).strip()
+        table.add("cells run", time.monotonic() - began, f"variables, generator, sqlite, 1 GB array, thread, child, {gpu}")
+        before = json.loads(await execute(connection, STATE))
+
+        saved = await asyncio.to_thread(server.operation, "save", kernel_id)
+        table.add("saved while it ran", saved["seconds"], sizes(saved))
+        gap = float(await execute(connection, GAPS))
+        table.add("  of this it stood still", saved["frozen_seconds"], f"its thread saw a gap of {gap:.2f} s")
+        between = json.loads(await execute(connection, STATE))
+        compare(before, between)
+
+        suspended = await asyncio.to_thread(server.operation, "suspend", kernel_id)
+        table.add("suspended", suspended["seconds"], sizes(suspended))
+        left = [name for name in processes_of(notebooks)]
+        check(not left, f"processes are left: {left}")
+        table.add("no process is left")
+        connection.close()
+        server.stop()
+        table.add("server stopped")
+
+        server = Server(directory)
+        server.wait()
+        again = server.request("GET", "/api/sessions")
+        check([s["id"] for s in again] == [session["id"]], f"the session is not the same: {again}")
+        check(again[0]["kernel"]["id"] == kernel_id, "the kernel id changed")
+        check(again[0]["kernel"]["execution_state"] == "suspended", f"not suspended: {again[0]}")
+        table.add("new server", None, "lists the same session and kernel as suspended")
+        began = time.monotonic()
+        connection = await server.connect(kernel_id)
+        resumed = await asyncio.to_thread(server.operation, "resume", kernel_id)
+        after = json.loads(await execute(connection, STATE))
+        table.add("resumed, next cell answered", time.monotonic() - began, f"of this the engine {resumed['seconds']:.2f} s")
+        compare(between, after)
+        table.add("everything is as it was", None, f"generator goes on: {before['generator']}, {between['generator']}, {after['generator']}")
+        connection.close()
+        server.request("DELETE", f"/api/sessions/{session['id']}")
+    except BaseException:
+        print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)  # noqa: T201
+        raise
+    finally:
+        server.stop()
+
+
+def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Everything that must be the same is, and what goes on has gone on by one."""
+    for key in ("variables", "open transaction", "array", "child", "pid", "gpu"):
+        check(before[key] == after[key], f"{key} changed: {before[key]} -> {after[key]}")
+    check(round(after["generator"] ** 0.5) == round(before["generator"] ** 0.5) + 1, "the generator lost its place")
+    check(after["thread ticks"] > before["thread ticks"], "the background thread stands still")
+    check(0 < after["clock"] - before["clock"] < 60, "time.monotonic() is not continuous")
+
+
+def main() -> int:
+    """Run the demo in a directory of its own; 0 when nothing was lost."""
+    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))  # noqa: S108 - short: a socket lies in it
+    try:
+        asyncio.run(run(directory))
+    except Failed as failure:
+        print(f"\nThe demo failed: {failure}", file=sys.stderr)  # noqa: T201
+        return 1
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
