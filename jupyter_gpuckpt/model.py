@@ -1,4 +1,7 @@
-"""The records that describe a snapshot, shared by the daemon and its clients. Sizes in bytes, times in seconds, pids as the kernel sees them."""
+"""The records that describe a snapshot, shared by daemon and clients.
+
+Sizes in bytes, times in seconds, pids as the kernel sees them.
+"""
 
 from __future__ import annotations
 

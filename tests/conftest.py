@@ -52,7 +52,7 @@ def subreaper() -> None:
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A directory with a short path: a unix socket's path has at most 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))  # noqa: S108 - made by mkdtemp
+    path = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
 

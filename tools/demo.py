@@ -80,14 +80,14 @@ print(json.dumps({
 GAPS = "print(max(b - a for a, b in zip(ticks[-5000:], ticks[-4999:])))"
 
 
-class Failed(Exception):
+class DemoError(Exception):
     """The demo found a difference."""
 
 
 def check(condition: object, message: str) -> None:
     """Fail loudly."""
     if not condition:
-        raise Failed(message)
+        raise DemoError(message)
 
 
 class Server:
@@ -114,7 +114,12 @@ class Server:
         words += ["--ServerApp.allow_root=True"] if os.geteuid() == 0 else []
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                words, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                words,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self._client = httpx.Client(
             base_url=f"http://127.0.0.1:{self.port}",
@@ -129,13 +134,16 @@ class Server:
             try:
                 self._client.get("/api/status").raise_for_status()
             except httpx.HTTPError:
-                check(self._process.poll() is None, f"the server ended:\n{self.log.read_text()[-3000:]}")
+                check(
+                    self._process.poll() is None,
+                    f"the server ended:\n{self.log.read_text()[-3000:]}",
+                )
                 check(time.monotonic() < deadline, "the server does not answer")
                 time.sleep(0.1)
             else:
                 return
 
-    def request(self, method: str, path: str, body: object = None) -> Any:
+    def request(self, method: str, path: str, body: object = None) -> Any:  # noqa: ANN401 - JSON
         """One REST call."""
         answer = self._client.request(method, path, json=body)
         check(answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}")
@@ -145,8 +153,13 @@ class Server:
         """Save, suspend or resume, to the end."""
         operation = self.request("POST", f"/api/gpuckpt/kernels/{kernel_id}/{verb}", {})
         while operation["state"] == "running":
-            operation = self.request("GET", f"/api/gpuckpt/operations/{operation['operation_id']}?wait=10")
-        check(operation["state"] == "succeeded", f"{verb} failed: {json.dumps(operation['error'], indent=1)}")
+            operation = self.request(
+                "GET", f"/api/gpuckpt/operations/{operation['operation_id']}?wait=10"
+            )
+        check(
+            operation["state"] == "succeeded",
+            f"{verb} failed: {json.dumps(operation['error'], indent=1)}",
+        )
         return dict(operation["result"])
 
     async def connect(self, kernel_id: str) -> WebSocketClientConnection:
@@ -171,9 +184,29 @@ class Server:
 
 async def execute(connection: WebSocketClientConnection, code: str) -> str:
     """Run a cell; its output. An error in the cell ends the demo."""
-    header = {"msg_id": uuid.uuid4().hex, "msg_type": "execute_request", "username": "", "session": "demo", "version": "5.3"}
-    content = {"code": code, "silent": False, "store_history": True, "user_expressions": {}, "allow_stdin": False, "stop_on_error": True}
-    message = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell", "buffers": []}
+    header = {
+        "msg_id": uuid.uuid4().hex,
+        "msg_type": "execute_request",
+        "username": "",
+        "session": "demo",
+        "version": "5.3",
+    }
+    content = {
+        "code": code,
+        "silent": False,
+        "store_history": True,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": True,
+    }
+    message = {
+        "header": header,
+        "parent_header": {},
+        "metadata": {},
+        "content": content,
+        "channel": "shell",
+        "buffers": [],
+    }
     await connection.write_message(json.dumps(message))
     output, replied, idle = "", False, False
     while not (replied and idle):
@@ -212,7 +245,7 @@ class Table:
         """One row, printed when it happens."""
         row = (step, "" if seconds is None else f"{seconds:.2f} s", what)
         self._rows.append(row)
-        print(f"  {row[0]:<34} {row[1]:>8}   {row[2]}", flush=True)  # noqa: T201
+        print(f"  {row[0]:<34} {row[1]:>8}   {row[2]}", flush=True)
 
 
 def megabytes(count: int) -> str:
@@ -229,7 +262,9 @@ async def run(directory: Path) -> None:
     """The main job."""
     table, notebooks = Table(), directory / "notebooks"
     notebooks.mkdir()
-    (notebooks / "demo.ipynb").write_text('{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":5}')
+    (notebooks / "demo.ipynb").write_text(
+        '{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":5}'
+    )
     server = Server(directory)
     try:
         began = time.monotonic()
@@ -238,28 +273,44 @@ async def run(directory: Path) -> None:
         session = server.request(
             "POST",
             "/api/sessions",
-            {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook", "kernel": {"name": "python3"}},
+            {
+                "path": "demo.ipynb",
+                "name": "demo.ipynb",
+                "type": "notebook",
+                "kernel": {"name": "python3"},
+            },
         )
         kernel_id = session["kernel"]["id"]
         managed = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
-        check(managed["managed"], f"the kernel does not run under the engine: {managed['reason']} {managed['hint']}")
+        check(
+            managed["managed"],
+            f"the kernel does not run under the engine: {managed['reason']} {managed['hint']}",
+        )
         connection = await server.connect(kernel_id)
         began = time.monotonic()
         await execute(connection, SETUP)
         gpu = (await execute(connection, GPU_SETUP)).strip()
-        table.add("cells run", time.monotonic() - began, f"variables, generator, sqlite, 1 GB array, thread, child, {gpu}")
+        table.add(
+            "cells run",
+            time.monotonic() - began,
+            f"variables, generator, sqlite, 1 GB array, thread, child, {gpu}",
+        )
         before = json.loads(await execute(connection, STATE))
 
         saved = await asyncio.to_thread(server.operation, "save", kernel_id)
         table.add("saved while it ran", saved["seconds"], sizes(saved))
         gap = float(await execute(connection, GAPS))
-        table.add("  of this it stood still", saved["frozen_seconds"], f"its thread saw a gap of {gap:.2f} s")
+        table.add(
+            "  of this it stood still",
+            saved["frozen_seconds"],
+            f"its thread saw a gap of {gap:.2f} s",
+        )
         between = json.loads(await execute(connection, STATE))
         compare(before, between)
 
         suspended = await asyncio.to_thread(server.operation, "suspend", kernel_id)
         table.add("suspended", suspended["seconds"], sizes(suspended))
-        left = [name for name in processes_of(notebooks)]
+        left = processes_of(notebooks)
         check(not left, f"processes are left: {left}")
         table.add("no process is left")
         connection.close()
@@ -277,13 +328,21 @@ async def run(directory: Path) -> None:
         connection = await server.connect(kernel_id)
         resumed = await asyncio.to_thread(server.operation, "resume", kernel_id)
         after = json.loads(await execute(connection, STATE))
-        table.add("resumed, next cell answered", time.monotonic() - began, f"of this the engine {resumed['seconds']:.2f} s")
+        table.add(
+            "resumed, next cell answered",
+            time.monotonic() - began,
+            f"of this the engine {resumed['seconds']:.2f} s",
+        )
         compare(between, after)
-        table.add("everything is as it was", None, f"generator goes on: {before['generator']}, {between['generator']}, {after['generator']}")
+        table.add(
+            "everything is as it was",
+            None,
+            f"generator goes on: {before['generator']}, {between['generator']}, {after['generator']}",
+        )
         connection.close()
         server.request("DELETE", f"/api/sessions/{session['id']}")
     except BaseException:
-        print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)  # noqa: T201
+        print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)
         raise
     finally:
         server.stop()
@@ -293,18 +352,21 @@ def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Everything that must be the same is, and what goes on has gone on by one."""
     for key in ("variables", "open transaction", "array", "child", "pid", "gpu"):
         check(before[key] == after[key], f"{key} changed: {before[key]} -> {after[key]}")
-    check(round(after["generator"] ** 0.5) == round(before["generator"] ** 0.5) + 1, "the generator lost its place")
+    check(
+        round(after["generator"] ** 0.5) == round(before["generator"] ** 0.5) + 1,
+        "the generator lost its place",
+    )
     check(after["thread ticks"] > before["thread ticks"], "the background thread stands still")
     check(0 < after["clock"] - before["clock"] < 60, "time.monotonic() is not continuous")
 
 
 def main() -> int:
     """Run the demo in a directory of its own; 0 when nothing was lost."""
-    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))  # noqa: S108 - short: a socket lies in it
+    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))
     try:
         asyncio.run(run(directory))
-    except Failed as failure:
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)  # noqa: T201
+    except DemoError as failure:
+        print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -176,7 +176,9 @@ class AsyncClient:
         with calls.transport_errors():
             try:
                 response = await self._http.request(**call.arguments)
-            except httpx.ConnectError:  # nobody was there, so nothing was done
+            except httpx.TransportError as error:
+                if not call.may_repeat(error):
+                    raise
                 await asyncio.to_thread(starting.ensure, self._target)
                 response = await self._http.request(**call.arguments)
         return call.parse(response.status_code, response.content)

@@ -65,6 +65,12 @@ class Call(Generic[_Reply]):
             "timeout": httpx.Timeout(self.seconds, connect=CONNECT_SECONDS),
         }
 
+    def may_repeat(self, error: httpx.TransportError) -> bool:
+        """Whether it can be sent again after `error`: nobody was there, or it only looks and the daemon ended meanwhile."""
+        if isinstance(error, httpx.ConnectError):
+            return True
+        return self.method == "GET" and isinstance(error, httpx.NetworkError | httpx.ProtocolError)
+
     def parse(self, status: int, content: bytes) -> _Reply:
         """The answer; an error is raised as its own class."""
         try:

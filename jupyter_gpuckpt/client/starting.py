@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,8 @@ def _started(wanted: Target, deadline: float) -> Handshake:
 
 
 def _ask(wanted: Target) -> Handshake | None:
+    if not _listens(wanted.socket):
+        return None
     call = calls.handshake()
     transport = httpx.HTTPTransport(uds=str(wanted.socket))
     try:
@@ -106,6 +109,16 @@ def _ask(wanted: Target) -> Handshake | None:
     except httpx.TransportError:
         return None
     return call.parse(response.status_code, response.content)
+
+
+def _listens(path: Path) -> bool:
+    # Asked for itself: httpx leaves a socket that could not connect to the garbage collector.
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
 
 
 def _spawn(wanted: Target, deadline: float) -> None:

@@ -155,7 +155,9 @@ class Client:
         with calls.transport_errors():
             try:
                 response = self._http.request(**call.arguments)
-            except httpx.ConnectError:  # nobody was there, so nothing was done
+            except httpx.TransportError as error:
+                if not call.may_repeat(error):
+                    raise
                 starting.ensure(self._target)
                 response = self._http.request(**call.arguments)
         return call.parse(response.status_code, response.content)

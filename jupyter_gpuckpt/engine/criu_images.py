@@ -113,9 +113,7 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
     for entry in entries:
         values = _numbers(entry)
         flags = values.get(4, 0)
-        found.append(
-            Extent(values[1], (values.get(5) or values[2]) * PAGE, bool(flags & PE_LAZY))
-        )
+        found.append(Extent(values[1], (values.get(5) or values[2]) * PAGE, bool(flags & PE_LAZY)))
     return found
 
 
@@ -186,7 +184,7 @@ def _regular(message: bytes) -> RegularFile:
         if number == _REG_BUILD_ID and isinstance(value, int):
             words.append(value)
         elif number == _REG_BUILD_ID and wire == _BYTES and isinstance(value, bytes):
-            words += [word for word, in struct.iter_unpack("<I", value)]
+            words += [word for (word,) in struct.iter_unpack("<I", value)]
         elif number == _REG_NAME and isinstance(value, bytes):
             path = value.decode(errors="surrogateescape")
         elif isinstance(value, int):

@@ -135,7 +135,9 @@ def diagnose(log: Path, *, fallback: str) -> Diagnosis:
     except OSError:
         text = ""
     errors = [
-        line.strip() for line in text.splitlines() if "Error (" in line and not _HARMLESS.search(line)
+        line.strip()
+        for line in text.splitlines()
+        if "Error (" in line and not _HARMLESS.search(line)
     ]
     details = "\n".join(errors[-12:]) or text[-2000:]
     for line in errors:

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,16 +85,13 @@ def frozen(
         always.callback(_unlink, tree, links)
 
         with progress.stage("capture"):
-            captured = capture(
-                tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop
-            )
+            captured = capture(tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop)
             always.callback(drop_copies, tree)
             listed = _processes(tree, images, before)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
-            if not stop:
-                memory = _keep(tree, memory, settings, always)
+            kept = memory if stop else _keep(tree, memory, settings, always)
             _unlink(tree, links)
-        result = _result(images, listed, memory, captured, gpu)
+        result = _result(images, listed, kept, captured, gpu)
         if stop:
             result._switches = _settled(tree)
         else:
@@ -110,18 +107,18 @@ def frozen(
 
 
 def _settled(tree: Tree) -> dict[int, dict[int, int]]:
-    """The context switches of every thread once all stand still: a task shows as stopped just before it leaves the processor."""
+    """The context switches of every thread once all have left their processors.
+
+    A task shows as stopped just before it does. Reading its `syscall` file waits until it has (fs/proc/base.c,
+    proc_pid_syscall: wait_task_inactive).
+    """
     members = pids(tree)
-    wait_until(lambda: all(_stopped(pid) for pid in members), timeout=5.0)
-    while True:
-        first = {pid: processes.context_switches(pid) for pid in members}
-        time.sleep(0.002)
-        if first == {pid: processes.context_switches(pid) for pid in members}:
-            return first
-
-
-def _stopped(pid: int) -> bool:
-    return all(processes.state(tid) in ("T", "t", "Z", None) for tid in processes.threads(pid))
+    for pid in members:
+        for tid in processes.threads(pid):
+            wait_until(lambda tid=tid: processes.state(tid) in ("T", "Z", None), timeout=5.0)  # type: ignore[misc]
+            with suppress(OSError):
+                Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes()
+    return {pid: processes.context_switches(pid) for pid in members}
 
 
 def _dump(
@@ -168,7 +165,7 @@ def let_go(tree: Tree, stopped: set[int]) -> None:
         if pid not in stopped and processes.state(pid) == "T":
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
-                wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)
+                wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
 
 
 def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:
@@ -185,7 +182,7 @@ def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:
     ]
 
 
-def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemory | CopiedMemory]:
+def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemory]:
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
     return [
         ProcessMemory(
@@ -200,7 +197,7 @@ def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemo
 
 def _keep(
     tree: Tree,
-    memory: list[ProcessMemory | CopiedMemory],
+    memory: list[ProcessMemory],
     settings: EngineSettings,
     always: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
@@ -211,7 +208,6 @@ def _keep(
     """
     kept: list[ProcessMemory | CopiedMemory] = []
     for part in memory:
-        assert isinstance(part, ProcessMemory)
         if part.pid == tree.kernel_pid:
             part.keep(unforked_areas(part.pid))
             try:
@@ -228,14 +224,14 @@ def _keep(
 def _result(
     images: Path,
     listed: list[Process],
-    memory: list[ProcessMemory | CopiedMemory],
+    memory: Sequence[ProcessMemory | CopiedMemory],
     captured: Capture,
     gpu: GpuProcesses,
 ) -> Frozen:
     return Frozen(
         images=images,
         processes=listed,
-        memory=memory,
+        memory=list(memory),
         captured=captured.files,
         captured_files=captured.sources,
         gpu=gpu.records(),

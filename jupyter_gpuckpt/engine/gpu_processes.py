@@ -12,11 +12,12 @@ import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from ..errors import CheckpointError, FreezeFailed, GpuCkptError, ThawFailed
 from ..host import processes
 from ..model import SCRATCH, GpuProcess
 from ..progress import Progress
 from . import cuda, gpu_release
-from .gpu_staging import FileStaging
+from .gpu_staging import FileStaging, StagingFile
 from .launch import pids
 from .settings import EngineSettings
 from .threads_held import ThreadsHeld
@@ -32,10 +33,9 @@ class GpuProcesses:
 
     def __init__(self, tree: Tree, settings: EngineSettings, progress: Progress) -> None:
         self._tree, self._settings, self._progress = tree, settings, progress
-        #: host pid -> what has been done to it, in order.
+        #: Host pids of those that are locked or checkpointed.
         self._locked: list[int] = []
-        self._taken: list[int] = []
-        self._staged: dict[int, list[tuple[str, int]]] = {}
+        self._staged: dict[int, list[StagingFile]] = {}
         self._bytes: dict[int, int] = {}
 
     def take(self) -> None:
@@ -43,7 +43,7 @@ class GpuProcesses:
 
         On an error `give_back` undoes what was done. Without a GPU nothing happens.
         """
-        with_gpu = [pid for pid in pids(self._tree) if _holds_gpu(pid)]
+        with_gpu = [pid for pid in pids(self._tree) if cuda.holds_gpu(pid)]
         if not with_gpu or not cuda.available()[0]:
             return
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
@@ -58,55 +58,72 @@ class GpuProcesses:
                 self._checkpoint(pid)
         with self._progress.stage("gpu release"):
             for pid in pids(self._tree):
-                if pid not in owners and _holds_gpu(pid):
+                if pid not in owners and cuda.holds_gpu(pid):
                     gpu_release.release(pid)
 
     def _checkpoint(self, pid: int) -> None:
         before = processes.memory(pid).private_bytes
-        with FileStaging(self._tree, pid, cuda.restore_thread(pid), DIRECTORY) as staging:
+        with FileStaging(self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY) as staging:
             cuda.checkpoint(pid)
-        self._taken.append(pid)
         self._staged[pid] = list(staging.files)
-        size = sum(length for _, length in staging.files)
+        size = sum(file.length for file in staging.files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
 
     def give_back(self) -> None:
-        """Restore and unlock in reverse. Needs the tasks running: the driver works in a thread of the target."""
-        while self._taken:
-            pid = self._taken.pop()
-            with self._progress.stage("gpu restore", undo=True):
-                cuda.restore(pid, {})
+        """Restore and unlock whatever was taken. Needs the tasks running: the driver works in a thread of the target.
+
+        One process that cannot be brought back does not keep the others from it; the first such error is raised at the end.
+        """
+        failed: GpuCkptError | None = None
         while self._locked:
-            cuda.unlock(self._locked.pop())
+            pid = self._locked.pop()
+            try:
+                with self._progress.stage("gpu restore", undo=True):
+                    cuda.bring_back(pid)
+            except GpuCkptError as error:
+                logger.exception("GPU memory of process %d could not be brought back", pid)
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def drop_files(self) -> None:
         """Remove the staging files; the driver has unmapped them by then."""
         for files in self._staged.values():
-            for path, _ in files:
+            for file in files:
                 with suppress(OSError):
-                    self._tree.inside(path).unlink(missing_ok=True)
+                    self._tree.inside(file.path).unlink(missing_ok=True)
 
     def records(self) -> list[GpuProcess]:
         """What the manifest says of each process."""
         return [
-            GpuProcess(processes.nspid(pid) or 0, [path for path, _ in files], self._bytes[pid])
+            GpuProcess(processes.nspid(pid) or 0, [file.path for file in files], self._bytes[pid])
             for pid, files in self._staged.items()
         ]
 
     def files(self) -> dict[str, Path]:
         """Stream name -> where the staging file can be read from outside."""
         return {
-            f"gpu{path}": self._tree.inside(path)
+            f"gpu{file.path}": self._tree.inside(file.path)
             for files in self._staged.values()
-            for path, _ in files
+            for file in files
         }
 
 
-def _holds_gpu(pid: int) -> bool:
-    return any(link.startswith("/dev/nvidia") for link in processes.descriptors(pid).values())
+def _driver_thread(pid: int, error: type[CheckpointError]) -> int:
+    """The thread in which the driver works; without it every thread would be held and the driver wait for ever."""
+    thread = cuda.restore_thread(pid)
+    if thread is None:
+        raise error(
+            "The CUDA driver does not know its own thread in the kernel.",
+            hint="Update the NVIDIA driver; `jupyter gpuckpt doctor` names its version.",
+            details=f"cuCheckpointProcessGetRestoreThreadId({pid})",
+        )
+    return thread
 
 
-def restore(tree: Tree, records: list[GpuProcess], gpu_map: dict[str, str], progress: Progress) -> None:
+def restore(
+    tree: Tree, records: list[GpuProcess], gpu_map: dict[str, str], progress: Progress
+) -> None:
     """GPU memory back into a restored tree whose tasks are all stopped (state T).
 
     Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
@@ -118,7 +135,7 @@ def restore(tree: Tree, records: list[GpuProcess], gpu_map: dict[str, str], prog
     with ExitStack() as held, progress.stage("gpu restore", sum(r.memory_bytes for r in records)):
         for record in records:
             pid = by_nspid[record.pid]
-            held.enter_context(ThreadsHeld(pid, cuda.restore_thread(pid)))
+            held.enter_context(ThreadsHeld(pid, _driver_thread(pid, ThawFailed)))
             os.kill(pid, signal.SIGCONT)
             cuda.restore(pid, gpu_map)
             cuda.unlock(pid)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
 from ..host import commands, processes
@@ -32,10 +32,8 @@ class Namespaces:
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
-        assert process.stdout is not None
-        assert process.stdin is not None
-        self._out: IO[bytes] = process.stdout
-        self._in: IO[bytes] = process.stdin
+        self._out = cast("IO[bytes]", process.stdout)
+        self._in = cast("IO[bytes]", process.stdin)
         self.init_pid = 0
 
     def expect(self, word: str) -> str:
@@ -157,9 +155,7 @@ def find(init_pid: int, keeper_nspid: int, kernel_nspid: int, exit_path: Path) -
         keeper = _child(init_pid, keeper_nspid)
         kernel = _child(keeper, kernel_nspid) if keeper else 0
         if start is not None and keeper and kernel:
-            return Tree(
-                init_pid, start, keeper, keeper_nspid, kernel, kernel_nspid, str(exit_path)
-            )
+            return Tree(init_pid, start, keeper, keeper_nspid, kernel, kernel_nspid, str(exit_path))
         if start is None or time.monotonic() > deadline or exit_path.exists():
             raise KernelLost(
                 "The kernel's process ended right after it was started.",

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -131,9 +132,7 @@ class PageFiller:
     `result`.
     """
 
-    def __init__(
-        self, images: Path, pages: list[ProcessPages], fill: Callable[[], None]
-    ) -> None:
+    def __init__(self, images: Path, pages: list[ProcessPages], fill: Callable[[], None]) -> None:
         self._images, self._fill = images, fill
         self._pages = {page.nspid: page for page in pages}
         self._stop_read, self._stop_write = os.pipe()
@@ -142,7 +141,7 @@ class PageFiller:
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
-    def __enter__(self) -> PageFiller:
+    def __enter__(self) -> Self:
         for name, serve in (
             ("lazy-pages.socket", self._serve_descriptors),
             ("notify.socket", self._serve_notify),
@@ -153,7 +152,9 @@ class PageFiller:
             server.bind(str(path))
             server.listen(1)
             self._sockets.append(server)
-            thread = threading.Thread(target=self._run, args=(serve, server), name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._run, args=(serve, server), name=name, daemon=True
+            )
             thread.start()
             self._threads.append(thread)
         return self
@@ -184,14 +185,14 @@ class PageFiller:
     def _run(self, serve: Callable[[socket.socket], None], server: socket.socket) -> None:
         try:
             serve(server)
-        except BaseException as error:  # noqa: BLE001 - carried to `result` in the caller's thread
+        except BaseException as error:
             self._error = self._error or error
             self._stop()
 
     def _accept(self, server: socket.socket) -> socket.socket | None:
         """The connection, or None when we are told to stop first."""
-        ready, _, _ = select.select([server, self._stop_read], [], [])
-        return server.accept()[0] if server in ready else None
+        ready, _, _ = select.select([server.fileno(), self._stop_read], [], [])
+        return server.accept()[0] if server.fileno() in ready else None
 
     def _serve_descriptors(self, server: socket.socket) -> None:
         connection = self._accept(server)

@@ -28,7 +28,9 @@ class Plan:
     private_shm: bool
 
 
-def plan(tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int) -> Plan:
+def plan(
+    tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int
+) -> Plan:
     """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
     members = pids(tree)
     memory = [processes.memory(pid) for pid in members]

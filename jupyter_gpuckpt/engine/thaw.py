@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from ..errors import GpuCkptError, KernelLost, ThawFailed
 from ..host import processes
@@ -71,7 +71,9 @@ def thaw(
     content raised) says why."""
     exit_path.unlink(missing_ok=True)
     lazy = manifest.method == "skeleton"
-    directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
+    directory = (
+        criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
+    )
     with ExitStack() as undo, ExitStack() as always:
         with progress.stage("namespaces"):
             namespaces = start_namespaces(
@@ -145,7 +147,7 @@ class _GpuFiles:
     def _write(self) -> None:
         try:
             self._content.to_file(self._jobs)
-        except BaseException as error:  # noqa: BLE001 - carried to `finish` in the caller's thread
+        except BaseException as error:
             self._error = error
 
     def join(self) -> None:
@@ -200,7 +202,7 @@ class _Watch:
         self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
         self.stalled = False
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -139,8 +139,7 @@ class GpuCkptServer(ExtensionApp):
 
     def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
         super()._link_jupyter_server_extension(serverapp)
-        if not serverapp.gateway_config.gateway_enabled:
-            self._make_default(serverapp)
+        self._make_default(serverapp)
 
     def initialize_handlers(self) -> None:
         """The routes, and with them everything that needs the server's managers."""

@@ -1,1 +1,1 @@
-
+"""Use cases on snapshots: save, suspend, resume."""

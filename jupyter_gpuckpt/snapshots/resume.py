@@ -54,11 +54,15 @@ def check(manifest: Manifest) -> None:
     problems = fingerprint.differences(
         manifest.host, fingerprint.host(), with_gpu=bool(manifest.gpu)
     )
-    problems += [text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))]
+    problems += [
+        text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))
+    ]
     cwd = Path(manifest.launch.cwd)
     if not cwd.is_dir():
         problems.append(f"The working directory {cwd} is gone.")
-    needed = sum(stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu")))
+    needed = sum(
+        stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
+    )
     if needed > (free := processes.mem_available()):
         problems.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
     if problems:
@@ -74,7 +78,11 @@ def _changed(path: Path, length: int) -> str:
     try:
         now = path.stat().st_size
     except FileNotFoundError:
-        return "" if path.is_relative_to("/run/gpuckpt") else f"The file {path}, which the kernel uses, is gone."
+        return (
+            ""
+            if path.is_relative_to("/run/gpuckpt")
+            else f"The file {path}, which the kernel uses, is gone."
+        )
     if length and now != length:
         return f"The file {path}, which the kernel uses, was replaced ({length} bytes then, {now} now)."
     return ""

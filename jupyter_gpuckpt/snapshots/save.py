@@ -52,9 +52,7 @@ def save(
     """
     began = time.time()
     with progress.stage("preflight"):
-        chosen = plan(
-            tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes
-        )
+        chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
     with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
         images, sources = _images(state)

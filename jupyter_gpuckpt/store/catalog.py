@@ -197,19 +197,19 @@ class Catalog:
     def _reconcile(self) -> None:
         """Make the catalog say what the folder holds."""
         found = {
-            path.stem: path.stat()
+            path.stem: path.stat().st_size
             for path in self._packs.glob("*" + packs.SUFFIX)
             if not path.name.startswith(packs.TEMPORARY)
         }
         known: dict[str, int] = dict(self._connection.execute("SELECT name, length FROM packs"))
-        gone = [n for n, length in known.items() if n not in found or found[n].st_size != length]
+        gone = [n for n, length in known.items() if n not in found or found[n] != length]
         with self._connection:
             self._forget(gone)
         new = [name for name in found if name not in known or name in gone]
         # A chunk that was stored again because it was damaged lies in the newer pack, so that one wins.
-        for name in sorted(new, key=lambda name: found[name].st_mtime_ns):
+        for name in sorted(new):
             with self._connection:
-                self._adopt(name, found[name].st_size)
+                self._adopt(name, found[name])
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:

@@ -1,6 +1,6 @@
 """The store in a local directory: packs, manifests, a catalog and a lock.
 
-packs/<random>.pack           chunks (packs.py)
+packs/<time>-<random>.pack    chunks (packs.py)
 manifests/<snapshot>.manifest one per snapshot, written last (manifests.py)
 catalog.sqlite                which pack holds which chunk; can be made again (catalog.py)
 lock                          keeps it to one process (lock.py)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,11 @@ logger = logging.getLogger(__name__)
 
 #: A pack is closed when it has grown to this; one record may go beyond it.
 PACK_BYTES = 256 << 20
+
+
+def _name() -> str:
+    """A new pack's name; names sort by age, also in a copy of the store that has other times."""
+    return f"{time.time_ns():016x}-{token_hex(8)}"
 
 
 class Record(NamedTuple):
@@ -106,7 +112,7 @@ class PackWriter:
         entries: list[Entry] = []
         with self._lock:
             with store_errors(self._root, needed):
-                pack = self._pack = self._pack or PackFile(self._directory, token_hex(16))
+                pack = self._pack = self._pack or PackFile(self._directory, _name())
             for digest, payload, raw_length, codec in records:
                 if digest not in self._written and digest not in known:
                     entries.append(pack.reserve(digest, len(payload), raw_length, codec))

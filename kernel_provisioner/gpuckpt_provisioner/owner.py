@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 
 class KernelOwner(Protocol):
-    """Whose kernels they are, and the way to the daemon. Methods are called from worker threads; all may block."""
+    """Whose kernels they are, and the way to the daemon. `client`, `attach` and `detach` are called in worker threads."""
 
     @property
     def owner_id(self) -> str:

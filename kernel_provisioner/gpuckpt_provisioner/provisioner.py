@@ -104,7 +104,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self.plain_reason:
             return await super().launch_kernel(cmd, **kwargs)
         try:
-            self._began(await _in_thread(lambda: self._launch(cmd, kwargs)))
+            jupyter = {**self.described_manager(), **self._owner_here().jupyter(self._manager)}
+            self._began(await _in_thread(lambda: self._launch(cmd, kwargs, jupyter)))
         except (HostError, DaemonUnavailable) as error:
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
@@ -112,11 +113,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         self.cwd = kwargs.get("cwd") or None
         return self.connection_info
 
-    def _launch(self, command: list[str], kwargs: dict[str, Any]) -> Kernel:
+    def _launch(
+        self, command: list[str], kwargs: dict[str, Any], jupyter: dict[str, Any]
+    ) -> Kernel:
         owner = self._owner_here()
         client = owner.client()
         path = log_path(owner.settings, self.kernel_id)
-        jupyter = {**self.described_manager(), **owner.jupyter(self._manager)}
         spec = launch_spec(
             self.kernel_id,
             command,

@@ -72,6 +72,8 @@ def test_the_socket_of_a_killed_daemon_is_in_nobodys_way(client, settings, targe
     assert pid_of(settings) != first
 
 
+# httpx leaves a socket that could not connect to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_client_starts_the_daemon_again(client):
     first = client.handshake().pid
     os.kill(first, signal.SIGKILL)
@@ -164,30 +166,44 @@ def test_where_the_engine_cannot_work_the_daemon_runs_and_says_so(settings, owne
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming an ordinary user needs root")
 def test_an_ordinary_user_gets_a_daemon_that_says_what_is_missing(short_dir):
+    uid = 12345
+    os.chown(short_dir, uid, uid)
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "JUPYTER_GPUCKPT_RUNTIME_DIR": str(short_dir / "run"),
+        "JUPYTER_GPUCKPT_DATA_DIR": str(short_dir / "data"),
+        "JUPYTER_GPUCKPT_IDLE_EXIT": "1",
+    }
     code = """
-import os, sys
-os.setgroups([]); os.setgid(12345); os.setuid(12345)
-os.environ.update(HOME="/nonexistent", JUPYTER_GPUCKPT_RUNTIME_DIR=sys.argv[1] + "/run",
-                  JUPYTER_GPUCKPT_DATA_DIR=sys.argv[1] + "/data", JUPYTER_GPUCKPT_IDLE_EXIT="1")
 from jupyter_gpuckpt.client import Client
-print(Client.connect().handshake().engine_available)
+with Client.connect() as client:
+    print(client.handshake().engine_available, client.handshake().hint)
 """
-    directory = short_dir / "user"
-    directory.mkdir()
-    os.chown(directory, 12345, 12345)
-    short_dir.chmod(0o755)
-    readable = subprocess.run(
-        ["setpriv", "--reuid=12345", "--regid=12345", "--clear-groups", sys.executable, "-c", "import jupyter_gpuckpt.client"],
-        check=False,
-        capture_output=True,
-        cwd="/",
-    )
-    if readable.returncode:
+
+    def run(text):
+        return subprocess.run(
+            [sys.executable, "-c", text],
+            user=uid,
+            group=uid,
+            extra_groups=[],
+            env=env,
+            cwd="/",
+            capture_output=True,
+            text=True,
+        )
+
+    try:
+        readable = run("import jupyter_gpuckpt.client").returncode == 0
+    except PermissionError:
+        readable = False
+    if not readable:
         pytest.skip("an ordinary user cannot read this installation")
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(directory)], check=True, capture_output=True, text=True, cwd="/"
-    )
-    assert done.stdout.strip() == "False"
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    available, _, hint = done.stdout.partition(" ")
+    assert available == "False"
+    assert hint.strip()
 
 
 def test_curl_can_speak_to_it(client, target):

@@ -1,9 +1,12 @@
 """A notebook's life over suspends, resumes and server restarts, as a page sees it."""
 
+import os
 import signal
 import time
 
 import pytest
+
+from jupyter_gpuckpt.client import Client
 
 
 def wait_until(condition, seconds=20):
@@ -262,11 +265,14 @@ def test_a_resume_from_an_older_snapshot_goes_back(server):
     assert page.run("print(x)") == "1\n"
 
 
-def test_a_daemon_that_is_killed_is_replaced_and_nothing_is_lost(server):
+def test_a_daemon_that_is_killed_is_replaced_and_nothing_is_lost(server, monkeypatch):
     page = server.open()
     page.run("x = 1")
-    from jupyter_gpuckpt.client import Client
-    from jupyter_gpuckpt.daemon_settings import from_environment
-
-    del Client, from_environment
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    with Client.connect() as client:
+        os.kill(client.handshake().pid, signal.SIGKILL)
+    assert page.run("print(x)") == "1\n"
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
     assert page.run("print(x)") == "1\n"

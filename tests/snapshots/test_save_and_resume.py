@@ -54,7 +54,7 @@ REWRITER = """
 
 
 def number(line: str) -> int:
-    return int(line.split()[0])
+    return int(line.split(maxsplit=1)[0])
 
 
 def test_a_saved_program_runs_on_and_its_snapshot_is_of_that_moment(run) -> None:
@@ -206,7 +206,7 @@ def test_shared_memory_and_its_hard_links_come_back(run) -> None:
         count = len(program.lines())
         program.resume(saved.manifest.info.snapshot_id)
         assert program.lines(more_than=count)[count] == before
-    assert not Path("/dev/shm/table").exists()  # noqa: S108 - the host's /dev/shm is another one
+    assert not Path("/dev/shm/table").exists()
 
 
 def test_a_save_can_be_cancelled_and_the_program_runs_on(run) -> None:
@@ -227,7 +227,10 @@ def test_a_save_can_be_cancelled_and_the_program_runs_on(run) -> None:
 
 
 def test_exit_status_is_the_programs_own(run) -> None:
-    for code, status in (("raise SystemExit(7)", 7 << 8), ("import os; os.kill(os.getpid(), 9)", 9)):
+    for code, status in (
+        ("raise SystemExit(7)", 7 << 8),
+        ("import os; os.kill(os.getpid(), 9)", 9),
+    ):
         program = run(f"import time; time.sleep(0.2); {code}")
         path = Path(program.tree.exit_path)
         deadline = time.monotonic() + 10
@@ -244,12 +247,12 @@ def test_no_descriptor_of_ours_is_in_the_program(run) -> None:
                   if os.path.exists(f"/proc/self/fd/{n}")), flush=True)
             time.sleep(0.1)
     """)
-    links = eval(program.fresh_line())  # noqa: S307 - what our own program printed
+    links = eval(program.fresh_line())
     assert set(links) <= {"/dev/null", str(program.log)}
     saved = program.save(stop=True)
     count = len(program.lines())
     program.resume(saved.manifest.info.snapshot_id)
-    assert eval(program.lines(more_than=count)[count]) == links  # noqa: S307 - as above
+    assert eval(program.lines(more_than=count)[count]) == links
 
 
 def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettings) -> None:

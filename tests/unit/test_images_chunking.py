@@ -81,7 +81,7 @@ def test_nearly_empty_and_equal_pages_are_not_cut_at_every_page():
 
 def test_a_begin_by_content_does_not_change_when_more_is_seen():
     data = memoryview(RANDOM)
-    for start in range(0, 800):
+    for start in range(800):
         rest = data[start * PAGE :]
         found = [first_begin(rest[: pages * PAGE]) for pages in (64, 128, 256)]
         seen = [begin for begin in found if begin is not None]

@@ -61,8 +61,6 @@ def test_what_is_not_the_payload_is_refused(kind, with_target):
             codec = RAW
         case "empty":
             payload = b""
+    target = [memoryview(bytearray(length))] if with_target else []
     with pytest.raises(CodecError):
-        if with_target:
-            decompress(codec, payload, length, memoryview(bytearray(length)))
-        else:
-            decompress(codec, payload, length)
+        decompress(codec, payload, length, *target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from jupyter_gpuckpt.errors import OperationCancelled
@@ -47,9 +49,9 @@ def test_bytes_are_told_at_most_every_interval() -> None:
 def test_a_failed_stage_is_timed_too() -> None:
     clock = Clock()
     progress = Progress(clock=clock)
-    with pytest.raises(ValueError, match="no"), progress.stage("freeze"):
+    with suppress(ValueError), progress.stage("freeze"):
         clock.now += 2
-        raise ValueError("no")
+        raise ValueError
     assert progress.seconds_by_stage == {"freeze": 2.0}
 
 

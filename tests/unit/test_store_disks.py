@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -99,12 +100,8 @@ def test_a_full_disk_is_said_with_sizes_and_leaves_the_store_as_it_was(mount, si
 
 def test_a_disk_without_a_byte_left_is_said_when_the_store_is_opened(mount):
     disk = mount("size=1m")
-    (disk / "filler").write_bytes(b"")
-    with (
-        (disk / "filler").open("wb", buffering=0) as file,
-        pytest.raises(OSError, match="No space"),
-    ):
-        while True:
-            file.write(b"x" * 4096)
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
     with pytest.raises(StoreFull):
         LocalStore(disk / "store")
