@@ -34,8 +34,8 @@ class AsyncClient:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        transport = httpx.AsyncHTTPTransport(uds=str(target.socket))
-        self._http = httpx.AsyncClient(transport=transport, base_url=target.base_url)
+        transport = httpx.AsyncHTTPTransport(uds=str(target.socket), verify=False)
+        self._http = httpx.AsyncClient(transport=transport, **calls.ANYWHERE)
 
     @classmethod
     async def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:

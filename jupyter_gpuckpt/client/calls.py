@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -29,6 +31,9 @@ from ..protocol import (
     SuspendedKernel,
 )
 
+#: What HTTP wants before a path. The host means nothing; proxies of the environment must not be asked for it.
+ANYWHERE: dict[str, Any] = {"base_url": "http://gpuckptd", "trust_env": False}
+
 #: Seconds until a connection stands: the socket is on this machine.
 CONNECT_SECONDS = 5.0
 #: Seconds until an answer comes, for requests that only look.
@@ -41,6 +46,27 @@ SILENCE_SECONDS = 30.0
 LONG_POLL_SECONDS = 25.0
 
 _Reply = TypeVar("_Reply")
+
+
+class UnixTransport(httpx.HTTPTransport):
+    """HTTP over a unix socket.
+
+    It tries the socket before each request: httpx leaves one that could not connect to the garbage collector, which says so
+    in every program that shows warnings. (asyncio, below the asynchronous transport, closes it.)
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(uds=str(path), verify=False)
+        self._path = str(path)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send it; raises ConnectError if nobody listens."""
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(self._path)
+            except OSError as error:
+                raise httpx.ConnectError(str(error), request=request) from error
+        return super().handle_request(request)
 
 
 @dataclass(frozen=True)

@@ -105,10 +105,10 @@ class Hold:
 
     def _events(self) -> Iterator[Event]:
         call = calls.events(self._owner)
-        transport = httpx.HTTPTransport(uds=str(self._target.socket))
+        transport = calls.UnixTransport(self._target.socket)
         with (
             calls.transport_errors(),
-            httpx.Client(transport=transport, base_url=self._target.base_url) as http,
+            httpx.Client(transport=transport, **calls.ANYWHERE) as http,
             http.stream(**call.arguments) as response,
         ):
             self._connection = response.extensions["network_stream"].get_extra_info("socket")

@@ -148,8 +148,8 @@ class Client:
 
     def _open(self) -> httpx.Client:
         self._pid = os.getpid()
-        transport = httpx.HTTPTransport(uds=str(self._target.socket))
-        return httpx.Client(transport=transport, base_url=self._target.base_url)
+        transport = calls.UnixTransport(self._target.socket)
+        return httpx.Client(transport=transport, **calls.ANYWHERE)
 
     def _do(self, call: Call[_Reply]) -> _Reply:
         with calls.transport_errors():

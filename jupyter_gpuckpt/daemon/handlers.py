@@ -41,7 +41,7 @@ class KernelsHandler(BaseHandler):
     async def post(self) -> None:
         """Launch one."""
         request = self.record(LaunchRequest)
-        owner = self.daemon.owners.get(request.owner_id)
+        owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.launch(owner, request.spec)
         self.reply(kernel.public(), HTTPStatus.CREATED)
 

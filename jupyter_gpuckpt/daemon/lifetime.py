@@ -80,8 +80,8 @@ def log_to(path: Path) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # Every request at INFO would bury the rest.
-    logging.getLogger("tornado.access").setLevel(logging.ERROR)
+    # Every request would bury the rest; those that are answered with an error are logged by base_handler.
+    logging.getLogger("tornado.access").setLevel(logging.CRITICAL)
     sys.excepthook = lambda kind, error, trace: _log.critical(
         "the daemon ends", exc_info=(kind, error, trace)
     )

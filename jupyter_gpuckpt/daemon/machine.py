@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Checks of the doctor that are about programs; the other required ones are about rights.
-_TOOLS = {"criu", "init"}
+_TOOLS = (["criu"], ["init"])
 
 
 class Machine:
@@ -50,6 +50,10 @@ class Machine:
                 store = self._settings.store
                 self._report = doctor.report(self._criu, init=INIT, store=store)
             return self._report
+
+    def require_engine(self) -> None:
+        """Raise ToolMissing or PrivilegeMissing where the engine cannot work."""
+        self._engine()
 
     def launch(self, spec: LaunchSpec, exit_path: Path) -> Tree:
         """Start a kernel; raises ToolMissing or PrivilegeMissing where the engine cannot work."""
@@ -150,8 +154,9 @@ class Machine:
     def _engine(self) -> EngineSettings:
         report = self.report()
         if self._criu is None or not report.engine_available:
-            failed = {check.name for check in report.checks if check.required and check.ok is False}
-            kind: type[HostError] = ToolMissing if failed & _TOOLS else PrivilegeMissing
+            failed = [check.name for check in report.checks if check.required and check.ok is False]
+            # The report's reason is that of the first.
+            kind: type[HostError] = ToolMissing if failed[:1] in _TOOLS else PrivilegeMissing
             raise kind(report.reason, hint=report.hint)
         return EngineSettings(
             criu=self._criu,

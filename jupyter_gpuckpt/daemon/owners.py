@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,14 @@ class Owners:
         self._verbs, self._records = verbs, records
         self._known: dict[str, Owner] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._arrived = asyncio.Event()
 
     @contextmanager
     def connected(self, owner: Owner) -> Iterator[Stream]:
         """Hold an owner's connection. Its kernels are told first, then an empty event: from there on it is up to date."""
         self._known[owner.owner_id] = owner
+        arrived, self._arrived = self._arrived, asyncio.Event()
+        arrived.set()
         try:
             with self._streams.opened(owner.owner_id) as stream:
                 for kernel in self._kernels.of_owner(owner.owner_id):
@@ -112,6 +115,14 @@ class Owners:
                 hint="Hold POST /owners open for as long as the kernels are wanted.",
             )
         return self._known[owner_id]
+
+    async def awaited(self, owner_id: str) -> Owner:
+        """As `get`, but wait a moment for one whose connection is just being opened, as after a restart of the daemon."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_SECONDS):
+                while owner_id not in self._known:
+                    await self._arrived.wait()
+        return self.get(owner_id)
 
     def expect_after_restart(self) -> None:
         """Give the owners of adopted kernels time to come back."""

@@ -72,6 +72,7 @@ class Verbs:
         and whatever keeps the engine from working here; then there is no such kernel.
         """
         check_kernel_id(spec.kernel_id)
+        await asyncio.to_thread(self._machine.require_engine)
         former = self._kernels.find(spec.kernel_id)
         if former and (former.doomed or former.state is not KernelState.LOST):
             raise KernelStateConflict(

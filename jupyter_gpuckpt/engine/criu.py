@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ..errors import FreezeFailed
-from ..host import commands
+from ..host import commands, processes
 from ..model import SCRATCH
 from ..progress import Progress
 from . import criu_log
@@ -39,6 +39,7 @@ _COMMON = [
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
 #: Nothing of a skeleton depends on the size of the memory but some pipes; a plain dump writes at the disk's pace.
 _DUMP_SECONDS = 600.0
+_LOOK_SECONDS = 0.002
 
 
 def _inside(tree: Tree) -> list[str]:
@@ -63,13 +64,28 @@ def _dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: 
     ]
 
 
+class _FirstStop:
+    """When the kernel was first seen standing still: CRIU looks around for a while before it stops anything."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._pid = tree.kernel_pid
+        self.seen: float | None = None
+
+    def look(self) -> None:
+        """Look now."""
+        if self.seen is None and processes.state(self._pid) in ("t", "T"):
+            self.seen = time.monotonic()
+
+
 def dump_skeleton(
     settings: EngineSettings, tree: Tree, directory: str, ghost_limit: int, progress: Progress
-) -> None:
+) -> float:
     """Write all images but the private pages into `directory` (a path inside); every task is stopped (state T) on return.
 
-    Raises FreezeFailed with CRIU's reason; then CRIU has let the tasks go on, unless it was killed.
+    Returns the time.monotonic() at which the kernel came to stand still. Raises FreezeFailed with CRIU's reason; then CRIU
+    has let the tasks go on, unless it was killed.
     """
+    stop = _FirstStop(tree)
     ours, theirs = socket.socketpair()
     ready, tell = os.pipe()
     try:
@@ -86,8 +102,11 @@ def dump_skeleton(
         try:
             deadline = time.monotonic() + _DUMP_SECONDS
             # The byte says that the images are there and the page server listens; EOF that CRIU failed before.
-            while not select.select([ready], [], [], 0.5)[0] and time.monotonic() < deadline:
+            while not select.select([ready], [], [], _LOOK_SECONDS)[0]:
+                stop.look()
                 progress.check()
+                if time.monotonic() > deadline:
+                    break
             if os.read(ready, 1):
                 ours.sendall(_CLOSE)
                 ours.recv(4)
@@ -102,21 +121,27 @@ def dump_skeleton(
         theirs.close()
     if status != 0:
         raise _failure(tree.inside(directory) / "dump.log", status)
+    return stop.seen or time.monotonic()
 
 
 def dump_plain(
     settings: EngineSettings, tree: Tree, directory: str, ghost_limit: int, progress: Progress
-) -> None:
-    """Write all images, memory too, into `directory` (a path inside); every task is stopped on return."""
+) -> float:
+    """Write all images, memory too, into `directory` (a path inside); otherwise as `dump_skeleton`."""
+    stop = _FirstStop(tree)
     process = commands.spawn(_dump_words(settings, tree, directory, ghost_limit))
     try:
         deadline = time.monotonic() + _DUMP_SECONDS
-        while (status := commands.wait(process, 0.5)) is None and time.monotonic() < deadline:
+        while (status := commands.wait(process, _LOOK_SECONDS)) is None:
+            stop.look()
             progress.check()
+            if time.monotonic() > deadline:
+                break
     finally:
         commands.stop(process)
     if status != 0:
         raise _failure(tree.inside(directory) / "dump.log", status)
+    return stop.seen or time.monotonic()
 
 
 def _failure(log: Path, status: int | None) -> FreezeFailed:

@@ -77,9 +77,8 @@ def frozen(
         gpu.take()
 
         before = {pid for pid in pids(tree) if processes.state(pid) == "T"}
-        began = time.monotonic()
         undo.callback(let_go, tree, before)
-        images = _dump(tree, plan, settings, progress, always)
+        images, began = _dump(tree, plan, settings, progress, always)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
         always.callback(_unlink, tree, links)
@@ -123,8 +122,8 @@ def _settled(tree: Tree) -> dict[int, dict[int, int]]:
 
 def _dump(
     tree: Tree, plan: Plan, settings: EngineSettings, progress: Progress, always: ExitStack
-) -> Path:
-    """CRIU's images: on scratch for a skeleton, on disk for a plain dump."""
+) -> tuple[Path, float]:
+    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; and when the kernel came to stand still."""
     if plan.method == "skeleton":
         directory, dump = criu.IMAGES, criu.dump_skeleton
         images = tree.inside(directory)
@@ -137,8 +136,8 @@ def _dump(
         directory, dump = str(images), criu.dump_plain
         always.callback(shutil.rmtree, images, ignore_errors=True)
     with progress.stage("freeze"):
-        dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
-    return images
+        began = dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
+    return images, began
 
 
 def _empty(directory: Path) -> None:

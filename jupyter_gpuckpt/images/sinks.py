@@ -19,8 +19,9 @@ _STATFS_BYTES = 256
 
 
 class FileSink:
-    """The file `target`: a path (created or truncated, 0600), or the number of a descriptor open for reading and writing, which
-    stays open. `prepare` allocates the whole length first, so that no write fails later for want of room. `write` is thread-safe.
+    """The file `target`: a path (created, 0600, where there is none), or the number of a descriptor open for reading and writing,
+    which stays open. `prepare` empties the file and allocates the whole length, so that no write fails later for want of room.
+    `write` is thread-safe.
     """
 
     def __init__(self, target: Path | int) -> None:
@@ -28,15 +29,18 @@ class FileSink:
         if isinstance(target, int):
             self._descriptor = target
         else:
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(target, flags, 0o600)
             weakref.finalize(self, os.close, self._descriptor)
         self._mapping: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
 
     def prepare(self, length: int) -> None:
         """Make the file `length` bytes of zeros. Raises HostError when there is no room, OSError."""
-        os.ftruncate(self._descriptor, 0)
-        os.ftruncate(self._descriptor, length)
+        found, on_tmpfs = os.fstat(self._descriptor), _is_tmpfs(self._descriptor)
+        # Without a page it is zeros already and keeps its size, which CRIU looks at meanwhile where it holds GPU memory.
+        if found.st_size != length or found.st_blocks or not on_tmpfs:
+            os.ftruncate(self._descriptor, 0)
+            os.ftruncate(self._descriptor, length)
         if not length:
             return
         try:
@@ -52,7 +56,7 @@ class FileSink:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
         else:
-            if _is_tmpfs(self._descriptor):
+            if on_tmpfs:
                 # Writes to one file of a tmpfs exclude each other; stores to a mapping of it do not.
                 mapped = mmap.mmap(self._descriptor, length)
                 self._mapping = np.frombuffer(mapped, np.uint8)

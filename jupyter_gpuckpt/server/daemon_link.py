@@ -42,6 +42,8 @@ class DaemonLink:
     ) -> None:
         self.settings = settings
         self.served: dict[str, ServedKernel] = {}
+        #: Whether the log says already that the engine cannot work here.
+        self.notice_given = False
         #: Called with a kernel's id whenever something about it changed.
         self.on_change: Callable[[str], None] = lambda kernel_id: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
@@ -147,13 +149,16 @@ class DaemonLink:
         """A kernel is about to be launched or adopted."""
         served = self.served.get(kernel_id)
         if served is None or served.provisioner is not watcher:
-            self.served[kernel_id] = ServedKernel(kernel_id, watcher)
+            self.served[kernel_id] = ServedKernel(kernel_id, watcher, self._tell)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
 
     def detach(self, kernel_id: str) -> None:
         """The kernel is gone or no longer ours."""
         self.served.pop(kernel_id, None)
+
+    def _tell(self, kernel_id: str) -> None:
+        self.on_change(kernel_id)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
@@ -190,7 +195,6 @@ class DaemonLink:
         served = self.served.get(kernel.kernel_id)
         if served is not None:
             served.apply(kernel)
-            self.on_change(kernel.kernel_id)
 
     async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
         """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""

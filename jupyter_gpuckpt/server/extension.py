@@ -238,6 +238,7 @@ class GpuCkptServer(ExtensionApp):
             await self._connected_link.open()
             await self._adopt()
         except GpuCkptError as error:
+            self._connected_link.notice_given = True
             self.log.warning(
                 "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
                 error.message,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, record_of
+from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
 from ..protocol import Operation, OperationKind, OperationState
 from ..states import KernelState
 from .probe import drained, kernel_info, wait_for_subscribers
@@ -64,13 +64,15 @@ class ServerOperations:
         self._background: set[asyncio.Task[None]] = set()
 
     def served(self, kernel_id: str) -> ServedKernel:
-        """The kernel; raises KernelNotFound and KernelNotManaged."""
+        """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
         if kernel_id not in self._kernels:
             raise KernelNotFound(f"This server has no kernel {kernel_id}.")
         served = self._link.served.get(kernel_id)
-        if served is None or served.kernel is None:
+        if served is None:
             reason, hint = not_managed(self._manager(kernel_id))
             raise KernelNotManaged(f"The kernel cannot be saved. {reason}", hint=hint)
+        if served.kernel is None:
+            raise KernelStateConflict("The kernel is just being started.")
         return served
 
     async def save(self, kernel_id: str, name: str = "") -> Operation:
@@ -188,6 +190,7 @@ class ServerOperations:
         """Follow an operation to its end, beside the request that started it."""
         self._latest[operation.operation_id] = operation
         task = asyncio.ensure_future(self._follow(served, operation, release))
+        task.add_done_callback(lambda _: self._link.on_change(served.kernel_id))
         self._tasks[operation.operation_id] = task
         self._forget_old()
         return operation
@@ -241,7 +244,9 @@ class ServerOperations:
 
 def not_managed(manager: KernelManager) -> tuple[str, str]:
     """Why a kernel does not run under the engine, and what would help."""
-    provisioner = manager.provisioner
+    provisioner = getattr(manager, "provisioner", None)
+    if provisioner is None:
+        return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."
     reason = getattr(provisioner, "plain_reason", "")
     if reason:
         return reason, getattr(provisioner, "plain_hint", "")

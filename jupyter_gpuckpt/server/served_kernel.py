@@ -58,9 +58,12 @@ class Connection(Protocol):
 class ServedKernel:
     """State and gate of one kernel. Used on the event loop only."""
 
-    def __init__(self, kernel_id: str, provisioner: Provisioner) -> None:
+    def __init__(
+        self, kernel_id: str, provisioner: Provisioner, on_change: Callable[[str], None]
+    ) -> None:
         self.kernel_id = kernel_id
         self.provisioner = provisioner
+        self._on_change = on_change
         self.connections: set[Connection] = set()
         #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
         self.session = ""
@@ -162,6 +165,7 @@ class ServedKernel:
         self._changed = asyncio.Event()
         for connection in list(self.connections):
             connection.on_gate()
+        self._on_change(self.kernel_id)
 
 
 def is_past_freeze(operation: Operation) -> bool:

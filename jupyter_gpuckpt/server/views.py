@@ -31,16 +31,17 @@ def kernel_view(
         "snapshot_id": None,
         "operation": None,
     }
-    if served is None or served.kernel is None or operations is None:
+    if served is None or operations is None:
         reason, hint = not_managed(kernels.get_kernel(kernel_id))
         return view | {"reason": reason or None, "hint": hint or None}
+    view |= {"managed": True, "state": str(served.state)}
+    if served.kernel is None:
+        return view
     kernel = served.kernel
     error = kernel.error
     operation = operations.as_seen(kernel.operation) if kernel.operation else None
     in_flight = operation is not None and operation.state is OperationState.RUNNING
     return view | {
-        "state": str(served.state),
-        "managed": True,
         "reason": error.message if error else None,
         "hint": (error.hint or None) if error else None,
         "snapshot_id": kernel.snapshot_id or None,

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import struct
 import threading
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,9 +31,15 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks (
     digest BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored_length INTEGER NOT NULL,
-    raw_length INTEGER NOT NULL, codec INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0
+    raw_length INTEGER NOT NULL, codec INTEGER NOT NULL, checksum INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
 """
+_SELECT = (
+    "SELECT digest, pack, offset, stored_length, raw_length, codec, checksum, packs.name "
+    "FROM chunks JOIN packs ON packs.id = chunks.pack"
+)
+# What the checksum covers: the first six columns.
+_ROW = struct.Struct("<32sQQIIB")
 #: The oldest SQLite allows 999 parameters in a statement.
 _BATCH = 500
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
@@ -64,21 +73,13 @@ class Catalog:
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
-        return dict(
-            self._run(
-                lambda: self._select(
-                    "digest, stored_length FROM chunks WHERE NOT damaged AND", digests
-                )
-            )
-        )
+        rows = self._run(lambda: self._select("NOT damaged AND", digests))
+        return {row[0]: row[3] for row in rows}
 
     def locate(self, digests: Collection[bytes]) -> dict[bytes, Location]:
         """Where those of `digests` lie that the store holds."""
-        columns = "digest, offset, stored_length, raw_length, codec, packs.name FROM chunks"
-        rows = self._run(
-            lambda: self._select(f"{columns} JOIN packs ON packs.id = chunks.pack WHERE", digests)
-        )
-        return {row[0]: Location(row[5], Entry(*row[:5])) for row in rows}
+        rows = self._run(lambda: self._select("", digests))
+        return {row[0]: Location(row[7], Entry(row[0], *row[2:6])) for row in rows}
 
     def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
         """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
@@ -96,8 +97,9 @@ class Catalog:
                 self._forget(names)
             for name in names:
                 path = self.path_of(name)
-                freed += path.stat().st_size
-                path.unlink()
+                with suppress(FileNotFoundError):
+                    freed += path.stat().st_size
+                    path.unlink()
             packs.sync_directory(self._packs)
         return freed
 
@@ -170,28 +172,30 @@ class Catalog:
                 self.rebuild()
                 return work()
 
-    def _select(self, columns_from_where: str, digests: Collection[bytes]) -> list[Any]:
+    def _select(self, condition: str, digests: Collection[bytes]) -> list[Any]:
+        """Rows as _SELECT has them. An altered one is reported as SQLite reports what it finds itself."""
         found = []
         for batch in _batches(digests):
             marks = ",".join("?" * len(batch))
-            # Only constants of this module and question marks are put together here.
-            statement = f"SELECT {columns_from_where} digest IN ({marks})"
+            statement = f"{_SELECT} WHERE {condition} digest IN ({marks})"
             found += self._connection.execute(statement, batch).fetchall()
+        for row in found:
+            if _checksum(*row[:6]) != row[6]:
+                raise _broken("a row was altered")
         return found
 
     def _insert(self, name: str, length: int, entries: Iterable[Entry], *, replace: bool) -> None:
         pack = self._connection.execute(
             "INSERT INTO packs (name, length) VALUES (?, ?)", (name, length)
         ).lastrowid
+        rows = ((entry.digest, pack, *entry[1:]) for entry in entries)
         self._connection.executemany(
-            "INSERT INTO chunks (digest, pack, offset, stored_length, raw_length, codec) VALUES (?, ?, ?, ?, ?, ?) "
+            "INSERT INTO chunks (digest, pack, offset, stored_length, raw_length, codec, checksum) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
-            "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec "
-            "WHERE damaged OR ?",
-            (
-                (e.digest, pack, e.offset, e.stored_length, e.raw_length, e.codec, replace)
-                for e in entries
-            ),
+            "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec, "
+            "checksum = excluded.checksum WHERE damaged OR ?",
+            ((*row, _checksum(*row), replace) for row in rows),
         )
 
     def _reconcile(self) -> None:
@@ -236,6 +240,14 @@ def _batches(digests: Collection[bytes]) -> Iterator[list[bytes]]:
     left = iter(digests)
     while batch := list(islice(left, _BATCH)):
         yield batch
+
+
+def _checksum(*row: object) -> int:
+    """Of one row; SQLite notices a damaged structure, not a damaged number. -1 for values that no row has."""
+    try:
+        return zlib.crc32(_ROW.pack(*row))
+    except struct.error:
+        return -1
 
 
 def _broken(why: str) -> sqlite3.DatabaseError:

@@ -102,7 +102,7 @@ class LocalStore:
         with store_errors(self.root):
             found = self._catalog.locate(digests)
             if len(found) < len(set(digests)) and not self._rebuilt:
-                # Either a pack is gone or the catalog is wrong; once, the packs are asked themselves.
+                # Either a pack is gone or rows are; once, the packs are asked themselves.
                 self._rebuilt = True
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
@@ -129,31 +129,28 @@ class LocalStore:
         Raises ObjectCorrupt when the chunk is not there or its record is damaged.
         """
         pack, entry = self.locate((digest,))[digest]
-        try:
-            with store_errors(self.root):
+        with store_errors(self.root):
+            try:
                 payload = packs.read_payload(self._catalog.path_of(pack), entry)
-        except ObjectCorrupt:
-            self.damaged(pack, digest, "")
-            raise
+            except ObjectCorrupt:
+                self._catalog.mark_damaged(digest)
+                raise
         return entry.codec, payload, entry.raw_length
 
     def load(self, digest: bytes) -> bytes:
-        """A chunk's bytes, decompressed and verified. Raises ObjectCorrupt."""
+        """A chunk's bytes, decompressed and verified. Raises ObjectCorrupt, naming the pack; the next save stores it again."""
         codec, payload, raw_length = self.read(digest)
         try:
             data = decompress(codec, payload, raw_length)
             why = "" if digest_of(data) == digest else "its bytes were altered"
         except CodecError as error:
             why = str(error)
-        if why:
-            raise self.damaged(self.locate((digest,))[digest].pack, digest, why)
-        return data
-
-    def damaged(self, pack: str, digest: bytes, why: str) -> ObjectCorrupt:
-        """Tell the store that a chunk is not what its digest says; the error to raise. The next save stores it again."""
-        with self._lock, store_errors(self.root):
+        if not why:
+            return data
+        path = self._catalog.path_of(self.locate((digest,))[digest].pack)
+        with store_errors(self.root):
             self._catalog.mark_damaged(digest)
-        return packs.damaged_chunk(self._catalog.path_of(pack), digest, why)
+        raise packs.damaged_chunk(path, digest, why)
 
     @contextmanager
     def holding(self, digests: Collection[bytes]) -> Iterator[None]:

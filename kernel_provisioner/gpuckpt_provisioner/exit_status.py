@@ -18,6 +18,7 @@ def exit_code(exit_path: str) -> int | None:
     """
     if not exit_path:
         return None
-    with suppress(FileNotFoundError, ValueError):
+    # A directory that cannot be reached for a moment (a network home) is no end of the kernel.
+    with suppress(OSError, ValueError):
         return os.waitstatus_to_exitcode(int(Path(exit_path).read_text()))
     return None

@@ -39,6 +39,9 @@ class Watcher(Protocol):
 class KernelOwner(Protocol):
     """Whose kernels they are, and the way to the daemon. `client`, `attach` and `detach` are called in worker threads."""
 
+    #: Whether people have been told already that the engine cannot work here.
+    notice_given: bool
+
     @property
     def owner_id(self) -> str:
         """The owner under which the daemon lists the kernels."""
@@ -74,6 +77,7 @@ class ScriptOwner:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.notice_given = False
         self._owner = this_owner(OwnerKind.SCRIPT)
         self._lock = threading.Lock()
         self._client: Client | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jupyter_client.connect import LocalPortCache
@@ -110,7 +111,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._notice(error)
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
-        self.cwd = kwargs.get("cwd") or None
+        self.cwd = kwargs.get("cwd") or Path.cwd()
         return self.connection_info
 
     def _launch(
@@ -161,7 +162,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         return self._owner
 
     def _notice(self, error: GpuCkptError) -> None:
-        if GpuCkptProvisioner._notice_given:
+        if GpuCkptProvisioner._notice_given or self._owner_here().notice_given:
             return
         GpuCkptProvisioner._notice_given = True
         self.log.warning(

@@ -37,7 +37,9 @@ def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
     result = client.wait(client.suspend(kernel.kernel_id).operation_id)
-    assert client.wait(client.resume(kernel.kernel_id).operation_id).snapshot_id == result.snapshot_id
+    assert (
+        client.wait(client.resume(kernel.kernel_id).operation_id).snapshot_id == result.snapshot_id
+    )
 
 
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):

@@ -24,9 +24,7 @@ from jupyter_gpuckpt.states import KernelState
 @pytest.fixture
 def http(client, settings):
     socket = starting.target(settings, start=False).socket
-    with httpx.Client(
-        transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://x"
-    ) as plain:
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://x") as plain:
         yield plain
 
 
@@ -70,7 +68,9 @@ def test_a_kernel_that_ends_by_itself_leaves_its_status(client, owner, spec, eve
 
 def test_a_kernel_whose_init_is_killed_is_lost(client, kernel, events, eventually):
     os.kill(kernel.init_pid, signal.SIGKILL)
-    lost = eventually(lambda: (k := client.kernel(kernel.kernel_id)).state is KernelState.LOST and k)
+    lost = eventually(
+        lambda: (k := client.kernel(kernel.kernel_id)).state is KernelState.LOST and k
+    )
     assert lost.error.code == KernelLost.code
     assert (lost.pid, lost.init_pid) == (0, 0)
     eventually(lambda: events[-1].kernel and events[-1].kernel.state is KernelState.LOST)

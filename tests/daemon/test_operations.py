@@ -201,7 +201,9 @@ def test_a_summary_holds_no_secret(client, kernel, settings):
 
 def test_the_log_has_one_line_for_an_operation(client, kernel, settings):
     client.wait(client.save(kernel.kernel_id).operation_id)
-    lines = [line for line in settings.log_file.read_text().splitlines() if "save of kernel" in line]
+    lines = [
+        line for line in settings.log_file.read_text().splitlines() if "save of kernel" in line
+    ]
     assert len(lines) == 1
     assert "ratio" in lines[0]
     assert "freeze" in lines[0]
@@ -219,15 +221,15 @@ def test_the_asynchronous_client_does_the_same(client, settings, spec):
         async with await AsyncClient.connect(settings) as asynchronous:
             owner = this_owner(OwnerKind.SERVER, root_dir="/tmp")
             heard = []
-            known = asyncio.Event()
+            ended = asyncio.Event()
 
             async def listen():
                 async for event in asynchronous.events(owner):
                     heard.append(event)
-                    known.set()
+                    if event.gone:
+                        ended.set()
 
             listener = asyncio.create_task(listen())
-            await known.wait()
             kernel = await asynchronous.launch(owner.owner_id, spec())
             operation = await asynchronous.suspend(kernel.kernel_id)
             followed = [step async for step in asynchronous.follow(operation.operation_id)]
@@ -235,8 +237,7 @@ def test_the_asynchronous_client_does_the_same(client, settings, spec):
             with pytest.raises(KernelStateConflict):
                 await asynchronous.save(kernel.kernel_id)
             await asynchronous.kill(kernel.kernel_id)
-            while not heard[-1].gone:
-                await asyncio.sleep(0.01)
+            await asyncio.wait_for(ended.wait(), 10)
             listener.cancel()
             return followed, result, heard
 

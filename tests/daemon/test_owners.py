@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt import place
-from jupyter_gpuckpt.client import this_owner
+from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.states import KernelState
@@ -40,7 +41,9 @@ def door(client, short_dir):
 
     def start(kind, root="/tmp/a", hub="", suspend=False):
         argv = [sys.executable, "-c", DOOR, kind, root, hub, str(short_dir / "log")]
-        process = subprocess.Popen([*argv, "yes" if suspend else ""], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*argv, "yes" if suspend else ""], stdout=subprocess.PIPE, text=True
+        )
         started.append(process)
         return process, int(process.stdout.readline())
 
@@ -115,8 +118,22 @@ def test_scripts_claim_nothing(client, owner_of):
         client.claim(script.owner_id)
 
 
-def test_a_daemon_stays_while_somebody_is_connected(settings, client, owner, eventually):
-    assert client.handshake().pid
+def test_a_daemon_stays_while_somebody_is_connected(settings, owner_of):
+    with Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=0.3)) as client:
+        pid = client.handshake().pid
+        with owner_of(client):
+            time.sleep(1.5)
+            assert place.start_time(pid)
+
+
+def test_a_kernel_can_be_launched_right_after_a_crash_of_the_daemon(
+    client, owner, spec, eventually
+):
+    pid = client.handshake().pid
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: place.start_time(pid) is None)
+    # The request starts the next daemon, which the owner has yet to find.
+    assert client.launch(owner.owner_id, spec()).owner_id == owner.owner_id
 
 
 def test_a_connection_is_opened_again_and_says_what_is_there(client, kernel, events, eventually):

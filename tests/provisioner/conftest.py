@@ -53,7 +53,7 @@ class Kernel:
     async def exit_code(self):
         """The exit code, once there is one."""
         async with asyncio.timeout(TIMEOUT):
-            while (code := await self.provisioner.poll()) is None:
+            while (code := await self.provisioner.poll()) is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         return code
 

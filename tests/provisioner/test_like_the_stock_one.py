@@ -142,11 +142,11 @@ def test_a_kernel_killed_from_outside_is_noticed(with_kernel):
 def test_a_shutdown_ends_the_process_and_removes_the_connection_file(with_kernel, now):
     async def body(kernel):
         pid, path = kernel.provisioner.pid, kernel.manager.connection_file
-        assert os.path.exists(path)
+        assert os.path.exists(path)  # noqa: ASYNC240
         async with asyncio.timeout(10):
             await kernel.manager.shutdown_kernel(now=now)
         assert not psutil.pid_exists(pid)
-        assert not os.path.exists(path)
+        assert not os.path.exists(path)  # noqa: ASYNC240
         assert not kernel.manager.has_kernel
 
     with_kernel(body)

@@ -125,7 +125,7 @@ def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
         assert await kernel.printed("print('alive')") == "alive\n"
         assert await kernel.provisioner.poll() is None
         async with asyncio.timeout(20):
-            while not await asyncio.to_thread(kernels):
+            while not await asyncio.to_thread(kernels):  # noqa: ASYNC110
                 await asyncio.sleep(0.2)
         kernel.client.execute("import os; os._exit(5)")
         assert await kernel.exit_code() == 5
@@ -135,7 +135,7 @@ def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
 
 def test_the_kernels_own_output_goes_to_its_log(with_kernel, ours):
     async def body(kernel):
-        logs = list(Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "kernels").iterdir())
+        logs = list(Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "kernels").iterdir())  # noqa: ASYNC240
         assert [log.name for log in logs] == [f"{kernel.manager.kernel_id}.log"]
         assert logs[0].stat().st_mode & 0o777 == 0o600
 

@@ -14,8 +14,13 @@ from datetime import UTC, datetime
 import httpx
 import pytest
 import websocket
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_msg_from_ws_v1,
+    serialize_msg_to_ws_v1,
+)
 
 TIMEOUT = 60
+PROTOCOL = "v1.kernel.websocket.jupyter.org"
 
 
 class Server:
@@ -38,8 +43,12 @@ class Server:
             f"--ServerApp.port={self.port}",
             "--ServerApp.port_retries=0",
             f"--IdentityProvider.token={self.token}",
-            # As if it were installed.
+            # Whatever else is installed: ours, and nothing that takes seconds to load.
             "--ServerApp.jpserver_extensions=jupyter_gpuckpt=True",
+            "--ServerApp.jpserver_extensions=jupyterlab=False",
+            "--ServerApp.jpserver_extensions=jupyter_lsp=False",
+            "--ServerApp.jpserver_extensions=notebook=False",
+            "--ServerApp.jpserver_extensions=notebook_shim=False",
             *self.options,
         ]
         with self.log_path.open("ab") as log:
@@ -84,7 +93,9 @@ class Server:
         url = f"http://127.0.0.1:{self.port}/{path}"
         response = httpx.request(method, url, headers=headers, timeout=TIMEOUT, **arguments)
         if ok:
-            assert response.is_success, f"{path}: {response.status_code} {response.text}\n{self.log()}"
+            assert response.is_success, (
+                f"{path}: {response.status_code} {response.text}\n{self.log()}"
+            )
         return response
 
     def get(self, path):
@@ -92,14 +103,14 @@ class Server:
 
     # What a page and the extension's front end do.
 
-    def open(self, path="notebook.ipynb", kernel="python3"):
+    def open(self, path="notebook.ipynb", kernel="python3", **options):
         """A session for a notebook, and a page that shows it."""
         body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": kernel}}
         session = self.request("POST", "api/sessions", json=body).json()
-        return self.page(session["kernel"]["id"], session["id"])
+        return self.page(session["kernel"]["id"], session["id"], **options)
 
-    def page(self, kernel_id, session_id=""):
-        page = Page(self, kernel_id, session_id)
+    def page(self, kernel_id, session_id="", *, binary=False):
+        page = Page(self, kernel_id, session_id, binary=binary)
         self.pages.append(page)
         return page
 
@@ -136,17 +147,21 @@ class Server:
 
 
 class Page:
-    """A websocket of a kernel, as JupyterLab opens it."""
+    """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one."""
 
-    def __init__(self, server, kernel_id, session_id):
+    def __init__(self, server, kernel_id, session_id, *, binary):
         self.kernel_id, self.session_id = kernel_id, session_id
         self.client_id = uuid.uuid4().hex
         self.received = []
         self._new = threading.Condition()
         url = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel_id}/channels?session_id={self.client_id}"
         self._socket = websocket.create_connection(
-            url, header=[f"Authorization: token {server.token}"], timeout=TIMEOUT
+            url,
+            header=[f"Authorization: token {server.token}"],
+            timeout=TIMEOUT,
+            subprotocols=[PROTOCOL] if binary else [],
         )
+        assert self._socket.subprotocol == (PROTOCOL if binary else None)
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
 
@@ -158,8 +173,15 @@ class Page:
                 return
             if not text:
                 return
+            if self._socket.subprotocol:
+                channel, parts = deserialize_msg_from_ws_v1(text)
+                names = ("header", "parent_header", "metadata", "content")
+                message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
+                message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
+            else:
+                message = json.loads(text)
             with self._new:
-                self.received.append(json.loads(text))
+                self.received.append(message)
                 self._new.notify_all()
 
     def send(self, kind, content, channel="shell"):
@@ -173,7 +195,13 @@ class Page:
             "date": datetime.now(UTC).isoformat(),
         }
         message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
-        self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
+        if self._socket.subprotocol:
+            packed = serialize_msg_to_ws_v1(
+                message, channel, lambda part: json.dumps(part).encode()
+            )
+            self._socket.send_binary(packed)
+        else:
+            self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
         return header["msg_id"]
 
     def execute(self, code):

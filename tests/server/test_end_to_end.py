@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -80,14 +81,15 @@ def test_cells_sent_to_a_suspended_kernel_run_in_order_after_the_resume(server):
     assert page.output(ids[0]) == "[0]\n"
 
 
-def test_a_page_opened_on_a_suspended_kernel_wakes_nothing_and_is_told_idle(server):
-    first = server.open()
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_page_opened_on_a_suspended_kernel_wakes_nothing_and_is_told_idle(server, binary):
+    first = server.open(binary=binary)
     first.run("x = 1")
     kernel_session = first.received[-1]["header"]["session"]
     server.do("suspend", first.kernel_id)
     first.close()
     began = time.monotonic()
-    page = server.page(first.kernel_id)
+    page = server.page(first.kernel_id, binary=binary)
     info = page.reply(page.send("kernel_info_request", {}))
     assert time.monotonic() - began < 5
     assert info["content"]["implementation"] == "ipython"
@@ -116,8 +118,9 @@ def test_no_output_is_lost_right_after_a_resume(server):
         request = pages[0].execute("print('here')")
         for page in pages:
             page.wait_for(
-                lambda m, request=request: m["msg_type"] == "stream"
-                and m["parent_header"].get("msg_id") == request
+                lambda m, request=request: (
+                    m["msg_type"] == "stream" and m["parent_header"].get("msg_id") == request
+                )
             )
 
 
@@ -129,6 +132,50 @@ def test_cells_sent_around_a_save_are_neither_lost_nor_doubled(server):
     assert server.finish(operation)["state"] == "succeeded"
     page.reply(ids[-1])
     assert page.run("print(count)") == "50\n"
+
+
+def test_cells_sent_around_a_suspend_are_neither_lost_nor_doubled(server):
+    page = server.open(binary=True)
+    page.run("count = 0")
+    sent = []
+    for _ in range(3):
+        sending = threading.Thread(
+            target=lambda: sent.extend(page.execute("count += 1") for _ in range(100))
+        )
+        sending.start()
+        operation = server.begin("suspend", page.kernel_id)
+        sending.join()
+        assert server.finish(operation)["state"] == "succeeded", operation
+        server.do("resume", page.kernel_id)
+    page.reply(sent[-1])
+    assert page.run("print(count)") == "300\n"
+
+
+def test_an_interrupt_by_message_does_not_hit_the_cell_after_the_resume(server, tmp_path):
+    folder = tmp_path / "share" / "kernels" / "by-message"
+    folder.mkdir(parents=True)
+    (folder / "kernel.json").write_text(
+        '{"argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"], '
+        '"display_name": "By message", "language": "python", "interrupt_mode": "message"}'
+    )
+    server.stop()
+    server.env["JUPYTER_PATH"] = str(tmp_path / "share")
+    server.start()
+    page = server.open(kernel="by-message")
+    page.run("x = 1")
+    server.do("suspend", page.kernel_id)
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
+    server.do("resume", page.kernel_id)
+    assert page.run("import time; time.sleep(1); print(x)") == "1\n"
+
+
+def test_a_restart_forgets_the_cells_that_waited(server):
+    page = server.open()
+    server.do("suspend", page.kernel_id)
+    page.execute("x = 'waited'")
+    time.sleep(0.3)
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    assert page.run("print('x' in globals())") == "False\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
@@ -145,7 +192,7 @@ def test_a_stopped_server_suspends_and_the_next_one_lists_the_same_session(serve
     again = server.page(page.kernel_id)
     server.do("resume", page.kernel_id)
     assert again.run("x += 1; print(x)") == "42\n"
-    assert again.run("print(get_ipython().execution_count)") == "3\n"
+    assert again.reply(again.execute("x"))["content"]["execution_count"] == 3
 
 
 def test_a_second_signal_does_not_disturb_the_stop(server):
@@ -248,7 +295,7 @@ def test_a_kernel_that_crashes_is_restarted_as_ever(server):
     page.run("x = 1")
     page.execute("import os; os._exit(1)")
     page.wait_for(lambda m: m["content"].get("execution_state") == "restarting")
-    wait_until(lambda: server.kernel(page.kernel_id)["state"] == "running")
+    page = server.page(page.kernel_id)
     assert page.run("print('x' in globals())") == "False\n"
     server.do("suspend", page.kernel_id)
     server.do("resume", page.kernel_id)
@@ -262,7 +309,8 @@ def test_a_resume_from_an_older_snapshot_goes_back(server):
     page.run("x = 2")
     server.do("suspend", page.kernel_id)
     server.do("resume", page.kernel_id, snapshot_id=older)
-    assert page.run("print(x)") == "1\n"
+    # IPython may add that its history went on without it.
+    assert page.run("print(x)").startswith("1\n")
 
 
 def test_a_daemon_that_is_killed_is_replaced_and_nothing_is_lost(server, monkeypatch):

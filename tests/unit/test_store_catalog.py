@@ -31,12 +31,13 @@ def put(store, chunks):
             writer.append(digest_of(chunk), chunk, len(chunk), RAW)
 
 
-def check(root):
+def check(root, *, forgotten=0):
     with LocalStore(root) as store:
         for chunk in CHUNKS:
             assert store.load(digest_of(chunk)) == chunk
         with store.writer() as writer:
-            assert len(writer.known([digest_of(chunk) for chunk in CHUNKS])) == len(CHUNKS)
+            known = writer.known([digest_of(chunk) for chunk in CHUNKS])
+        assert len(known) >= len(CHUNKS) - forgotten
 
 
 def test_a_closed_catalog_is_one_file(root):
@@ -69,7 +70,8 @@ def test_an_altered_catalog_is_made_again(root, place, count):
     for offset in range(start, min(start + count, len(data))):
         data[offset] ^= 0xFF
     path.write_bytes(data)
-    check(root)
+    # A row that says by mistake that its chunk is damaged costs a second copy, no more.
+    check(root, forgotten=count)
 
 
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])

@@ -1,0 +1,211 @@
+"""A real ipykernel with a GPU: saved while it runs on, suspended, resumed, and everything it computes is as it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError
+from jupyter_gpuckpt.host import gpu, processes
+from jupyter_gpuckpt.protocol import Operation, Result
+
+pytestmark = pytest.mark.gpu
+
+GB = 1 << 30
+
+#: A 4 GB tensor, a captured CUDA graph, a DataLoader with live workers in mid-epoch, a thread that counts, a generator.
+SETUP = """
+import json, os, threading, time
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+torch.manual_seed(0)
+big = torch.randint(-1000, 1000, (1 << 30,), device="cuda", dtype=torch.int32)   # 4 GB
+total = int(big.sum(dtype=torch.int64))
+
+static_in, static_out = torch.zeros(1 << 20, device="cuda"), None
+warm = torch.cuda.Stream()
+warm.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(warm):
+    static_out = static_in * 2 + 1
+torch.cuda.current_stream().wait_stream(warm)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    static_out = static_in * 2 + 1
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.full((1000,), float(index))
+
+batches = iter(DataLoader(Numbers(), batch_size=4, num_workers=2, persistent_workers=True))
+seen = [next(batches)[0, 0].item() for _ in range(3)]
+
+ticks = 0
+def tick():
+    global ticks
+    while True:
+        ticks += 1
+        time.sleep(0.001)
+threading.Thread(target=tick, daemon=True).start()
+
+def state(value):
+    static_in.fill_(value)
+    graph.replay()
+    torch.cuda.synchronize()
+    return json.dumps({
+        "total": int(big.sum(dtype=torch.int64)) == total,
+        "graph": static_out[:3].tolist(),
+        "batch": next(batches)[:, 0].tolist(),
+        "ticks": ticks, "pid": os.getpid(), "clock": time.monotonic(),
+    })
+"""
+
+
+@pytest.fixture
+def kernel(
+    daemon_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
+    """A kernel under the engine, with a client that is connected."""
+    pytest.importorskip("torch")
+    if not gpu.gpus():
+        pytest.skip("there is no GPU here")
+    for name, value in daemon_env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "gpuckpt-provisioner")
+    KernelProvisionerFactory.clear_instance()
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    client = manager.client()
+    client.start_channels()
+    client.wait_for_ready(timeout=120)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+    KernelProvisionerFactory.clear_instance()
+    for log in sorted((Path(daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]) / "log").glob("*")):
+        print(f"--- {log.name}", log.read_text(errors="replace"), sep="\n")
+
+
+def done(daemon: Client, operation: Operation) -> Result:
+    """What it did; where it failed, the tool's own words are printed."""
+    try:
+        result = daemon.wait(operation.operation_id)
+    except GpuCkptError as error:
+        print(f"{operation.kind}: {error.message} {error.hint}", error.details, sep="\n")
+        raise
+    sizes = result.sizes
+    print(
+        f"\n{operation.kind}: {result.seconds:.2f} s, still for {result.frozen_seconds:.3f} s,",
+        f"{sizes.raw_bytes / 1e9:.2f} GB ({sizes.gpu_bytes / 1e9:.2f} GPU) as {sizes.new_bytes / 1e9:.2f} new;",
+        ", ".join(f"{name} {spent:.3f}" for name, spent in result.seconds_by_stage.items()),
+    )
+    return result
+
+
+def run(client: BlockingKernelClient, code: str) -> str:
+    """What `code` printed."""
+    printed: list[str] = []
+    reply = client.execute_interactive(
+        code,
+        timeout=300,
+        output_hook=lambda m: printed.append(m["content"].get("text", "")),
+    )
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return "".join(printed)
+
+
+def reconnected(client: BlockingKernelClient) -> None:
+    """Until the kernel's output reaches us again: SUB sockets reconnect some time after a resume."""
+    client.wait_for_ready(timeout=60)
+
+
+def state(client: BlockingKernelClient, value: int) -> dict[str, object]:
+    lines = run(client, f"print(state({value}))").splitlines()
+    # After a second resume of one snapshot IPython says, too, that its history has a line of this number already.
+    return dict(json.loads(next(line for line in lines if line.startswith("{"))))
+
+
+def check(before: dict, after: dict, value: int) -> None:
+    assert after["total"]
+    assert after["graph"] == [value * 2 + 1.0] * 3
+    assert after["batch"] == [number + 4 for number in before["batch"]]
+    assert after["ticks"] > before["ticks"]
+    assert after["pid"] == before["pid"]
+    assert after["clock"] > before["clock"]
+
+
+def test_a_gpu_kernel_is_saved_suspended_and_resumed(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    manager, client = kernel
+    run(client, SETUP)
+    zero = state(client, 1)
+    idle = sum(gpu.free_bytes().values())
+    with Client.connect() as daemon:
+        kernel_id = manager.provisioner.kernel_id
+        record = daemon.kernel(kernel_id)
+        assert record.gpu_bytes > 4 * GB
+        saved = done(daemon, daemon.save(kernel_id))
+        one = state(client, 2)
+        check(zero, one, 2)
+        (process,) = daemon.manifest_summary(saved.snapshot_id)["gpu"]
+        assert process["staging"], "GPU memory goes through a file, not through CRIU"
+
+        suspended = done(daemon, daemon.suspend(kernel_id))
+        assert suspended.sizes.gpu_bytes > 4 * GB
+        assert not processes.exists(record.pid)
+        assert not processes.exists(record.init_pid)
+        free = sum(gpu.free_bytes().values())
+        assert free - idle > 4 * GB
+
+        began = time.monotonic()
+        done(daemon, daemon.resume(kernel_id))
+        reconnected(client)
+        two = state(client, 3)
+        print(f"first answer after {time.monotonic() - began:.2f} s")
+        check(one, two, 3)
+
+        # A second generation, from the resumed process.
+        done(daemon, daemon.suspend(kernel_id))
+        done(daemon, daemon.resume(kernel_id))
+        reconnected(client)
+        check(two, state(client, 4), 4)
+
+        # The first save is of its moment: the batch after `zero`.
+        done(daemon, daemon.suspend(kernel_id))
+        done(daemon, daemon.resume(kernel_id, saved.snapshot_id))
+        reconnected(client)
+        check(zero, state(client, 5), 5)
+
+
+def test_a_kernel_that_the_driver_refuses_runs_on(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+) -> None:
+    manager, client = kernel
+    run(
+        client,
+        """
+import torch
+from cuda.bindings import driver
+x = torch.arange(1000, device="cuda")
+error, managed = driver.cuMemAllocManaged(1 << 20, 1)
+assert int(error) == 0
+""",
+    )
+    with Client.connect() as daemon:
+        kernel_id = manager.provisioner.kernel_id
+        for verb in (daemon.save, daemon.suspend):
+            with pytest.raises(FreezeFailed, match="managed memory"):
+                done(daemon, verb(kernel_id))
+            assert run(client, "print(int(x.sum()))") == "499500\n"
+        assert daemon.snapshots(kernel_id) == []

@@ -1,0 +1,101 @@
+"""What pages hear about kernels."""
+
+import json
+import threading
+import time
+
+import pytest
+import websocket
+
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.server.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Listener:
+    """A page that listens to the server's events."""
+
+    def __init__(self, server):
+        self.heard = []
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+            header=[f"Authorization: token {server.token}"],
+            timeout=60,
+        )
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self):
+        while True:
+            try:
+                text = self._socket.recv()
+            except (OSError, websocket.WebSocketException):
+                return
+            event = json.loads(text) if text else {}
+            if event.get("schema_id") == SCHEMA_ID:
+                self.heard.append(event)
+
+    def close(self):
+        self._socket.close()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def listener(server):
+    made = Listener(server)
+    yield made
+    made.close()
+
+
+def states(listener):
+    """The states heard of, without repetition."""
+    found = []
+    for event in listener.heard:
+        if not found or found[-1] != event["state"]:
+            found.append(event["state"])
+    return found
+
+
+def test_every_change_of_state_is_told_with_the_kernel_as_rest_shows_it(server, listener):
+    page = server.open()
+    page.run("x = 1")
+    server.do("save", page.kernel_id)
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
+    wait_for(lambda: states(listener)[-1] == "running" and not listener.heard[-1]["operation"])
+    expected = ["saving", "running", "suspending", "suspended", "resuming", "running"]
+    assert [s for s in states(listener) if s != "starting"][-6:] == expected
+    told = {key: listener.heard[-1][key] for key in server.kernel(page.kernel_id)}
+    assert told == server.kernel(page.kernel_id)
+
+
+def test_progress_is_told_but_not_too_often(server, listener):
+    page = server.open()
+    page.run("import os; data = os.urandom(400_000_000)")
+    operation = server.do("save", page.kernel_id)
+    told = [e["operation"] for e in listener.heard if e["operation"]]
+    assert {o["operation_id"] for o in told} == {operation["operation_id"]}
+    assert max(o["progress"]["done_bytes"] for o in told) > 0
+    stored = [o for o in told if o["progress"]["stage"] == "store"]
+    seconds = stored[-1]["progress"]["seconds"] - stored[0]["progress"]["seconds"]
+    assert len(stored) <= seconds / PROGRESS_SECONDS + 2
+
+
+def test_what_the_command_line_does_is_told_and_pages_come_back(server, listener, monkeypatch):
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    page = server.open()
+    page.run("x = 41")
+    with Client.connect() as client:
+        client.wait(client.suspend(page.kernel_id).operation_id)
+        wait_for(lambda: "suspended" in states(listener))
+        held = page.execute("print(x + 1)")
+        client.wait(client.resume(page.kernel_id).operation_id)
+    assert page.output(held) == "42\n"
+    assert states(listener)[-4:] == ["suspending", "suspended", "resuming", "running"]

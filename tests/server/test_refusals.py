@@ -1,0 +1,138 @@
+"""What is refused, with a running kernel: the kernels that are not managed, and operations that do not fit."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def stock_kernelspec(tmp_path):
+    """A kernelspec that asks for the local provisioner; gives the folder to search."""
+    folder = tmp_path / "share" / "kernels" / "stock"
+    folder.mkdir(parents=True)
+    spec = {
+        "argv": ["python", "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Stock",
+        "language": "python",
+        "metadata": {"kernel_provisioner": {"provisioner_name": "local-provisioner"}},
+    }
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    return tmp_path / "share"
+
+
+@pytest.mark.parametrize("verb", ["save", "suspend", "resume"])
+def test_a_kernel_of_another_provisioner_is_shown_and_refused(make_server, stock_kernelspec, verb):
+    server = make_server(env={"JUPYTER_PATH": str(stock_kernelspec)}).start()
+    page = server.open(kernel="stock")
+    kernel = server.kernel(page.kernel_id)
+    assert (kernel["managed"], kernel["state"]) == (False, "running")
+    assert "LocalProvisioner" in kernel["reason"]
+    assert kernel["hint"]
+    status, error = server.refused("POST", f"kernels/{page.kernel_id}/{verb}")
+    assert (status, error["code"]) == (409, "kernel_not_managed")
+    assert page.run("print(1)") == "1\n"
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--GpuCkptServer.excluded_kernelspecs=py*",
+        "--GpuCkptServer.allowed_kernelspecs=other",
+        "--GpuCkptServer.use_for_all_kernels=False",
+        "--KernelProvisionerFactory.default_provisioner_name=local-provisioner",
+    ],
+)
+def test_the_configuration_keeps_kernels_off_the_engine(make_server, option):
+    server = make_server(option).start()
+    page = server.open()
+    assert server.kernel(page.kernel_id)["managed"] is False
+    assert page.run("print(1)") == "1\n"
+
+
+def test_without_an_engine_everything_works_but_saving(make_server):
+    server = make_server(env={"JUPYTER_GPUCKPT_CRIU": "/no/such/criu"}).start()
+    pages = [server.open(f"{name}.ipynb") for name in "ab"]
+    assert pages[0].run("print(1)") == "1\n"
+    kernel = server.kernel(pages[0].kernel_id)
+    assert kernel["managed"] is False
+    assert "criu" in kernel["reason"].lower()
+    assert kernel["hint"]
+    status, error = server.refused("POST", f"kernels/{pages[0].kernel_id}/save")
+    assert (status, error["code"]) == (409, "kernel_not_managed")
+    assert server.get("api/gpuckpt/host")["engine_available"] is False
+    assert server.log_path.read_text().count("cannot be saved:") == 1
+
+
+def test_a_second_save_is_refused_while_one_is_in_flight(server):
+    page = server.open()
+    page.run("import os; data = os.urandom(300_000_000)")
+    operation = server.begin("save", page.kernel_id)
+    status, error = server.refused("POST", f"kernels/{page.kernel_id}/save")
+    assert (status, error["code"]) == (409, "kernel_busy")
+    assert server.kernel(page.kernel_id)["operation"]["operation_id"] == operation["operation_id"]
+    assert server.finish(operation)["state"] == "succeeded"
+    assert server.kernel(page.kernel_id)["operation"] is None
+
+
+def test_a_save_of_a_suspended_kernel_is_refused_and_a_second_suspend_is_not(server):
+    page = server.open()
+    server.do("suspend", page.kernel_id)
+    status, error = server.refused("POST", f"kernels/{page.kernel_id}/save")
+    assert (status, error["code"]) == (409, "kernel_state_conflict")
+    assert server.do("suspend", page.kernel_id)["kind"] == "suspend"
+    assert server.do("resume", page.kernel_id)["kind"] == "resume"
+    assert page.run("print(1)") == "1\n"
+
+
+def test_a_resume_from_a_snapshot_that_is_not_there_leaves_the_kernel_suspended(server):
+    page = server.open()
+    page.run("x = 1")
+    server.do("suspend", page.kernel_id)
+    operation = server.finish(server.begin("resume", page.kernel_id, snapshot_id="none"))
+    assert operation["state"] == "failed"
+    assert operation["error"]["code"] == "snapshot_not_found"
+    kernel = server.kernel(page.kernel_id)
+    assert kernel["state"] == "suspended"
+    assert kernel["reason"] == operation["error"]["message"]
+    server.do("resume", page.kernel_id)
+    assert page.run("print(x)") == "1\n"
+
+
+def test_the_snapshot_of_a_suspended_kernel_cannot_be_deleted(server):
+    page = server.open()
+    snapshot = server.do("suspend", page.kernel_id)["result"]["snapshot_id"]
+    status, error = server.refused("DELETE", f"snapshots/{snapshot}")
+    assert (status, error["code"]) == (409, "snapshot_in_use")
+
+
+IO_URING = """
+import ctypes
+parameters = ctypes.create_string_buffer(120)
+print(ctypes.CDLL(None).syscall(425, 4, parameters))  # io_uring_setup
+"""
+
+
+@pytest.mark.parametrize("verb", ["save", "suspend"])
+def test_a_kernel_that_cannot_be_saved_says_why_and_runs_on(server, verb):
+    page = server.open()
+    if int(page.run(IO_URING)) < 0:
+        pytest.skip("io_uring is switched off here")
+    operation = server.finish(server.begin(verb, page.kernel_id))
+    assert operation["state"] == "failed"
+    assert operation["error"]["message"]
+    kernel = server.kernel(page.kernel_id)
+    assert (kernel["state"], kernel["reason"]) == ("running", operation["error"]["message"])
+    assert page.run("print(1)") == "1\n"
+
+
+def test_a_kernel_that_cannot_be_saved_runs_on_when_its_server_stops(server):
+    page = server.open()
+    if int(page.run(IO_URING)) < 0:
+        pytest.skip("io_uring is switched off here")
+    page.run("x = 1")
+    server.stop()
+    assert "runs on" in server.log_path.read_text()
+    server.start()
+    assert server.kernel(page.kernel_id)["state"] == "running"
+    assert server.page(page.kernel_id).run("print(x)") == "1\n"

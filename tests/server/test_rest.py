@@ -1,0 +1,148 @@
+"""The REST interface: who may ask what, what is refused and how, and its description."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from jupyter_gpuckpt import server as server_package
+from jupyter_gpuckpt.server.handlers import PREFIX, ROUTES
+
+OPENAPI = Path(server_package.__file__).parent / "openapi.yaml"
+METHODS = ("get", "put", "post", "patch", "delete")
+
+CASES = [
+    (method, route)
+    for route, handler in ROUTES.items()
+    for method in METHODS
+    if method in vars(handler)
+]
+
+#: Allows the pairs of action and resource that a file lists, which the test writes.
+AUTHORIZER = """
+import json, os
+from jupyter_server.auth import Authorizer
+
+class Rules(Authorizer):
+    def is_authorized(self, handler, user, action, resource):
+        if resource not in ("gpuckpt", "kernels"):
+            return True
+        with open(os.environ["TEST_RULES"]) as file:
+            return [action, resource] in json.load(file)
+"""
+
+
+def filled(route):
+    return "api/gpuckpt" + re.sub(r"{\w+}", "5b5c3f6e-aaaa-bbbb-cccc-000000000000", route)
+
+
+def action_of(method):
+    return "read" if method == "get" else "write"
+
+
+@pytest.fixture
+def ruled(make_server, tmp_path):
+    """A server and a function that sets what it allows."""
+    rules = tmp_path / "rules.json"
+    (tmp_path / "gpuckpt_test_rules.py").write_text(AUTHORIZER)
+
+    def allow(*pairs):
+        rules.write_text(json.dumps(pairs))
+
+    allow()
+    server = make_server(
+        "--ServerApp.authorizer_class=gpuckpt_test_rules.Rules",
+        "--ServerApp.allow_unauthenticated_access=False",
+        env={"PYTHONPATH": str(tmp_path), "TEST_RULES": str(rules), "PYTHONWARNINGS": "always"},
+    )
+    return server.start(), allow
+
+
+def test_only_those_may_ask_who_are_allowed_to(ruled):
+    server, allow = ruled
+    for method, route in CASES:
+        action = action_of(method)
+        others = {"read", "write", "execute"} - {action}
+        allow(*((other, "gpuckpt") for other in others), (action, "kernels"))
+        response = server.request(method, filled(route), ok=False)
+        assert response.status_code == 403, (method, route)
+        assert response.json()["code"] == "http_403"
+        allow((action, "gpuckpt"))
+        response = server.request(method, filled(route), ok=False)
+        assert response.status_code != 403, (method, route)
+
+
+def test_nobody_may_ask_without_a_token(ruled):
+    server, allow = ruled
+    allow(*((action, "gpuckpt") for action in ("read", "write", "execute")))
+    server.token = "wrong"
+    for method, route in CASES:
+        response = server.request(method, filled(route), ok=False)
+        assert response.status_code == 403, (method, route)
+
+
+def test_every_route_asks_who_it_is(ruled):
+    server, _ = ruled
+    log = server.log_path.read_text()
+    assert "extension was successfully loaded" in log
+    # Other extensions may have such routes; the warning's header alone says nothing.
+    assert f"registered for {PREFIX}" not in log
+
+
+def test_what_is_not_there_is_404_with_a_code(server):
+    for method, route in CASES:
+        if "{" in route:
+            status, body = server.refused(method, filled(route).removeprefix("api/gpuckpt/"))
+            kind = re.search(r"{(\w+)_id}", route)[1]
+            assert (status, body["code"]) == (404, f"{kind}_not_found"), (method, route)
+            assert body["message"].endswith(".")
+
+
+def test_a_body_that_makes_no_sense_is_400(server):
+    for verb in ("save", "suspend", "resume"):
+        for body in ("{", "[]", '{"nmae": "x"}', '{"name": 1, "snapshot_id": 1}'):
+            path = filled(f"/kernels/{{id}}/{verb}").removeprefix("api/gpuckpt/")
+            status, answer = server.refused("POST", path, content=body)
+            assert (status, answer["code"]) == (400, "configuration"), (verb, body)
+            assert "openapi.yaml" in answer["hint"]
+    status, _ = server.refused("GET", "operations/x?wait=soon")
+    assert status == 400
+
+
+def test_the_host_is_described(server):
+    report = server.get("api/gpuckpt/host")
+    assert report["engine_available"] is True
+    assert {"name", "ok", "message", "fix", "required"} == set(report["checks"][0])
+
+
+def test_the_description_lists_exactly_the_routes():
+    described = yaml.safe_load(OPENAPI.read_text())
+    assert described["servers"] == [{"url": PREFIX}]
+    found = {
+        (method, path)
+        for path, item in described["paths"].items()
+        for method in item
+        if method in METHODS
+    }
+    assert found == set(CASES)
+
+
+def test_the_description_refers_to_nothing_that_it_lacks():
+    described = yaml.safe_load(OPENAPI.read_text())
+
+    def references(part):
+        if isinstance(part, dict):
+            for key, value in part.items():
+                if key == "$ref":
+                    yield value
+                yield from references(value)
+        elif isinstance(part, list):
+            for value in part:
+                yield from references(value)
+
+    for reference in references(described):
+        found = described
+        for name in reference.removeprefix("#/").split("/"):
+            found = found[name]
