@@ -18,12 +18,16 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 from tornado.httpclient import HTTPRequest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+JSON = dict[str, Any]
 
 SETUP = """
 import os, sqlite3, subprocess, threading, time
@@ -77,7 +81,8 @@ print(json.dumps({
     "gpu": None if on_gpu is None else float(on_gpu[-1000:].sum()),
 }))
 """
-GAPS = "print(max(b - a for a, b in zip(ticks[-5000:], ticks[-4999:])))"
+#: The longest time between two ticks of the background thread since tick number {since}.
+GAP = "print(max(b - a for a, b in zip(ticks[{since}:], ticks[{since} + 1:])))"
 
 
 class DemoError(Exception):
@@ -238,14 +243,10 @@ def processes_of(directory: Path) -> list[str]:
 class Table:
     """What was done, with times and sizes."""
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[str, str, str]] = []
-
     def add(self, step: str, seconds: float | None = None, what: str = "") -> None:
         """One row, printed when it happens."""
-        row = (step, "" if seconds is None else f"{seconds:.2f} s", what)
-        self._rows.append(row)
-        print(f"  {row[0]:<34} {row[1]:>8}   {row[2]}", flush=True)
+        spent = "" if seconds is None else f"{seconds:.2f} s"
+        print(f"{step:<30} {spent:>8}   {what}".rstrip(), flush=True)
 
 
 def megabytes(count: int) -> str:
@@ -259,96 +260,91 @@ def sizes(result: dict[str, Any]) -> str:
 
 
 async def run(directory: Path) -> None:
-    """The main job."""
+    """The main job: under a first server, then under a second one."""
     table, notebooks = Table(), directory / "notebooks"
     notebooks.mkdir()
-    (notebooks / "demo.ipynb").write_text(
-        '{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":5}'
-    )
+    empty = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (notebooks / "demo.ipynb").write_text(json.dumps(empty))
+    session, state = await first_server(directory, table)
+    left = processes_of(notebooks)
+    check(not left, f"processes are left: {left}")
+    await second_server(directory, table, session, state)
+
+
+@asynccontextmanager
+async def serving(directory: Path, table: Table, name: str) -> AsyncIterator[Server]:
+    """A server that answers, until the end of the block; its log is shown when the block fails."""
+    began = time.monotonic()
     server = Server(directory)
     try:
-        began = time.monotonic()
-        server.wait()
-        table.add("server started", time.monotonic() - began)
-        session = server.request(
-            "POST",
-            "/api/sessions",
-            {
-                "path": "demo.ipynb",
-                "name": "demo.ipynb",
-                "type": "notebook",
-                "kernel": {"name": "python3"},
-            },
-        )
+        await asyncio.to_thread(server.wait)
+        table.add(f"{name} server started", time.monotonic() - began)
+        yield server
+    except BaseException:
+        print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)
+        raise
+    finally:
+        await asyncio.to_thread(server.stop)
+    table.add(f"{name} server stopped")
+
+
+async def first_server(directory: Path, table: Table) -> tuple[JSON, JSON]:
+    """Make state, save it while it changes, suspend it; the session and the state at the end."""
+    async with serving(directory, table, "first") as server:
+        kernel = {"name": "python3"}
+        wanted = {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook", "kernel": kernel}
+        session = server.request("POST", "/api/sessions", wanted)
         kernel_id = session["kernel"]["id"]
         managed = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
-        check(
-            managed["managed"],
-            f"the kernel does not run under the engine: {managed['reason']} {managed['hint']}",
-        )
+        check(managed["managed"], f"not under the engine: {managed['reason']} {managed['hint']}")
         connection = await server.connect(kernel_id)
         began = time.monotonic()
         await execute(connection, SETUP)
         gpu = (await execute(connection, GPU_SETUP)).strip()
-        table.add(
-            "cells run",
-            time.monotonic() - began,
-            f"variables, generator, sqlite, 1 GB array, thread, child, {gpu}",
-        )
+        what = f"variables, generator, sqlite, 1 GB array, thread, child, {gpu}"
+        table.add("cells run", time.monotonic() - began, what)
         before = json.loads(await execute(connection, STATE))
 
         saved = await asyncio.to_thread(server.operation, "save", kernel_id)
         table.add("saved while it ran", saved["seconds"], sizes(saved))
-        gap = float(await execute(connection, GAPS))
-        table.add(
-            "  of this it stood still",
-            saved["frozen_seconds"],
-            f"its thread saw a gap of {gap:.2f} s",
-        )
+        gap = float(await execute(connection, GAP.format(since=before["thread ticks"])))
+        seen = f"the longest gap its thread saw: {gap:.2f} s"
+        table.add("  of this it stood still", saved["frozen_seconds"], seen)
         between = json.loads(await execute(connection, STATE))
         compare(before, between)
 
         suspended = await asyncio.to_thread(server.operation, "suspend", kernel_id)
         table.add("suspended", suspended["seconds"], sizes(suspended))
-        left = processes_of(notebooks)
+        left = processes_of(directory / "notebooks")
         check(not left, f"processes are left: {left}")
-        table.add("no process is left")
+        table.add("  no process is left")
         connection.close()
-        server.stop()
-        table.add("server stopped")
+    return session, between
 
-        server = Server(directory)
-        server.wait()
+
+async def second_server(directory: Path, table: Table, session: JSON, before: JSON) -> None:
+    """Find the kernel suspended, resume it and compare."""
+    kernel_id = session["kernel"]["id"]
+    async with serving(directory, table, "second") as server:
         again = server.request("GET", "/api/sessions")
-        check([s["id"] for s in again] == [session["id"]], f"the session is not the same: {again}")
+        check([s["id"] for s in again] == [session["id"]], f"another session: {again}")
         check(again[0]["kernel"]["id"] == kernel_id, "the kernel id changed")
         check(again[0]["kernel"]["execution_state"] == "suspended", f"not suspended: {again[0]}")
-        table.add("new server", None, "lists the same session and kernel as suspended")
+        table.add("  same session and kernel", None, "listed as suspended")
         began = time.monotonic()
         connection = await server.connect(kernel_id)
         resumed = await asyncio.to_thread(server.operation, "resume", kernel_id)
         after = json.loads(await execute(connection, STATE))
-        table.add(
-            "resumed, next cell answered",
-            time.monotonic() - began,
-            f"of this the engine {resumed['seconds']:.2f} s",
-        )
-        compare(between, after)
-        table.add(
-            "everything is as it was",
-            None,
-            f"generator goes on: {before['generator']}, {between['generator']}, {after['generator']}",
-        )
+        engine = f"of this the engine {resumed['seconds']:.2f} s"
+        table.add("resumed, next cell answered", time.monotonic() - began, engine)
+        compare(before, after)
+        numbers = f"{before['generator']}, {after['generator']}"
+        table.add("  everything is as it was", None, f"the generator goes on: {numbers}")
         connection.close()
         server.request("DELETE", f"/api/sessions/{session['id']}")
-    except BaseException:
-        print(f"\nThe server's log ends with:\n{server.log.read_text()[-3000:]}", file=sys.stderr)
-        raise
-    finally:
-        server.stop()
 
 
-def compare(before: dict[str, Any], after: dict[str, Any]) -> None:
+def compare(before: JSON, after: JSON) -> None:
     """Everything that must be the same is, and what goes on has gone on by one."""
     for key in ("variables", "open transaction", "array", "child", "pid", "gpu"):
         check(before[key] == after[key], f"{key} changed: {before[key]} -> {after[key]}")
