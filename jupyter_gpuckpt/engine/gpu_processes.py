@@ -12,8 +12,15 @@ import signal
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ..errors import CheckpointError, FreezeFailed, GpuCkptError, ThawFailed
-from ..host import processes
+from ..errors import (
+    CheckpointError,
+    FreezeFailed,
+    GpuCkptError,
+    KernelNotCheckpointable,
+    ThawFailed,
+    ToolMissing,
+)
+from ..host import gpu, processes
 from ..model import SCRATCH, GpuProcess
 from ..progress import Progress
 from . import cuda, gpu_release
@@ -44,11 +51,17 @@ class GpuProcesses:
         On an error `give_back` undoes what was done. Without a GPU nothing happens.
         """
         with_gpu = [pid for pid in pids(self._tree) if cuda.holds_gpu(pid)]
-        if not with_gpu or not cuda.available()[0]:
+        if not with_gpu:
             return
+        usable, reason = cuda.available()
+        if not usable:
+            raise ToolMissing(
+                f"The kernel uses a GPU, and GPU memory cannot be saved here: {reason}.",
+                hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` says what else is missing.",
+            )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
-        if not owners:
-            return
+        for pid in owners:
+            _refuse_several_gpus(pid)
         with self._progress.stage("gpu lock"):
             for pid in owners:
                 cuda.lock(pid, self._settings.gpu_lock_seconds)
@@ -107,6 +120,22 @@ class GpuProcesses:
             for files in self._staged.values()
             for file in files
         }
+
+
+def _refuse_several_gpus(pid: int) -> None:
+    """Refuse what the driver takes and never gives back: a process with peer access on between its GPUs.
+
+    Restore then fails for good. Peer access cannot be seen from outside, so contexts on several GPUs are refused.
+    """
+    count = gpu.devices_of(pid)
+    if count == 1 or len(gpu.gpus()) < 2:
+        return
+    seen = f"on {count} GPUs" if count else "on GPUs that the driver does not name"
+    raise KernelNotCheckpointable(
+        f"A process of the kernel has CUDA contexts {seen}; if peer access between them is on, the driver could not bring it back.",
+        hint="Let the kernel use one GPU (CUDA_VISIBLE_DEVICES=0) to be able to save it.",
+        details=f"process {pid} ({processes.name(pid)})",
+    )
 
 
 def _driver_thread(pid: int, error: type[CheckpointError]) -> int:

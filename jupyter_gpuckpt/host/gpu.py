@@ -102,24 +102,36 @@ def free_bytes() -> dict[str, int]:
 
 
 def memory_of(pids: Collection[int]) -> dict[int, int]:
-    """GPU memory in bytes, over all GPUs, of those of `pids` that use any; context included.
+    """GPU memory in bytes, over all GPUs, of those of `pids` that use any; context included."""
+    used = Counter[int]()
+    for by_process in _used_by_device():
+        used.update({pid: count for pid, count in by_process.items() if pid in pids})
+    return dict(used)
+
+
+def devices_of(pid: int) -> int | None:
+    """On how many GPUs a process has a context; None where the driver does not list it."""
+    return sum(pid in by_process for by_process in _used_by_device()) or None
+
+
+def _used_by_device() -> list[dict[int, int]]:
+    """For every GPU, the memory of each process that has a context on it.
 
     The driver names processes by their pids in the machine's first PID namespace: a daemon inside a
-    container with a PID namespace of its own gets an empty answer.
+    container with a PID namespace of its own finds nobody it knows.
     """
     nvml = _library.get()
-    if not nvml or not pids:
-        return {}
-    wanted, used = set(pids), Counter[int]()
+    if not nvml:
+        return []
+    found: list[dict[int, int]] = []
     for handle in _handles(nvml):
         try:
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
-                if process.pid in wanted:
-                    # None where the driver does not count memory by process (MIG, WDDM).
-                    used[process.pid] += process.usedGpuMemory or 0
+            # The memory is None where the driver does not count it by process (MIG, WDDM).
+            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            found.append({process.pid: process.usedGpuMemory or 0 for process in running})
         except nvml.NVMLError as error:
             logger.warning("A GPU does not list its processes: %s", error)
-    return dict(used)
+    return found
 
 
 def _handles(nvml: Any) -> list[Any]:  # noqa: ANN401 - the module pynvml

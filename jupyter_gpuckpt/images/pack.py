@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from ..errors import CheckpointError
 from ..model import Chunk, Stream
 from ..progress import Progress
@@ -117,7 +119,9 @@ class BytesSource:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset`."""
-        buffer[:] = self._data[offset : offset + len(buffer)]
+        # numpy copies without the GIL; a memoryview's own slices are assigned under it.
+        part = np.frombuffer(self._data[offset : offset + len(buffer)], np.uint8)
+        np.frombuffer(buffer, np.uint8)[:] = part
 
 
 class FileSource:
