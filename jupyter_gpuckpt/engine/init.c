@@ -246,10 +246,18 @@ int main(int c, char **v) {
         return 2;
     }
     mkdir(SCRATCH, 0755);
+    int told[2];
+    char word;
+    if (pipe2(told, O_CLOEXEC)) fail("pipe");
     if (unshare(CLONE_NEWPID)) fail("PID namespace");
     pid_t child = fork();
     if (child < 0) fail("fork");
-    if (!child) return init(restore, v + 2);
+    if (!child) { /* our host pid is said before anything that init says */
+        close(told[1]);
+        if (read(told[0], &word, 1) != 1) _exit(1);
+        close(told[0]);
+        return init(restore, v + 2);
+    }
     dprintf(1, "init %d\n", child);
-    return 0;
+    return write(told[1], "", 1) == 1 ? 0 : 1;
 }

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 PROVISIONER = "gpuckpt-provisioner"
 _PROVISIONERS = "jupyter_client.kernel_provisioners"
 _DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
-_SECOND_CLAIM_SECONDS = 4.0
 
 
 class GpuCkptServer(ExtensionApp):
@@ -246,16 +245,6 @@ class GpuCkptServer(ExtensionApp):
             )
         except Exception:
             self.log.exception("Kernels of an earlier server could not be listed.")
-        else:
-            self.operations.spawn(self._adopt_later())
-
-    async def _adopt_later(self) -> None:
-        """The daemon takes a server that ended a moment ago for one that may come back."""
-        await asyncio.sleep(_SECOND_CLAIM_SECONDS)
-        try:
-            await self._adopt()
-        except GpuCkptError as error:
-            self.log.warning("%s %s", error.message, error.hint)
 
     async def _adopt(self) -> None:
         kernels = cast("GpuCkptKernels", self._server.kernel_manager)

@@ -58,7 +58,8 @@ def _full(root: Path, needed_bytes: int) -> StoreFull:
         free = f"{free_bytes(root):,} bytes are free"
     except OSError:
         free = "how much is free is unknown"
+    needed = f"at least {needed_bytes:,} more bytes are needed, " if needed_bytes else ""
     return StoreFull(
-        f"The snapshot store {root} is full: at least {needed_bytes:,} more bytes are needed, {free}.",
+        f"The snapshot store {root} is full: {needed}{free}.",
         hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
     )

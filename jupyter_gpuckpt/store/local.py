@@ -9,16 +9,17 @@ lock                          keeps it to one process (lock.py)
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import ObjectCorrupt, StoreError
+from ..errors import ConfigurationError, ObjectCorrupt, StoreError, StoreFull
 from ..model import Manifest, SnapshotInfo
 from . import faults, manifests, packs
 from .catalog import Catalog, Location
@@ -36,7 +37,7 @@ class LocalStore:
     """Snapshots in the directory `root`, which is created (0700). All methods are thread-safe.
 
     One process has it open at a time: opening raises StoreUnavailable, which names the other one, or says why the directory
-    cannot be used. What a crash left half-written is removed, the catalog is brought up to date. `close` when done (the end
+    cannot be used, and ConfigurationError when it holds other things. What a crash left half-written is removed, the catalog is brought up to date. `close` when done (the end
     of the object or of the process does it as well).
     """
 
@@ -58,6 +59,12 @@ class LocalStore:
         self._listed: dict[str, tuple[tuple[int, int, int], SnapshotInfo | None]] = {}
         self._rebuilt = False
         with store_errors(root):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._packs.exists() and any(p.name != "lock" for p in root.iterdir()):
+                raise ConfigurationError(
+                    f"{root} holds other files, so it is not used as a snapshot store.",
+                    hint="Choose a directory that is empty, or that does not exist yet.",
+                )
             _make_directory(root)
             store_lock = StoreLock(root / "lock")
             try:
@@ -171,7 +178,15 @@ class LocalStore:
         digests = manifests.references(manifest)
         with self._publishing, store_errors(self.root):
             self.locate(digests)
-            manifests.write(self._manifests, manifest)
+            try:
+                with store_errors(self.root):
+                    manifests.write(self._manifests, manifest)
+            except StoreFull:
+                # The snapshot will not be: what was stored for it gives its room back.
+                with self._lock:
+                    self._leases.published(digests)
+                self.sweep()
+                raise
             with self._lock:
                 self._leases.published(digests)
 
@@ -185,7 +200,7 @@ class LocalStore:
         with store_errors(self.root):
             paths = list(self._manifests.glob("*" + manifests.SUFFIX))
             infos = [info for path in paths if (info := self._info(path)) is not None]
-        for name in self._listed.keys() - {path.name for path in paths}:
+        for name in set(tuple(self._listed)) - {path.name for path in paths}:
             self._listed.pop(name, None)
         if kernel_id is not None:
             infos = [info for info in infos if info.kernel_id == kernel_id]
@@ -249,8 +264,11 @@ class LocalStore:
 
 
 def _close(catalog: Catalog, lock: StoreLock) -> None:
-    with suppress(OSError):
+    try:
         catalog.close()
+    except sqlite3.Error as error:
+        logger.warning("The catalog was not closed well; the next opening checks it: %s", error)
+    finally:
         lock.release()
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import StoreUnavailable
@@ -51,7 +52,8 @@ class StoreLock:
     def release(self) -> None:
         """Let others have it; may be called again."""
         if self._descriptor >= 0:
-            os.ftruncate(self._descriptor, 0)
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
             os.close(self._descriptor)
             self._descriptor = -1
 

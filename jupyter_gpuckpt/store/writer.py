@@ -41,9 +41,10 @@ class Record(NamedTuple):
 class PackWriter:
     """Writes packs; made by `LocalStore.writer`, used as a context manager.
 
-    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was asked for and found, or appended, stays in the store
-    until a manifest that refers to it is published (or, after an error, until the writer is left). A pack that is full is
-    brought to the disk in the background while the next one fills, so the disk is never idle.
+    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was asked for and found, or appended, stays in
+    the store until a manifest that refers to it is published (or, after an error, until the writer is left). A pack that is
+    full is brought to the disk in the background while the next one fills, so the disk is never idle. Whatever fails there
+    is raised by the next `append_all` or by `finish`.
 
     `finish` makes all durable. Left without it, or by an exception, chunks that were written completely are kept for the next
     save where the disk still takes them, and temporary files are removed. Methods raise StoreFull and StoreUnavailable.
@@ -105,6 +106,8 @@ class PackWriter:
 
         Payloads are not kept. When another thread's write of the same chunk fails, `finish` raises.
         """
+        if self._error is not None:
+            raise self._error
         unasked = [r.digest for r in records if r.digest not in self._absent]
         known = self.known(unasked) if unasked else {}
         needed = sum(len(record.payload) for record in records)
@@ -193,7 +196,8 @@ class PackWriter:
                 # Leased before others can see them: a sweep must not take what this writer counts on.
                 self._lease.digests.update(entry.digest for entry in pack.entries)
                 self._catalog.add_pack(pack.name, length, pack.entries)
-        except BaseException:
+        except BaseException as error:
+            self._error = self._error or error
             pack.discard()
             raise
 

@@ -9,6 +9,7 @@ import pytest
 from jupyter_gpuckpt.errors import StoreFull, StoreUnavailable
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
+from jupyter_gpuckpt.model import Host, LaunchSpec, Manifest, SnapshotInfo
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 
@@ -96,6 +97,34 @@ def test_a_full_disk_is_said_with_sizes_and_leaves_the_store_as_it_was(mount, si
         small = os.urandom(100_000)
         stream = pack([BytesSource("c", small)], store, threads=2, progress=Progress()).streams[0]
         assert read_stream(stream, store) == small
+
+
+def test_a_manifest_that_finds_no_room_gives_back_what_its_snapshot_took(mount):
+    disk = mount("size=4m")
+    with LocalStore(disk / "store") as store:
+        data = os.urandom(2 << 20)
+        streams = pack([BytesSource("a", data)], store, threads=2, progress=Progress()).streams
+        with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        with pytest.raises(StoreFull):
+            store.publish(
+                Manifest(
+                    info=SnapshotInfo("s1", "k", 1, "save"),
+                    launch=LaunchSpec("k", [], {}, "/", ""),
+                    host=Host("here", "x86_64", "6.1", []),
+                    method="skeleton",
+                    keeper_pid=2,
+                    kernel_pid=3,
+                    highest_pid=9,
+                    processes=[],
+                    images=[],
+                    streams=streams,
+                )
+            )
+        assert store.snapshots() == []
+        assert not list((store.root / "packs").iterdir())
+        assert not list((store.root / "manifests").iterdir())
 
 
 def test_a_disk_without_a_byte_left_is_said_when_the_store_is_opened(mount):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import (
+    ConfigurationError,
     ManifestInvalid,
     ObjectCorrupt,
     SnapshotNotFound,
@@ -276,6 +277,15 @@ def test_a_store_that_is_no_longer_referred_to_is_released(tmp_path):
     store = LocalStore(tmp_path / "store")
     del store
     LocalStore(tmp_path / "store").close()
+
+
+def test_a_directory_of_other_things_is_left_alone(tmp_path):
+    (tmp_path / "mine").write_text("x")
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigurationError, match="other files"):
+        LocalStore(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
 
 
 def test_free_bytes_are_those_of_the_disk(store):

@@ -1,0 +1,97 @@
+"""Twenty suspends and resumes of one real ipykernel: nothing is left over, and the kernel does not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from jupyter_client.manager import KernelManager
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+
+from jupyter_gpuckpt.host import processes
+
+CYCLES = 20
+STATE = """
+import json, os, time
+print(json.dumps({"pid": os.getpid(), "clock": time.monotonic(), "session": get_ipython().kernel.session.session,
+                  "parent": os.getppid(), "x": x}))
+x += 1
+"""
+
+
+@pytest.fixture
+def kernel(client, daemon_env, monkeypatch):
+    """A kernel with a connected client."""
+    for name, value in daemon_env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "gpuckpt-provisioner")
+    KernelProvisionerFactory.clear_instance()
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    channels = manager.client()
+    channels.start_channels()
+    channels.wait_for_ready(timeout=60)
+    yield manager, channels
+    channels.stop_channels()
+    manager.shutdown_kernel(now=True)
+    manager.context.destroy(linger=0)
+    KernelProvisionerFactory.clear_instance()
+
+
+def ask(channels) -> dict:
+    printed = []
+    reply = channels.execute_interactive(
+        STATE, timeout=60, output_hook=lambda m: printed.append(m["content"].get("text", ""))
+    )
+    assert reply["content"]["status"] == "ok", reply["content"]
+    return json.loads("".join(printed))
+
+
+def left_of(daemon_pid: int, data: Path, run: Path) -> dict:
+    """What could be left over: of the daemon, of the machine and on disk."""
+    ignored = ("/packs/", "catalog.sqlite", "pidfd", "socket:", "eventpoll", "eventfd")
+    links = processes.descriptors(daemon_pid).values()
+    return {
+        "descriptors": sorted(link for link in links if not any(i in link for i in ignored)),
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "pidfds": sum("pidfd" in link for link in links),
+        "zombies": [p for p in processes.descendants(daemon_pid) if processes.state(p) == "Z"],
+        "children": len(processes.children(daemon_pid)),
+        "mounts": Path("/proc/self/mounts").read_text(),
+        "run": sorted(str(p.relative_to(run)) for p in run.rglob("*")),
+        "data": sorted(
+            str(p.relative_to(data))
+            for p in data.rglob("*")
+            if "packs" not in p.parts and "manifests" not in p.parts and "exits" not in p.parts
+        ),
+        "exits": len(list((data / "state" / "exits").glob("*"))),
+        "temporary": sorted(name for name in os.listdir("/tmp") if "criu" in name),  # noqa: S108
+    }
+
+
+def test_twenty_cycles_of_a_kernel_leave_nothing_over(client, kernel, settings, short_dir) -> None:
+    manager, channels = kernel
+    kernel_id, pid = manager.provisioner.kernel_id, client.handshake().pid
+    channels.execute_interactive("x = 0", timeout=60)
+    before = None
+    last = ask(channels)
+    for cycle in range(CYCLES):
+        client.wait(client.suspend(kernel_id).operation_id)
+        assert client.kernel(kernel_id).state == "suspended"
+        client.wait(client.resume(kernel_id).operation_id)
+        channels.wait_for_ready(timeout=60)
+        now = ask(channels)
+        assert now["x"] == last["x"] + 1
+        assert {k: now[k] for k in ("pid", "session", "parent")} == {
+            k: last[k] for k in ("pid", "session", "parent")
+        }
+        assert 0 < now["clock"] - last["clock"] < 30
+        assert client.kernel(kernel_id).kernel_id == kernel_id
+        for snapshot in client.snapshots(kernel_id)[1:]:
+            client.delete_snapshot(snapshot.snapshot_id)
+        last = now
+        if cycle == 0:  # what is made once, at first use, is there now
+            before = left_of(pid, settings.data, short_dir / "run")
+    assert left_of(pid, settings.data, short_dir / "run") == before
