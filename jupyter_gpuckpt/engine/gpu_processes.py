@@ -76,7 +76,8 @@ class GpuProcesses:
 
     def _checkpoint(self, pid: int) -> None:
         before = processes.memory(pid).private_bytes
-        with FileStaging(self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY) as staging:
+        thread, threads = _driver_thread(pid, FreezeFailed), self._settings.threads
+        with FileStaging(self._tree, pid, thread, DIRECTORY, threads=threads) as staging:
             cuda.checkpoint(pid)
         self._staged[pid] = list(staging.files)
         size = sum(file.length for file in staging.files)

@@ -89,18 +89,26 @@ class Catalog:
                 self._insert(name, length, entries, replace=False)
 
     def remove_packs(self, names: Iterable[str]) -> int:
-        """Forget packs and delete their files; bytes that became free."""
+        """Delete the files of packs and forget what they hold; bytes that became free."""
         freed = 0
-        # Under one lock, so that nobody reads a file in again between the two.
+        gone: list[str] = []
+        # Under one lock, so that nobody sees the one without the other. Files first: on a full disk SQLite cannot delete
+        # before there is room.
         with self._lock:
-            with self._connection:
-                self._forget(names)
-            for name in names:
-                path = self.path_of(name)
-                with suppress(FileNotFoundError):
-                    freed += path.stat().st_size
-                    path.unlink()
-            packs.sync_directory(self._packs)
+            try:
+                for name in names:
+                    path = self.path_of(name)
+                    with suppress(FileNotFoundError):
+                        freed += path.stat().st_size
+                        path.unlink()
+                    gone.append(name)
+                packs.sync_directory(self._packs)
+            finally:
+                try:
+                    with self._connection:
+                        self._forget(gone)
+                except sqlite3.DatabaseError:
+                    self.rebuild()  # or it would go on saying that the chunks are there
         return freed
 
     def path_of(self, pack: str) -> Path:
@@ -121,8 +129,14 @@ class Catalog:
 
     def mark_damaged(self, digest: bytes) -> None:
         """The chunk is not what its digest says: the next writer that meets it stores it again."""
-        with self._lock, self._connection:
-            self._connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
+        try:
+            with self._lock, self._connection:
+                self._connection.execute(
+                    "UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,)
+                )
+        except sqlite3.OperationalError as error:
+            # A full or read-only disk must not hide the damage that the caller is about to report.
+            logger.warning("The damage of chunk %s was not noted: %s", digest.hex(), error)
 
     def rebuild(self) -> None:
         """Throw the catalog away and read all packs in again."""

@@ -36,9 +36,9 @@ logger = logging.getLogger(__name__)
 class LocalStore:
     """Snapshots in the directory `root`, which is created (0700). All methods are thread-safe.
 
-    One process has it open at a time: opening raises StoreUnavailable, which names the other one, or says why the directory
-    cannot be used, and ConfigurationError when it holds other things. What a crash left half-written is removed, the catalog is brought up to date. `close` when done (the end
-    of the object or of the process does it as well).
+    One process has it open at a time: opening raises StoreUnavailable, which names the other one or says why the directory
+    cannot be used, and ConfigurationError when it holds other things. What a crash left half-written is removed, the catalog
+    is brought up to date. `close` when done (the end of the object or of the process does it as well).
     """
 
     def __init__(
@@ -155,8 +155,7 @@ class LocalStore:
         if not why:
             return data
         path = self._catalog.path_of(self.locate((digest,))[digest].pack)
-        with store_errors(self.root):
-            self._catalog.mark_damaged(digest)
+        self._catalog.mark_damaged(digest)
         raise packs.damaged_chunk(path, digest, why)
 
     @contextmanager
@@ -200,7 +199,8 @@ class LocalStore:
         with store_errors(self.root):
             paths = list(self._manifests.glob("*" + manifests.SUFFIX))
             infos = [info for path in paths if (info := self._info(path)) is not None]
-        for name in set(tuple(self._listed)) - {path.name for path in paths}:
+        names = {path.name for path in paths}
+        for name in [name for name in tuple(self._listed) if name not in names]:
             self._listed.pop(name, None)
         if kernel_id is not None:
             infos = [info for info in infos if info.kernel_id == kernel_id]

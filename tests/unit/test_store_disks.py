@@ -99,38 +99,56 @@ def test_a_full_disk_is_said_with_sizes_and_leaves_the_store_as_it_was(mount, si
         assert read_stream(stream, store) == small
 
 
+def fill(disk):
+    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+def manifest(*streams):
+    return Manifest(
+        info=SnapshotInfo("s1", "k", 1, "save"),
+        launch=LaunchSpec("k", [], {}, "/", ""),
+        host=Host("here", "x86_64", "6.1", []),
+        method="skeleton",
+        keeper_pid=2,
+        kernel_pid=3,
+        highest_pid=9,
+        processes=[],
+        images=[],
+        streams=list(streams),
+    )
+
+
 def test_a_manifest_that_finds_no_room_gives_back_what_its_snapshot_took(mount):
     disk = mount("size=4m")
     with LocalStore(disk / "store") as store:
         data = os.urandom(2 << 20)
         streams = pack([BytesSource("a", data)], store, threads=2, progress=Progress()).streams
-        with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
-            while file.write(b"x" * 4096):
-                pass
+        fill(disk)
         with pytest.raises(StoreFull):
-            store.publish(
-                Manifest(
-                    info=SnapshotInfo("s1", "k", 1, "save"),
-                    launch=LaunchSpec("k", [], {}, "/", ""),
-                    host=Host("here", "x86_64", "6.1", []),
-                    method="skeleton",
-                    keeper_pid=2,
-                    kernel_pid=3,
-                    highest_pid=9,
-                    processes=[],
-                    images=[],
-                    streams=streams,
-                )
-            )
+            store.publish(manifest(*streams))
         assert store.snapshots() == []
         assert not list((store.root / "packs").iterdir())
         assert not list((store.root / "manifests").iterdir())
 
 
+def test_a_snapshot_can_be_deleted_from_a_full_disk(mount):
+    disk = mount("size=4m")
+    with LocalStore(disk / "store") as store:
+        data = os.urandom(2 << 20)
+        streams = pack([BytesSource("a", data)], store, threads=2, progress=Progress()).streams
+        store.publish(manifest(*streams))
+        fill(disk)
+        store.delete("s1")
+        assert store.free_bytes() > 1 << 20
+        assert pack(
+            [BytesSource("a", data[:9999])], store, threads=2, progress=Progress()
+        ).new_bytes
+
+
 def test_a_disk_without_a_byte_left_is_said_when_the_store_is_opened(mount):
     disk = mount("size=1m")
-    with (disk / "filler").open("wb", buffering=0) as file, suppress(OSError):
-        while file.write(b"x" * 4096):
-            pass
+    fill(disk)
     with pytest.raises(StoreFull):
         LocalStore(disk / "store")
