@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -19,7 +19,6 @@ from ..progress import Progress
 from ..store.catalog import Location
 from ..store.codecs import RAW, CodecError, decompress, digest_of
 from ..store.local import LocalStore
-from ..store.packs import Entry
 from .sinks import FileSink
 from .workers import Scratch, share_out
 
@@ -28,6 +27,10 @@ __all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "read_stream", "u
 # Records that lie this close together are read in one go, up to so many bytes.
 _RUN_GAP = 256 << 10
 _RUN_BYTES = 4 << 20
+# Chunks that are looked up at once.
+_PART = 2048
+# Places to which one thread writes a chunk that is there many times.
+_SHARED = 16
 # Chunks that a StreamReader keeps.
 _KEPT = 8
 
@@ -57,12 +60,12 @@ class _Target(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Neighbours in a pack."""
+    """Neighbours in a pack, and where each of them goes."""
 
     pack: str
     start: int
     end: int
-    places: list[Location]
+    places: list[tuple[Location, list[_Target]]]
 
 
 def unpack(
@@ -73,49 +76,40 @@ def unpack(
     `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is raised:
     what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk, ManifestInvalid.
     """
-    targets: dict[bytes, list[_Target]] = {}
-    zeros = 0
     for stream, sink in jobs:
+        _check_length(stream, sum(chunk.length for chunk in stream.chunks))
         if isinstance(sink, PreparedSink):
             sink.prepare(stream.length)
-        offset = 0
-        for chunk in stream.chunks:
-            if chunk.digest:
-                target = _Target(sink, offset, chunk.length)
-                targets.setdefault(chunk.digest, []).append(target)
-            else:
-                zeros += chunk.length
-            offset += chunk.length
-        _check_length(stream, offset)
-    progress.advance(zeros)
-    with store.holding(targets):
-        runs = list(_runs(store.locate(targets).values()))
 
-        def make_worker() -> Callable[[_Run], None]:
-            read, unpacked = Scratch(), Scratch()
+    def make_worker() -> Callable[[_Run], None]:
+        read, unpacked = Scratch(), Scratch()
 
-            def work(run: _Run) -> None:
-                buffer = read.get(run.end - run.start)
-                got = store.read_run(run.pack, run.start, buffer)
-                count = 0
-                for place in run.places:
-                    entry = place.entry
-                    begin = entry.offset - run.start
-                    payload = buffer[begin : min(begin + entry.stored_length, got)]
-                    data = _checked(store, entry, payload, unpacked.get(entry.raw_length))
-                    for target in targets[entry.digest]:
-                        if target.length != len(data):
-                            raise ManifestInvalid(
-                                f"The snapshot's manifest says that chunk {entry.digest.hex()[:16]} "
-                                f"has {target.length} bytes; it has {len(data)}."
-                            )
-                        target.sink.write(target.offset, data)
-                        count += target.length
-                progress.advance(count)
+        def work(run: _Run) -> None:
+            buffer = read.get(run.end - run.start)
+            got = store.read_run(run.pack, run.start, buffer)
+            count = 0
+            for place, targets in run.places:
+                begin = place.offset - run.start
+                payload = buffer[begin : min(begin + place.stored_length, got)]
+                data = _checked(store, place, payload, unpacked.get(place.raw_length))
+                for target in targets:
+                    if target.length != len(data):
+                        raise ManifestInvalid(
+                            f"The snapshot's manifest says that chunk {place.digest.hex()[:16]} "
+                            f"has {target.length} bytes; it has {len(data)}."
+                        )
+                    target.sink.write(target.offset, data)
+                    count += len(data)
+            progress.advance(count)
 
-            return work
+        return work
 
-        share_out(runs, make_worker, min(threads, len(runs)))
+    digests = {chunk.digest for stream, _ in jobs for chunk in stream.chunks} - {b""}
+    raw_bytes = sum(stream.length for stream, _ in jobs)
+    with store.holding(digests):
+        share_out(
+            _runs(jobs, store, progress), make_worker, min(threads, raw_bytes // _RUN_BYTES + 1)
+        )
 
 
 class StreamReader:
@@ -157,37 +151,69 @@ def read_stream(stream: Stream, store: LocalStore) -> bytes:
     return StreamReader(stream, store).read(0, stream.length)
 
 
-def _runs(places: Iterable[Location]) -> Iterator[_Run]:
-    """The places in the order in which they lie on the disk, neighbours together."""
-    pack, start, end = "", 0, 0
-    run: list[Location] = []
-    for place in sorted(places, key=lambda place: (place.pack, place.entry.offset)):
-        entry = place.entry
-        record_end = entry.offset + entry.stored_length
-        near = place.pack == pack and entry.offset - end <= _RUN_GAP
-        if run and not (near and record_end - start <= _RUN_BYTES):
+def _runs(
+    jobs: Sequence[tuple[Stream, Sink]], store: LocalStore, progress: Progress
+) -> Iterator[_Run]:
+    """What is to be read: in the order of the streams at large, which is about that of the packs, and in that of the packs in
+    detail. A part at a time, so that the first is being read while the rest is looked up."""
+    for targets, zeros in _parts(jobs):
+        progress.advance(zeros)
+        pack, start, end = "", 0, 0
+        run: list[tuple[Location, list[_Target]]] = []
+        for place in sorted(store.locate(targets).values()):
+            place_end = place.offset + place.stored_length
+            near = place.pack == pack and place.offset - end <= _RUN_GAP
+            if run and not (near and place_end - start <= _RUN_BYTES):
+                yield _Run(pack, start, end, run)
+                run = []
+            if not run:
+                pack, start = place.pack, place.offset
+            where = targets[place.digest]
+            run.append((place, where[:_SHARED]))
+            end = place_end
+            for first in range(_SHARED, len(where), _SHARED):
+                # Enough to write for another thread, which decompresses it again.
+                rest = [(place, where[first : first + _SHARED])]
+                yield _Run(place.pack, place.offset, place_end, rest)
+        if run:
             yield _Run(pack, start, end, run)
-            run = []
-        if not run:
-            pack, start = place.pack, entry.offset
-        run.append(place)
-        end = record_end
-    if run:
-        yield _Run(pack, start, end, run)
 
 
-def _checked(store: LocalStore, entry: Entry, payload: memoryview, into: memoryview) -> memoryview:
+def _parts(
+    jobs: Sequence[tuple[Stream, Sink]],
+) -> Iterator[tuple[dict[bytes, list[_Target]], int]]:
+    """The streams' chunks by digest, a part at a time, and the bytes of zeros among them."""
+    targets: dict[bytes, list[_Target]] = {}
+    zeros = 0
+    for stream, sink in jobs:
+        offset = 0
+        for chunk in stream.chunks:
+            if chunk.digest:
+                target = _Target(sink, offset, chunk.length)
+                targets.setdefault(chunk.digest, []).append(target)
+            else:
+                zeros += chunk.length
+            offset += chunk.length
+            if len(targets) >= _PART:
+                yield targets, zeros
+                targets, zeros = {}, 0
+    yield targets, zeros
+
+
+def _checked(
+    store: LocalStore, place: Location, payload: memoryview, into: memoryview
+) -> memoryview:
     """The chunk's bytes, verified: in `payload` itself where it is stored as it is, else in `into`."""
     try:
         data = payload
-        if entry.codec != RAW:
-            data = decompress(entry.codec, payload, entry.raw_length, into)
-        if digest_of(data) == entry.digest:
+        if place.codec != RAW:
+            data = decompress(place.codec, payload, place.raw_length, into)
+        if digest_of(data) == place.digest:
             return data
     except CodecError:
         pass
     # The store looks again, by itself, and names what is damaged.
-    return memoryview(bytearray(store.load(entry.digest)))
+    return memoryview(bytearray(store.load(place.digest)))
 
 
 def _check_length(stream: Stream, length: int) -> None:

@@ -35,21 +35,25 @@ CREATE TABLE IF NOT EXISTS chunks (
 ) WITHOUT ROWID;
 """
 _SELECT = (
-    "SELECT digest, pack, offset, stored_length, raw_length, codec, checksum, packs.name "
+    "SELECT packs.name, offset, digest, stored_length, raw_length, codec, pack, checksum "
     "FROM chunks JOIN packs ON packs.id = chunks.pack"
 )
-# What the checksum covers: the first six columns.
-_ROW = struct.Struct("<32sQQIIB")
+# What the checksum covers: all but the name.
+_ROW = struct.Struct("<Q32sIIBQ")
 #: The oldest SQLite allows 999 parameters in a statement.
 _BATCH = 500
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class Location(NamedTuple):
-    """A chunk's pack (its name) and its place there."""
+    """A chunk's pack (its name) and its place there. Locations sort as the chunks lie on the disk."""
 
     pack: str
-    entry: Entry
+    offset: int
+    digest: bytes
+    stored_length: int
+    raw_length: int
+    codec: int
 
 
 class Catalog:
@@ -74,12 +78,12 @@ class Catalog:
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
         rows = self._run(lambda: self._select("NOT damaged AND", digests))
-        return {row[0]: row[3] for row in rows}
+        return {row[2]: row[3] for row in rows}
 
     def locate(self, digests: Collection[bytes]) -> dict[bytes, Location]:
         """Where those of `digests` lie that the store holds."""
         rows = self._run(lambda: self._select("", digests))
-        return {row[0]: Location(row[7], Entry(row[0], *row[2:6])) for row in rows}
+        return {row[2]: Location._make(row[:6]) for row in rows}
 
     def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
         """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
@@ -194,7 +198,7 @@ class Catalog:
             statement = f"{_SELECT} WHERE {condition} digest IN ({marks})"
             found += self._connection.execute(statement, batch).fetchall()
         for row in found:
-            if _checksum(*row[:6]) != row[6]:
+            if _checksum(*row[1:7]) != row[7]:
                 raise _broken("a row was altered")
         return found
 
@@ -202,9 +206,9 @@ class Catalog:
         pack = self._connection.execute(
             "INSERT INTO packs (name, length) VALUES (?, ?)", (name, length)
         ).lastrowid
-        rows = ((entry.digest, pack, *entry[1:]) for entry in entries)
+        rows = ((e.offset, e.digest, *e[2:], pack) for e in entries)
         self._connection.executemany(
-            "INSERT INTO chunks (digest, pack, offset, stored_length, raw_length, codec, checksum) "
+            "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
             "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec, "

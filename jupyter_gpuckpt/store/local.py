@@ -28,6 +28,7 @@ from .collect import collect
 from .faults import store_errors
 from .leases import Leases
 from .lock import StoreLock
+from .packs import Entry
 from .writer import PACK_BYTES, PackWriter
 
 logger = logging.getLogger(__name__)
@@ -135,10 +136,11 @@ class LocalStore:
 
         Raises ObjectCorrupt when the chunk is not there or its record is damaged.
         """
-        pack, entry = self.locate((digest,))[digest]
+        place = self.locate((digest,))[digest]
+        entry = Entry(digest, place.offset, *place[3:])
         with store_errors(self.root):
             try:
-                payload = packs.read_payload(self._catalog.path_of(pack), entry)
+                payload = packs.read_payload(self._catalog.path_of(place.pack), entry)
             except ObjectCorrupt:
                 self._catalog.mark_damaged(digest)
                 raise

@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 
 #: A pack is closed when it has grown to this; one record may go beyond it.
 PACK_BYTES = 256 << 20
+#: Packs that one writer fills at the same time, at most.
+_OPEN_PACKS = 4
 
 
 def _name() -> str:
@@ -69,7 +71,8 @@ class PackWriter:
         self._written: dict[bytes, int] = {}
         # Asked for and not found: not asked for again by `append`.
         self._absent: set[bytes] = set()
-        self._pack: PackFile | None = None
+        # Packs that take more; a thread takes one that no other writes to, as writes to one file exclude each other.
+        self._open: list[PackFile] = []
         # Packs that are full, but into which some thread still writes.
         self._closing: list[PackFile] = []
         self._seals: list[Future[None]] = []
@@ -115,7 +118,7 @@ class PackWriter:
         entries: list[Entry] = []
         with self._lock:
             with store_errors(self._root, needed):
-                pack = self._pack = self._pack or PackFile(self._directory, _name())
+                pack = self._choose()
             for digest, payload, raw_length, codec in records:
                 if digest not in self._written and digest not in known:
                     entries.append(pack.reserve(digest, len(payload), raw_length, codec))
@@ -123,8 +126,8 @@ class PackWriter:
                     self._written[digest] = len(payload)
             pack.in_flight += 1
             if pack.length >= self._pack_bytes:
+                self._open.remove(pack)
                 self._closing.append(pack)
-                self._pack = None
         good = False
         try:
             with store_errors(self._root, needed):
@@ -171,6 +174,14 @@ class PackWriter:
                 self._abandon(error)
             self._sealer.shutdown()
 
+    def _choose(self) -> PackFile:
+        """The open pack with the fewest writers, or a new one when all are busy."""
+        pack = min(self._open, key=lambda pack: pack.in_flight, default=None)
+        if pack is None or (pack.in_flight and len(self._open) < _OPEN_PACKS):
+            pack = PackFile(self._directory, _name())
+            self._open.append(pack)
+        return pack
+
     def _complete(self, pack: PackFile, entries: list[Entry]) -> None:
         with self._lock:
             pack.in_flight -= 1
@@ -181,8 +192,8 @@ class PackWriter:
 
     def _seal_rest(self) -> None:
         with self._lock:
-            rest = [*self._closing, *([self._pack] if self._pack else [])]
-            self._closing, self._pack = [], None
+            rest = [*self._closing, *self._open]
+            self._closing, self._open = [], []
             self._seals += [self._sealer.submit(self._seal, pack) for pack in rest]
 
     def _seal(self, pack: PackFile) -> None:
@@ -206,9 +217,9 @@ class PackWriter:
         if full:
             # What is not sealed gives its room back; nobody can count on it yet.
             with self._lock:
-                for pack in (*self._closing, *([self._pack] if self._pack else [])):
+                for pack in (*self._closing, *self._open):
                     pack.discard()
-                self._closing, self._pack = [], None
+                self._closing, self._open = [], []
         else:
             self._seal_rest()
         for seal in self._seals:

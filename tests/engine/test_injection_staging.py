@@ -47,6 +47,9 @@ DRIVER = """
                 ctypes.memset(address + at, 7, 1)
             ctypes.memset(address + length - 1, 7, 1)
             child = None
+            if extra == 'calls':
+                for _ in range(1000):
+                    os.getppid()
             if extra == 'fork':
                 child = os.fork()
                 if not child:
@@ -182,6 +185,15 @@ def test_several_calls_and_generations_get_a_file_each(driver, directory):
     assert [file.length for file in first.files + second.files] == [4 * MB, 6 * MB, 2 * MB]
     assert [driver.mapping(address).path for address in addresses] == paths
     assert stale.read_text() == "of an earlier generation"
+
+
+def test_the_thread_is_let_go_soon_after_the_call(driver, directory):
+    status = Path(f"/proc/{driver.pid}/task/{driver.tid}/status")
+    with FileStaging(driver.tree, driver.pid, driver.tid, directory) as staging:
+        assert "TracerPid:\t0\n" not in status.read_text()
+        driver.map(4 * MB, extra="calls")
+        assert "TracerPid:\t0\n" in status.read_text()
+    assert len(staging.files) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import nbformat
@@ -83,6 +84,8 @@ def test_the_console_runs_lines_and_ends(ours):
     )
     try:
         console.expect("In \\[1\\]")
+        # The console does not wait until it is subscribed: what it runs before that shows nothing.
+        time.sleep(2)
         console.sendline("6 * 7")
         console.expect("42")
         console.expect("In \\[2\\]")

@@ -193,3 +193,13 @@ def test_a_reader_verifies(store, streams):
     path.write_bytes(data)
     with pytest.raises(ObjectCorrupt, match=path.name):
         read_stream(streams[0], store)
+
+
+def test_a_chunk_that_is_everywhere_is_written_everywhere(store):
+    page = RNG.bytes(4096)
+    data = page * 60_000 + bytes(MB) + page * 5
+    (stream,) = pack([BytesSource("a", data)], store, threads=3, progress=Progress()).streams
+    sink = Memory(stream.length)
+    unpack([(stream, sink)], store, threads=3, progress=Progress())
+    assert sink.data == data
+    assert sink.written == len(data) - MB
