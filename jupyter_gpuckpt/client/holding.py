@@ -95,6 +95,10 @@ class Hold:
                 loss: GpuCkptError = DaemonUnavailable("gpuckptd ended the connection.")
             except GpuCkptError as error:
                 loss = error
+            except (
+                OSError
+            ) as error:  # the runtime directory was removed, or there are no descriptors left
+                loss = DaemonUnavailable(f"gpuckptd cannot be reached: {error}.")
             if not self._first.done():
                 self._first.set_exception(loss)
                 return

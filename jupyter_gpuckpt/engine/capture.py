@@ -16,6 +16,8 @@ from ..model import SCRATCH, CapturedFile
 from .tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
+#: The names of the links that CRIU makes (criu/files-reg.c).
+LINK_REMAP = "link_remap."
 _COPIES = f"{SCRATCH}/copies"
 
 

@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -57,7 +58,7 @@ _MEANINGS: dict[str, tuple[str, str]] = {
         "Resume with as many GPUs of the same model as before; one map entry for each visible GPU.",
     ),
     "restore CUDA_ERROR_OPERATING_SYSTEM": (
-        "The process holds GPU memory of another process (CUDA IPC) or had peer access between GPUs on.",
+        "The process holds GPU memory of another process (CUDA IPC), had peer access between GPUs on, or an earlier attempt failed.",
         "Close shared GPU memory and switch peer access off before saving.",
     ),
     "CUDA_ERROR_OUT_OF_MEMORY": (
@@ -111,6 +112,16 @@ def holds_gpu(pid: int) -> bool:
     return any(path.startswith(DEVICES) for path in held)
 
 
+def may_be_parked(pid: int) -> bool:
+    """Whether it has loaded the driver but holds no GPU: checkpointed, or it never used one. `state` tells."""
+    try:
+        # As bytes: this is asked of every process in every save.
+        maps = Path(f"/proc/{living_thread(pid)}/maps").read_bytes()
+    except OSError:
+        return False
+    return b"/libcuda.so" in maps and not holds_gpu(pid)
+
+
 def state(pid: int) -> ProcessState | None:
     """The state of a CUDA process; None where the driver knows of none, or there is no driver."""
     if not available()[0]:
@@ -156,8 +167,8 @@ def restore(pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
     """Move the memory of a checkpointed process back to the GPUs; it is locked afterwards.
 
     `gpu_map` maps old to new GPU UUIDs ("GPU-..."), one entry for every GPU visible to the driver, all of the same model;
-    None or empty: the same GPUs. Raises ThawFailed. Check free GPU memory before: running out of it leaves the process
-    beyond help.
+    None or empty: the same GPUs. Raises ThawFailed. Check free GPU memory before: after CUDA_ERROR_OUT_OF_MEMORY every other
+    attempt fails, too, however much is free by then (measured).
     """
     driver = _driver()
     arguments = None

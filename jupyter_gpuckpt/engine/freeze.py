@@ -70,25 +70,27 @@ def frozen(
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
-    with ExitStack() as always, ExitStack() as undo:
+    # `inside` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
+    # soon be somebody else's.
+    with ExitStack() as outside, ExitStack() as inside, ExitStack() as undo:
         gpu = GpuProcesses(tree, settings, progress)
         undo.callback(gpu.give_back)
-        always.callback(gpu.drop_files)
+        inside.callback(gpu.drop_files)
         gpu.take()
 
         before = {pid for pid in pids(tree) if processes.state(pid) == "T"}
         undo.callback(let_go, tree, before)
-        images, began = _dump(tree, plan, settings, progress, always)
+        images, began = _dump(tree, plan, settings, progress, inside, outside)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
-        always.callback(_unlink, tree, links)
+        inside.callback(_unlink, tree, links)
 
         with progress.stage("capture"):
             captured = capture(tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop)
-            always.callback(drop_copies, tree)
+            inside.callback(drop_copies, tree)
             listed = _processes(tree, images, before)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
-            kept = memory if stop else _keep(tree, memory, settings, always)
+            kept = memory if stop else _keep(tree, memory, settings, outside)
             _unlink(tree, links)
         result = _result(images, listed, kept, captured, gpu)
         if stop:
@@ -97,12 +99,15 @@ def frozen(
             with progress.stage("thaw"):
                 let_go(tree, before)
                 result.frozen_seconds = time.monotonic() - began
-                gpu.give_back()
+                gpu.give_back(later=True)
             undo.pop_all()
+            # What found no room on the GPU is tried again when the snapshot is complete.
+            undo.callback(gpu.give_back)
         yield result
         if stop:
             result.frozen_seconds = time.monotonic() - began
-        undo.pop_all()
+            inside.pop_all()
+            undo.pop_all()
 
 
 def _settled(tree: Tree) -> dict[int, dict[int, int]]:
@@ -121,20 +126,25 @@ def _settled(tree: Tree) -> dict[int, dict[int, int]]:
 
 
 def _dump(
-    tree: Tree, plan: Plan, settings: EngineSettings, progress: Progress, always: ExitStack
+    tree: Tree,
+    plan: Plan,
+    settings: EngineSettings,
+    progress: Progress,
+    inside: ExitStack,
+    outside: ExitStack,
 ) -> tuple[Path, float]:
     """CRIU's images, on scratch for a skeleton, on disk for a plain dump; and when the kernel came to stand still."""
     if plan.method == "skeleton":
         directory, dump = criu.IMAGES, criu.dump_skeleton
         images = tree.inside(directory)
         _empty(images)
-        always.callback(_empty, images)
+        inside.callback(_empty, images)
     else:
         # The same path inside and outside; from outside it is there also when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
         images.mkdir(parents=True)
         directory, dump = str(images), criu.dump_plain
-        always.callback(shutil.rmtree, images, ignore_errors=True)
+        outside.callback(shutil.rmtree, images, ignore_errors=True)
     with progress.stage("freeze"):
         began = dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
     return images, began
@@ -198,7 +208,7 @@ def _keep(
     tree: Tree,
     memory: list[ProcessMemory],
     settings: EngineSettings,
-    always: ExitStack,
+    ghosts: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
     """The memory so that it can be read when the tasks run again: a ghost of the kernel, copies of the others.
 
@@ -210,7 +220,7 @@ def _keep(
         if part.pid == tree.kernel_pid:
             part.keep(unforked_areas(part.pid))
             try:
-                ghost = always.enter_context(Ghost(part.pid))
+                ghost = ghosts.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:
                 logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
             else:

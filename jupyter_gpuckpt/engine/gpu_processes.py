@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -34,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = f"{SCRATCH}/gpu"
 
+#: How long memory that another program took from the GPU is waited for.
+_PATIENCE_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+#: What is staged is a little more than what the GPU needs.
+_TOLERANCE_BYTES = 256 << 20
+
 
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what was done."""
@@ -44,12 +51,16 @@ class GpuProcesses:
         self._locked: list[int] = []
         self._staged: dict[int, list[StagingFile]] = {}
         self._bytes: dict[int, int] = {}
+        #: Where the memory of each came from, and how much of it.
+        self._needs: dict[int, tuple[str, int]] = {}
 
     def take(self) -> None:
         """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
 
-        On an error `give_back` undoes what was done. Without a GPU nothing happens.
+        What an earlier save could not give back is given back first. On an error `give_back` undoes what was done. Without a
+        GPU nothing happens.
         """
+        self._give_back_parked()
         with_gpu = [pid for pid in pids(self._tree) if cuda.holds_gpu(pid)]
         if not with_gpu:
             return
@@ -75,30 +86,53 @@ class GpuProcesses:
                     gpu_release.release(pid)
 
     def _checkpoint(self, pid: int) -> None:
-        before = processes.memory(pid).private_bytes
-        thread, threads = _driver_thread(pid, FreezeFailed), self._settings.threads
-        with FileStaging(self._tree, pid, thread, DIRECTORY, threads=threads) as staging:
+        before, free = processes.memory(pid).private_bytes, gpu.free_bytes()
+        with FileStaging(self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY) as staging:
             cuda.checkpoint(pid)
         self._staged[pid] = list(staging.files)
         size = sum(file.length for file in staging.files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
+        freed = {uuid: now - free.get(uuid, now) for uuid, now in gpu.free_bytes().items()}
+        if freed:
+            uuid = max(freed, key=lambda uuid: freed[uuid])
+            self._needs[pid] = uuid, min(freed[uuid], self._bytes[pid])
 
-    def give_back(self) -> None:
+    def give_back(self, *, later: bool = False) -> None:
         """Restore and unlock whatever was taken. Needs the tasks running: the driver works in a thread of the target.
 
         One process that cannot be brought back does not keep the others from it; the first such error is raised at the end.
+        Where other programs took the GPU's memory meanwhile, nothing is tried, because the driver would lose the process: it
+        stays checkpointed, its data in RAM, for the next call. With `later` nothing is waited for and nothing raised: there
+        must be a next call.
         """
         failed: GpuCkptError | None = None
+        parked = []
         while self._locked:
             pid = self._locked.pop()
+            uuid, needed = self._needs.get(pid, ("", 0))
             try:
                 with self._progress.stage("gpu restore", undo=True):
-                    cuda.bring_back(pid)
+                    if shortage := _shortage(needed, uuid, 0.0 if later else _PATIENCE_SECONDS):
+                        parked.append(pid)
+                        failed = failed or _no_room(pid, shortage)
+                    else:
+                        cuda.bring_back(pid)
             except GpuCkptError as error:
                 logger.exception("GPU memory of process %d could not be brought back", pid)
                 failed = failed or error
-        if failed is not None:
+                if later:
+                    parked.append(pid)
+        self._locked = parked
+        if failed is not None and not later:
             raise failed
+
+    def _give_back_parked(self) -> None:
+        for pid in pids(self._tree):
+            if cuda.may_be_parked(pid) and cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
+                staged = (a.end - a.start for a in processes.maps(pid) if DIRECTORY in a.path)
+                self._needs[pid] = "", max(0, sum(staged) - _TOLERANCE_BYTES)
+                self._locked.append(pid)
+        self.give_back()
 
     def drop_files(self) -> None:
         """Remove the staging files; the driver has unmapped them by then."""
@@ -121,6 +155,34 @@ class GpuProcesses:
             for files in self._staged.values()
             for file in files
         }
+
+
+def _shortage(needed: int, uuid: str, patience: float) -> str:
+    """Why `needed` bytes do not fit on the GPU `uuid` (empty: on any), looked at for `patience` seconds; empty if they do."""
+    deadline = time.monotonic() + patience
+    while True:
+        free = gpu.free_bytes()
+        room = free.get(uuid, max(free.values(), default=needed))
+        if room >= needed:
+            return ""
+        if time.monotonic() >= deadline:
+            return f"{needed >> 20} MB of GPU memory are needed, {room >> 20} MB are free."
+        time.sleep(_LOOK_SECONDS)
+
+
+def shortage(records: list[GpuProcess], patience: float = 0.0) -> str:
+    """Why there is no room on the GPUs for the largest of these processes; empty if there is."""
+    largest = max((record.memory_bytes for record in records), default=0)
+    return _shortage(max(0, largest - _TOLERANCE_BYTES), "", patience)
+
+
+def _no_room(pid: int, shortage: str) -> FreezeFailed:
+    return FreezeFailed(
+        f"Another program took the GPU memory of the kernel while it was being saved. {shortage}",
+        hint="The kernel's data are safe, but its GPU work waits. Free GPU memory (nvidia-smi shows who holds it), then save"
+        " again: that gives it back first.",
+        details=f"process {pid} ({processes.name(pid)})",
+    )
 
 
 def _refuse_several_gpus(pid: int) -> None:
@@ -161,6 +223,11 @@ def restore(
     """
     if not records:
         return
+    if missing := shortage(records, _PATIENCE_SECONDS):
+        raise ThawFailed(
+            f"There is no room on the GPU. {missing}",
+            hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
+        )
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
     with ExitStack() as held, progress.stage("gpu restore", sum(r.memory_bytes for r in records)):
         for record in records:

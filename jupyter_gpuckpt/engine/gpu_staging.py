@@ -51,8 +51,10 @@ _MAP_ANONYMOUS, _MAP_POPULATE = 0x20, 0x8000
 _MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _HUGE_PAGE = 2 << 20
-#: What one thread zeroes at a time.
-_PIECE = 64 << 20
+#: What one thread zeroes at a time. It keeps other threads of ours from mapping memory for so long.
+_PIECE = 16 << 20
+#: Four keep ahead of the driver; more only take processors from it.
+_ZEROING_THREADS = 4
 #: How many calls of the driver's thread are looked at for its first mmap, and after each for another.
 _CALLS_BEFORE, _CALLS_AFTER = 20_000, 200
 _LOOKS = 50
@@ -81,15 +83,14 @@ class FileStaging:
     namespace. Every call gets a new file there, owned by the process's user. After the block `files` lists them. Empty:
     no such call was seen, there was no room, or the thread could not be traced; then nothing was changed and the bytes lie
     in private memory. When the block raises, the files are removed: a refused Checkpoint leaves nothing behind.
-    `threads` is how many of ours zero pages.
 
     Raises FreezeFailed at the end when the thread cannot be let go.
     """
 
-    def __init__(self, tree: Tree, pid: int, tid: int, directory: str, *, threads: int = 8) -> None:
+    def __init__(self, tree: Tree, pid: int, tid: int, directory: str) -> None:
         self.files: list[StagingFile] = []
         self._tree, self._pid, self._tid, self._directory = tree, pid, tid, directory
-        self._zeroing = ThreadPoolExecutor(threads, "staging")
+        self._zeroing = ThreadPoolExecutor(_ZEROING_THREADS, "staging")
         self._ready, self._done = threading.Event(), threading.Event()
         # ptrace ties a tracee to one thread, and the caller's is busy inside the driver's call.
         self._thread = threading.Thread(target=self._trace, name=f"staging-{tid}", daemon=True)

@@ -91,6 +91,7 @@ def thaw(
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
         always.callback(_remove, images, itself=not lazy)
+        always.callback(_remove_links, manifest)
         with progress.stage("images"):
             _put_files(restore, images)
         gpu = _GpuFiles(restore)
@@ -112,6 +113,15 @@ def _remove(directory: Path, *, itself: bool) -> None:
             entry.unlink()
     if itself:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _remove_links(manifest: Manifest) -> None:
+    """CRIU removes its links when it succeeds; those on disk outlive a restore that failed."""
+    for record in manifest.captured:
+        path = Path(record.path)
+        if path.name.startswith(capture.LINK_REMAP) and not path.is_relative_to("/dev/shm"):  # noqa: S108 - the private one, gone by now
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _put_files(restore: _Restore, images: Path) -> None:

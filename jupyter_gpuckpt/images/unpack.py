@@ -27,8 +27,6 @@ __all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "read_stream", "u
 # Records that lie this close together are read in one go, up to so many bytes.
 _RUN_GAP = 256 << 10
 _RUN_BYTES = 4 << 20
-# Chunks that are looked up at once.
-_PART = 2048
 # Places to which one thread writes a chunk that is there many times.
 _SHARED = 16
 # Chunks that a StreamReader keeps.
@@ -76,10 +74,18 @@ def unpack(
     `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is raised:
     what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk, ManifestInvalid.
     """
+    targets: dict[bytes, list[_Target]] = {}
+    zeros = 0
     for stream, sink in jobs:
-        _check_length(stream, sum(chunk.length for chunk in stream.chunks))
-        if isinstance(sink, PreparedSink):
-            sink.prepare(stream.length)
+        offset = 0
+        for chunk in stream.chunks:
+            if chunk.digest:
+                target = _Target(sink, offset, chunk.length)
+                targets.setdefault(chunk.digest, []).append(target)
+            else:
+                zeros += chunk.length
+            offset += chunk.length
+        _check_length(stream, offset)
 
     def make_worker() -> Callable[[_Run], None]:
         read, unpacked = Scratch(), Scratch()
@@ -104,12 +110,14 @@ def unpack(
 
         return work
 
-    digests = {chunk.digest for stream, _ in jobs for chunk in stream.chunks} - {b""}
-    raw_bytes = sum(stream.length for stream, _ in jobs)
-    with store.holding(digests):
-        share_out(
-            _runs(jobs, store, progress), make_worker, min(threads, raw_bytes // _RUN_BYTES + 1)
-        )
+    with store.holding(targets):
+        # All at once, before the threads begin: looking up beside them would take turns with them at every row.
+        runs = list(_runs(targets, store))
+        for stream, sink in jobs:
+            if isinstance(sink, PreparedSink):
+                sink.prepare(stream.length)
+        progress.advance(zeros)
+        share_out(runs, make_worker, min(threads, len(runs)))
 
 
 class StreamReader:
@@ -151,53 +159,27 @@ def read_stream(stream: Stream, store: LocalStore) -> bytes:
     return StreamReader(stream, store).read(0, stream.length)
 
 
-def _runs(
-    jobs: Sequence[tuple[Stream, Sink]], store: LocalStore, progress: Progress
-) -> Iterator[_Run]:
-    """What is to be read: in the order of the streams at large, which is about that of the packs, and in that of the packs in
-    detail. A part at a time, so that the first is being read while the rest is looked up."""
-    for targets, zeros in _parts(jobs):
-        progress.advance(zeros)
-        pack, start, end = "", 0, 0
-        run: list[tuple[Location, list[_Target]]] = []
-        for place in sorted(store.locate(targets).values()):
-            place_end = place.offset + place.stored_length
-            near = place.pack == pack and place.offset - end <= _RUN_GAP
-            if run and not (near and place_end - start <= _RUN_BYTES):
-                yield _Run(pack, start, end, run)
-                run = []
-            if not run:
-                pack, start = place.pack, place.offset
-            where = targets[place.digest]
-            run.append((place, where[:_SHARED]))
-            end = place_end
-            for first in range(_SHARED, len(where), _SHARED):
-                # Enough to write for another thread, which decompresses it again.
-                rest = [(place, where[first : first + _SHARED])]
-                yield _Run(place.pack, place.offset, place_end, rest)
-        if run:
+def _runs(targets: dict[bytes, list[_Target]], store: LocalStore) -> Iterator[_Run]:
+    """What is to be read, as it lies on the disk, neighbours together."""
+    pack, start, end = "", 0, 0
+    run: list[tuple[Location, list[_Target]]] = []
+    for place in sorted(store.locate(targets).values()):
+        place_end = place.offset + place.stored_length
+        near = place.pack == pack and place.offset - end <= _RUN_GAP
+        if run and not (near and place_end - start <= _RUN_BYTES):
             yield _Run(pack, start, end, run)
-
-
-def _parts(
-    jobs: Sequence[tuple[Stream, Sink]],
-) -> Iterator[tuple[dict[bytes, list[_Target]], int]]:
-    """The streams' chunks by digest, a part at a time, and the bytes of zeros among them."""
-    targets: dict[bytes, list[_Target]] = {}
-    zeros = 0
-    for stream, sink in jobs:
-        offset = 0
-        for chunk in stream.chunks:
-            if chunk.digest:
-                target = _Target(sink, offset, chunk.length)
-                targets.setdefault(chunk.digest, []).append(target)
-            else:
-                zeros += chunk.length
-            offset += chunk.length
-            if len(targets) >= _PART:
-                yield targets, zeros
-                targets, zeros = {}, 0
-    yield targets, zeros
+            run = []
+        if not run:
+            pack, start = place.pack, place.offset
+        where = targets[place.digest]
+        run.append((place, where[:_SHARED]))
+        end = place_end
+        for first in range(_SHARED, len(where), _SHARED):
+            # Enough to write for another thread, which decompresses it again.
+            rest = [(place, where[first : first + _SHARED])]
+            yield _Run(place.pack, place.offset, place_end, rest)
+    if run:
+        yield _Run(pack, start, end, run)
 
 
 def _checked(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..engine import thaw
+from ..engine import gpu_processes, thaw
 from ..engine.page_filler import ProcessPages
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
@@ -14,7 +14,7 @@ from ..errors import HostIncompatible
 from ..host import fingerprint, processes
 from ..images.sinks import FileSink
 from ..images.unpack import StreamReader, read_stream, unpack
-from ..model import Manifest
+from ..model import Host, Manifest
 from ..progress import Progress
 from ..store.local import LocalStore
 from .save import IMAGES_STREAM
@@ -41,19 +41,23 @@ def resume(
     failed, ObjectCorrupt when the store is damaged.
     """
     with progress.stage("preflight"):
-        check(manifest)
+        here = fingerprint.host()
+        check(manifest, here)
     content = _StoredContent(manifest, store, settings.threads, progress)
     tree = thaw.thaw(
-        manifest, content, settings, exit_path=exit_path, gpu_map={}, progress=progress
+        manifest,
+        content,
+        settings,
+        exit_path=exit_path,
+        gpu_map=_gpu_map(manifest.host, here),
+        progress=progress,
     )
     return Resumed(tree, [])
 
 
-def check(manifest: Manifest) -> None:
+def check(manifest: Manifest, here: Host) -> None:
     """Whether this machine can hold the kernel. Raises HostIncompatible naming everything that differs."""
-    problems = fingerprint.differences(
-        manifest.host, fingerprint.host(), with_gpu=bool(manifest.gpu)
-    )
+    problems = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
     problems += [
         text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))
     ]
@@ -65,6 +69,8 @@ def check(manifest: Manifest) -> None:
     )
     if needed > (free := processes.mem_available()):
         problems.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
+    if shortage := gpu_processes.shortage(manifest.gpu):
+        problems.append(shortage)
     if problems:
         raise HostIncompatible(
             "The kernel cannot be resumed here as things are. " + " ".join(problems[:5]),
@@ -72,6 +78,20 @@ def check(manifest: Manifest) -> None:
             " The snapshot is untouched.",
             details="\n".join(problems),
         )
+
+
+def _gpu_map(saved: Host, here: Host) -> dict[str, str]:
+    """Old to new UUID for every GPU that the kernel knew, where it does not find the same ones; each is of the same model."""
+    there = [device.uuid for device in here.gpus]
+    if all(device.uuid in there for device in saved.gpus):
+        return {}
+    pairs, free = {}, list(here.gpus)
+    for device in saved.gpus:
+        twin = next((other for other in free if other.name == device.name), None)
+        if twin is not None:
+            free.remove(twin)
+            pairs[device.uuid] = twin.uuid
+    return pairs
 
 
 def _changed(path: Path, length: int) -> str:

@@ -67,7 +67,7 @@ def left_of(daemon_pid: int, data: Path, run: Path) -> dict:
             if "packs" not in p.parts and "manifests" not in p.parts and "exits" not in p.parts
         ),
         "exits": len(list((data / "state" / "exits").glob("*"))),
-        "temporary": sorted(name for name in os.listdir("/tmp") if "criu" in name),  # noqa: S108
+        "temporary": sorted(name for name in os.listdir("/tmp") if "criu" in name),
     }
 
 

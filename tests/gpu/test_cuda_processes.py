@@ -13,14 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import cuda
+from jupyter_gpuckpt.engine import cuda, gpu_processes
 from jupyter_gpuckpt.engine.cuda import ProcessState
+from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
 from jupyter_gpuckpt.engine.gpu_release import release
 from jupyter_gpuckpt.engine.gpu_staging import FileStaging
+from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import Progress
 
 pytestmark = pytest.mark.gpu
 
@@ -298,6 +301,32 @@ def test_managed_memory_is_refused_by_name_and_the_process_computes_on(program):
         cuda.checkpoint(program.pid)
     assert "CUDA_ERROR_NOT_SUPPORTED" in caught.value.message
     assert cuda.bring_back(program.pid) is ProcessState.LOCKED
+    assert cuda.state(program.pid) is ProcessState.RUNNING
+    assert program.sum() == total
+
+
+def test_memory_that_another_program_took_meanwhile_is_not_the_end(
+    program, directory, monkeypatch, hog
+):
+    monkeypatch.setattr(gpu_processes, "DIRECTORY", directory)
+    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.5)
+    settings = EngineSettings(criu=Path(), spill_dir=Path(), threads=2)
+    tree = Tree(program.pid, 0, program.pid, program.pid, program.pid, program.pid, "")
+    total = program.sum()
+    taken = GpuProcesses(tree, settings, Progress())
+    taken.take()
+    with hog():
+        taken.give_back(later=True)
+        with pytest.raises(FreezeFailed, match="Another program took"):
+            taken.give_back()
+        assert cuda.state(program.pid) is ProcessState.CHECKPOINTED
+        with pytest.raises(FreezeFailed, match="Another program took"):
+            GpuProcesses(tree, settings, Progress()).take()
+        assert program.ask("1 + 1") == 2
+    again = GpuProcesses(tree, settings, Progress())
+    again.take()
+    assert again.records(), "it was given back and taken again"
+    again.give_back()
     assert cuda.state(program.pid) is ProcessState.RUNNING
     assert program.sum() == total
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, HostIncompatible
 from jupyter_gpuckpt.host import gpu, processes
 from jupyter_gpuckpt.protocol import Operation, Result
 
@@ -215,3 +216,19 @@ assert int(error) == 0
                 done(daemon, verb(kernel_id))
             assert run(client, "print(int(x.sum()))") == "499500\n"
         assert daemon.snapshots(kernel_id) == []
+
+
+def test_a_kernel_that_finds_no_room_on_the_gpu_waits_in_its_snapshot(
+    kernel: tuple[KernelManager, BlockingKernelClient],
+    hog: Callable[[], AbstractContextManager[None]],
+) -> None:
+    manager, client = kernel
+    run(client, 'import torch; x = torch.ones(1 << 28, device="cuda")')  # 1 GB
+    with Client.connect() as daemon:
+        kernel_id = manager.provisioner.kernel_id
+        done(daemon, daemon.suspend(kernel_id))
+        with hog(), pytest.raises(HostIncompatible, match="MB of GPU memory are needed"):
+            done(daemon, daemon.resume(kernel_id))
+        done(daemon, daemon.resume(kernel_id))
+        reconnected(client)
+        assert run(client, "print(int(x.sum()))") == f"{1 << 28}\n"

@@ -57,29 +57,6 @@ def test_scratch_memory_is_reused_and_grows():
     assert bytes(first) == b"a" * 100
 
 
-def test_tasks_may_be_found_while_others_are_done():
-    done = threading.Event()
-
-    def find():
-        yield 1
-        # A worker has the first task by now, or this waits for ever.
-        assert done.wait(10)
-        yield 2
-
-    seen: list[int] = []
-
-    def work(task: int) -> None:
-        seen.append(task)
-        done.set()
-
-    share_out(find(), lambda: work, 2)
-    assert sorted(seen) == [1, 2]
-
-
-def test_an_error_while_tasks_are_found_is_raised():
-    def find():
-        yield 1
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        share_out(find(), lambda: str, 2)
+def test_an_index_error_of_the_work_is_an_error():
+    with pytest.raises(IndexError):
+        share_out([[]], lambda: lambda task: task[0], 2)
