@@ -13,19 +13,19 @@ import select
 import socket
 import struct
 import time
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Self
 
 from ..errors import FreezeFailed
 from ..host import commands, processes
 from ..model import SCRATCH
-from ..progress import Progress
-from . import criu_log
+from . import criu_log, notify
 from .settings import EngineSettings
 from .tree import Tree
 
 #: Where images lie inside the kernel's mount namespace when they are on the scratch tmpfs.
 IMAGES = f"{SCRATCH}/images"
-NOTIFY = f"{SCRATCH}/notify"
 
 #: Right for every dump and restore; the reasons are in ARCHITECTURE.md, "CRIU's options".
 _COMMON = [
@@ -37,9 +37,7 @@ _COMMON = [
 ]
 #: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
-#: Nothing of a skeleton depends on the size of the memory but some pipes; a plain dump writes at the disk's pace.
-_DUMP_SECONDS = 600.0
-_LOOK_SECONDS = 0.002
+_LOOK_MILLISECONDS = 250
 
 
 def _inside(tree: Tree) -> list[str]:
@@ -59,95 +57,134 @@ def _dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: 
         *_inside(tree),
         *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
-        *("--ghost-limit", str(ghost_limit)),
+        *("--ghost-limit", str(ghost_limit), "--action-script", notify.PROGRAM),
         *_COMMON,
     ]
 
 
-class _FirstStop:
-    """When the kernel was first seen standing still: CRIU looks around for a while before it stops anything."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._pid = tree.kernel_pid
-        self.seen: float | None = None
-
-    def look(self) -> None:
-        """Look now."""
-        if self.seen is None and processes.state(self._pid) in ("t", "T"):
-            self.seen = time.monotonic()
-
-
 def dump_skeleton(
-    settings: EngineSettings, tree: Tree, directory: str, ghost_limit: int, progress: Progress
-) -> float:
+    settings: EngineSettings,
+    tree: Tree,
+    directory: str,
+    ghost_limit: int,
+    halt: Callable[[], None],
+) -> None:
     """Write all images but the private pages into `directory` (a path inside); every task is stopped (state T) on return.
 
-    Returns the time.monotonic() at which the kernel came to stand still. Raises FreezeFailed with CRIU's reason; then CRIU
-    has let the tasks go on, unless it was killed.
+    `halt` is called once, at the last moment before CRIU looks at the tasks; it must stop them all (state T), and may raise.
+    Raises FreezeFailed with CRIU's reason, or what `halt` raised. The tasks stay stopped in either case, and where CRIU was
+    killed in the middle they are as it left them.
     """
-    stop = _FirstStop(tree)
     ours, theirs = socket.socketpair()
     ready, tell = os.pipe()
-    try:
-        process = commands.spawn(
-            [
-                *_dump_words(settings, tree, directory, ghost_limit),
-                *("--lazy-pages", "--ps-socket", str(theirs.fileno()), "--status-fd", str(tell)),
-            ],
-            pass_fds=[theirs.fileno(), tell],
-        )
-        theirs.close()
-        os.close(tell)
-        tell = -1
-        try:
-            deadline = time.monotonic() + _DUMP_SECONDS
+    with ExitStack() as stack:
+        stack.callback(os.close, ready)
+        stack.enter_context(ours)
+        with theirs, open(tell, "wb", buffering=0):
+            options = [
+                "--lazy-pages",
+                "--ps-socket",
+                str(theirs.fileno()),
+                "--status-fd",
+                str(tell),
+            ]
+            run = _Run(settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell])
+        stack.enter_context(run)
+
+        def close_page_server() -> None:
             # The byte says that the images are there and the page server listens; EOF that CRIU failed before.
-            while not select.select([ready], [], [], _LOOK_SECONDS)[0]:
-                stop.look()
-                progress.check()
-                if time.monotonic() > deadline:
-                    break
             if os.read(ready, 1):
                 ours.sendall(_CLOSE)
-                ours.recv(4)
-            status = commands.wait(process, max(1.0, deadline - time.monotonic()))
-        finally:
-            commands.stop(process)
-    finally:
-        for fd in (ready, tell):
-            if fd >= 0:
-                os.close(fd)
-        ours.close()
-        theirs.close()
-    if status != 0:
-        raise _failure(tree.inside(directory) / "dump.log", status)
-    return stop.seen or time.monotonic()
+
+        run.supervise(halt, {ready: close_page_server})
 
 
 def dump_plain(
-    settings: EngineSettings, tree: Tree, directory: str, ghost_limit: int, progress: Progress
-) -> float:
+    settings: EngineSettings,
+    tree: Tree,
+    directory: str,
+    ghost_limit: int,
+    halt: Callable[[], None],
+) -> None:
     """Write all images, memory too, into `directory` (a path inside); otherwise as `dump_skeleton`."""
-    stop = _FirstStop(tree)
-    process = commands.spawn(_dump_words(settings, tree, directory, ghost_limit))
-    try:
-        deadline = time.monotonic() + _DUMP_SECONDS
-        while (status := commands.wait(process, _LOOK_SECONDS)) is None:
-            stop.look()
-            progress.check()
-            if time.monotonic() > deadline:
-                break
-    finally:
-        commands.stop(process)
-    if status != 0:
-        raise _failure(tree.inside(directory) / "dump.log", status)
-    return stop.seen or time.monotonic()
+    with _Run(settings, tree, directory, ghost_limit, [], []) as run:
+        run.supervise(halt, {})
 
 
-def _failure(log: Path, status: int | None) -> FreezeFailed:
-    ended = "took too long" if status is None else f"ended with status {status}"
-    found = criu_log.diagnose(log, fallback=f"CRIU could not save the kernel (it {ended}).")
-    return FreezeFailed(found.cause, hint=found.hint, details=found.details)
+class _Run:
+    """One `criu dump`, from its start to its end. It is killed only when it does nothing any more: tasks are in its hands."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tree: Tree,
+        directory: str,
+        ghost_limit: int,
+        options: list[str],
+        descriptors: list[int],
+    ) -> None:
+        self._log = tree.inside(directory) / "dump.log"
+        self._stall_seconds = settings.stall_seconds
+        self._server = notify.listen(tree.inside(notify.SOCKET))
+        try:
+            words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
+            self._process = commands.spawn(words, pass_fds=descriptors)
+        except BaseException:
+            self._server.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        commands.stop(self._process)
+        self._server.close()
+
+    def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
+        """Wait for its end. `answers` are called once when their descriptor can be read."""
+        error: BaseException | None = None
+        with commands.watched(self._process) as ended:
+            poll = select.poll()
+            for descriptor in (ended, self._server.fileno(), *answers):
+                poll.register(descriptor, select.POLLIN)
+            ticks, since = 0, time.monotonic()
+            while True:
+                found = [descriptor for descriptor, _ in poll.poll(_LOOK_MILLISECONDS)]
+                for descriptor in found:
+                    if descriptor in answers:
+                        poll.unregister(descriptor)
+                        answers[descriptor]()
+                if self._server.fileno() in found:
+                    error = self._halt(halt) or error
+                if ended in found:
+                    break
+                now = time.monotonic()
+                if found or (used := processes.processor_ticks(self._process.pid)) != ticks:
+                    ticks, since = (ticks if found else used), now
+                elif now - since > self._stall_seconds:
+                    break
+        status = commands.stop(self._process)
+        if error is not None:
+            raise error
+        if status != 0:
+            raise self._failure(status, stalled=ended not in found)
+
+    def _halt(self, halt: Callable[[], None]) -> BaseException | None:
+        """CRIU asks whether it may begin: what `halt` raised makes it give up before it touches anything."""
+        with self._server.accept()[0] as connection:
+            try:
+                halt()
+            except BaseException as error:
+                return error
+            notify.go_on(connection)
+            return None
+
+    def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:
+        ended = "made no progress and was given up" if stalled else f"ended with status {status}"
+        found = criu_log.diagnose(
+            self._log, fallback=f"CRIU could not save the kernel (it {ended})."
+        )
+        return FreezeFailed(found.cause, hint=found.hint, details=found.details)
 
 
 def restore_words(settings: EngineSettings, directory: str, *, lazy: bool) -> list[str]:
@@ -159,5 +196,5 @@ def restore_words(settings: EngineSettings, directory: str, *, lazy: bool) -> li
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", *_COMMON),
-        *(("--lazy-pages", "--action-script", NOTIFY) if lazy else ()),
+        *(("--lazy-pages", "--action-script", notify.PROGRAM) if lazy else ()),
     ]

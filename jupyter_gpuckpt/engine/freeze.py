@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -29,6 +28,7 @@ from .launch import alive, pids, wait_until
 from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
 from .preflight import Plan
 from .settings import EngineSettings
+from .standstill import Standstill
 from .tree import Tree
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,9 @@ def frozen(
         inside.callback(gpu.drop_files)
         gpu.take()
 
-        before = {pid for pid in pids(tree) if processes.state(pid) == "T"}
-        undo.callback(let_go, tree, before)
-        images, began = _dump(tree, plan, settings, progress, inside, outside)
+        standstill = Standstill(tree)
+        undo.callback(standstill.end)
+        images = _dump(tree, plan, settings, standstill, progress, inside, outside)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
         inside.callback(_unlink, tree, links)
@@ -88,7 +88,7 @@ def frozen(
         with progress.stage("capture"):
             captured = capture(tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop)
             inside.callback(drop_copies, tree)
-            listed = _processes(tree, images, before)
+            listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             kept = memory if stop else _keep(tree, memory, settings, outside)
             _unlink(tree, links)
@@ -97,15 +97,15 @@ def frozen(
             result._switches = _settled(tree)
         else:
             with progress.stage("thaw"):
-                let_go(tree, before)
-                result.frozen_seconds = time.monotonic() - began
+                standstill.end()
+                result.frozen_seconds = time.monotonic() - standstill.began
                 gpu.give_back(later=True)
             undo.pop_all()
             # What found no room on the GPU is tried again when the snapshot is complete.
             undo.callback(gpu.give_back)
         yield result
         if stop:
-            result.frozen_seconds = time.monotonic() - began
+            result.frozen_seconds = time.monotonic() - standstill.began
             inside.pop_all()
             undo.pop_all()
 
@@ -129,11 +129,12 @@ def _dump(
     tree: Tree,
     plan: Plan,
     settings: EngineSettings,
+    standstill: Standstill,
     progress: Progress,
     inside: ExitStack,
     outside: ExitStack,
-) -> tuple[Path, float]:
-    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; and when the kernel came to stand still."""
+) -> Path:
+    """CRIU's images, on scratch for a skeleton, on disk for a plain dump."""
     if plan.method == "skeleton":
         directory, dump = criu.IMAGES, criu.dump_skeleton
         images = tree.inside(directory)
@@ -145,9 +146,19 @@ def _dump(
         images.mkdir(parents=True)
         directory, dump = str(images), criu.dump_plain
         outside.callback(shutil.rmtree, images, ignore_errors=True)
+
+    def halt() -> None:
+        progress.check()  # the last chance: CRIU is not interrupted when it has begun
+        standstill.begin()
+
     with progress.stage("freeze"):
-        began = dump(settings, tree, directory, plan.ghost_limit_bytes, progress)
-    return images, began
+        try:
+            dump(settings, tree, directory, plan.ghost_limit_bytes, halt)
+        except BaseException:
+            standstill.repair()
+            raise
+        progress.check()
+    return images
 
 
 def _empty(directory: Path) -> None:
@@ -163,18 +174,6 @@ def _unlink(tree: Tree, links: list[str]) -> None:
     for link in links:
         with suppress(OSError):
             tree.inside(link).unlink(missing_ok=True)
-
-
-def let_go(tree: Tree, stopped: set[int]) -> None:
-    """Let every stopped task run on, except those in `stopped`, which the user had stopped.
-
-    Deepest first: a shell that went on before its child would see the child stopped, say so, and give up waiting for it.
-    """
-    for pid in reversed(pids(tree)):
-        if pid not in stopped and processes.state(pid) == "T":
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
-                wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
 
 
 def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:

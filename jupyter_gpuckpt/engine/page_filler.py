@@ -28,6 +28,7 @@ from typing import Self
 import numpy as np
 
 from ..errors import ThawFailed
+from . import notify
 from .criu_images import PAGE, Extent
 
 logger = logging.getLogger(__name__)
@@ -132,8 +133,10 @@ class PageFiller:
     `result`.
     """
 
-    def __init__(self, images: Path, pages: list[ProcessPages], fill: Callable[[], None]) -> None:
-        self._images, self._fill = images, fill
+    def __init__(
+        self, images: Path, notify_path: Path, pages: list[ProcessPages], fill: Callable[[], None]
+    ) -> None:
+        self._images, self._notify, self._fill = images, notify_path, fill
         self._pages = {page.nspid: page for page in pages}
         self._stop_read, self._stop_write = os.pipe()
         self._done = threading.Event()
@@ -142,18 +145,14 @@ class PageFiller:
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
-        for name, serve in (
-            ("lazy-pages.socket", self._serve_descriptors),
-            ("notify.socket", self._serve_notify),
+        for path, serve in (
+            (self._images / "lazy-pages.socket", self._serve_descriptors),
+            (self._notify, self._serve_notify),
         ):
-            server = socket.socket(socket.AF_UNIX)
-            path = self._images / name
-            path.unlink(missing_ok=True)
-            server.bind(str(path))
-            server.listen(1)
+            server = notify.listen(path)
             self._sockets.append(server)
             thread = threading.Thread(
-                target=self._run, args=(serve, server), name=name, daemon=True
+                target=self._run, args=(serve, server), name=path.name, daemon=True
             )
             thread.start()
             self._threads.append(thread)
@@ -254,7 +253,7 @@ class PageFiller:
                     os.close(page.descriptor)
                     page.descriptor = -1
             if self._error is None:
-                connection.sendall(b"1")
+                notify.go_on(connection)
 
 
 def _answer(page: ProcessPages) -> None:

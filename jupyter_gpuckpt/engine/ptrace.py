@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 # Requests (include/uapi/linux/ptrace.h, arch/x86/include/uapi/asm/ptrace-abi.h).
 CONT, GETREGS, SETREGS, DETACH, SYSCALL = 7, 12, 13, 17, 24
+GETREGSET, SETREGSET = 0x4204, 0x4205
 SETOPTIONS, GETEVENTMSG, SEIZE, INTERRUPT, LISTEN = 0x4200, 0x4201, 0x4206, 0x4207, 0x4208
 GETSIGMASK, SETSIGMASK, GET_SYSCALL_INFO = 0x420A, 0x420B, 0x420E
 
@@ -32,6 +33,9 @@ SYSCALL_ENTRY, SYSCALL_EXIT = 1, 2
 WALL = 0x40000000
 _SIGSET_BYTES = 8
 _SPINS = 200
+_NT_X86_XSTATE = 0x202
+#: Enough for AMX (man 2 ptrace: the kernel says how much it filled).
+_XSTATE_BYTES = 16384
 
 
 #: In the kernel's order.
@@ -74,6 +78,13 @@ class _SyscallInfo(ctypes.Structure):
         ("stack_pointer", ctypes.c_ulonglong),
         ("numbers", ctypes.c_longlong * 7),
     )
+
+
+class _Area(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("length", ctypes.c_size_t))
+    length: int
 
 
 class SyscallStop(NamedTuple):
@@ -148,6 +159,20 @@ def registers(tid: int) -> Registers:
 def set_registers(tid: int, values: Registers) -> None:
     """Put them in; they count when the tracee goes on."""
     request(SETREGS, tid, data=values)
+
+
+def extended_registers(tid: int) -> bytes:
+    """The floating-point and vector registers of a stopped tracee, as XSAVE writes them."""
+    buffer = ctypes.create_string_buffer(_XSTATE_BYTES)
+    area = _Area(ctypes.addressof(buffer), len(buffer))
+    request(GETREGSET, tid, _NT_X86_XSTATE, area)
+    return buffer.raw[: area.length]
+
+
+def set_extended_registers(tid: int, values: bytes) -> None:
+    """Put them in; they count when the tracee goes on."""
+    buffer = ctypes.create_string_buffer(values, len(values))
+    request(SETREGSET, tid, _NT_X86_XSTATE, _Area(ctypes.addressof(buffer), len(buffer)))
 
 
 def signal_mask(tid: int) -> int:

@@ -21,7 +21,7 @@ from ..errors import GpuCkptError, KernelLost, ThawFailed
 from ..host import processes
 from ..model import Manifest
 from ..progress import Progress
-from . import capture, criu, criu_images, criu_log, gpu_processes
+from . import capture, criu, criu_images, criu_log, gpu_processes, notify
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
@@ -189,7 +189,10 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
             content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
 
     with restore.progress.stage("restore"), ExitStack() as stack:
-        filler = stack.enter_context(PageFiller(images, pages, fill)) if lazy else None
+        filler = None
+        if lazy:
+            filler = PageFiller(images, restore.inside(notify.SOCKET), pages, fill)
+            stack.enter_context(filler)
         watch = stack.enter_context(_Watch(restore))
         restore.namespaces.go()
         try:

@@ -57,6 +57,10 @@ class ThreadsHeld:
         """One of the held threads, to inject calls into; the main thread where it lives."""
         return self._held[min(self._held)]
 
+    def tracees(self) -> list[Tracee]:
+        """All held threads."""
+        return [self._held[tid] for tid in self.tids]
+
     def release(self) -> None:
         """Let all go; nothing happens the second time."""
         with ExitStack() as all_of_them:

@@ -34,14 +34,13 @@ from typing import Self
 import msgspec
 
 from ..host import processes
-from . import ptrace
+from . import ptrace, task_memory
 from .ptrace import Kind, Registers, Stop
 
 ALL_SIGNALS = (1 << 64) - 1
 _ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
 _NO_CALL = (1 << 64) - 1  # orig_rax of a thread that is in no system call
 _MARK = 0x7470_6B63_7570_67A5
-_SYSCALL_INSTRUCTION = b"\x0f\x05"
 _CS_64_BIT = 0x33
 _RED_ZONE = 128
 #: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): not executed, try again.
@@ -60,6 +59,11 @@ class RegistersRecord(msgspec.Struct, frozen=True):
     start_time: int
     registers: bytes
     signal_mask: int
+
+    @property
+    def instruction_pointer(self) -> int:
+        """Where it stood."""
+        return Registers.from_buffer_copy(self.registers).rip
 
 
 #: Of a tracee that was let go on and has not been seen to stop.
@@ -207,6 +211,24 @@ class Tracee:
         ptrace.set_registers(self.tid, self._original)
         self._original = None
 
+    def record(self) -> RegistersRecord:
+        """The thread as it stands now."""
+        self._mine()
+        start = processes.start_time(self.tid) or 0
+        registers = self._original or ptrace.registers(self.tid)
+        mask = self._mask if self._original else ptrace.signal_mask(self.tid)
+        return RegistersRecord(self.pid, self.tid, start, bytes(registers), mask)
+
+    def put_back(self, record: RegistersRecord) -> bool:
+        """Make the thread what it was when `record` was made; whether anything was different."""
+        self._mine()
+        if self._original is None and self.record() == record:
+            return False
+        self._original = None
+        ptrace.set_signal_mask(self.tid, record.signal_mask)
+        ptrace.set_registers(self.tid, Registers.from_buffer_copy(record.registers))
+        return True
+
     def skip(self) -> None:
         """Make the kernel skip the call at whose entry the thread stands; `finish` says what it returns (else ENOSYS)."""
         self._mine()
@@ -240,14 +262,11 @@ class Tracee:
 
     def read(self, address: int, length: int) -> bytes:
         """Bytes of its memory. Raises OSError where nothing is mapped."""
-        with _memory(self.tid, os.O_RDONLY) as memory:
-            return os.pread(memory, length, address)
+        return task_memory.read(self.tid, address, length)
 
     def write(self, address: int, data: bytes) -> None:
         """Overwrite bytes of its memory, read-only mappings too. Raises OSError where nothing is mapped."""
-        with _memory(self.tid, os.O_RDWR) as memory:
-            if os.pwrite(memory, data, address) != len(data):
-                raise OSError(errno.EFAULT, f"not all at {address:#x} is mapped")
+        task_memory.write(self.tid, address, data)
 
     @contextmanager
     def borrowed(self, data: bytes) -> Iterator[int]:
@@ -279,17 +298,14 @@ class Tracee:
     def _begin(self) -> Registers:
         """The registers between two calls. The first time, those of the thread are put aside and all signals blocked."""
         if self._instruction is None:
-            self._instruction = syscall_instruction(self.tid)
+            self._instruction = task_memory.syscall_instruction(self.tid)
         if self._original is None:
             original = ptrace.registers(self.tid)
             if original.cs != _CS_64_BIT:
                 raise OSError(errno.ENOEXEC, f"thread {self.tid} does not run 64-bit code")
             self._mask = ptrace.signal_mask(self.tid)
             if self._record is not None:
-                start = processes.start_time(self.tid) or 0
-                self._record(
-                    RegistersRecord(self.pid, self.tid, start, bytes(original), self._mask)
-                )
+                self._record(self.record())
             self._original = original
             ptrace.set_registers(self.tid, self._parked(original))
             ptrace.set_signal_mask(self.tid, ALL_SIGNALS)
@@ -312,7 +328,7 @@ class Tracee:
                 now = ptrace.syscall_stop(self.tid)
                 if entered and now.op == ptrace.SYSCALL_EXIT:
                     return now.number
-                after = (self._instruction or 0) + len(_SYSCALL_INSTRUCTION)
+                after = (self._instruction or 0) + len(task_memory.SYSCALL)
                 ours = now.number == number and now.instruction_pointer == after
                 if now.op != ptrace.SYSCALL_ENTRY or not ours:
                     raise OSError(errno.EPROTO, f"thread {self.tid} made a call of its own: {now}")
@@ -356,19 +372,6 @@ def living_thread(pid: int) -> int:
     return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)
 
 
-def syscall_instruction(tid: int) -> int:
-    """The address of a `syscall` instruction for the thread: in the vdso, which every 64-bit process has, else in its code."""
-    areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
-    areas.sort(key=lambda area: area.path != "[vdso]")
-    with _memory(tid, os.O_RDONLY) as memory:
-        for area in areas:
-            with suppress(OSError):  # vsyscall cannot be read
-                code = os.pread(memory, area.end - area.start, area.start)
-                if (offset := code.find(_SYSCALL_INSTRUCTION)) >= 0:
-                    return area.start + offset
-    raise OSError(errno.ENOEXEC, f"thread {tid} has no syscall instruction")
-
-
 def put_back(record: RegistersRecord) -> bool:
     """Undo what a tracer that died in mid-injection left in a thread; whether there was anything to undo.
 
@@ -379,20 +382,7 @@ def put_back(record: RegistersRecord) -> bool:
     if processes.start_time(record.tid) != record.start_time:
         return False
     try:
-        with Tracee(record.pid, record.tid):
-            if ptrace.registers(record.tid).rbx != _MARK:
-                return False
-            ptrace.set_signal_mask(record.tid, record.signal_mask)
-            ptrace.set_registers(record.tid, Registers.from_buffer_copy(record.registers))
-            return True
+        with Tracee(record.pid, record.tid) as tracee:
+            return ptrace.registers(record.tid).rbx == _MARK and tracee.put_back(record)
     except ProcessLookupError:
         return False
-
-
-@contextmanager
-def _memory(tid: int, flags: int) -> Iterator[int]:
-    memory = os.open(f"/proc/{tid}/mem", flags | os.O_CLOEXEC)
-    try:
-        yield memory
-    finally:
-        os.close(memory)

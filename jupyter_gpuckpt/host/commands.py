@@ -161,38 +161,48 @@ def wait(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
     """
     if process.returncode is None and timeout is not None:
         try:
-            pidfd = os.pidfd_open(process.pid)
+            with watched(process) as ended:
+                poll = select.poll()
+                poll.register(ended, select.POLLIN)
+                if not poll.poll(max(0, int(timeout * 1000))):
+                    return None
         except OSError:  # out of descriptors: slower, but right
             try:
                 return process.wait(timeout)
             except subprocess.TimeoutExpired:
                 return None
-        try:
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(max(0, int(timeout * 1000))):
-                return None
-        finally:
-            os.close(pidfd)
     return process.wait()
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Kill the program's whole process group and reap it; nothing happens if it was reaped before.
+@contextmanager
+def watched(process: subprocess.Popen[bytes]) -> Iterator[int]:
+    """A descriptor that can be read when the program has ended; it is not reaped by that, so its group can still be killed."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        yield pidfd
+    finally:
+        os.close(pidfd)
 
-    Returns when it is gone, but after a few seconds also when it is not: a process in
-    uninterruptible sleep is reaped by a thread in the background when it finally ends.
+
+def stop(process: subprocess.Popen[bytes]) -> int:
+    """Kill the program's whole process group and reap it; its status. Nothing happens if it was reaped before.
+
+    What it left in its group ends also when the program itself has ended. Returns when it is gone, but after a few seconds
+    also when it is not: a process in uninterruptible sleep is reaped by a thread in the background when it finally ends.
     """
     if process.returncode is not None:
-        return
-    # Not reaped yet, so the number still belongs to it even if it has just ended.
+        return process.returncode
+    # Not reaped yet, so the number still belongs to it even if it has ended.
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         process.kill()
-    if wait(process, REAP_SECONDS) is None:
+    status = wait(process, REAP_SECONDS)
+    if status is None:
         logger.warning("process %d does not end after SIGKILL", process.pid)
         threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
+        return -signal.SIGKILL
+    return status
 
 
 def environment() -> dict[str, str]:

@@ -146,6 +146,15 @@ def context_switches(pid: int) -> dict[int, int]:
     return counts
 
 
+def processor_ticks(pid: int) -> int:
+    """Processor time of it and its descendants so far, in clock ticks."""
+    total = 0
+    for member in (pid, *descendants(pid)):
+        if stat := _stat(member):
+            total += int(stat[11]) + int(stat[12])
+    return total
+
+
 def children(pid: int) -> list[int]:
     """Its children, zombies included, in ascending order."""
     found: set[int] = set()

@@ -42,7 +42,7 @@ class Program:
         self._generation = 0
         self.spec = LaunchSpec(
             kernel_id="program",
-            argv=[sys.executable, "-u", "-c", textwrap.dedent(code)],
+            argv=[sys.executable, "-c", textwrap.dedent(code)],
             env=dict(os.environ),
             cwd=str(directory),
             log_path=str(self.log),

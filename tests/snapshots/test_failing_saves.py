@@ -7,8 +7,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import criu as engine_criu
 from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.standstill import Standstill
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, StoreFull
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
@@ -32,7 +33,7 @@ COUNTER = """
 
 HOLDER = """
     import time, numpy
-    memory = numpy.random.default_rng(1).integers(0, 255, 80 << 20, dtype="u1")
+    memory = numpy.random.default_rng(1).integers(0, 255, 160 << 20, dtype="u1")
     n = 0
     while True:
         n += 1
@@ -105,38 +106,70 @@ def criu_pid(root_pid: int) -> int:
     return 0
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05])
-@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
-def test_a_killed_criu_leaves_the_program_running(run, delay: float, *, stop: bool) -> None:
-    program = run(HOLDER)
-    program.lines(more_than=3)
-    killed = threading.Event()
+@contextmanager
+def killed_at_its_start(program) -> Iterator[None]:
+    """CRIU is killed before it has touched a task."""
+    with killed_when(program, lambda: True):
+        yield
+
+
+@contextmanager
+def killed_when_all_stand_still(program) -> Iterator[None]:
+    begin = Standstill.begin
+
+    def begin_and_kill(standstill: Standstill) -> None:
+        begin(standstill)
+        os.kill(criu_pid(program.tree.keeper_nspid), signal.SIGKILL)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Standstill, "begin", begin_and_kill)
+        yield
+
+
+@contextmanager
+def killed_while_it_reads_memory(program) -> Iterator[None]:
+    """CRIU's own code is at work inside the program then."""
+    pages = program.tree.inside(engine_criu.IMAGES) / f"pagemap-{program.tree.kernel_nspid}.img"
+    with killed_when(program, pages.exists):
+        yield
+
+
+@contextmanager
+def killed_when(program, moment: Callable[[], bool]) -> Iterator[None]:
+    done = threading.Event()
 
     def kill_it() -> None:
-        deadline = time.monotonic() + 5
-        while time.monotonic() < deadline:
-            if pid := criu_pid(program.tree.keeper_nspid):
-                time.sleep(delay)
+        while not done.is_set():
+            pid = criu_pid(program.tree.keeper_nspid)
+            if pid and moment():
+                time.sleep(0.002)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                    killed.set()
                 return
 
-    def begin(record: ProgressRecord) -> None:
-        if record.stage == "freeze":
-            threading.Thread(target=kill_it).start()
-
-    error: FreezeFailed | None = None
+    thread = threading.Thread(target=kill_it)
+    thread.start()
     try:
-        program.save(stop=stop, progress=Progress(begin))
-    except FreezeFailed as failure:
-        error = failure
-    if error is None:  # CRIU was faster than the signal
-        assert delay > 0
-        return
-    assert killed.is_set()
-    assert error.hint
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "killed", [killed_at_its_start, killed_when_all_stand_still, killed_while_it_reads_memory]
+)
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+def test_a_killed_criu_leaves_the_program_running(run, killed, *, stop: bool) -> None:
+    program = run(HOLDER)
+    program.lines(more_than=3)
+    descriptors = processes.descriptors(program.tree.kernel_pid)
+    with killed(program), pytest.raises(FreezeFailed) as caught:
+        program.save(stop=stop)
+    assert caught.value.hint
     assert_runs_on(program)
+    assert processes.descriptors(program.tree.kernel_pid) == descriptors
+    assert not any("CRIU" in area.path for area in processes.maps(program.tree.kernel_pid))
     program.save(stop=True)
 
 
