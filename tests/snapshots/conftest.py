@@ -43,7 +43,8 @@ class Program:
         self.spec = LaunchSpec(
             kernel_id="program",
             argv=[sys.executable, "-c", textwrap.dedent(code)],
-            env=dict(os.environ),
+            # Unbuffered, a line is written piece by piece, and a snapshot may lie between the pieces.
+            env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
             cwd=str(directory),
             log_path=str(self.log),
         )
