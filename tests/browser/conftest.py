@@ -184,7 +184,7 @@ class NotebookPage:
         return self
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def sync_api():
     """Playwright's synchronous interface."""
     if importlib.util.find_spec("playwright") is None:
@@ -199,7 +199,7 @@ def expect(sync_api):
     return sync_api.expect
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(sync_api):
     """Debian's chromium, or the one that CHROMIUM names."""
     names = ("chromium", "chromium-browser", "google-chrome")

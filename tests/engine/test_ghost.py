@@ -50,15 +50,6 @@ PROGRAM = """
             waited = 'no child'
         print(waited, flush=True)
 """
-BIG = """
-    import mmap, sys, time
-    memory = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    for at in range(0, len(memory), 4096):
-        memory[at] = 1
-    print('ready', flush=True)
-    while True: time.sleep(0.01)
-"""
 
 
 class Program:
@@ -258,7 +249,7 @@ def test_what_cannot_get_a_ghost_is_told_with_a_reason(stack):
     with Tracee(program.pid), pytest.raises(FreezeFailed):
         Ghost(program.pid)
     program.end()
-    wait_for(lambda: not processes.exists(program.pid))
+    wait_for(lambda: processes.state(program.pid) in (None, "Z"))
     with pytest.raises(FreezeFailed, match="twin"):
         Ghost(program.pid)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ghost-of")]
@@ -271,19 +262,3 @@ def test_a_reached_limit_of_processes_is_named(stack):
     with pytest.raises(FreezeFailed) as caught:
         Ghost(program.pid)
     assert "ulimit -u" in caught.value.hint
-
-
-def test_a_ghost_of_two_gigabytes_is_made_in_milliseconds(stack):
-    program = Program(stack, BIG)
-    seconds = []
-    for index in range(6):
-        if index % 2:
-            program.stop()
-        began = time.perf_counter()
-        ghost = Ghost(program.pid)
-        seconds.append(time.perf_counter() - began)
-        ghost.drop()
-        os.kill(program.pid, signal.SIGCONT)
-    print("2 GB ghosts, ms:", [round(value * 1000, 1) for value in seconds])
-    # Small pages, where huge ones are not to be had, take 35 ms.
-    assert min(seconds) < 0.1
