@@ -132,13 +132,20 @@ def _spawn(wanted: Target, deadline: float) -> None:
 
 
 def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
+    """What the daemon said on its way out: a sentence and a hint, or the traceback of a defect."""
     log = wanted.settings.log_file
+    hint = f"Its log is {log}."
+    sentence, *hints = said.splitlines() or [why + "."]
+    if sentence.startswith("Traceback"):
+        sentence = said.splitlines()[-1]
+    elif hints:
+        return DaemonUnavailable(f"gpuckptd could not be started: {sentence}", hint=hints[0])
     tail = ""
     with suppress(OSError):
         tail = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
     return DaemonUnavailable(
-        f"gpuckptd could not be started: {said.splitlines()[-1] if said else why}.",
-        hint=f"Its log is {log}.",
+        f"gpuckptd could not be started: {sentence}",
+        hint=hint,
         details="\n".join(part for part in (said, tail) if part),
     )
 

@@ -20,7 +20,7 @@ from tornado.web import Application
 
 from .. import daemon_settings
 from ..daemon_settings import Settings
-from ..errors import GpuCkptError
+from ..errors import ConfigurationError, GpuCkptError
 from ..place import Place, here, runtime_dir, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import lifetime
@@ -136,7 +136,8 @@ def _run(settings_json: str | None, ready: Callable[[], None]) -> int:
     try:
         return _run_here(_settings(settings_json), ready)
     except GpuCkptError as error:
-        _log.error("%s %s", error.message, error.hint)
+        if _log.hasHandlers():
+            _log.error("%s %s", error.message, error.hint)
         sys.stderr.write(f"{error.message}\n{error.hint}\n")
         return 1
 
@@ -153,12 +154,18 @@ def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
     if not lifetime.hold_alone(Path(f"{path}.lock")):
         ready()
         return 0
-    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lifetime.log_to(settings.log_file)
+    try:
+        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lifetime.log_to(settings.log_file)
+        records = Records(settings.state, place)
+        records.hold()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The data directory {settings.data} cannot be used: {error.strerror} ({error.filename}).",
+            hint="Name one that you may write to in the environment variable JUPYTER_GPUCKPT_DATA_DIR.",
+        ) from error
     lifetime.become_parent_of_orphans()
     os.chdir("/")
-    records = Records(settings.state, place)
-    records.hold()
     # A socket that is there is one of a daemon that was killed: we hold its lock. tornado removes it.
     listener = bind_unix_socket(str(path), mode=0o600)
 

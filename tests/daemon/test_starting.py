@@ -94,13 +94,14 @@ def test_a_module_in_the_callers_directory_does_not_get_into_the_daemon(settings
     subprocess.run([sys.executable, "-c", CONNECT], check=True, cwd=short_dir, timeout=60)
 
 
-def test_a_failed_start_says_why(settings, target):
+def test_an_unusable_data_directory_is_named_with_the_way_out(settings):
     settings.data.parent.mkdir(exist_ok=True)
     settings.data.write_text("a file in the way")
-    with pytest.raises(DaemonUnavailable) as failure:
+    with pytest.raises(DaemonUnavailable, match="could not be started") as failure:
         Client.connect(settings)
-    assert "could not be started" in failure.value.message
-    assert str(settings.log_file) in failure.value.hint
+    assert str(settings.data) in failure.value.message
+    assert "JUPYTER_GPUCKPT_DATA_DIR" in failure.value.hint
+    assert "Traceback" not in failure.value.details
 
 
 def test_the_log_of_a_failed_start_is_shown(settings):
@@ -109,6 +110,7 @@ def test_the_log_of_a_failed_start_is_shown(settings):
     with pytest.raises(DaemonUnavailable) as failure:
         Client.connect(settings)
     assert "takeover.lock" in failure.value.details
+    assert str(settings.log_file) in failure.value.hint
 
 
 def test_a_daemon_that_nobody_needs_leaves(settings, target, eventually):
