@@ -67,16 +67,24 @@ def check(manifest: Manifest, here: Host) -> None:
     needed = sum(
         stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
     )
+    shortages = []
     if needed > (free := processes.mem_available()):
-        problems.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
+        shortages.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
     if shortage := gpu_processes.shortage(manifest.gpu):
-        problems.append(shortage)
-    if problems:
+        shortages.append(shortage)
+    if problems or shortages:
+        hints = []
+        if problems:
+            hints.append(
+                "Undo these changes (for a package: install the version of the snapshot), or resume where they were not made."
+            )
+        if shortages:
+            hints.append("Suspend or shut down another kernel to free memory, then try again.")
         raise HostIncompatible(
-            "The kernel cannot be resumed here as things are. " + " ".join(problems[:5]),
-            hint="Undo these changes (for a package: install the version of the snapshot), or resume where they were not made."
-            " The snapshot is untouched.",
-            details="\n".join(problems),
+            "The kernel cannot be resumed here as things are. "
+            + " ".join([*shortages, *problems[:5]]),
+            hint=" ".join([*hints, "The snapshot is untouched."]),
+            details="\n".join([*shortages, *problems]),
         )
 
 
