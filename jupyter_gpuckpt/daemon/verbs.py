@@ -43,6 +43,8 @@ from .records import KernelRecord, Records, check_kernel_id, write_file
 OPERATIONS_AT_ONCE = 4
 #: How soon a waiting operation notices that it was cancelled, in seconds.
 _LOOK_AGAIN = 0.2
+#: Kernels in these states live in a snapshot.
+_NEED_SNAPSHOT = {KernelState.SUSPENDED, KernelState.RESUMING}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
 _KILLED = b"9"
 
@@ -142,10 +144,17 @@ class Verbs:
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; raises SnapshotInUse when an operation reads it or a suspended kernel needs it."""
-        needing = {KernelState.SUSPENDED, KernelState.RESUMING}
-        # Also kernels of other places: the store may be shared with them.
-        for record in await asyncio.to_thread(self._records.all):
-            if record.snapshot_id == snapshot_id and record.state in needing:
+        # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk.
+        records, snapshots = await asyncio.to_thread(
+            lambda: (self._records.all(), self._machine.snapshots(None))
+        )
+        of_kernel = {info.snapshot_id: info.kernel_id for info in snapshots}.get(snapshot_id)
+        ours = {kernel.kernel_id: kernel.record for kernel in self._kernels}
+        for record in ({record.kernel_id: record for record in records} | ours).values():
+            needed = record.state in _NEED_SNAPSHOT and record.snapshot_id == snapshot_id
+            # It may be the one that is being made: complete, but not yet known as the kernel's.
+            made = record.state is KernelState.SUSPENDING and record.kernel_id == of_kernel
+            if needed or made:
                 raise SnapshotInUse(
                     f"Kernel {record.kernel_id} is {record.state} and needs snapshot {snapshot_id}.",
                     hint="Resume or kill that kernel first.",

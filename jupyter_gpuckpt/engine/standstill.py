@@ -81,6 +81,10 @@ class Standstill:
             pid = waiting.pop()
             self._stop(pid)
             waiting += processes.children(pid)
+        # A task on its way back into its stop when CRIU attaches shows CRIU one stop where it waits for two (compel's
+        # `skip_sigstop`): it would let the task run and wait for ten seconds.
+        for record in self._records:
+            wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
 
     def end(self) -> None:
         """Let every task run on, except those that the user had stopped.

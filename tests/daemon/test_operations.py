@@ -179,6 +179,22 @@ def test_a_snapshot_that_a_suspended_kernel_needs_stays(client, kernel):
     assert client.snapshots() == []
 
 
+def test_a_snapshot_cannot_be_deleted_while_its_suspend_ends(client, kernel, counts, eventually):
+    operation = client.suspend(kernel.kernel_id)
+    made = eventually(lambda: client.snapshots(kernel.kernel_id))[0].snapshot_id
+    # From the moment it is listed, through the last steps of the suspend, to its end and after it.
+    refused = 0
+    while refused < 20:
+        with pytest.raises(SnapshotInUse):
+            client.delete_snapshot(made)
+        refused += 1
+    client.wait(operation.operation_id)
+    with pytest.raises(SnapshotInUse):
+        client.delete_snapshot(made)
+    client.wait(client.resume(kernel.kernel_id).operation_id)
+    eventually(lambda: counts(kernel.kernel_id))
+
+
 def test_a_failed_resume_leaves_the_kernel_suspended(client, kernel, counts, eventually):
     client.wait(client.suspend(kernel.kernel_id).operation_id)
     with pytest.raises(SnapshotNotFound):
