@@ -50,7 +50,7 @@ lint: setup
 
 clean:
 	$(SUDO) rm -rf $(VENV) .lab dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
-		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init
+		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/criu-pages.so
 
 # $(1): packages. Those that are installed already need no apt.
 define apt_install
@@ -78,7 +78,7 @@ $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
 
-$(STAMPS)/packages: pyproject.toml hatch_build.py jupyter_gpuckpt/engine/init.c labextension/package.json | $(BIN)/python
+$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lab,test]'
 	@touch $@

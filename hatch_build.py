@@ -1,4 +1,4 @@
-"""Compiles the kernels' init, as a hatchling build hook or by itself: `python3 hatch_build.py`.
+"""Compiles the engine's C sources, as a hatchling build hook or by itself: `python3 hatch_build.py`.
 
 By itself it needs nothing but Python and a C compiler, so it also serves machines without a network.
 """
@@ -11,48 +11,59 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path("jupyter_gpuckpt/engine/init.c")
-BINARY = Path("jupyter_gpuckpt/engine/gpuckpt-init")
+ENGINE = Path("jupyter_gpuckpt/engine")
+#: Every binary: its source and how it is linked. What is loaded into CRIU must not depend on a version of libc.
+BINARIES = {
+    ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
+    ENGINE / "criu-pages.so": (
+        ENGINE / "criu_pages.c",
+        ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"],
+    ),
+}
 
 
-def compile_init(root: Path) -> None:
-    """Compile the init under `root` into a static executable, unless it is newer than its source.
+def compile_all(root: Path) -> None:
+    """Compile what the engine needs under `root`, except what is newer than its source.
 
     Raises `SystemExit` with a sentence when there is no compiler or it fails.
     """
-    source, binary = root / SOURCE, root / BINARY
+    for binary, (source, options) in BINARIES.items():
+        _compile(root / source, root / binary, options)
+
+
+def _compile(source: Path, binary: Path, options: list[str]) -> None:
     if binary.exists() and binary.stat().st_mtime >= source.stat().st_mtime:
         return
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         sys.exit(
-            f"No C compiler was found to compile {SOURCE}: install one (on Debian and Ubuntu: "
+            f"No C compiler was found to compile {source}: install one (on Debian and Ubuntu: "
             "apt-get install gcc libc6-dev), or name it in the environment variable CC."
         )
     unfinished = binary.with_name(f"{binary.name}.{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-Wextra", "-static", "-o", str(unfinished), str(source)]
+    command = [compiler, "-O2", "-Wall", "-Wextra", *options, "-o", str(unfinished), str(source)]
     try:
         if subprocess.run(command, check=False).returncode != 0:
-            sys.exit(f"{SOURCE} did not compile; the compiler's message is above.")
+            sys.exit(f"{source} did not compile; the compiler's message is above.")
         unfinished.replace(binary)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
-    compile_init(Path(__file__).parent)
+    compile_all(Path(__file__).parent)
 else:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
     class InitBuildHook(BuildHookInterface):
-        """Puts the compiled init into the wheel, which thereby belongs to one platform."""
+        """Puts the compiled binaries into the wheel, which thereby belongs to one platform."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
             """Compile before the wheel's files are collected; a source archive holds the source."""
             if self.target_name != "wheel":
                 return
-            compile_init(Path(self.root))
+            compile_all(Path(self.root))
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-            build_data["artifacts"].append(str(BINARY))
+            build_data["artifacts"] += [str(binary) for binary in BINARIES]
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"

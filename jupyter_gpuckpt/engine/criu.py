@@ -13,14 +13,15 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Self
 
 from ..errors import FreezeFailed
 from ..host import commands, processes
 from ..model import SCRATCH
-from . import criu_log, notify
+from . import criu_log, hidden_pages, notify
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -88,7 +89,13 @@ def dump_skeleton(
                 "--status-fd",
                 str(tell),
             ]
-            run = _Run(settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell])
+            hiding = {
+                "LD_PRELOAD": str(settings.criu_pages),
+                hidden_pages.VARIABLE: hidden_pages.LIST,
+            }
+            run = _Run(
+                settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell], hiding
+            )
         stack.enter_context(run)
 
         def close_page_server() -> None:
@@ -107,7 +114,7 @@ def dump_plain(
     halt: Callable[[], None],
 ) -> None:
     """Write all images, memory too, into `directory` (a path inside); otherwise as `dump_skeleton`."""
-    with _Run(settings, tree, directory, ghost_limit, [], []) as run:
+    with _Run(settings, tree, directory, ghost_limit) as run:
         run.supervise(halt, {})
 
 
@@ -120,15 +127,18 @@ class _Run:
         tree: Tree,
         directory: str,
         ghost_limit: int,
-        options: list[str],
-        descriptors: list[int],
+        options: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._log = tree.inside(directory) / "dump.log"
         self._stall_seconds = settings.stall_seconds
         self._server = notify.listen(tree.inside(notify.SOCKET))
         try:
             words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
-            self._process = commands.spawn(words, pass_fds=descriptors)
+            self._process = commands.spawn(
+                words, pass_fds=descriptors, env=commands.environment() | dict(environment)
+            )
         except BaseException:
             self._server.close()
             raise

@@ -117,6 +117,26 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
     return found
 
 
+def add_lazy(images: Path, nspid: int, extents: list[Extent]) -> None:
+    """Enter lazy pages into a process's pagemap, at their place in the order of addresses."""
+    path = images / f"pagemap-{nspid}.img"
+    head, *entries = messages(path)
+    numbers = [_numbers(entry) for entry in entries]
+    listed = [(found[1], entry) for found, entry in zip(numbers, entries, strict=True)]
+    # Newer CRIUs count pages in a field of 64 bits and leave the old one 0.
+    wide = any(5 in found for found in numbers)
+    for extent in extents:
+        pages = extent.length // PAGE
+        counts: list[Field] = [(2, _VARINT, 0 if wide else pages), (4, _VARINT, PE_LAZY)]
+        if wide:
+            counts.append((5, _VARINT, pages))
+        listed.append((extent.address, encode([(1, _VARINT, extent.address), *counts])))
+    out = bytearray(path.read_bytes()[:_MAGIC_BYTES])
+    for message in (head, *(entry for _, entry in sorted(listed))):
+        out += _LENGTH.pack(len(message)) + message
+    path.write_bytes(out)
+
+
 @dataclass(frozen=True, slots=True)
 class ImageProcess:
     """A process as the images have it."""

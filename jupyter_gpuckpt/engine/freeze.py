@@ -11,7 +11,8 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +21,12 @@ from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process
 from ..progress import Progress
-from . import criu, criu_images
+from . import criu, criu_images, hidden_pages
 from .capture import Capture, capture, drop_copies
+from .criu_images import Extent
 from .ghost import Ghost
 from .gpu_processes import GpuProcesses
+from .hidden_pages import Area
 from .launch import alive, pids, wait_until
 from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
 from .preflight import Plan
@@ -80,7 +83,7 @@ def frozen(
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)
-        images = _dump(tree, plan, settings, standstill, progress, inside, outside)
+        images, unforked = _dump(tree, plan, settings, standstill, progress, inside, outside)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
         inside.callback(_unlink, tree, links)
@@ -90,7 +93,7 @@ def frozen(
             inside.callback(drop_copies, tree)
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
-            kept = memory if stop else _keep(tree, memory, settings, outside)
+            kept = memory if stop else _keep(tree, memory, unforked, settings, outside)
             _unlink(tree, links)
         result = _result(images, listed, kept, captured, gpu)
         if stop:
@@ -133,32 +136,60 @@ def _dump(
     progress: Progress,
     inside: ExitStack,
     outside: ExitStack,
-) -> Path:
-    """CRIU's images, on scratch for a skeleton, on disk for a plain dump."""
+) -> tuple[Path, list[Area]]:
+    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; and the areas that a ghost of the kernel lacks."""
     if plan.method == "skeleton":
-        directory, dump = criu.IMAGES, criu.dump_skeleton
-        images = tree.inside(directory)
+        images = tree.inside(criu.IMAGES)
         _empty(images)
         inside.callback(_empty, images)
     else:
         # The same path inside and outside; from outside it is there also when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
         images.mkdir(parents=True)
-        directory, dump = str(images), criu.dump_plain
         outside.callback(shutil.rmtree, images, ignore_errors=True)
 
     def halt() -> None:
         progress.check()  # the last chance: CRIU is not interrupted when it has begun
         standstill.begin()
 
+    unforked: list[Area] = []
     with progress.stage("freeze"):
         try:
-            dump(settings, tree, directory, plan.ghost_limit_bytes, halt)
+            if plan.method == "skeleton":
+                unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)
+            else:
+                criu.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
         except BaseException:
             standstill.repair()
             raise
         progress.check()
-    return images
+    return images, unforked
+
+
+def _dump_skeleton(
+    tree: Tree,
+    plan: Plan,
+    settings: EngineSettings,
+    standstill: Standstill,
+    images: Path,
+    halt: Callable[[], None],
+) -> list[Area]:
+    """CRIU's part, and beside it what we look up ourselves in the stopped tasks."""
+    listed = tree.inside(hidden_pages.LIST)
+    listed.unlink(missing_ok=True)  # one from before would be taken for this one
+    looks = list[Future[tuple[dict[int, list[Extent]], list[Area]]]]()
+    with ThreadPoolExecutor(1, "look") as beside:
+
+        def halt_and_look() -> None:
+            halt()
+            hidden = hidden_pages.HiddenPages(standstill.pids)
+            hidden.write(listed)
+            looks.append(beside.submit(lambda: (hidden.scan(), unforked_areas(tree.kernel_pid))))
+
+        criu.dump_skeleton(settings, tree, criu.IMAGES, plan.ghost_limit_bytes, halt_and_look)
+        pages, unforked = looks[0].result()
+    hidden_pages.reveal(images, pages)
+    return unforked
 
 
 def _empty(directory: Path) -> None:
@@ -206,6 +237,7 @@ def _memory(tree: Tree, images: Path, listed: list[Process]) -> list[ProcessMemo
 def _keep(
     tree: Tree,
     memory: list[ProcessMemory],
+    unforked: list[Area],
     settings: EngineSettings,
     ghosts: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
@@ -217,7 +249,7 @@ def _keep(
     kept: list[ProcessMemory | CopiedMemory] = []
     for part in memory:
         if part.pid == tree.kernel_pid:
-            part.keep(unforked_areas(part.pid))
+            part.keep(unforked)
             try:
                 ghost = ghosts.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:

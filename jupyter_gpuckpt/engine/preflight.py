@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import FreezeFailed, StoreFull
 from ..host import limits, processes
+from . import hidden_pages
 from .launch import pids
 from .settings import EngineSettings
 from .tree import Tree
@@ -36,7 +37,8 @@ def plan(
     memory = [processes.memory(pid) for pid in members]
     private = sum(part.private_bytes + part.swap_bytes for part in memory)
     shared = sum(part.shared_bytes for part in memory)
-    large = private >= limits.largest_skeleton_bytes()
+    visible = min(private, sum(hidden_pages.visible_bytes(pid) for pid in members))
+    large = visible >= limits.largest_skeleton_bytes()
     method = "plain" if settings.plain or large else "skeleton"
     # Staged GPU memory, CRIU's copies of shared memory and, for a save, copies of what a ghost cannot hold.
     needed = gpu_bytes + shared + (0 if stop else private // 8) + settings.headroom_bytes

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INIT = Path(__file__).with_name("gpuckpt-init")
+CRIU_PAGES = Path(__file__).with_name("criu-pages.so")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,8 @@ class EngineSettings:
     spill_dir: Path
     threads: int
     init: Path = INIT
+    #: Preloaded into a skeleton dump; see criu_pages.c.
+    criu_pages: Path = CRIU_PAGES
     #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
     plain: bool = False
     #: A restore that makes no progress for this long is killed with its init.

@@ -69,6 +69,11 @@ class Standstill:
         #: time.monotonic() when it began.
         self.began = 0.0
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes that stand still; zombies are not among them."""
+        return [record.pid for record in self._records]
+
     def begin(self) -> None:
         """Stop every process, parents first, and put on record what CRIU might leave changed.
 

@@ -144,15 +144,16 @@ def test_twenty_cycles_leave_nothing_over_and_the_clock_is_continuous(run, tmp_p
     descriptors, zombies = _descriptors(), _zombies()
     mounts = Path("/proc/self/mounts").read_text()
     identity = program.lines()[-1].split()[1:4]
-    for _ in range(20):
+    for cycle in range(20):
         saved = program.save(stop=True)
         last, count = program.lines()[-1].split(), len(program.lines())
+        time.sleep(3 if cycle == 0 else 0)  # the clock must not see this
         assert not launch.alive(program.tree)
         program.resume(saved.manifest.info.snapshot_id)
         following = program.lines(more_than=count)[count].split()
         assert int(following[0]) == int(last[0]) + 1
         assert following[1:4] == identity
-        assert 0 < float(following[4]) - float(last[4]) < 0.4
+        assert 0 < float(following[4]) - float(last[4]) < 2, (last, following)
         program.store.delete(saved.manifest.info.snapshot_id)
     launch.kill(program.tree)
     assert _descriptors().items() <= descriptors.items()

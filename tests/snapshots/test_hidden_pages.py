@@ -1,0 +1,101 @@
+"""Pages that CRIU does not see in a dump are listed as it would list them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from jupyter_gpuckpt.engine import criu_images, hidden_pages
+from jupyter_gpuckpt.engine.freeze import frozen
+from jupyter_gpuckpt.engine.preflight import plan
+from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.progress import Progress
+
+#: Areas of every kind that a program can have, and holes, zero pages and forked children in them; then it does nothing.
+PROGRAM = """
+    import ctypes, mmap, os, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    PAGE, MB = 4096, 1 << 20
+
+    def area(megabytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+        return mmap.mmap(-1, megabytes * MB, flags=flags)
+
+    def advise(memory, offset, length, advice):
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        return libc.madvise(ctypes.c_void_p(base + offset), ctypes.c_size_t(length), advice)
+
+    whole = area(40)
+    for start in range(0, len(whole), PAGE):
+        whole[start] = 1 + start // PAGE % 250
+    holes = area(8)
+    for start in range(0, len(holes), 3 * PAGE):
+        holes[start] = 7
+    only_read = area(4)
+    read = sum(only_read[start] for start in range(0, len(only_read), PAGE))  # zero pages
+    given_back = area(8)
+    given_back[:] = b"x" * len(given_back)
+    advise(given_back, 2 * MB, 3 * MB, mmap.MADV_DONTNEED)
+    guarded = area(8)
+    guarded[:] = b"y" * len(guarded)
+    advise(guarded, MB, PAGE, 102)  # MADV_GUARD_INSTALL, where Linux has it
+    huge = area(8)
+    advise(huge, 0, 8 * MB, mmap.MADV_HUGEPAGE)
+    huge[:] = b"z" * len(huge)
+    shared = area(4, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS)
+    shared[:] = b"s" * len(shared)
+    file = os.memfd_create("file")
+    os.truncate(file, 4 * MB)
+    of_file = mmap.mmap(file, 4 * MB, flags=mmap.MAP_PRIVATE)
+    of_file[5 * PAGE] = 9
+    if os.fork() == 0:
+        whole[0] = 200
+        time.sleep(10000)
+    print("ready", flush=True)
+    time.sleep(10000)
+"""
+
+
+def lazy_pages(program, engine: EngineSettings) -> dict[int, set[int]]:
+    """The addresses of the pages that are left to us, by process."""
+    chosen = plan(program.tree, engine, private_shm=True, stop=False, gpu_bytes=0)
+    assert chosen.method == "skeleton"
+    with frozen(program.tree, chosen, engine, stop=False, progress=Progress()) as state:
+        return {
+            process.pid: {
+                address
+                for extent in criu_images.pagemap(state.images, process.pid)
+                if extent.lazy
+                for address in range(extent.address, extent.address + extent.length, 4096)
+            }
+            for process in state.processes
+            if process.pages
+        }
+
+
+def test_they_are_those_that_criu_finds_itself(run, engine: EngineSettings, tmp_path: Path) -> None:
+    program = run(PROGRAM)
+    program.lines()
+    hidden = hidden_pages.HiddenPages([program.tree.kernel_pid]).scan()
+    assert sum(extent.length for extent in hidden[program.tree.kernel_nspid]) > 60 << 20
+    ours = lazy_pages(program, engine)
+    # The library that hides them cannot be loaded: CRIU sees everything.
+    theirs = lazy_pages(program, replace(engine, criu_pages=tmp_path / "none.so"))
+    assert len(ours) == 3
+    assert ours == theirs
+
+
+def test_a_program_comes_back_with_them(run) -> None:
+    program = run("""
+        import time, numpy as np
+        memory = np.random.default_rng(1).integers(0, 1 << 62, 5 << 20)
+        total = int(memory.sum())
+        while True:
+            print(int(memory.sum()) == total, flush=True)
+            time.sleep(0.05)
+    """)
+    program.fresh_line()
+    for _ in range(2):
+        saved = program.save(stop=True)
+        count = len(program.lines())
+        program.resume(saved.manifest.info.snapshot_id)
+        assert program.lines(more_than=count)[count:] == ["True"]
