@@ -209,9 +209,12 @@ class Kernels:
     def _settle_record(self, record: KernelRecord) -> KernelRecord | None:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
+        cut_off = record.state in {KernelState.SAVING, KernelState.SUSPENDING}
         kept = settled(record, alive=alive, snapshots=self._committed(record))
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
+        elif tree and alive and cut_off:
+            self._machine.settle(tree)
         elif tree is None:
             self._machine.kill_strays(exit_path)
         return kept

@@ -11,6 +11,7 @@ import msgspec
 
 from ..daemon_settings import Settings
 from ..engine import launch as trees
+from ..engine import settle
 from ..engine.settings import INIT, EngineSettings
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
@@ -74,6 +75,10 @@ class Machine:
             if exit_path in processes.arguments(pid):
                 _log.warning("ending process tree %d, which was left half started", pid)
                 trees.kill_init(pid)
+
+    def settle(self, tree: Tree) -> None:
+        """Let a tree run on whose freeze was cut off when a daemon was killed."""
+        settle.settle(tree)
 
     def usage(self, tree: Tree) -> tuple[int, int]:
         """Bytes of memory and of GPU memory that a tree uses."""

@@ -14,7 +14,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Self
 
@@ -153,6 +153,7 @@ class _Run:
     def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
         """Wait for its end. `answers` are called once when their descriptor can be read."""
         error: BaseException | None = None
+        asked = False
         with commands.watched(self._process) as ended:
             poll = select.poll()
             for descriptor in (ended, self._server.fileno(), *answers):
@@ -165,7 +166,7 @@ class _Run:
                         poll.unregister(descriptor)
                         answers[descriptor]()
                 if self._server.fileno() in found:
-                    error = self._halt(halt) or error
+                    asked, error = True, self._halt(halt)
                 if ended in found:
                     break
                 now = time.monotonic()
@@ -176,7 +177,7 @@ class _Run:
         status = commands.stop(self._process)
         if error is not None:
             raise error
-        if status != 0:
+        if status != 0 or not asked:
             raise self._failure(status, stalled=ended not in found)
 
     def _halt(self, halt: Callable[[], None]) -> BaseException | None:
@@ -186,7 +187,8 @@ class _Run:
                 halt()
             except BaseException as error:
                 return error
-            notify.go_on(connection)
+            with suppress(OSError):  # it was killed; its end says so
+                notify.go_on(connection)
             return None
 
     def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:

@@ -24,8 +24,9 @@ import msgspec
 
 from ..errors import FreezeFailed
 from ..host import processes
+from ..model import SCRATCH
 from . import ptrace
-from .launch import wait_until
+from .launch import pids, wait_until
 from .threads_held import ThreadsHeld
 from .tracee import RegistersRecord, Tracee
 from .tree import Tree
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 _NR_CLOSE, _NR_MUNMAP, _NR_RT_SIGTIMEDWAIT = 3, 11, 128
 _SIGTRAP_BIT = 1 << (signal.SIGTRAP - 1)
 _STOP_SECONDS = 10.0
+_JOURNAL = f"{SCRATCH}/standstill"
 #: CRIU writes up to this many bytes over the begin of the first executable area to make its calls (compel/src/lib/infect.c).
 _CODE_BYTES = 64
 #: The name of the memory in which CRIU's code lives inside a task (`PARASITE_MEMFD_NAME` and its like).
@@ -54,10 +56,18 @@ class TaskRecord(msgspec.Struct, frozen=True):
     code: bytes
 
 
+class _Journal(msgspec.Struct):
+    """A standstill as it is kept on the tree's scratch tmpfs, for whoever comes after a caller that was killed."""
+
+    user_stopped: set[int]
+    records: list[TaskRecord]
+
+
 class Standstill:
     """One standstill of `tree`, from `begin()` to `end()`; `repair()` where CRIU did not end well.
 
-    Tasks that the user had stopped stay stopped. Not thread-safe.
+    Tasks that the user had stopped stay stopped. Not thread-safe. A journal lies on the tree's scratch tmpfs meanwhile, so
+    that `found` gives the standstill to another process when this one is killed.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -68,6 +78,18 @@ class Standstill:
         self.user_stopped: set[int] = set()
         #: time.monotonic() when it began.
         self.began = 0.0
+
+    @classmethod
+    def found(cls, tree: Tree) -> Standstill | None:
+        """The standstill that was begun and not ended by a process that is gone; None if there is none."""
+        try:
+            journal = msgspec.msgpack.decode(tree.inside(_JOURNAL).read_bytes(), type=_Journal)
+        except (OSError, msgspec.DecodeError):
+            return None
+        standstill = cls(tree)
+        standstill.user_stopped, standstill._records = journal.user_stopped, journal.records
+        standstill._stopped = [pid for pid in pids(tree) if pid not in journal.user_stopped]
+        return standstill
 
     @property
     def pids(self) -> list[int]:
@@ -81,6 +103,8 @@ class Standstill:
         when one cannot be stopped; `end()` then lets the others go.
         """
         self.began = time.monotonic()
+        self.user_stopped = {pid for pid in pids(self._tree) if processes.state(pid) == "T"}
+        self._write()
         waiting = [self._tree.keeper_pid]
         while waiting:
             pid = waiting.pop()
@@ -90,6 +114,7 @@ class Standstill:
         # `skip_sigstop`): it would let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        self._write()
 
     def end(self) -> None:
         """Let every task run on, except those that the user had stopped.
@@ -101,6 +126,14 @@ class Standstill:
                 os.kill(pid, signal.SIGCONT)
                 wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
         self._stopped.clear()
+        with suppress(OSError):  # the tree, and its scratch with it, may be gone
+            self._tree.inside(_JOURNAL).unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        encoded = msgspec.msgpack.encode(_Journal(self.user_stopped, self._records))
+        path = self._tree.inside(_JOURNAL)
+        path.with_suffix(".new").write_bytes(encoded)
+        path.with_suffix(".new").replace(path)
 
     def repair(self) -> None:
         """Undo what a CRIU that was killed, or gave up, left in the tasks; they must still be stopped.
@@ -126,9 +159,7 @@ class Standstill:
                 hint="Detach it and try again.",
                 details=f"process {pid} ({processes.name(pid)})",
             )
-        if state == "T":
-            self.user_stopped.add(pid)
-        else:
+        if pid not in self.user_stopped:
             self._stopped.append(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)

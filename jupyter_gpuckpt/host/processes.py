@@ -49,6 +49,11 @@ class Memory(NamedTuple):
     swap_bytes: int = 0
 
 
+def every() -> list[int]:
+    """All processes of this PID namespace, in ascending order."""
+    return sorted(_numbers(PROC))
+
+
 def exists(pid: int) -> bool:
     """Whether there is such a process, zombies included."""
     return (PROC / str(pid)).exists()

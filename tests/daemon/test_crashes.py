@@ -2,12 +2,14 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt import place
 from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.states import KernelState
 
@@ -87,6 +89,40 @@ def test_a_suspended_kernel_stays_suspended(client, crashed, counts, eventually)
     assert client.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
     before = counts(kernel.kernel_id)
     client.wait(client.resume(kernel.kernel_id).operation_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.03, 0.06, 0.09, 0.12, 0.16, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("verb", ["save", "suspend"])
+def test_a_daemon_killed_in_a_freeze_costs_nothing(
+    client, crashed, counts, eventually, verb, after
+):
+    """The kernel runs on under the next daemon, or lies complete in its snapshot, and can be saved again."""
+
+    def begin(kernel):
+        getattr(client, verb)(kernel.kernel_id)
+        time.sleep(after)
+
+    kernel = crashed(begin)
+    found = client.kernel(kernel.kernel_id)
+    if found.state is KernelState.SUSPENDED:
+        assert verb == "suspend"
+        client.wait(client.resume(kernel.kernel_id).operation_id)
+    else:
+        assert (found.state, found.pid) == (KernelState.RUNNING, kernel.pid)
+    pid = client.kernel(kernel.kernel_id).pid
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)
+    tree = [processes.parent(pid), pid, *processes.descendants(pid)]
+    assert not [other for other in tree if processes.state(other) in ("T", "t")]
+    assert not any("CRIU" in area.path for area in processes.maps(pid))
+    init = client.kernel(kernel.kernel_id).init_pid
+    left = {path.name for path in Path(f"/proc/{init}/root/run/gpuckpt").rglob("*")}
+    assert left <= {"keeper", "notify", "notify.socket", "images", "gpu", "hidden"}
+    assert processes.children(processes.parent(pid)) == [pid]  # no ghost
+    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    client.wait(client.resume(kernel.kernel_id).operation_id)
+    before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 

@@ -1,0 +1,94 @@
+"""Putting right what a freeze left in a tree when the process that was at it was killed.
+
+What was done is found out by looking: the standstill's journal and CRIU's images lie on the tree's own scratch tmpfs, the
+driver tells the state of every CUDA process, a ghost has died with its tracer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import GpuCkptError
+from ..host import processes
+from . import criu, cuda, gpu_processes
+from .capture import drop_copies
+from .criu_images import link_remaps
+from .launch import pids, wait_until
+from .standstill import Standstill
+from .tree import Tree
+
+logger = logging.getLogger(__name__)
+
+#: A CRIU whose caller is gone fails by itself and cleans up after itself; killing it is the last resort.
+_CRIU_SECONDS = 15.0
+
+
+def settle(tree: Tree) -> None:
+    """Let `tree` run on as before a freeze that was cut off anywhere. Safe to repeat, and when nothing was cut off.
+
+    What cannot be put right is logged: the next save tries again what concerns the GPU.
+    """
+    if not wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS):
+        for pid in _strangers(tree):
+            logger.warning("ending process %d (%s), left in a kernel", pid, processes.name(pid))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
+    images = tree.inside(criu.IMAGES)
+    for link in _links(images):
+        with suppress(OSError):
+            tree.inside(link).unlink(missing_ok=True)
+    standstill = Standstill.found(tree)
+    if standstill is not None:
+        logger.warning("letting the processes of tree %d run on", tree.init_pid)
+        standstill.repair()
+        standstill.end()
+    drop_copies(tree)
+    _clear(images)
+    back = [_gpu_back(pid) for pid in pids(tree)]  # one that fails does not keep the others from it
+    if all(back):
+        _clear(tree.inside(gpu_processes.DIRECTORY))
+
+
+def _links(images: Path) -> list[str]:
+    """CRIU's hard links, as far as its images were written."""
+    try:
+        return [link for link, _ in link_remaps(images)]
+    except (OSError, ValueError, LookupError, struct.error):
+        return []
+
+
+def _clear(directory: Path) -> None:
+    for path in directory.glob("*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def _gpu_back(pid: int) -> bool:
+    """Whether a process has its GPU memory and may use it, or never had any."""
+    if not (cuda.holds_gpu(pid) or cuda.may_be_parked(pid)):
+        return True
+    try:
+        cuda.bring_back(pid)
+    except GpuCkptError:
+        logger.exception("GPU memory of process %d could not be brought back", pid)
+        return False
+    return True
+
+
+def _strangers(tree: Tree) -> list[int]:
+    """Processes in the tree's PID namespace that do not descend from its init: programs that were sent into it."""
+    namespace = processes.namespace(tree.init_pid, "pid")
+    own = {tree.init_pid, *processes.descendants(tree.init_pid)}
+    return [
+        pid
+        for pid in processes.every()
+        if pid not in own
+        and processes.namespace(pid, "pid") == namespace
+        and processes.state(pid) != "Z"
+    ]
