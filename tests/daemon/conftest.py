@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.client import Client, this_owner
+from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 
@@ -112,6 +112,12 @@ def counts(short_dir):
             return 0
 
     return read
+
+
+@pytest.fixture
+def target(settings):
+    """Where the daemon listens."""
+    return starting.target(settings, start=True)
 
 
 @pytest.fixture

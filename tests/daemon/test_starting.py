@@ -19,11 +19,6 @@ from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
 CONNECT = "from jupyter_gpuckpt.client import Client; print(Client.connect().handshake().pid)"
 
 
-@pytest.fixture
-def target(settings):
-    return starting.target(settings, start=True)
-
-
 def pid_of(settings, *, start=True):
     with Client.connect(settings, start=start) as client:
         return client.handshake().pid
