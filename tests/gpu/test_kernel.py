@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -17,6 +19,7 @@ from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, HostIncompatible
 from jupyter_gpuckpt.host import gpu, processes
 from jupyter_gpuckpt.protocol import Operation, Result
+from jupyter_gpuckpt.states import KernelState
 
 pytestmark = pytest.mark.gpu
 
@@ -232,3 +235,32 @@ def test_a_kernel_that_finds_no_room_on_the_gpu_waits_in_its_snapshot(
         done(daemon, daemon.resume(kernel_id))
         reconnected(client)
         assert run(client, "print(int(x.sum()))") == f"{1 << 28}\n"
+
+
+@pytest.mark.parametrize("stage", ["gpu checkpoint", "freeze", "store"])
+def test_a_gpu_kernel_whose_daemon_is_killed_in_a_save_computes_on(
+    kernel: tuple[KernelManager, BlockingKernelClient], stage: str
+) -> None:
+    manager, client = kernel
+    run(client, 'import torch; x = torch.ones(1 << 30, device="cuda")')  # 4 GB
+    kernel_id = manager.provisioner.kernel_id
+    with Client.connect() as daemon:
+        pid = daemon.handshake().pid
+        operation = daemon.save(kernel_id)
+        for shown in daemon.follow(operation.operation_id):
+            if shown.progress.stage == stage:
+                time.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+                break
+    began = time.monotonic()
+    with Client.connect() as another:
+        assert another.handshake().pid != pid
+        assert another.kernel(kernel_id).state is KernelState.RUNNING
+        assert run(client, "print(int(x.sum()), torch.ones(3, device='cuda').sum().item())") == (
+            f"{1 << 30} 3.0\n"
+        )
+        print(f"killed in {stage!r}: computes on after {time.monotonic() - began:.2f} s")
+        done(another, another.suspend(kernel_id))
+        done(another, another.resume(kernel_id))
+        reconnected(client)
+        assert run(client, "print(int(x.sum()))") == f"{1 << 30}\n"
