@@ -67,7 +67,6 @@ async def _adopt(
     manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
     served = link.served[kernel_id]
     served.session = kept.get("kernel_session", "")
-    operations.prepare(served)
     if kept.get("kernel_info"):
         set_known_info(manager, kept["kernel_info"])
     if served.absent:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
-from .served_kernel import Provisioner, ServedKernel
+from .served_kernel import Provisioner, Reconnect, ServedKernel
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
@@ -48,6 +48,8 @@ class DaemonLink:
         self.on_change: Callable[[str], None] = lambda kernel_id: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
+        #: How subscribers come back after a resume; set before the first kernel is attached.
+        self.reconnect: Reconnect
         self._allowed, self._excluded = list(allowed), list(excluded)
         self._log = log
         self._owner = this_owner(
@@ -149,7 +151,7 @@ class DaemonLink:
         """A kernel is about to be launched or adopted."""
         served = self.served.get(kernel_id)
         if served is None or served.provisioner is not watcher:
-            self.served[kernel_id] = ServedKernel(kernel_id, watcher, self._tell)
+            self.served[kernel_id] = ServedKernel(kernel_id, watcher, self._tell, self.reconnect)
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
 

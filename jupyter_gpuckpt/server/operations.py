@@ -86,7 +86,6 @@ class ServerOperations:
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a suspended kernel back, by default from its latest snapshot."""
         served = self.served(kernel_id)
-        self.prepare(served)
         operation = await self._link.daemon.resume(kernel_id, snapshot_id)
         return self._track(served, operation, lambda: None)
 
@@ -107,19 +106,17 @@ class ServerOperations:
             await asyncio.wait({task})
         return self.as_seen(self._latest.get(operation.operation_id, operation))
 
-    def prepare(self, served: ServedKernel) -> None:
-        """Tell the kernel how its subscribers come back after a resume, whoever asks for it."""
+    async def reconnect(self, served: ServedKernel) -> None:
+        """Bring the subscribers back after a resume."""
+        if served.kernel_id not in self._kernels:
+            return  # it is just being listed, and has no page yet
         manager = self._manager(served.kernel_id)
-
-        async def reconnect() -> None:
-            if not await wait_for_subscribers(manager, served, self._reconnect_timeout):
-                self._log.warning(
-                    "kernel %s: not every page was connected again %s s after the resume",
-                    served.kernel_id,
-                    self._reconnect_timeout,
-                )
-
-        served.reconnect = reconnect
+        if not await wait_for_subscribers(manager, served, self._reconnect_timeout):
+            self._log.warning(
+                "kernel %s: not every page was connected again %s s after the resume",
+                served.kernel_id,
+                self._reconnect_timeout,
+            )
 
     def description(self, manager: KernelManager) -> dict[str, Any]:
         """What is kept with a kernel so that the next server can list it as it was."""
@@ -158,7 +155,6 @@ class ServerOperations:
     async def _freeze(self, kind: OperationKind, kernel_id: str, name: str) -> Operation:
         served = self.served(kernel_id)
         daemon = self._link.daemon
-        self.prepare(served)
         release = served.hold()
         try:
             manager = self._manager(kernel_id)

@@ -55,20 +55,26 @@ class Connection(Protocol):
     subscribed: bool
 
 
+#: Brings a kernel's subscribers back after a resume, whoever asked for it.
+Reconnect = Callable[["ServedKernel"], Awaitable[None]]
+
+
 class ServedKernel:
     """State and gate of one kernel. Used on the event loop only."""
 
     def __init__(
-        self, kernel_id: str, provisioner: Provisioner, on_change: Callable[[str], None]
+        self,
+        kernel_id: str,
+        provisioner: Provisioner,
+        on_change: Callable[[str], None],
+        reconnect: Reconnect,
     ) -> None:
         self.kernel_id = kernel_id
         self.provisioner = provisioner
-        self._on_change = on_change
+        self._on_change, self._reconnect = on_change, reconnect
         self.connections: set[Connection] = set()
         #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
         self.session = ""
-        #: Brings the subscribers back after a resume; set by whoever knows the kernel's sockets.
-        self.reconnect: Callable[[], Awaitable[None]] | None = None
         self._holds = 0
         self._reconnecting: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
@@ -146,15 +152,15 @@ class ServedKernel:
             connection.drop_held()
 
     def _start_reconnecting(self) -> None:
-        if self.reconnect is None or self._reconnecting is not None:
+        if self._reconnecting is not None:
             return
         for connection in self.connections:
             connection.subscribed = False
-        self._reconnecting = asyncio.ensure_future(self._run_reconnect(self.reconnect))
+        self._reconnecting = asyncio.ensure_future(self._run_reconnect())
 
-    async def _run_reconnect(self, reconnect: Callable[[], Awaitable[None]]) -> None:
+    async def _run_reconnect(self) -> None:
         try:
-            await reconnect()
+            await self._reconnect(self)
         finally:
             self._reconnecting = None
             self._tell()
