@@ -9,10 +9,67 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 
 import msgspec
 
 from .errors import OperationCancelled
+
+
+class Stage(StrEnum):
+    """The stages of all operations, in the words that users see."""
+
+    PREFLIGHT = "preflight"
+    GPU_LOCK = "gpu lock"
+    GPU_CHECKPOINT = "gpu checkpoint"
+    GPU_RELEASE = "gpu release"
+    FREEZE = "freeze"
+    CAPTURE = "capture"
+    THAW = "thaw"
+    STORE = "store"
+    COMMIT = "commit"
+    STOP = "stop"
+    NAMESPACES = "namespaces"
+    IMAGES = "images"
+    RESTORE = "restore"
+    PAGES = "pages"
+    GPU_FILES = "gpu files"
+    GPU_RESTORE = "gpu restore"
+    LET_GO = "let go"
+
+
+_GPU_STAGES = (Stage.GPU_LOCK, Stage.GPU_CHECKPOINT, Stage.GPU_RELEASE)
+#: What every operation goes through, in order of entry; those of the GPU only where one is used. Whatever may be left half
+#: done belongs into one of them: the tests kill the daemon at the begin and at the end of each.
+SAVE_STAGES = (
+    Stage.PREFLIGHT,
+    *_GPU_STAGES,
+    Stage.FREEZE,
+    Stage.CAPTURE,
+    Stage.THAW,
+    Stage.GPU_RESTORE,
+    Stage.STORE,
+    Stage.COMMIT,
+)
+SUSPEND_STAGES = (
+    Stage.PREFLIGHT,
+    *_GPU_STAGES,
+    Stage.FREEZE,
+    Stage.CAPTURE,
+    Stage.STORE,
+    Stage.COMMIT,
+    Stage.STOP,
+)
+RESUME_STAGES = (
+    Stage.PREFLIGHT,
+    Stage.NAMESPACES,
+    Stage.IMAGES,
+    Stage.RESTORE,
+    Stage.PAGES,
+    Stage.GPU_FILES,
+    Stage.GPU_RESTORE,
+    Stage.LET_GO,
+)
 
 
 class ProgressRecord(msgspec.Struct, frozen=True):
@@ -52,12 +109,12 @@ class Progress:
 
     @contextmanager
     def stage(
-        self, name: str, total_bytes: int | None = None, *, undo: bool = False
+        self, stage: Stage, total_bytes: int | None = None, *, undo: bool = False
     ) -> Iterator[None]:
-        """One named stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled."""
+        """One stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled."""
         if not undo:
             self.check()
-        began = self._clock()
+        name, began = str(stage), self._clock()
         with self._lock:
             outer = (self._stage, self._done, self._total)
             self._stage, self._done, self._total = name, 0, total_bytes

@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,11 +30,13 @@ class Capture:
     sources: dict[str, Path] = field(default_factory=dict)
 
 
-def capture(tree: Tree, *, private_shm: bool, link_remaps: list[str], copy: bool) -> Capture:
+def capture(
+    tree: Tree, *, private_shm: bool, link_remaps: list[str], copy: bool, held: ExitStack
+) -> Capture:
     """List the files; every task is stopped. Paths are those of the kernel's mount namespace.
 
     With `copy` their bytes are copied aside first (the tasks are about to go on); otherwise the files themselves are read
-    later. Hard links stay hard links.
+    later, CRIU's links through descriptors, which `held` closes: they may be unlinked at once. Hard links stay hard links.
     """
     found, first_of = Capture(), dict[tuple[int, int], str]()
     for path in _paths(tree, private_shm=private_shm, link_remaps=link_remaps):
@@ -57,7 +60,11 @@ def capture(tree: Tree, *, private_shm: bool, link_remaps: list[str], copy: bool
             record = CapturedFile(path=path, kind="hardlink", target=first_of[inode])
         elif record.stream:
             first_of[inode] = path
-            found.sources[record.stream] = _aside(tree, outside, len(first_of)) if copy else outside
+            if copy:
+                outside = _aside(tree, outside, len(first_of))
+            elif path in link_remaps:
+                outside = _opened(outside, held)
+            found.sources[record.stream] = outside
         if record.kind:
             found.files.append(record)
     return found
@@ -87,6 +94,13 @@ def _aside(tree: Tree, source: Path, number: int) -> Path:
     target = folder / str(number)
     shutil.copyfile(source, target)
     return target
+
+
+def _opened(path: Path, held: ExitStack) -> Path:
+    """Another path to the same file, good until `held` is closed whatever becomes of its name (man proc, /proc/PID/fd)."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    held.callback(os.close, descriptor)
+    return Path(f"/proc/self/fd/{descriptor}")
 
 
 def drop_copies(tree: Tree) -> None:

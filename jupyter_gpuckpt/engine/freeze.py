@@ -20,7 +20,7 @@ from pathlib import Path
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process
-from ..progress import Progress
+from ..progress import Progress, Stage
 from . import criu, criu_images, hidden_pages
 from .capture import Capture, capture, drop_copies
 from .criu_images import Extent
@@ -88,8 +88,14 @@ def frozen(
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
         inside.callback(_unlink, tree, links)
 
-        with progress.stage("capture"):
-            captured = capture(tree, private_shm=plan.private_shm, link_remaps=links, copy=not stop)
+        with progress.stage(Stage.CAPTURE):
+            captured = capture(
+                tree,
+                private_shm=plan.private_shm,
+                link_remaps=links,
+                copy=not stop,
+                held=outside,
+            )
             inside.callback(drop_copies, tree)
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
@@ -99,7 +105,7 @@ def frozen(
         if stop:
             result._switches = _settled(tree)
         else:
-            with progress.stage("thaw"):
+            with progress.stage(Stage.THAW):
                 standstill.end()
                 result.frozen_seconds = time.monotonic() - standstill.began
                 gpu.give_back(later=True)
@@ -153,7 +159,7 @@ def _dump(
         standstill.begin()
 
     unforked: list[Area] = []
-    with progress.stage("freeze"):
+    with progress.stage(Stage.FREEZE):
         try:
             if plan.method == "skeleton":
                 unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)

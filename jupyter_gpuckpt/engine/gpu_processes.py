@@ -23,7 +23,7 @@ from ..errors import (
 )
 from ..host import gpu, processes
 from ..model import SCRATCH, GpuProcess
-from ..progress import Progress
+from ..progress import Progress, Stage
 from . import cuda, gpu_release
 from .gpu_staging import FileStaging, StagingFile
 from .launch import pids
@@ -73,14 +73,14 @@ class GpuProcesses:
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
         for pid in owners:
             _refuse_several_gpus(pid)
-        with self._progress.stage("gpu lock"):
+        with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
                 cuda.lock(pid, self._settings.gpu_lock_seconds)
                 self._locked.append(pid)
-        with self._progress.stage("gpu checkpoint"):
+        with self._progress.stage(Stage.GPU_CHECKPOINT):
             for pid in owners:
                 self._checkpoint(pid)
-        with self._progress.stage("gpu release"):
+        with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
                     gpu_release.release(pid)
@@ -111,7 +111,7 @@ class GpuProcesses:
             pid = self._locked.pop()
             uuid, needed = self._needs.get(pid, ("", 0))
             try:
-                with self._progress.stage("gpu restore", undo=True):
+                with self._progress.stage(Stage.GPU_RESTORE, undo=True):
                     if shortage := _shortage(needed, uuid, 0.0 if later else _PATIENCE_SECONDS):
                         parked.append(pid)
                         failed = failed or _no_room(pid, shortage)
@@ -229,7 +229,10 @@ def restore(
             hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
         )
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
-    with ExitStack() as held, progress.stage("gpu restore", sum(r.memory_bytes for r in records)):
+    with (
+        ExitStack() as held,
+        progress.stage(Stage.GPU_RESTORE, sum(r.memory_bytes for r in records)),
+    ):
         for record in records:
             pid = by_nspid[record.pid]
             held.enter_context(ThreadsHeld(pid, _driver_thread(pid, ThawFailed)))

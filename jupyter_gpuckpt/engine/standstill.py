@@ -231,14 +231,14 @@ def _repair(record: TaskRecord) -> None:
 def _put_back(
     tracee: Tracee, record: RegistersRecord, extended: bytes, foreign: list[range]
 ) -> bool:
-    """Make a thread what it was, unless it has gone on by itself: whether it had not.
+    """Make a thread what it was, unless it has gone on by itself: whether it had not. Also after a call of ours (a ghost's).
 
     CRIU's code in the task returns to the program when its socket closes, which a dying CRIU does shortly before its
     tracees are let go and stop again (kernel/exit.c: `exit_files` comes before `exit_notify`).
     """
     here = tracee.record()
     inside = any(here.instruction_pointer in area for area in foreign)
-    if here.registers != record.registers and not inside:
+    if here.registers != record.registers and not inside and not here.in_injection:
         return False
     if tracee.put_back(record):
         ptrace.set_extended_registers(tracee.tid, extended)

@@ -20,7 +20,7 @@ from typing import Protocol, Self
 from ..errors import GpuCkptError, KernelLost, ThawFailed
 from ..host import processes
 from ..model import Manifest
-from ..progress import Progress
+from ..progress import Progress, Stage
 from . import capture, criu, criu_images, criu_log, gpu_processes, notify
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
@@ -75,7 +75,7 @@ def thaw(
         criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
     )
     with ExitStack() as undo, ExitStack() as always:
-        with progress.stage("namespaces"):
+        with progress.stage(Stage.NAMESPACES):
             namespaces = start_namespaces(
                 settings,
                 "restore",
@@ -92,7 +92,7 @@ def thaw(
         images.mkdir(parents=True, exist_ok=True)
         always.callback(_remove, images, itself=not lazy)
         always.callback(_remove_links, manifest)
-        with progress.stage("images"):
+        with progress.stage(Stage.IMAGES):
             _put_files(restore, images)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
@@ -100,7 +100,8 @@ def thaw(
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         gpu.finish()
         gpu_processes.restore(tree, manifest.gpu, gpu_map, progress)
-        _let_go(tree, manifest)
+        with progress.stage(Stage.LET_GO):
+            _let_go(tree, manifest)
         undo.pop_all()
         namespaces.close()
     return tree
@@ -169,7 +170,7 @@ class _GpuFiles:
         """Wait until all is written; raises what went wrong."""
         if not self._jobs:
             return
-        with self._progress.stage("gpu files"):
+        with self._progress.stage(Stage.GPU_FILES):
             self.join()
         if self._error is not None:
             raise self._error
@@ -185,10 +186,10 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
             pages.append(ProcessPages(process.pid, extents, content.reader(process.pages)))
 
     def fill() -> None:
-        with restore.progress.stage("pages", sum(page.length for page in pages)):
+        with restore.progress.stage(Stage.PAGES, sum(page.length for page in pages)):
             content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
 
-    with restore.progress.stage("restore"), ExitStack() as stack:
+    with restore.progress.stage(Stage.RESTORE), ExitStack() as stack:
         filler = None
         if lazy:
             filler = PageFiller(images, restore.inside(notify.SOCKET), pages, fill)

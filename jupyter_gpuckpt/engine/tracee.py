@@ -65,6 +65,11 @@ class RegistersRecord(msgspec.Struct, frozen=True):
         """Where it stood."""
         return Registers.from_buffer_copy(self.registers).rip
 
+    @property
+    def in_injection(self) -> bool:
+        """Whether the registers were not the thread's own, but those of an injected call."""
+        return Registers.from_buffer_copy(self.registers).rbx == _MARK
+
 
 #: Of a tracee that was let go on and has not been seen to stop.
 RUNNING = Stop(Kind.RUNNING)

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
+from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
 from ..states import KernelState
 
@@ -18,7 +19,7 @@ ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOS
 
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
 #: Stages of a save during which the kernel runs again already.
-_AFTER_FREEZE = frozenset({"store", "commit"})
+_AFTER_FREEZE = frozenset({Stage.STORE, Stage.COMMIT})
 
 
 class Provisioner(Protocol):

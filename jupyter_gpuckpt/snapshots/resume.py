@@ -15,7 +15,7 @@ from ..host import fingerprint, processes
 from ..images.sinks import FileSink
 from ..images.unpack import StreamReader, read_stream, unpack
 from ..model import Host, Manifest
-from ..progress import Progress
+from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from .save import IMAGES_STREAM
 
@@ -40,7 +40,7 @@ def resume(
     Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
     failed, ObjectCorrupt when the store is damaged.
     """
-    with progress.stage("preflight"):
+    with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
         check(manifest, here)
     content = _StoredContent(manifest, store, settings.threads, progress)

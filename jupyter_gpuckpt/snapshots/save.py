@@ -19,7 +19,7 @@ from ..engine.tree import Tree
 from ..host import fingerprint
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
-from ..progress import Progress
+from ..progress import Progress, Stage
 from ..store.local import LocalStore
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
@@ -51,7 +51,7 @@ def save(
     `gpu_bytes` is what the kernel holds on GPUs, for the preflight.
     """
     began = time.time()
-    with progress.stage("preflight"):
+    with progress.stage(Stage.PREFLIGHT):
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
     with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
@@ -61,7 +61,7 @@ def save(
             sources += [FileSource(stream, path) for stream, path in files.items()]
         highest = criu_images.highest_pid(state.images)
         mapped = _mapped(state)
-        with progress.stage("store", sum(source.length for source in sources)):
+        with progress.stage(Stage.STORE, sum(source.length for source in sources)):
             packed = pack(sources, store, threads=settings.threads, progress=progress)
         state.prove_still()
         progress.point_of_no_return()
@@ -81,10 +81,10 @@ def save(
             mapped=mapped,
             seconds_by_stage=dict(progress.seconds_by_stage),
         )
-        with progress.stage("commit"):
+        with progress.stage(Stage.COMMIT):
             store.publish(manifest)
         if stop:
-            with progress.stage("stop"):
+            with progress.stage(Stage.STOP):
                 kill(tree)
     return Saved(manifest, [])
 

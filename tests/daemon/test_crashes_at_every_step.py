@@ -1,0 +1,190 @@
+"""A daemon that is killed with -9 at the end of every stage of every operation, and in the middle of its finer work."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.client import Client, starting
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
+from jupyter_gpuckpt.states import KernelState
+
+DYING_DAEMON = Path(__file__).with_name("dying_daemon.py")
+STAGES = {"save": SAVE_STAGES, "suspend": SUSPEND_STAGES, "resume": RESUME_STAGES}
+#: Tested on a machine with a GPU (tests/gpu).
+GPU_STAGES = {stage for stage in Stage if stage.startswith("gpu")}
+STEPS = [
+    (verb, stage) for verb, stages in STAGES.items() for stage in stages if stage not in GPU_STAGES
+]
+
+ENGINE = "jupyter_gpuckpt.engine."
+#: Moments within a stage at which something is half done.
+MOMENTS = [
+    ("save", ENGINE + "standstill.Standstill._stop"),
+    ("suspend", ENGINE + "standstill.Standstill._stop"),
+    ("save", ENGINE + "hidden_pages.HiddenPages.write"),
+    ("suspend", ENGINE + "hidden_pages.HiddenPages.scan"),
+    ("save", ENGINE + "ghost.Ghost._make"),
+    ("save", ENGINE + "tracee.Tracee._begin"),
+    ("save", ENGINE + "tracee.Tracee.syscall"),
+    ("suspend", "jupyter_gpuckpt.store.local.LocalStore.publish"),
+    ("resume", ENGINE + "launch.Namespaces.go"),
+    ("resume", ENGINE + "page_filler.PageFiller.__enter__"),
+]
+
+#: Holds everything that leaves something behind when a step is forgotten: a deleted file with another link, private shared
+#: memory, a child, threads. Its count goes on only when all of them are as they should be.
+HOLDER = """
+import mmap, os, sys, threading, time
+path = sys.argv[1]
+with open(path + ".linked", "w+") as linked:
+    linked.write("linked")
+    linked.flush()
+    os.link(path + ".linked", path + ".other")
+    os.unlink(path + ".linked")
+    shared = open("/dev/shm/holder", "w+b")
+    shared.truncate(4096)
+    memory = mmap.mmap(shared.fileno(), 4096)
+    memory[:4] = b"held"
+    child = os.fork()
+    if not child:
+        while True:
+            time.sleep(0.01)
+    ticks = []
+    threading.Thread(target=lambda: [time.sleep(0.01) or ticks.append(1) for _ in iter(int, 1)], daemon=True).start()
+    private = bytearray(os.urandom(8 << 20))
+    whole = hash(bytes(private))
+    count = 0
+    while True:
+        assert os.pread(linked.fileno(), 6, 0) == b"linked"
+        assert memory[:4] == b"held" and os.waitpid(child, os.WNOHANG) == (0, 0)
+        assert hash(bytes(private)) == whole
+        before = len(ticks)
+        count += 1
+        with open(path, "w") as file:
+            file.write(str(count))
+        while len(ticks) == before:
+            time.sleep(0.01)
+"""
+
+
+class Dying:
+    """A daemon that dies at most once, where `at` says."""
+
+    def __init__(self, settings, words, eventually):
+        self._words = words
+        wanted = starting.target(settings, start=True)
+        self._process = subprocess.Popen(
+            [sys.executable, DYING_DAEMON, "--settings", msgspec.json.encode(settings).decode()],
+            env=os.environ
+            | {"DIE_AT": str(words), "DYING_METHODS": ",".join(m for _, m in MOMENTS)},
+            start_new_session=True,
+        )
+        eventually(lambda: starting._ask(wanted) is not None)
+
+    def at(self, name):
+        self._words.write_text(name)
+
+    def wait(self):
+        assert self._process.wait(60) == -signal.SIGKILL
+        self._words.unlink()
+
+    def end(self):
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def dying(settings, short_dir, eventually):
+    made = Dying(settings, short_dir / "die-at", eventually)
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def holder(dying, settings, owner_of, spec, short_dir, counts, eventually):
+    """A kernel that holds everything, under the dying daemon."""
+    with Client.connect(settings) as client, owner_of(client) as owner:
+        made = spec()
+        made.argv[:] = [sys.executable, "-c", HOLDER, str(short_dir / made.kernel_id)]
+        kernel = client.launch(owner.owner_id, made)
+        eventually(lambda: counts(kernel.kernel_id))
+    return kernel
+
+
+def files_left(short_dir, init_pid):
+    """What no step may leave: in the kernel's scratch, in the spill directory, beside the kernel's own files."""
+    scratch = {path.name for path in Path(f"/proc/{init_pid}/root/run/gpuckpt").rglob("*")}
+    scratch -= {"keeper", "notify", "notify.socket", "images", "gpu", "hidden"}
+    spilled = {path.name for path in (short_dir / "data").glob("spill/*")}
+    links = {path.name for path in short_dir.glob("link_remap*")}
+    shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()} - {"holder"}
+    return scratch | spilled | links | shared
+
+
+def check(client, kernel, short_dir, counts, eventually):
+    """The kernel runs, whole, and nothing else is there."""
+    said = (short_dir / f"{kernel.kernel_id}.log").read_text()
+    assert not said, said
+    now = client.kernel(kernel.kernel_id)
+    assert now.state is KernelState.RUNNING
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before + 2)
+    tree = [processes.parent(now.pid), now.pid, *processes.descendants(now.pid)]
+    assert len(tree) == 3
+    assert processes.children(tree[0]) == [now.pid]  # no ghost
+    assert not [pid for pid in tree if processes.state(pid) in ("T", "t", "Z")]
+    assert not any("CRIU" in area.path for pid in tree for area in processes.maps(pid))
+    assert files_left(short_dir, now.init_pid) == set()
+    daemon = client.handshake().pid
+    inits = [pid for pid in processes.every() if processes.name(pid) == "gpuckpt-init"]
+    of_ours = [
+        pid for pid in inits if str(short_dir).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert [pid for pid in of_ours if pid != now.init_pid] == []
+    assert [pid for pid in processes.children(daemon) if processes.state(pid) == "Z"] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "at"), [*STEPS, *MOMENTS], ids=lambda word: word.rpartition(".")[2]
+)
+def test_a_daemon_killed_at_any_step_costs_nothing(
+    dying, holder, settings, short_dir, counts, eventually, verb, at
+):
+    kernel_id = holder.kernel_id
+    with Client.connect(settings) as client:
+        if verb == "resume":
+            client.wait(client.suspend(kernel_id).operation_id)
+            snapshot = client.kernel(kernel_id).snapshot_id
+        dying.at(str(at))
+        getattr(client, verb)(kernel_id)
+        dying.wait()
+    with Client.connect(settings) as client:
+        found = client.kernel(kernel_id)
+        if verb == "resume":
+            assert (found.state, found.snapshot_id) == (KernelState.SUSPENDED, snapshot)
+        committed = at in (Stage.COMMIT, Stage.STOP) or str(at).endswith("publish")
+        if verb == "suspend":
+            assert found.state is (KernelState.SUSPENDED if committed else KernelState.RUNNING)
+        if verb == "save":
+            assert (found.state, found.pid) == (KernelState.RUNNING, holder.pid)
+            assert bool(client.snapshots(kernel_id)) == committed
+        if found.state is KernelState.SUSPENDED:
+            client.wait(client.resume(kernel_id).operation_id)
+        check(client, holder, short_dir, counts, eventually)
+        client.wait(client.suspend(kernel_id).operation_id)
+        client.wait(client.resume(kernel_id).operation_id)
+        check(client, holder, short_dir, counts, eventually)
+
+
+def test_the_stages_are_those_that_operations_go_through(client, kernel):
+    """So a new stage is killed at, too, or fails here."""
+    assert set(Stage) == {stage for stages in STAGES.values() for stage in stages}
+    for verb, stages in STAGES.items():
+        result = client.wait(getattr(client, verb)(kernel.kernel_id).operation_id)
+        assert set(result.seconds_by_stage) == set(stages) - GPU_STAGES
