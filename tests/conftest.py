@@ -29,6 +29,13 @@ def missing(what: str, reason: str) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """A shell starts what it puts in the background with SIGINT ignored, and children inherit that: not what is tested here."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="session")
 def criu() -> Path:
     """A CRIU that works, and the rights that it needs."""
