@@ -27,7 +27,7 @@ from typing import Self
 from ..errors import FreezeFailed
 from . import ptrace
 from .ptrace import Kind
-from .tracee import Recorder, Tracee, living_thread
+from .tracee import Tracee, living_thread
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +43,14 @@ class Ghost:
     The process may run, sleep or be stopped (T); it is left as it was. `pid` is the twin's, in our PID namespace. The twin
     holds no descriptors (no pipe stays open and no lock held because of it), never runs an instruction of the program, is
     the first that the OOM killer takes, and dies with us: ptrace ties it (PTRACE_O_EXITKILL) to a thread that lives as long
-    as it does. `record` as in `Tracee`. Thread-safe.
+    as it does. Thread-safe.
 
     Raises FreezeFailed when the process cannot be traced or the twin not be made (memory, number of processes).
     """
 
-    def __init__(self, host_pid: int, *, record: Recorder | None = None) -> None:
+    def __init__(self, host_pid: int) -> None:
         self.pid = 0
         self._of = host_pid
-        self._record = record
         self._pidfd = -1
         self._lock = threading.Lock()
         self._ready = threading.Event()
@@ -118,7 +117,7 @@ class Ghost:
     def _make(self) -> Tracee:
         """The twin, stopped before its first instruction."""
         tid = living_thread(self._of)
-        with Tracee(self._of, tid, options=ptrace.TRACECLONE, record=self._record) as original:
+        with Tracee(self._of, tid, options=ptrace.TRACECLONE) as original:
             original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
             # The call's result is its pid in the program's namespace; the event tells ours.
             pids = [pid for event, pid in original.events if event == ptrace.EVENT_CLONE]

@@ -24,7 +24,7 @@ from ..errors import (
 from ..host import gpu, processes
 from ..model import SCRATCH, GpuProcess
 from ..progress import Progress, Stage
-from . import cuda, gpu_release
+from . import cuda, gpu_release, ptrace
 from .gpu_staging import FileStaging, StagingFile
 from .launch import pids
 from .settings import EngineSettings
@@ -235,7 +235,9 @@ def restore(
     ):
         for record in records:
             pid = by_nspid[record.pid]
-            held.enter_context(ThreadsHeld(pid, _driver_thread(pid, ThawFailed)))
+            # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
+            thread = _driver_thread(pid, ThawFailed)
+            held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
             cuda.restore(pid, gpu_map)
             cuda.unlock(pid)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ..errors import FreezeFailed
 from ..host import processes
 from .threads_held import ThreadsHeld
-from .tracee import Recorder, Tracee, living_thread
+from .tracee import Tracee, living_thread
 
 DEVICES = "/dev/nvidia"
 _NR_CLOSE, _NR_MUNMAP = 3, 11
@@ -25,18 +25,18 @@ class Released(NamedTuple):
     mappings: int
 
 
-def release(pid: int, *, record: Recorder | None = None, devices: str = DEVICES) -> Released:
+def release(pid: int, *, devices: str = DEVICES) -> Released:
     """Close the descriptors and unmap the mappings of files below `devices` in process `pid`.
 
     All its threads stand still meanwhile, so that nothing is opened or closed between looking and closing; it goes on as
-    it was, stopped (T) included. A process without any is not even stopped. `record` as in `Tracee`. Raises
+    it was, stopped (T) included. A process without any is not even stopped. Raises
     CheckpointError when it cannot be stopped, FreezeFailed when a call fails; what was released stays so, which harms
     nothing.
     """
     tid = living_thread(pid)
     if not _descriptors(tid, devices) and not _mappings(tid, devices):
         return Released(0, 0)
-    with ThreadsHeld(pid, record=record) as held:
+    with ThreadsHeld(pid, way_home=True) as held:
         if not held.tids:
             return Released(0, 0)  # it ended
         return _release(held.tracee(), devices)

@@ -9,7 +9,7 @@ call is half of the checkpoint. We trace that one thread meanwhile:
 
 * at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. What
   the tmpfs has not got must show now: later it would be a SIGBUS in the driver. If anything fails, the call goes on as it is;
-* else the kernel is told to skip the call (orig_rax = -1), and at its exit openat, mmap(MAP_SHARED), close and madvise are
+* else the kernel is told to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
   injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory;
 * several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults,
   one after the other, would take longer than its copying.
@@ -124,7 +124,7 @@ class FileStaging:
             self._unlink(self.files.pop())
 
     def _trace(self) -> None:
-        tracee = Tracee(self._pid, self._tid)
+        tracee = Tracee(self._pid, self._tid, way_home=True)
         try:
             tracee.attach()
         except OSError as error:

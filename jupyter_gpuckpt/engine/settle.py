@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..errors import GpuCkptError
 from ..host import processes
-from . import criu, cuda, gpu_processes
+from . import criu, cuda, gpu_processes, gpu_release
 from .capture import drop_copies
 from .criu_images import link_remaps
 from .launch import pids, wait_until
@@ -75,6 +75,8 @@ def _gpu_back(pid: int) -> bool:
         return True
     try:
         cuda.bring_back(pid)
+        # A staging that was cut off may have left a file open or mapped; the driver itself has none any more.
+        gpu_release.release(pid, devices=gpu_processes.DIRECTORY)
     except GpuCkptError:
         logger.exception("GPU memory of process %d could not be brought back", pid)
         return False

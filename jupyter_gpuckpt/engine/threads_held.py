@@ -8,7 +8,7 @@ from typing import Self
 
 from ..errors import CheckpointError
 from ..host import processes
-from .tracee import Recorder, Tracee
+from .tracee import Tracee
 
 _ROUNDS = 1000
 
@@ -19,18 +19,24 @@ class ThreadsHeld:
     A process in state T may get SIGCONT meanwhile: the held threads stay where they are (a traced task does not see it),
     the other one runs, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
     it begins are held, too, unless `except_tid` makes them later; threads that vanish are forgotten. Not thread-safe:
-    entered and left in one thread (`Tracee` asserts it), which must not end in between, else all are let go.
+    entered and left in one thread (`Tracee` asserts it), which must not end in between, else all are let go. `options` and
+    `way_home` as in `Tracee`.
 
     Raises CheckpointError when a thread cannot be stopped (traced by somebody else, no right, stuck in a device); those
     that were are let go again.
     """
 
     def __init__(
-        self, pid: int, except_tid: int | None = None, *, record: Recorder | None = None
+        self,
+        pid: int,
+        except_tid: int | None = None,
+        *,
+        options: int = 0,
+        way_home: bool = False,
     ) -> None:
         self.pid = pid
         self._except_tid = except_tid
-        self._record = record
+        self._options, self._way_home = options, way_home
         self._held: dict[int, Tracee] = {}
 
     def __enter__(self) -> Self:
@@ -78,7 +84,7 @@ class ThreadsHeld:
             if not new:
                 return
             for tid in new:
-                tracee = Tracee(self.pid, tid, record=self._record)
+                tracee = Tracee(self.pid, tid, options=self._options, way_home=self._way_home)
                 try:
                     tracee.attach()
                 except ProcessLookupError:

@@ -1,8 +1,8 @@
 """The one injector: system calls executed inside somebody else's thread, which notices nothing (x86-64).
 
-Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back,
-repairing a thread whose tracer died in between. Does not cover: what the calls are for (`ghost`, `gpu_release`,
-`gpu_staging`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back.
+Does not cover: what the calls are for (`ghost`, `gpu_release`, `gpu_staging`), what becomes of the thread if we die in
+between (`way_home`, `standstill`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
 
 How a call is injected, and why so:
 
@@ -16,7 +16,7 @@ How a call is injected, and why so:
 * orig_rax = -1 keeps the kernel from taking the foreign registers for a call to be restarted. With the original registers
   back, a sleep, poll or futex wait that the stop interrupted goes on with the time it had left.
 * rbx carries a mark as long as anything in the thread is not its own; the signal mask is put back before the registers.
-  So one look at the registers tells whether a dead tracer left work to do (`put_back`).
+  So one look at the registers tells whether a dead tracer left work to do (`RegistersRecord.in_injection`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
@@ -34,8 +34,9 @@ from typing import Self
 import msgspec
 
 from ..host import processes
-from . import ptrace, task_memory
+from . import ptrace, task_memory, way_home
 from .ptrace import Kind, Registers, Stop
+from .way_home import WayHome
 
 ALL_SIGNALS = (1 << 64) - 1
 _ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
@@ -74,31 +75,33 @@ class RegistersRecord(msgspec.Struct, frozen=True):
 #: Of a tracee that was let go on and has not been seen to stop.
 RUNNING = Stop(Kind.RUNNING)
 _TRAPPED = Stop(Kind.TRAP)
-Recorder = Callable[[RegistersRecord], None]
 
 
 class Tracee:
     """One thread of a process, stopped and in our hands between `attach` and `detach` (or in a `with` block).
 
-    `options` are added to PTRACE_O_TRACESYSGOOD. `record` is called before the first change to the thread, so that the
-    caller can write the record to disk; it may be dropped after `detach`. `events` collects (event, message) of the
-    events that `options` ask for. All methods must be called in the thread that attached: the kernel refuses others.
+    `options` are added to PTRACE_O_TRACESYSGOOD. `events` collects (event, message) of the events that they ask for.
+    `way_home`: should we die, the thread goes on by itself (`way_home.py`), at the price of some kilobytes below its stack
+    that are not its own meanwhile. A stopped process (T) needs none: whoever has its registers on record can put them back.
+    All methods must be called in the thread that attached: the kernel refuses others.
     """
 
     def __init__(
-        self, pid: int, tid: int | None = None, *, options: int = 0, record: Recorder | None = None
+        self, pid: int, tid: int | None = None, *, options: int = 0, way_home: bool = False
     ) -> None:
         self.pid, self.tid = pid, pid if tid is None else tid
         self.events: list[tuple[int, int]] = []
         #: The last stop; RUNNING from `resume` on.
         self.stop = RUNNING
         self._options = options | ptrace.TRACESYSGOOD
-        self._record = record
+        self._wants_home = way_home
+        self._home: WayHome | None = None
         self._owner = 0
-        self._attached = self._was_stopped = False
+        self._attached = self._was_stopped = self._skipped = False
         self._original: Registers | None = None
         self._mask = 0
-        self._instruction: int | None = None
+        #: Of a `syscall` instruction in its memory; 0 as long as none was needed.
+        self._instruction = 0
 
     def __enter__(self) -> Self:
         self.attach()
@@ -187,7 +190,7 @@ class Tracee:
         parked = self._begin()
         for _ in range(_TRIES):
             values = parked.copy()
-            values.rax = number
+            values.rax, values.rip = number, self._instruction
             for name, value in zip(_ARGUMENTS, arguments, strict=False):
                 setattr(values, name, value & (1 << 64) - 1)
             ptrace.set_registers(self.tid, values)
@@ -211,10 +214,16 @@ class Tracee:
             self._original, self._mask = ptrace.registers(self.tid), ptrace.signal_mask(self.tid)
         if result is not None:
             self._original.rax, self._original.orig_rax = result & (1 << 64) - 1, _NO_CALL
+            if self._skipped:
+                self._original.rip += len(task_memory.SYSCALL)
+            self._skipped = False
         # This order: the mark in the registers has to outlive the foreign mask.
         ptrace.set_signal_mask(self.tid, self._mask)
         ptrace.set_registers(self.tid, self._original)
         self._original = None
+        if self._home is not None:
+            self._home.clear(self.tid)
+            self._home = None
 
     def record(self) -> RegistersRecord:
         """The thread as it stands now."""
@@ -235,11 +244,14 @@ class Tracee:
         return True
 
     def skip(self) -> None:
-        """Make the kernel skip the call at whose entry the thread stands; `finish` says what it returns (else ENOSYS)."""
+        """Make the kernel skip the call at whose entry the thread stands. `finish(result)` says what it returns; without, it is
+        made after all, also if we die."""
         self._mine()
         values = ptrace.registers(self.tid)
-        values.orig_rax = _NO_CALL
+        values.rax, values.orig_rax = values.orig_rax, _NO_CALL
+        values.rip -= len(task_memory.SYSCALL)
         ptrace.set_registers(self.tid, values)
+        self._skipped = True
 
     def resume(self, request: int, signum: int = 0) -> None:
         """Let it go on by CONT, SYSCALL (up to the next entry or exit) or LISTEN (stay in group-stop), with a signal."""
@@ -302,15 +314,17 @@ class Tracee:
 
     def _begin(self) -> Registers:
         """The registers between two calls. The first time, those of the thread are put aside and all signals blocked."""
-        if self._instruction is None:
-            self._instruction = task_memory.syscall_instruction(self.tid)
         if self._original is None:
             original = ptrace.registers(self.tid)
             if original.cs != _CS_64_BIT:
                 raise OSError(errno.ENOEXEC, f"thread {self.tid} does not run 64-bit code")
             self._mask = ptrace.signal_mask(self.tid)
-            if self._record is not None:
-                self._record(self.record())
+            if self._wants_home:
+                self._home = way_home.lay(self.tid, original, self._mask)
+            if self._home is not None:
+                self._instruction = self._home.call
+            elif not self._instruction:
+                self._instruction = task_memory.syscall_instruction(self.tid)
             self._original = original
             ptrace.set_registers(self.tid, self._parked(original))
             ptrace.set_signal_mask(self.tid, ALL_SIGNALS)
@@ -318,7 +332,9 @@ class Tracee:
 
     def _parked(self, original: Registers) -> Registers:
         parked = original.copy()
-        parked.rbx, parked.orig_rax, parked.rip = _MARK, _NO_CALL, self._instruction or 0
+        parked.rbx, parked.orig_rax, parked.rip = _MARK, _NO_CALL, self._instruction
+        if self._home is not None:
+            parked.rip, parked.rsp = self._home.go, self._home.stack
         return parked
 
     def _run(self, number: int) -> int:
@@ -333,7 +349,7 @@ class Tracee:
                 now = ptrace.syscall_stop(self.tid)
                 if entered and now.op == ptrace.SYSCALL_EXIT:
                     return now.number
-                after = (self._instruction or 0) + len(task_memory.SYSCALL)
+                after = self._instruction + len(task_memory.SYSCALL)
                 ours = now.number == number and now.instruction_pointer == after
                 if now.op != ptrace.SYSCALL_ENTRY or not ours:
                     raise OSError(errno.EPROTO, f"thread {self.tid} made a call of its own: {now}")
@@ -375,19 +391,3 @@ def living_thread(pid: int) -> int:
     """The main thread where it lives, else another: a main thread that ended first has no memory and no descriptors."""
     tids = [pid, *processes.threads(pid)]
     return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)
-
-
-def put_back(record: RegistersRecord) -> bool:
-    """Undo what a tracer that died in mid-injection left in a thread; whether there was anything to undo.
-
-    Meant for stopped (T) threads: one that ran on with foreign registers has crashed. Safe at any time and repeatedly: a
-    thread that has its own registers is not touched, a gone or other one of the same id neither. Raises OSError when
-    the thread cannot be traced.
-    """
-    if processes.start_time(record.tid) != record.start_time:
-        return False
-    try:
-        with Tracee(record.pid, record.tid) as tracee:
-            return ptrace.registers(record.tid).rbx == _MARK and tracee.put_back(record)
-    except ProcessLookupError:
-        return False

@@ -1,7 +1,6 @@
 """System calls injected into real processes: each runs exactly once, and the process notices nothing."""
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -11,11 +10,10 @@ import textwrap
 import threading
 import time
 
-import msgspec
 import pytest
 
 from jupyter_gpuckpt.engine import ptrace
-from jupyter_gpuckpt.engine.tracee import RegistersRecord, Tracee, put_back
+from jupyter_gpuckpt.engine.tracee import Tracee
 from jupyter_gpuckpt.host import processes
 
 NR_GETPID, NR_CLOSE, NR_GETTID, NR_OPENAT = 39, 3, 186, 257
@@ -305,60 +303,3 @@ def test_gone_zombie_and_killed_processes_are_told_as_gone():
             # SIGKILL may come after one more call.
             with pytest.raises(ProcessLookupError):
                 [tracee.syscall(NR_GETPID) for _ in range(1000)]
-
-
-DYING_TRACER = """
-    import os, signal, sys, msgspec
-    from jupyter_gpuckpt.engine.tracee import Tracee
-    def record(what):
-        with open(sys.argv[2], 'wb') as file:
-            file.write(msgspec.json.encode(what))
-    tracee = Tracee(int(sys.argv[1]), record=record)
-    tracee.attach()
-    assert tracee.syscall(39) == int(sys.argv[1])
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_registers_of_a_thread_whose_tracer_died_are_put_back(tmp_path):
-    path = tmp_path / "record.json"
-    with target(COUNTER) as process:
-        process.stdout.readline()
-        stop(process)
-        mask = processes.status(process.pid)["SigBlk"]
-        tracer = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(DYING_TRACER), str(process.pid), str(path)],
-            check=False,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
-        assert tracer.returncode == -signal.SIGKILL
-        record = msgspec.json.decode(path.read_bytes(), type=RegistersRecord)
-        wait_for(lambda: processes.state(process.pid) == "T")
-        assert processes.status(process.pid)["SigBlk"] != mask
-        assert put_back(record) is True
-        assert processes.state(process.pid) == "T"
-        assert processes.status(process.pid)["SigBlk"] == mask
-        assert put_back(record) is False
-        os.kill(process.pid, signal.SIGCONT)
-        first, second = int(process.stdout.readline()), int(process.stdout.readline())
-        assert second == first + 1000
-        assert put_back(record) is False, "a running thread keeps its registers"
-        assert int(process.stdout.readline()) == second + 1000
-    assert put_back(record) is False
-
-
-def test_the_record_comes_before_the_first_change():
-    seen = []
-    with target(SLEEPER) as process:
-        process.stdout.readline()
-
-        def record(what):
-            seen.append((what, bytes(ptrace.registers(process.pid))))
-
-        with Tracee(process.pid, record=record) as tracee:
-            assert seen == []
-            tracee.syscall(NR_GETPID)
-            tracee.syscall(NR_GETPID)
-        ((what, registers),) = seen
-    assert what.registers == registers
-    assert len(registers) == ctypes.sizeof(ptrace.Registers) == 216
