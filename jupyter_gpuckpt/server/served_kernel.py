@@ -78,6 +78,8 @@ class ServedKernel:
         self.session = ""
         self._holds = 0
         self._reconnecting: asyncio.Task[None] | None = None
+        #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
+        self._came_back = False
         self._changed = asyncio.Event()
 
     @property
@@ -90,7 +92,8 @@ class ServedKernel:
         """The state that users see: `resuming` lasts until every subscriber is back."""
         if self.kernel is None:
             return KernelState.STARTING
-        return KernelState.RESUMING if self._reconnecting else self.kernel.state
+        coming_back = self._reconnecting is not None and self._came_back
+        return KernelState.RESUMING if coming_back else self.kernel.state
 
     @property
     def absent(self) -> bool:
@@ -126,7 +129,7 @@ class ServedKernel:
         before = self.kernel.state if self.kernel else KernelState.STARTING
         self.provisioner.note(kernel)
         if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
-            self._start_reconnecting()
+            self._start_reconnecting(came_back=True)
         self._tell()
 
     async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
@@ -144,17 +147,20 @@ class ServedKernel:
         await self._changed.wait()
 
     def reset(self) -> None:
-        """A fresh kernel is being launched under this id."""
+        """A fresh kernel is being launched under this id, on the sockets that pages were subscribed to."""
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             self._reconnecting = None
         self.session = ""
         for connection in list(self.connections):
             connection.drop_held()
+        if self.connections:
+            self._start_reconnecting(came_back=False)
 
-    def _start_reconnecting(self) -> None:
+    def _start_reconnecting(self, *, came_back: bool) -> None:
         if self._reconnecting is not None:
             return
+        self._came_back = came_back
         for connection in self.connections:
             connection.subscribed = False
         self._reconnecting = asyncio.ensure_future(self._run_reconnect())
@@ -163,7 +169,8 @@ class ServedKernel:
         try:
             await self._reconnect(self)
         finally:
-            self._reconnecting = None
+            if self._reconnecting is asyncio.current_task():  # else a reset came between
+                self._reconnecting = None
             self._tell()
 
     def _tell(self) -> None:

@@ -171,11 +171,13 @@ def test_an_interrupt_by_message_does_not_hit_the_cell_after_the_resume(server, 
 
 def test_a_restart_forgets_the_cells_that_waited(server):
     page = server.open()
-    server.do("suspend", page.kernel_id)
-    page.execute("x = 'waited'")
-    time.sleep(0.3)
-    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
-    assert page.run("print('x' in globals())") == "False\n"
+    # More than once: what a new kernel says before a page has subscribed again is lost now and then, not every time.
+    for _ in range(4):
+        server.do("suspend", page.kernel_id)
+        page.execute("x = 'waited'")
+        time.sleep(0.3)
+        server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+        print(server.log()); assert page.run("print('x' in globals())") == "False\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
