@@ -29,6 +29,7 @@ from .gpu_processes import GpuProcesses
 from .hidden_pages import Area
 from .launch import alive, pids, wait_until
 from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
+from .memory_watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
 from .standstill import Standstill
@@ -245,7 +246,7 @@ def _keep(
     memory: list[ProcessMemory],
     unforked: list[Area],
     settings: EngineSettings,
-    ghosts: ExitStack,
+    outside: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
     """The memory so that it can be read when the tasks run again: a ghost of the kernel, copies of the others.
 
@@ -257,10 +258,11 @@ def _keep(
         if part.pid == tree.kernel_pid:
             part.keep(unforked)
             try:
-                ghost = ghosts.enter_context(Ghost(part.pid))
+                ghost = outside.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:
                 logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
             else:
+                outside.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
                 kept.append(part.of(ghost.pid))
                 continue
         kept.append(part.copied(settings.threads))

@@ -42,7 +42,7 @@ def plan(
     method = "plain" if settings.plain or large else "skeleton"
     # Staged GPU memory, CRIU's copies of shared memory and, for a save, copies of what a ghost cannot hold.
     needed = gpu_bytes + shared + (0 if stop else private // 8) + settings.headroom_bytes
-    available = processes.mem_available()
+    available = processes.mem_available(tree.kernel_pid)
     if needed > available:
         raise FreezeFailed(
             f"There is not enough memory to freeze the kernel: about {needed // _MB} MB are needed, "

@@ -30,4 +30,4 @@ class EngineSettings:
     #: How long the CUDA driver may wait for running GPU work before a save gives up.
     gpu_lock_seconds: float = 30.0
     #: A ghost is dropped, and the save fails, when less memory than this is left.
-    headroom_bytes: int = 256 << 20
+    headroom_bytes: int = 128 << 20

@@ -218,12 +218,13 @@ def memory(pid: int) -> Memory:
     )
 
 
-def mem_available() -> int:
-    """Bytes that this process may still use: MemAvailable, or less where a cgroup limits it."""
+def mem_available(pid: int | None = None) -> int:
+    """Bytes that may still be used: MemAvailable, or less where a cgroup limits this process or `pid`."""
     fields = _fields((PROC / "meminfo").read_text())
     free = 1024 * int(fields["MemAvailable"].split()[0])
-    headroom = cgroups.memory_headroom()
-    return free if headroom is None else max(0, min(free, headroom))
+    memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]
+    headrooms = [cgroups.memory_headroom(membership=path) for path in memberships]
+    return max(0, min([free, *(room for room in headrooms if room is not None)]))
 
 
 def open_pidfd(pid: int) -> int | None:

@@ -177,7 +177,8 @@ def test_a_restart_forgets_the_cells_that_waited(server):
         page.execute("x = 'waited'")
         time.sleep(0.3)
         server.request("POST", f"api/kernels/{page.kernel_id}/restart")
-        print(server.log()); assert page.run("print('x' in globals())") == "False\n"
+        print(server.log())
+        assert page.run("print('x' in globals())") == "False\n"
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, None])
