@@ -92,7 +92,7 @@ def test_a_suspended_kernel_stays_suspended(client, crashed, counts, eventually)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 
-@pytest.mark.parametrize("after", [0.0, 0.03, 0.06, 0.09, 0.12, 0.16, 0.2, 0.3, 0.5])
+@pytest.mark.parametrize("after", [0.03, 0.08, 0.12, 0.2])
 @pytest.mark.parametrize("verb", ["save", "suspend"])
 def test_a_daemon_killed_in_a_freeze_costs_nothing(
     client, crashed, counts, eventually, verb, after
