@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = Path("jupyter_gpuckpt/engine")
-#: Every binary: its source and how it is linked. What is loaded into CRIU must not depend on a version of libc.
+#: What is loaded into CRIU or into kernels must not depend on a version of libc.
+_WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
+#: Every binary: its source and how it is linked.
 BINARIES = {
     ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
     ENGINE / "criu-pages.so": (
         ENGINE / "criu_pages.c",
-        ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"],
+        _WITHOUT_LIBC,
     ),
+    ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),
 }
 
 

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ..engine import outside_signals
 from ..errors import (
     ConfigurationError,
     KernelBusy,
@@ -285,6 +286,6 @@ def _send(kernel: ManagedKernel, signum: int) -> None:
     if not group or group == os.getpgrp():
         raise KernelNotFound(f"Kernel {kernel.kernel_id} has just ended.")
     try:
-        os.killpg(group, signum)
+        outside_signals.send_to_group(group, signum)
     except ProcessLookupError as error:
         raise KernelNotFound(f"Kernel {kernel.kernel_id} has just ended.") from error

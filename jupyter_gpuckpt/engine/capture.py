@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..model import SCRATCH, CapturedFile
+from . import outside_signals
 from .tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
@@ -72,6 +73,7 @@ def capture(
 
 def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator[str]:
     yield KEEPER
+    yield outside_signals.INSIDE
     if private_shm:
         top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one
         for directory, names, files in os.walk(top):

@@ -12,8 +12,8 @@
  * version of this package that is installed when it is resumed.
  *
  * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
- * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". restore waits for a line on standard
- * input after "ready", while the caller fills the scratch tmpfs.
+ * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for a line on
+ * standard input, while the caller fills the scratch tmpfs.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -169,7 +169,7 @@ static int init(int restore, char **v) {
     copy_self(self, NOTIFY);
     close(self);
     dprintf(1, "ready\n");
-    if (restore && read(0, line, sizeof line) <= 0) _exit(1); /* the caller gave up or died */
+    if (read(0, line, sizeof line) <= 0) _exit(1); /* the caller gave up or died */
     set_last_pid(last);
     if (!restore) {
         /* The directory is looked up inside: a descriptor from outside would have a foreign mount id. */

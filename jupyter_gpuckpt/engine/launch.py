@@ -19,6 +19,7 @@ from typing import IO, cast
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
 from ..host import commands, processes
 from ..model import LaunchSpec
+from . import outside_signals
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -133,10 +134,12 @@ def launch(spec: LaunchSpec, settings: EngineSettings, exit_path: Path) -> Tree:
         private_shm=spec.private_shm,
         words=[f"{spec.umask:o}", spec.log_path],
         argv=spec.argv,
-        env=spec.env,
+        env=outside_signals.environment(spec.env),
         cwd=spec.cwd,
     )
     try:
+        outside_signals.install(Path(f"/proc/{namespaces.init_pid}/root"))
+        namespaces.go()
         namespaces.expect("started")
         keeper = last + _KEEPER_OFFSET
         tree = find(namespaces.init_pid, keeper, last + _KERNEL_OFFSET, exit_path)

@@ -47,14 +47,14 @@ def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):
     kernel = crashed()
     assert client.kernel(kernel.kernel_id)
-    os.kill(kernel.pid, signal.SIGTERM)
+    os.kill(kernel.pid, signal.SIGKILL)
     eventually(lambda: client.kernels() == [])
-    assert int(Path(kernel.exit_path).read_text()) == signal.SIGTERM
+    assert int(Path(kernel.exit_path).read_text()) == signal.SIGKILL
 
 
 def test_a_kernel_that_ended_meanwhile_is_forgotten(client, crashed, eventually):
     def end(kernel):
-        os.kill(kernel.pid, signal.SIGTERM)
+        os.kill(kernel.pid, signal.SIGKILL)
         eventually(Path(kernel.exit_path).exists)
 
     crashed(after=end)

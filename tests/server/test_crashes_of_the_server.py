@@ -1,0 +1,126 @@
+"""A server that is killed or told to stop at a bad moment, alone or together with everything else."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.daemon_settings import from_environment
+from jupyter_gpuckpt.host import processes
+
+#: So much takes a save or a resume long enough to be in the middle of it.
+LARGE = "import os; x, data = 41, os.urandom(400_000_000); print(len(data))"
+
+
+@pytest.fixture
+def client(daemon_env, monkeypatch):
+    """What the command line uses."""
+    for name, value in daemon_env.items():
+        monkeypatch.setenv(name, value)
+    with Client.connect(from_environment()) as connected:
+        yield connected
+
+
+def settled(server, kernel_id, seconds=60):
+    """The kernel's state when nothing is in flight any more."""
+    deadline = time.monotonic() + seconds
+    while (view := server.kernel(kernel_id))["state"] not in ("running", "suspended", "lost"):
+        assert time.monotonic() < deadline, view
+        time.sleep(0.05)
+    return view["state"]
+
+
+def works(server, kernel_id):
+    """Whether it is what it was, after a resume if it is suspended."""
+    if settled(server, kernel_id) == "suspended":
+        server.do("resume", kernel_id)
+    return server.page(kernel_id).run("print(x + 1)") == "42\n"
+
+
+def test_a_stop_signal_to_every_process_at_once_saves_all_kernels(server, client):
+    pages = [server.open(f"{number}.ipynb") for number in range(3)]
+    for page in pages:
+        page.run("x = 41; import os, threading, time")
+    pages[0].run("threading.Thread(target=time.sleep, args=(1000,)).start()")
+    pages[1].run("child = os.fork() or time.sleep(1000)")
+    everything = [client.handshake().pid, server.process.pid]
+    for pid in everything[:2]:
+        everything += processes.descendants(pid)
+    assert len(everything) >= 2 + 3 * 3 + 1
+    for pid in everything:
+        os.kill(pid, signal.SIGTERM)
+    server.stop(signal.SIGTERM)
+    assert {kernel.state for kernel in client.kernels()} == {"suspended"}
+    server.start()
+    for page in pages:
+        assert settled(server, page.kernel_id) == "suspended"
+        assert works(server, page.kernel_id)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_stopped_in_the_middle_of_a_save_suspends_the_kernel(server, how):
+    page = server.open()
+    page.run(LARGE)
+    server.begin("save", page.kernel_id)
+    time.sleep(0.3)
+    assert server.kernel(page.kernel_id)["state"] == "saving"
+    server.stop(how)
+    server.start()
+    assert settled(server, page.kernel_id) == "suspended"
+    assert works(server, page.kernel_id)
+
+
+@pytest.mark.parametrize("verb", ["save", "suspend", "resume"])
+def test_a_server_killed_in_the_middle_of_an_operation_costs_nothing(server, client, verb):
+    page = server.open()
+    page.run(LARGE)
+    if verb == "resume":
+        server.do("suspend", page.kernel_id)
+    server.begin(verb, page.kernel_id)
+    time.sleep(0.2)
+    server.kill()
+    server.start()
+    assert settled(server, page.kernel_id) == {"suspend": "suspended"}.get(verb, "running")
+    assert works(server, page.kernel_id)
+    # The daemon went on with it by itself.
+    snapshots = client.snapshots(page.kernel_id)
+    assert [info.reason for info in snapshots] == ["save" if verb == "save" else "suspend"]
+
+
+def test_server_and_daemon_killed_together_in_a_save_cost_nothing(server, client):
+    page = server.open()
+    page.run(LARGE)
+    server.begin("save", page.kernel_id)
+    time.sleep(0.2)
+    os.kill(client.handshake().pid, signal.SIGKILL)
+    server.kill()
+    server.start()
+    assert settled(server, page.kernel_id) == "running"
+    assert works(server, page.kernel_id)
+
+
+def test_two_servers_of_one_user_keep_their_own_kernels(make_server, tmp_path):
+    servers, pages = [], []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        servers.append(make_server(folder=tmp_path / name).start())
+        pages.append(servers[-1].open(f"{name}.ipynb"))
+        pages[-1].run("x = 41")
+    one, two = servers
+    one.kill()
+    two.get("api/sessions")
+    one.start()
+    for server, page in zip(servers, pages, strict=True):
+        assert [kernel["id"] for kernel in server.get("api/kernels")] == [page.kernel_id]
+        assert works(server, page.kernel_id)
+    two.stop()
+    one.stop()
+    # The other way round, and with one that starts first in the other's place.
+    two.start()
+    assert [kernel["id"] for kernel in two.get("api/kernels")] == [pages[1].kernel_id]
+    one.start()
+    assert [kernel["id"] for kernel in one.get("api/kernels")] == [pages[0].kernel_id]
+    assert works(one, pages[0].kernel_id)
+    assert works(two, pages[1].kernel_id)
