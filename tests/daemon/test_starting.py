@@ -206,3 +206,18 @@ def test_curl_can_speak_to_it(client, target):
     transport = httpx.HTTPTransport(uds=str(target.socket))
     with httpx.Client(transport=transport, base_url="http://localhost") as http:
         assert http.get("/handshake").json()["pid"] == client.handshake().pid
+
+
+def test_a_client_in_another_pid_namespace_gets_its_own_daemon(client):
+    """It could not see the processes of ours, nor they its."""
+    code = "from jupyter_gpuckpt.client import Client; shake = Client.connect().handshake(); print(shake.pid, shake.place)"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode and "Operation not permitted" in done.stderr:
+        pytest.skip("no namespace can be made here")
+    assert done.returncode == 0, done.stderr
+    pid, place = done.stdout.split()
+    ours = client.handshake()
+    assert place != ours.place
+    assert int(pid) < 100, "a pid of its own namespace"
+    assert client.handshake().pid == ours.pid

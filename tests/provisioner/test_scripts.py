@@ -41,6 +41,13 @@ def run(env, *words):
     )
 
 
+def wait_until(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
 def kernels():
     with Client.connect() as client:
         return client.kernels()
@@ -118,6 +125,23 @@ def test_a_script_that_dies_takes_its_kernel_with_it(ours, how):
         script.wait(10)
         psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=15)
     assert not psutil.pid_exists(pid)
+    assert kernels() == []
+
+
+def test_a_killed_papermill_leaves_no_kernel(notebook, ours, tmp_path):
+    content = nbformat.read(notebook, 4)
+    content.cells[0].source = "import time; open('running', 'w').close(); time.sleep(1000)"
+    nbformat.write(content, notebook)
+    command = [sys.executable, "-m", "papermill", notebook.name, "out.ipynb"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=ours, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as script:
+        wait_until((tmp_path / "running").exists, 60)
+        [kernel] = kernels()
+        assert psutil.pid_exists(kernel.pid)
+        script.kill()
+        script.wait(10)
+    wait_until(lambda: not psutil.pid_exists(kernel.pid), 20)
     assert kernels() == []
 
 

@@ -134,6 +134,24 @@ def test_cells_sent_around_a_save_are_neither_lost_nor_doubled(server):
     assert page.run("print(count)") == "50\n"
 
 
+def test_a_save_in_the_middle_of_a_plot_leaves_one_whole_figure_and_runs_no_hook(server):
+    page = server.open()
+    page.run("%matplotlib inline")
+    page.run("import time, matplotlib.pyplot as plt; hooks = []")
+    page.run("get_ipython().events.register('post_execute', lambda: hooks.append(1))")
+    before = int(page.run("print(len(hooks))"))
+    plot = page.execute(
+        "plt.plot([1, 2]); time.sleep(2); lines = plt.plot([2, 1]); print(len(plt.gca().lines))"
+    )
+    time.sleep(0.5)
+    server.do("save", page.kernel_id)
+    assert page.output(plot) == "2\n"
+    figures = [m for m in page.received if "image/png" in m["content"].get("data", {})]
+    assert [m["parent_header"]["msg_id"] for m in figures] == [plot]
+    # One for the cell that asked, one for the plot.
+    assert int(page.run("print(len(hooks))")) == before + 2
+
+
 def test_cells_sent_around_a_suspend_are_neither_lost_nor_doubled(server):
     page = server.open(binary=True)
     page.run("count = 0")

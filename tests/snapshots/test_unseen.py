@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import os
+import signal
 import socket
 import time
 
@@ -118,3 +120,34 @@ def test_pipes_locks_and_ports_are_free_when_the_program_closes_them_while_a_sav
 
     program.save(progress=Progress(look))
     assert seen == ["eof", "lock", "port"]
+
+
+def test_an_interrupt_while_a_save_is_stored_reaches_the_program_and_nobody_else(run) -> None:
+    program = run("""
+        import time
+        interrupts = 0
+        while True:
+            try:
+                print("interrupts", interrupts, flush=True)
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                interrupts += 1
+    """)
+    program.lines(more_than=3)
+    sent: list[bool] = []
+
+    def interrupt(record: ProgressRecord) -> None:
+        if record.stage == "store" and not sent:
+            sent.append(True)
+            os.kill(program.tree.kernel_pid, signal.SIGINT)
+            deadline = time.monotonic() + 5
+            while program.fresh_line() != "interrupts 1":
+                assert time.monotonic() < deadline
+
+    saved = program.save(stop=False, progress=Progress(interrupt))
+    assert sent
+    program.save(stop=True)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    # The snapshot is of the moment before.
+    assert program.lines(more_than=count + 2)[count + 1] == "interrupts 0"
