@@ -247,7 +247,7 @@ def kill_in(stage: Stage, verb: str, stages: tuple[Stage, ...], kernel_id: str) 
         operation = getattr(daemon, verb)(kernel_id)
         for shown in daemon.follow(operation.operation_id):
             if shown.progress.stage in late:
-                time.sleep(random.uniform(0.0, 0.1))  # noqa: S311 - anywhere in it
+                time.sleep(random.uniform(0.0, 0.1))
                 os.kill(pid, signal.SIGKILL)
                 return
     raise AssertionError(f"{verb} never came to {stage}")
