@@ -59,6 +59,8 @@ def _dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: 
         *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
         *("--ghost-limit", str(ghost_limit), "--action-script", notify.PROGRAM),
+        # A connection that nobody has accepted yet fails the dump otherwise; a kernel's clients open some at any time.
+        "--skip-in-flight",
         *_COMMON,
     ]
 

@@ -27,11 +27,6 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close that connection and try again.",
     ),
     (
-        r"In-flight connections",
-        "A network connection to a server in the kernel has not been accepted yet.",
-        "Try again in a moment.",
-    ),
-    (
         r"Unseizable non-zombie|ptrace.*Operation not permitted|Unable to seize",
         "A process of the kernel is being traced by a debugger or strace.",
         "Detach it and try again.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from dataclasses import replace
@@ -277,3 +278,34 @@ def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettin
     assert int(following[0]) == int(last[0]) + 1
     assert following[1:4] == last[1:4]
     assert not list(engine.spill_dir.glob("*"))
+
+
+def test_a_connection_that_nobody_has_accepted_yet_does_not_matter(run, tmp_path: Path) -> None:
+    program = run("""
+        import os, socket, time
+        server = socket.create_server(("127.0.0.1", 0))
+        print(server.getsockname()[1], flush=True)
+        while not os.path.exists("accept"):
+            print("waits", flush=True)
+            time.sleep(0.01)
+        print("accepted", server.accept()[0].recv(5), flush=True)
+        while True:
+            time.sleep(1)
+    """)
+    port = int(program.lines()[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"hello")
+        saved = program.save()
+        (program.log.parent / "accept").touch()
+        while program.lines()[-1] != "accepted b'hello'":
+            time.sleep(0.01)
+    (program.log.parent / "accept").unlink()
+    program.save(stop=True)
+    count = len(program.lines())
+    program.resume(saved.manifest.info.snapshot_id)
+    assert program.lines(more_than=count)[count] == "waits"
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"again")
+        (program.log.parent / "accept").touch()
+        while program.lines()[-1] != "accepted b'again'":
+            time.sleep(0.01)
