@@ -58,6 +58,8 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start_time: float
     hub_server: str = ""
     root_dir: str = ""
+    #: Where servers keep their info files (Jupyter's runtime directory); empty for a script.
+    jupyter_runtime_dir: str = ""
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

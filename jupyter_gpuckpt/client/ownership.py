@@ -9,7 +9,10 @@ from ..place import start_time
 from ..protocol import Owner, OwnerKind
 
 
-def this_owner(kind: OwnerKind, *, hub_server: str = "", root_dir: str = "") -> Owner:
+def this_owner(
+    kind: OwnerKind, *, hub_server: str = "", root_dir: str = "", jupyter_runtime_dir: str = ""
+) -> Owner:
     """This process as a new owner. `hub_server` names the server at its hub, `root_dir` is where its notebooks are."""
     pid = os.getpid()
-    return Owner(uuid.uuid4().hex, kind, pid, start_time(pid) or 0.0, hub_server, root_dir)
+    began = start_time(pid) or 0.0
+    return Owner(uuid.uuid4().hex, kind, pid, began, hub_server, root_dir, jupyter_runtime_dir)

@@ -99,6 +99,7 @@ class Daemon:
         idle_exit = self.settings.idle_exit_seconds
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
+            await self.kernels.protect_servers()
             if self.needed or self.streams:
                 self.touch()
             remaining = self._touched + idle_exit - time.monotonic()

@@ -78,7 +78,7 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
 
     def work(operation: RunningOperation) -> Outcome:
         manifest = machine.manifest(record.kernel_id, snapshot_id or record.snapshot_id)
-        resumed = machine.resume(manifest, exit_path, operation.progress)
+        resumed = machine.resume(manifest, exit_path, record.owner, operation.progress)
         chosen = manifest.info.snapshot_id
         return Outcome(
             KernelState.RUNNING,

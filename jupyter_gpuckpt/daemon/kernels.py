@@ -170,6 +170,13 @@ class Kernels:
         for (kernel, _), (memory, gpu) in zip(trees, usage, strict=True):
             kernel.memory_bytes, kernel.gpu_bytes = memory, gpu
 
+    async def protect_servers(self) -> None:
+        """Look after the info files of servers, which may have come since the kernels were started."""
+        running = [(k.record.tree, k.record.owner) for k in self if k.state is KernelState.RUNNING]
+        for tree, owner in running:
+            if tree is not None and owner.jupyter_runtime_dir:
+                await asyncio.to_thread(self._machine.protect_servers, tree, owner)
+
     async def adopt(self, found: list[KernelRecord]) -> None:
         """Manage kernels that another daemon left, as what they are now (`records.settled`)."""
         for record in found:

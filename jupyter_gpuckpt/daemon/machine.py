@@ -11,14 +11,14 @@ import msgspec
 
 from ..daemon_settings import Settings
 from ..engine import launch as trees
-from ..engine import settle
+from ..engine import server_files, settle
 from ..engine.settings import INIT, EngineSettings
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
 from ..model import LaunchSpec, Manifest, SnapshotInfo
 from ..progress import Progress
-from ..protocol import HostReport
+from ..protocol import HostReport, Owner
 from ..snapshots import resume, save
 from ..store.local import LocalStore
 
@@ -56,9 +56,13 @@ class Machine:
         """Raise ToolMissing or PrivilegeMissing where the engine cannot work."""
         self._engine()
 
-    def launch(self, spec: LaunchSpec, exit_path: Path) -> Tree:
+    def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
         """Start a kernel; raises ToolMissing or PrivilegeMissing where the engine cannot work."""
-        return trees.launch(spec, self._engine(), exit_path)
+        return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
+
+    def protect_servers(self, tree: Tree, owner: Owner) -> None:
+        """Keep the kernel from removing the info files of servers that have come since it was started; never raises."""
+        server_files.protect(tree.init_pid, owner.jupyter_runtime_dir)
 
     def alive(self, tree: Tree) -> bool:
         """Whether the tree's init still runs."""
@@ -99,10 +103,17 @@ class Machine:
             gpu_bytes=self.usage(tree)[1],
         )
 
-    def resume(self, manifest: Manifest, exit_path: Path, progress: Progress) -> Resumed:
+    def resume(
+        self, manifest: Manifest, exit_path: Path, owner: Owner, progress: Progress
+    ) -> Resumed:
         """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
         return resume.resume(
-            manifest, self.store, self._engine(), exit_path=exit_path, progress=progress
+            manifest,
+            self.store,
+            self._engine(),
+            exit_path=exit_path,
+            jupyter_runtime_dir=owner.jupyter_runtime_dir,
+            progress=progress,
         )
 
     def manifest(self, kernel_id: str, snapshot_id: str) -> Manifest:

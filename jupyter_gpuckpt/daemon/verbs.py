@@ -89,7 +89,7 @@ class Verbs:
         kernel = self._kernels.add(record)
         try:
             await self._kernels.update(kernel)
-            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path)
+            tree = await asyncio.to_thread(self._machine.launch, spec, exit_path, owner)
         except BaseException:
             self._kernels.forget(kernel)
             raise

@@ -19,7 +19,7 @@ from typing import IO, cast
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
 from ..host import commands, processes
 from ..model import LaunchSpec
-from . import outside_signals
+from . import outside_signals, server_files
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -118,7 +118,9 @@ def start_namespaces(
     return namespaces
 
 
-def launch(spec: LaunchSpec, settings: EngineSettings, exit_path: Path) -> Tree:
+def launch(
+    spec: LaunchSpec, settings: EngineSettings, exit_path: Path, jupyter_runtime_dir: str = ""
+) -> Tree:
     """Start the kernel of `spec`; returns when its process exists.
 
     The kernel gets a random pid in its namespace: libraries put the pid into shared names, so two kernels should not have
@@ -139,6 +141,7 @@ def launch(spec: LaunchSpec, settings: EngineSettings, exit_path: Path) -> Tree:
     )
     try:
         outside_signals.install(Path(f"/proc/{namespaces.init_pid}/root"))
+        server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         namespaces.go()
         namespaces.expect("started")
         keeper = last + _KEEPER_OFFSET

@@ -21,7 +21,7 @@ from ..errors import GpuCkptError, KernelLost, ThawFailed
 from ..host import processes
 from ..model import Manifest
 from ..progress import Progress, Stage
-from . import capture, criu, criu_images, criu_log, gpu_processes, notify
+from . import capture, criu, criu_images, criu_log, gpu_processes, notify, server_files
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
@@ -64,6 +64,7 @@ def thaw(
     settings: EngineSettings,
     *,
     exit_path: Path,
+    jupyter_runtime_dir: str = "",
     gpu_map: dict[str, str],
     progress: Progress,
 ) -> Tree:
@@ -86,7 +87,8 @@ def thaw(
                 argv=criu.restore_words(settings, directory, lazy=lazy),
                 cwd="/",
             )
-        undo.callback(namespaces.destroy)
+            undo.callback(namespaces.destroy)
+            server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         restore = _Restore(manifest, content, settings, progress, namespaces)
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)

@@ -36,6 +36,7 @@ class DaemonLink:
         settings: Settings,
         *,
         root_dir: str,
+        jupyter_runtime_dir: str,
         allowed: Sequence[str] = ("*",),
         excluded: Sequence[str] = (),
         log: logging.Logger,
@@ -57,6 +58,7 @@ class DaemonLink:
             # One user may have several named servers under a hub; each has its own kernels.
             hub_server=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", ""),
             root_dir=root_dir,
+            jupyter_runtime_dir=jupyter_runtime_dir,
         )
         self._adoptions: dict[str, SuspendedKernel] = {}
         self._up = threading.Event()

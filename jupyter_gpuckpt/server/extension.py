@@ -192,6 +192,7 @@ class GpuCkptServer(ExtensionApp):
         link = DaemonLink(
             GpuCkptDaemon(parent=self).settings(),
             root_dir=str(kernels.root_dir),
+            jupyter_runtime_dir=serverapp.runtime_dir,
             allowed=self.allowed_kernelspecs,
             excluded=self.excluded_kernelspecs,
             log=self.log,

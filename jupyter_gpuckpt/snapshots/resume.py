@@ -33,6 +33,7 @@ def resume(
     settings: EngineSettings,
     *,
     exit_path: Path,
+    jupyter_runtime_dir: str = "",
     progress: Progress,
 ) -> Resumed:
     """Bring the kernel of `manifest` back; on return it runs.
@@ -49,6 +50,7 @@ def resume(
         content,
         settings,
         exit_path=exit_path,
+        jupyter_runtime_dir=jupyter_runtime_dir,
         gpu_map=_gpu_map(manifest.host, here),
         progress=progress,
     )

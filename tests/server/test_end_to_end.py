@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -236,6 +237,25 @@ def test_a_killed_server_leaves_its_kernels_running_for_the_next(server):
     assert server.kernel(page.kernel_id)["state"] == "running"
     assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
     wait_until(lambda: server.get("api/kernels")[0]["execution_state"] == "idle")
+
+
+def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(server, tmp_path):
+    page = server.open()
+    page.run("from jupyter_server.serverapp import list_running_servers")
+    look = "print(sorted(server['port'] for server in list_running_servers()))"
+    assert page.run(look) == f"[{server.port}]\n"
+    server.stop()
+    server.start()
+    again = server.page(page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert again.run(look) == f"[{server.port}]\n"
+    server.kill()
+    server.start()
+    # The kernel runs on under a server whose file was not there when it came back; that is seen to within seconds.
+    time.sleep(6)
+    assert f"{server.port}" in server.page(page.kernel_id).run(look)
+    runtime = Path(server.env["JUPYTER_RUNTIME_DIR"])
+    assert (runtime / f"jpserver-{server.process.pid}.json").exists()
 
 
 def test_a_renamed_notebook_is_listed_under_its_new_name_even_after_a_kill(server):
