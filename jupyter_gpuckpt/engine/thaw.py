@@ -11,8 +11,8 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -75,7 +75,7 @@ def thaw(
     directory = (
         criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
     )
-    with ExitStack() as undo, ExitStack() as always:
+    with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
             namespaces = start_namespaces(
                 settings,
@@ -107,6 +107,19 @@ def thaw(
         undo.pop_all()
         namespaces.close()
     return tree
+
+
+@contextmanager
+def _refused_calls_told() -> Iterator[None]:
+    """What the system refuses (no room in memory, a namespace that somebody ended) as a ThawFailed."""
+    try:
+        yield
+    except OSError as error:
+        raise ThawFailed(
+            f"The kernel could not be brought back: {error.strerror or error}.",
+            hint="The snapshot is untouched. Look whether memory is short, then try again.",
+            details=str(error),
+        ) from error
 
 
 def _remove(directory: Path, *, itself: bool) -> None:

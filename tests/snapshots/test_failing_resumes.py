@@ -1,0 +1,122 @@
+"""Resumes that fail on the way: nothing of them is left, and the snapshot works afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.errors import ThawFailed
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
+
+COUNTER = """
+    import mmap, os, time
+    data = os.urandom(20 << 20)
+    shared = mmap.mmap(-1, 1 << 20)
+    child = os.fork()
+    count = 0
+    while True:
+        count += 1
+        if child:
+            print(count, flush=True)
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def suspended(run):
+    """A program that is suspended, and its snapshot's id."""
+    program = run(COUNTER)
+    program.lines(more_than=3)
+    return program, program.save(stop=True).manifest.info.snapshot_id
+
+
+def inits(directory: Path) -> list[int]:
+    """The inits that were started for programs below this directory."""
+    marker, found = str(directory).encode(), []
+    for pid in processes.every():
+        with suppress(OSError):
+            if (
+                processes.name(pid) == "gpuckpt-init"
+                and marker in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ):
+                found.append(pid)
+    return found
+
+
+def criu_of(init: int) -> int:
+    return next((pid for pid in processes.descendants(init) if processes.name(pid) == "criu"), 0)
+
+
+def check(program, snapshot_id: str, tmp_path: Path) -> None:
+    """Nothing is left of the failed one, and the next one succeeds."""
+    assert inits(tmp_path) == []
+    assert not launch.alive(program.tree)
+    assert list((tmp_path / "spill").glob("*")) == []
+    count = len(program.lines())
+    program.resume(snapshot_id)
+    numbers = [int(line) for line in program.lines(more_than=count + 1)[count - 1 : count + 1]]
+    assert numbers[1] == numbers[0] + 1
+
+
+def at(stage: str, what) -> Progress:
+    """Does something once, when the resume comes to this stage."""
+    done = []
+
+    def look(record: ProgressRecord) -> None:
+        if record.stage == stage and not done:
+            done.append(True)
+            what()
+
+    return Progress(look)
+
+
+@pytest.mark.parametrize("stage", [Stage.RESTORE, Stage.PAGES])
+def test_a_killed_criu_leaves_nothing(suspended, tmp_path: Path, stage: Stage) -> None:
+    program, snapshot_id = suspended
+
+    def kill() -> None:
+        [init] = inits(tmp_path)
+        pid = criu_of(init)
+        # At the begin of the restore there is no CRIU yet: then the init that was to run it.
+        os.kill(pid or init, signal.SIGKILL)
+
+    with pytest.raises(ThawFailed) as caught:
+        program.resume(snapshot_id, progress=at(stage, kill))
+    assert caught.value.hint
+    check(program, snapshot_id, tmp_path)
+
+
+def test_a_criu_that_hangs_is_ended_with_its_init(suspended, tmp_path: Path) -> None:
+    program, snapshot_id = suspended
+    patient, program.engine = program.engine, replace(program.engine, stall_seconds=2.0)
+
+    def hang() -> None:
+        [init] = inits(tmp_path)
+        os.kill(criu_of(init), signal.SIGSTOP)
+
+    with pytest.raises(ThawFailed, match="no progress") as caught:
+        program.resume(snapshot_id, progress=at(Stage.PAGES, hang))
+    assert "untouched" in caught.value.hint
+    program.engine = patient
+    check(program, snapshot_id, tmp_path)
+
+
+@pytest.mark.parametrize("stage", [s for s in RESUME_STAGES if not s.startswith("gpu")])
+def test_a_fault_at_the_begin_of_any_stage_leaves_nothing(
+    suspended, tmp_path: Path, stage: Stage
+) -> None:
+    program, snapshot_id = suspended
+
+    def fail() -> None:
+        raise ThawFailed(f"broken at {stage}", hint="none")
+
+    with pytest.raises(ThawFailed, match=f"broken at {stage}"):
+        program.resume(snapshot_id, progress=at(stage, fail))
+    check(program, snapshot_id, tmp_path)
