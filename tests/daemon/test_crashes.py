@@ -118,7 +118,15 @@ def test_a_daemon_killed_in_a_freeze_costs_nothing(
     assert not any("CRIU" in area.path for area in processes.maps(pid))
     init = client.kernel(kernel.kernel_id).init_pid
     left = {path.name for path in Path(f"/proc/{init}/root/run/gpuckpt").rglob("*")}
-    assert left <= {"keeper", "notify", "notify.socket", "images", "gpu", "hidden"}
+    assert left <= {
+        "keeper",
+        "notify",
+        "notify.socket",
+        "outside-signals.so",
+        "images",
+        "gpu",
+        "hidden",
+    }
     assert processes.children(processes.parent(pid)) == [pid]  # no ghost
     client.wait(client.suspend(kernel.kernel_id).operation_id)
     client.wait(client.resume(kernel.kernel_id).operation_id)

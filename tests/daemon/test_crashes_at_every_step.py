@@ -120,7 +120,15 @@ def holder(dying, settings, owner_of, spec, short_dir, counts, eventually):
 def files_left(short_dir, init_pid):
     """What no step may leave: in the kernel's scratch, in the spill directory, beside the kernel's own files."""
     scratch = {path.name for path in Path(f"/proc/{init_pid}/root/run/gpuckpt").rglob("*")}
-    scratch -= {"keeper", "notify", "notify.socket", "images", "gpu", "hidden"}
+    scratch -= {
+        "keeper",
+        "notify",
+        "notify.socket",
+        "outside-signals.so",
+        "images",
+        "gpu",
+        "hidden",
+    }
     spilled = {path.name for path in (short_dir / "data").glob("spill/*")}
     links = {path.name for path in short_dir.glob("link_remap*")}
     shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()} - {"holder"}
