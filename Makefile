@@ -37,7 +37,7 @@ lab: setup
 	$(as_root) $(BIN)/python tools/lab.py
 
 test: setup $(STAMPS)/apt-test
-	$(as_root) $(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(as_root) $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
 
 bench: setup
 	$(as_root) $(BIN)/python -m tests.benchmarks
