@@ -44,7 +44,7 @@ class Daemon:
 
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
-        self.machine = Machine(settings)
+        self.machine = Machine(settings, place)
         self.streams = Streams()
         self.operations = Operations()
         self.kernels = Kernels(records, self.machine, self.streams.tell)
@@ -82,6 +82,7 @@ class Daemon:
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Adopt what the last daemon left, then answer until nobody needs it any more."""
         await self.kernels.adopt(await asyncio.to_thread(self.records.mine))
+        await asyncio.to_thread(self.machine.clear)
         self.owners.expect_after_restart()
         server = HTTPServer(application(self))
         server.add_socket(listener)

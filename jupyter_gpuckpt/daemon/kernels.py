@@ -216,7 +216,8 @@ class Kernels:
     def _settle_record(self, record: KernelRecord) -> KernelRecord | None:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
-        cut_off = record.state in {KernelState.SAVING, KernelState.SUSPENDING}
+        was = record.state  # `settled` changes it
+        cut_off = was in {KernelState.SAVING, KernelState.SUSPENDING}
         kept = settled(record, alive=alive, snapshots=self._committed(record))
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
@@ -224,6 +225,11 @@ class Kernels:
             self._machine.settle(tree)
         elif tree is None:
             self._machine.kill_strays(exit_path)
+        if was is KernelState.RESUMING:
+            try:
+                self._machine.settle_resume(record.kernel_id)
+            except StoreError as error:
+                _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
         return kept
 
     def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:

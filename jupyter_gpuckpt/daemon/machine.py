@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,13 @@ import msgspec
 
 from ..daemon_settings import Settings
 from ..engine import launch as trees
-from ..engine import server_files, settle
+from ..engine import server_files, settle, thaw
 from ..engine.settings import INIT, EngineSettings
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
 from ..model import LaunchSpec, Manifest, SnapshotInfo
+from ..place import Place
 from ..progress import Progress
 from ..protocol import HostReport, Owner
 from ..snapshots import resume, save
@@ -35,8 +37,10 @@ _TOOLS = (["criu"], ["init"])
 class Machine:
     """What this machine can do for kernels. Thread-safe; store and report are made at first use."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: Place) -> None:
         self._settings = settings
+        # A data directory on a shared disk may serve several places.
+        self._spill = settings.data / "spill" / place.key
         self._lock = threading.Lock()
         self._report: HostReport | None = None
         self._criu: Path | None = None
@@ -83,6 +87,15 @@ class Machine:
     def settle(self, tree: Tree) -> None:
         """Let a tree run on whose freeze was cut off when a daemon was killed."""
         settle.settle(tree)
+
+    def settle_resume(self, kernel_id: str) -> None:
+        """Remove the files that a resume which was cut off laid beside a kernel's own."""
+        for info in self.snapshots(kernel_id):
+            thaw.remove_links(self.store.manifest(info.snapshot_id))
+
+    def clear(self) -> None:
+        """Remove what a daemon that was killed had spilled; nothing may be in flight."""
+        shutil.rmtree(self._spill, ignore_errors=True)
 
     def usage(self, tree: Tree) -> tuple[int, int]:
         """Bytes of memory and of GPU memory that a tree uses."""
@@ -176,6 +189,6 @@ class Machine:
             raise kind(report.reason, hint=report.hint)
         return EngineSettings(
             criu=self._criu,
-            spill_dir=self._settings.data / "spill",
+            spill_dir=self._spill,
             threads=self._settings.worker_threads,
         )

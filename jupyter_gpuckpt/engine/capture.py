@@ -9,18 +9,22 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..host import processes
 from ..model import SCRATCH, CapturedFile
 from . import outside_signals
+from .launch import pids
 from .tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
 #: The names of the links that CRIU makes (criu/files-reg.c).
 LINK_REMAP = "link_remap."
 _COPIES = f"{SCRATCH}/copies"
+#: How /proc shows the name of a file that has lost it (man proc).
+_DELETED = " (deleted)"
 
 
 @dataclass
@@ -103,6 +107,30 @@ def _opened(path: Path, held: ExitStack) -> Path:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     held.callback(os.close, descriptor)
     return Path(f"/proc/self/fd/{descriptor}")
+
+
+def unlink_strays(tree: Tree) -> None:
+    """Remove CRIU's links, whatever its images say: one that was killed may have made some that are in none of them.
+
+    They lie beside the names that deleted open or mapped files of the tree had, and are the same files.
+    """
+    for pid in pids(tree):
+        for number, link in processes.descriptors(pid).items():
+            _unlink_stray(tree, link, f"/proc/{pid}/fd/{number}")
+        for area in processes.maps(pid):
+            _unlink_stray(tree, area.path, f"/proc/{pid}/map_files/{area.start:x}-{area.end:x}")
+
+
+def _unlink_stray(tree: Tree, name: str, opened: str) -> None:
+    if not name.startswith("/") or not name.endswith(_DELETED):
+        return
+    with suppress(OSError):
+        status = os.stat(opened)
+        if not stat.S_ISREG(status.st_mode) or not status.st_nlink:
+            return
+        for path in tree.inside(name.removesuffix(_DELETED)).parent.glob(f"{LINK_REMAP}*"):
+            if os.path.samestat(path.lstat(), status):
+                path.unlink(missing_ok=True)
 
 
 def drop_copies(tree: Tree) -> None:

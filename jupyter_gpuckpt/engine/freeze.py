@@ -22,7 +22,7 @@ from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process
 from ..progress import Progress, Stage
 from . import criu, criu_images, hidden_pages
-from .capture import Capture, capture, drop_copies
+from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu_images import Extent
 from .ghost import Ghost
 from .gpu_processes import GpuProcesses
@@ -168,8 +168,8 @@ def _dump(
                 criu.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
         except BaseException:
             standstill.repair()
+            unlink_strays(tree)
             raise
-        progress.check()
     return images, unforked
 
 

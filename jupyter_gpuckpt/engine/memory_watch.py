@@ -47,7 +47,8 @@ class MemoryWatch:
     ) -> None:
         self._end.set()
         self._thread.join()
-        if isinstance(error, FreezeFailed) and not self._ghost.alive:
+        ended = processes.state(self._pid) in (None, "Z")
+        if isinstance(error, FreezeFailed) and not self._ghost.alive and not ended:
             raise FreezeFailed(
                 "Memory became short while the kernel was being saved, so the save was given up. The kernel runs on.",
                 hint="A kernel that changes its memory needs up to twice of it during a save. Suspend it instead, which needs"

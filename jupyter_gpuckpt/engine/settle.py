@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import struct
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import GpuCkptError
 from ..host import processes
 from . import criu, cuda, gpu_processes, gpu_release
-from .capture import drop_copies
-from .criu_images import link_remaps
+from .capture import drop_copies, unlink_strays
 from .launch import pids, wait_until
 from .standstill import Standstill
 from .tree import Tree
@@ -39,28 +37,17 @@ def settle(tree: Tree) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
-    images = tree.inside(criu.IMAGES)
-    for link in _links(images):
-        with suppress(OSError):
-            tree.inside(link).unlink(missing_ok=True)
+    unlink_strays(tree)
     standstill = Standstill.found(tree)
     if standstill is not None:
         logger.warning("letting the processes of tree %d run on", tree.init_pid)
         standstill.repair()
         standstill.end()
     drop_copies(tree)
-    _clear(images)
+    _clear(tree.inside(criu.IMAGES))
     back = [_gpu_back(pid) for pid in pids(tree)]  # one that fails does not keep the others from it
     if all(back):
         _clear(tree.inside(gpu_processes.DIRECTORY))
-
-
-def _links(images: Path) -> list[str]:
-    """CRIU's hard links, as far as its images were written."""
-    try:
-        return [link for link, _ in link_remaps(images)]
-    except (OSError, ValueError, LookupError, struct.error):
-        return []
 
 
 def _clear(directory: Path) -> None:

@@ -93,7 +93,7 @@ def thaw(
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
         always.callback(_remove, images, itself=not lazy)
-        always.callback(_remove_links, manifest)
+        always.callback(remove_links, manifest)
         with progress.stage(Stage.IMAGES):
             _put_files(restore, images)
         gpu = _GpuFiles(restore)
@@ -131,8 +131,8 @@ def _remove(directory: Path, *, itself: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _remove_links(manifest: Manifest) -> None:
-    """CRIU removes its links when it succeeds; those on disk outlive a restore that failed."""
+def remove_links(manifest: Manifest) -> None:
+    """Remove CRIU's links on disk: it does so itself when a restore succeeds, but they outlive one that fails or is cut off."""
     for record in manifest.captured:
         path = Path(record.path)
         if path.name.startswith(capture.LINK_REMAP) and not path.is_relative_to("/dev/shm"):  # noqa: S108 - the private one, gone by now

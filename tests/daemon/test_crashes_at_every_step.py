@@ -117,6 +117,13 @@ def holder(dying, settings, owner_of, spec, short_dir, counts, eventually):
     return kernel
 
 
+def inits(short_dir):
+    """Those that were started for this test."""
+    found = [pid for pid in processes.every() if processes.name(pid) == "gpuckpt-init"]
+    mark = str(short_dir).encode()
+    return [pid for pid in found if mark in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def files_left(short_dir, init_pid):
     """What no step may leave: in the kernel's scratch, in the spill directory, beside the kernel's own files."""
     scratch = {path.name for path in Path(f"/proc/{init_pid}/root/run/gpuckpt").rglob("*")}
@@ -129,7 +136,7 @@ def files_left(short_dir, init_pid):
         "gpu",
         "hidden",
     }
-    spilled = {path.name for path in (short_dir / "data").glob("spill/*")}
+    spilled = {path.name for path in (short_dir / "data").glob("spill/*/*")}
     links = {path.name for path in short_dir.glob("link_remap*")}
     shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()} - {"holder"}
     return scratch | spilled | links | shared
@@ -150,11 +157,7 @@ def check(client, kernel, short_dir, counts, eventually):
     assert not any("CRIU" in area.path for pid in tree for area in processes.maps(pid))
     assert files_left(short_dir, now.init_pid) == set()
     daemon = client.handshake().pid
-    inits = [pid for pid in processes.every() if processes.name(pid) == "gpuckpt-init"]
-    of_ours = [
-        pid for pid in inits if str(short_dir).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert [pid for pid in of_ours if pid != now.init_pid] == []
+    assert inits(short_dir) == [now.init_pid]
     assert [pid for pid in processes.children(daemon) if processes.state(pid) == "Z"] == []
 
 
@@ -183,6 +186,8 @@ def test_a_daemon_killed_at_any_step_costs_nothing(
             assert (found.state, found.pid) == (KernelState.RUNNING, holder.pid)
             assert bool(client.snapshots(kernel_id)) == committed
         if found.state is KernelState.SUSPENDED:
+            assert inits(short_dir) == []
+            assert list(short_dir.glob("link_remap*")) == []
             client.wait(client.resume(kernel_id).operation_id)
         check(client, holder, short_dir, counts, eventually)
         client.wait(client.suspend(kernel_id).operation_id)

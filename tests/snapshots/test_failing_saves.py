@@ -174,6 +174,33 @@ def test_a_killed_criu_leaves_the_program_running(run, killed, *, stop: bool) ->
     program.save(stop=True)
 
 
+def test_a_killed_criu_leaves_no_link_of_its_own(run) -> None:
+    """It makes them before its images say so."""
+    program = run("""
+        import os, time
+        held = open("named", "w")
+        os.link("named", "other")
+        os.unlink("named")
+        n = 0
+        while True:
+            n += 1
+            print(n, flush=True)
+            time.sleep(0.01)
+    """)
+    program.lines(more_than=3)
+    directory = program.log.parent
+
+    def made() -> bool:
+        return any(directory.glob("link_remap.*"))
+
+    with killed_when(program, made), pytest.raises(FreezeFailed):
+        program.save()
+    assert sorted(path.name for path in directory.iterdir()) == ["other", "program.log"]
+    assert_runs_on(program)
+    program.save(stop=True)
+    assert sorted(path.name for path in directory.iterdir()) == ["other", "program.log"]
+
+
 STAGES = ["preflight", "freeze", "capture", "thaw", "store"]
 
 
