@@ -46,6 +46,8 @@ ABANDONED_SECONDS = 60.0
 #: A provisioner reads the exit file within moments of the end; this is for one that was asleep.
 KEEP_EXITS_SECONDS = 7 * 24 * 3600.0
 
+_UNFINISHED = ".unfinished-"
+
 _log = logging.getLogger(__name__)
 _KERNEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -90,7 +92,7 @@ class Records:
                 "Another daemon of this place uses the data directory through another runtime directory.",
                 hint="Use the same JUPYTER_GPUCKPT_RUNTIME_DIR everywhere.",
             )
-        self._sweep_exits()
+        self._sweep()
 
     def beat(self) -> None:
         """Show that this daemon lives; at least every 20 s."""
@@ -184,7 +186,13 @@ class Records:
         finally:
             os.close(lock)
 
-    def _sweep_exits(self) -> None:
+    def _sweep(self) -> None:
+        """Remove exit files that nobody will read, and what a daemon that was killed was just writing."""
+        for path in (self._state / "kernels").glob(f"*/{_UNFINISHED}*"):
+            with suppress(OSError):  # another place's daemon may be writing right now
+                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+                    path.unlink()
+                    path.parent.rmdir()
         kept = {record.exit_path for record in self.all()}
         for path in (self._state / "exits").iterdir():
             with suppress(FileNotFoundError):
@@ -245,7 +253,7 @@ def lost() -> KernelLost:
 
 def write_file(path: Path, content: bytes) -> None:
     """Replace a file atomically: a reader sees the old or the new content, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary = path.with_name(f"{_UNFINISHED}{path.name}.{secrets.token_hex(4)}")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "wb") as file:

@@ -102,6 +102,25 @@ def test_a_record_that_cannot_be_read_hides_no_other(here, tmp_path, caplog):
     assert "secret" not in caplog.text
 
 
+def test_what_a_killed_daemon_was_just_writing_is_removed(here, tmp_path):
+    records = Records(tmp_path, here)
+    records.write("k", msgspec.json.encode(make(here, S.SUSPENDED)))
+    for kernel_id, age in (("k", 3600), ("gone", 3600), ("young", 0)):
+        path = tmp_path / "kernels" / kernel_id / ".unfinished-record.json.1234"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+    records.hold()
+    left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "kernels").rglob("*"))
+    assert left == [
+        "kernels/k",
+        "kernels/k/record.json",
+        "kernels/young",
+        "kernels/young/.unfinished-record.json.1234",
+    ]
+    records.release()
+
+
 def test_two_daemons_of_one_place_refuse_each_other(here, tmp_path):
     Records(tmp_path, here).hold()
     with pytest.raises(DaemonUnavailable):
