@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
-from .served_kernel import Provisioner, Reconnect, ServedKernel
+from .served_kernel import Provisioner, Reconnect, ServedKernel, Wake
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
@@ -51,6 +51,8 @@ class DaemonLink:
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
         #: How subscribers come back after a resume; set before the first kernel is attached.
         self.reconnect: Reconnect
+        #: How a suspended kernel comes back when somebody wants something of it; set as `reconnect` is.
+        self.wake: Wake
         self._allowed, self._excluded = list(allowed), list(excluded)
         self._log = log
         self._owner = this_owner(
@@ -153,7 +155,9 @@ class DaemonLink:
         """A kernel is about to be launched or adopted."""
         served = self.served.get(kernel_id)
         if served is None or served.provisioner is not watcher:
-            self.served[kernel_id] = ServedKernel(kernel_id, watcher, self._tell, self.reconnect)
+            self.served[kernel_id] = ServedKernel(
+                kernel_id, watcher, self._tell, self.reconnect, self.wake
+            )
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
 

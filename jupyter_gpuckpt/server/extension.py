@@ -201,7 +201,7 @@ class GpuCkptServer(ExtensionApp):
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
         )
         link.describe, link.on_change = operations.description, self._on_change
-        link.reconnect = operations.reconnect
+        link.reconnect, link.wake = operations.reconnect, operations.wake
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
         kernels.__class__ = _mixed(GpuCkptKernels, type(kernels))

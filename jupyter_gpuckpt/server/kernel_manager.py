@@ -91,6 +91,7 @@ class GpuCkptKernels(_Base):
         Called by nobody but the server's cleanup, and once more for each further signal: all share one run, since an
         exception here, or a second run, would leave the server hanging.
         """
+        self.gpuckpt_operations.stopping = True
         if self._gpuckpt_stop is None:
             self._gpuckpt_stop = asyncio.ensure_future(self._stop(now=now))
         await asyncio.shield(self._gpuckpt_stop)

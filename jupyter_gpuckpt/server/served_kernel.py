@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Protocol
 
+from ..errors import ErrorRecord
 from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
 from ..states import KernelState
@@ -50,6 +51,9 @@ class Connection(Protocol):
     def on_gate(self) -> None:
         """The gate opened, or the state changed behind it."""
 
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """The kernel does not come back now: answer what is held with the reason."""
+
     def drop_held(self) -> None:
         """Forget what is held: the kernel it was meant for is gone."""
 
@@ -58,6 +62,8 @@ class Connection(Protocol):
 
 #: Brings a kernel's subscribers back after a resume, whoever asked for it.
 Reconnect = Callable[["ServedKernel"], Awaitable[None]]
+#: Begins to bring a suspended kernel back, because somebody wants something of it.
+Wake = Callable[["ServedKernel"], None]
 
 
 class ServedKernel:
@@ -69,10 +75,11 @@ class ServedKernel:
         provisioner: Provisioner,
         on_change: Callable[[str], None],
         reconnect: Reconnect,
+        wake: Wake,
     ) -> None:
         self.kernel_id = kernel_id
         self.provisioner = provisioner
-        self._on_change, self._reconnect = on_change, reconnect
+        self._on_change, self._reconnect, self._wake = on_change, reconnect, wake
         self.connections: set[Connection] = set()
         #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
         self.session = ""
@@ -141,6 +148,15 @@ class ServedKernel:
         except TimeoutError:
             return False
         return True
+
+    def wake(self) -> None:
+        """Somebody wants something of the kernel: bring it back if it is suspended, now or as soon as it is."""
+        self._wake(self)
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """Answer everything that is held with an error."""
+        for connection in list(self.connections):
+            connection.refuse_held(error)
 
     async def change(self) -> None:
         """Wait for the next change of state or gate."""

@@ -1,7 +1,7 @@
 """The gate in every websocket of a kernel under the engine.
 
 While the kernel cannot answer, requests are held in order and sent when it can; what pages ask by themselves when they are
-opened is answered from what is known, so that looking at a notebook needs no kernel.
+opened is answered from what is known, so that looking at a notebook needs no kernel. What somebody wants done wakes it.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -26,6 +26,7 @@ from tornado.websocket import WebSocketClosedError
 from .probe import PROBE_SESSION
 
 if TYPE_CHECKING:
+    from ..errors import ErrorRecord
     from .served_kernel import ServedKernel
 
     _Base = ZMQChannelsWebsocketConnection
@@ -33,6 +34,21 @@ else:
     _Base = object
 
 _V1 = "v1.kernel.websocket.jupyter.org"
+
+#: What somebody does to a notebook, not what a page asks by itself.
+_WAKING = frozenset({"execute_request", "input_reply"})
+#: What pages ask while somebody types or looks: answered without the kernel, which has nothing to say now.
+_EMPTY_REPLIES: dict[str | None, tuple[str, dict[str, Any]]] = {
+    "comm_info_request": ("comm_info_reply", {"status": "ok", "comms": {}}),
+    "complete_request": (
+        "complete_reply",
+        {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
+    ),
+    "inspect_request": (
+        "inspect_reply",
+        {"status": "ok", "found": False, "data": {}, "metadata": {}},
+    ),
+}
 
 
 class GatedConnection(_Base):
@@ -87,8 +103,9 @@ class GatedConnection(_Base):
             return
         channel, header = self._peek(incoming_msg)
         if not self._answered(served, channel, header):
-            # Waking the kernel for some of these belongs here.
             self._held.append((channel, header, incoming_msg))
+            if header.get("msg_type") in _WAKING:
+                served.wake()
 
     def on_gate(self) -> None:
         """See `served_kernel.Connection`."""
@@ -101,6 +118,19 @@ class GatedConnection(_Base):
                 super().handle_incoming_message(message)
             elif not self._answered(served, channel, header):
                 self._held.append(waiting[index])
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """See `served_kernel.Connection`. A request without a reply of its own is dropped."""
+        waiting, self._held = self._held, []
+        said = f"{error.message} {error.hint}".strip()
+        failure = {"ename": "KernelNotResumed", "evalue": said, "traceback": [said]}
+        for channel, header, _ in waiting:
+            kind = str(header.get("msg_type"))
+            if kind == "execute_request":
+                self._send("iopub", "error", failure, {"header": header})
+            if kind.endswith("_request"):
+                reply = {"status": "error", "execution_count": 0, **failure}
+                self._reply(channel, kind.replace("_request", "_reply"), reply, header)
 
     def drop_held(self) -> None:
         """See `served_kernel.Connection`."""
@@ -124,8 +154,8 @@ class GatedConnection(_Base):
         kind = header.get("msg_type")
         if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
             self._reply(channel, "kernel_info_reply", info, header)
-        elif kind == "comm_info_request" and served.absent:
-            self._reply(channel, "comm_info_reply", {"status": "ok", "comms": {}}, header)
+        elif kind in _EMPTY_REPLIES and served.absent:
+            self._reply(channel, *_EMPTY_REPLIES[kind], header)
         else:
             return False
         # JupyterLab takes no status from a reply to these questions and would show "Unknown".

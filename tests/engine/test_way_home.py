@@ -153,28 +153,27 @@ def test_what_lay_below_the_stack_comes_back():
 
 
 def test_the_driver_gets_its_memory_when_its_tracer_dies_at_any_request(driver, directory):
-    count = 1
-    while True:
-        reader, writer = os.pipe()
+    for count in itertools.count(1):
+        ready, tell_ready = os.pipe()
+        done, tell_done = os.pipe()
 
-        def stage(count=count, writer=writer):
+        def stage(tell_ready=tell_ready, done=done, tell_done=tell_done):
+            os.close(tell_done)
             with FileStaging(driver.tree, driver.pid, driver.tid, directory):
-                os.write(writer, b"x")
-                signal.pause()
+                os.close(tell_ready)
+                os.read(done, 1)
 
         child = dying(count, stage)
-        os.close(writer)
-        os.read(reader, 1)
-        os.close(reader)
+        os.close(tell_ready)
+        os.close(done)
+        os.read(ready, 1)  # it traces the thread, or is dead
         result = driver.map(4 * MB)
         assert result["last"] == 7, f"after request {count}"
-        time.sleep(0.02)
-        ended = processes.state(child) == "Z"
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        os.close(tell_done)
+        os.close(ready)
+        alive = not died(child)
         for tid in processes.threads(driver.pid):
             assert processes.status(tid)["SigBlk"] == "0" * 16
-        if not ended:
+        if alive:
             break
-        count += 1
     assert count > 30

@@ -101,7 +101,7 @@ def test_the_console_runs_lines_and_ends(ours):
         console.expect(pexpect.EOF)
     finally:
         console.close(force=True)
-    assert kernels() == []
+    wait_until(lambda: kernels() == [], 20)
 
 
 SCRIPT = """

@@ -1,0 +1,88 @@
+"""What wakes a suspended kernel, what is answered in its place, and what is said when it cannot be woken."""
+
+import signal
+import time
+
+import pytest
+
+
+@pytest.fixture
+def suspended(server):
+    """A page of a kernel that is suspended; `x` is 41 in it."""
+    page = server.open("notebook.ipynb")
+    page.run("x = 41")
+    server.do("suspend", page.kernel_id)
+    return page
+
+
+def test_a_cell_brings_the_kernel_back(server, suspended):
+    assert suspended.run("x += 1; print(x)") == "42\n"
+    assert server.kernel(suspended.kernel_id)["state"] == "running"
+
+
+def test_cells_of_several_pages_run_once_each_and_in_their_order(server, suspended):
+    other = server.page(suspended.kernel_id, binary=True)
+    suspended.execute("order = []")
+    requests = []
+    for number in range(10):
+        requests.append((suspended, suspended.execute(f"order.append({number})")))
+        requests.append((other, other.execute("x += 1")))
+    for page, request in requests:
+        page.reply(request)
+    assert suspended.run("print(order, x)") == f"{list(range(10))} 51\n"
+
+
+def test_looking_at_a_notebook_wakes_nothing(server, suspended):
+    pages = [server.page(suspended.kernel_id, binary=bool(number % 2)) for number in range(20)]
+    for page in pages:
+        for kind, content, expected in (
+            ("kernel_info_request", {}, "ok"),
+            ("comm_info_request", {"target_name": "jupyter.widget"}, "ok"),
+            ("complete_request", {"code": "x.", "cursor_pos": 2}, "ok"),
+            ("inspect_request", {"code": "x", "cursor_pos": 1, "detail_level": 0}, "ok"),
+        ):
+            assert page.reply(page.send(kind, content))["content"]["status"] == expected
+        page.send("history_request", {"hist_access_type": "tail", "n": 1})
+    time.sleep(1)
+    assert server.kernel(suspended.kernel_id)["state"] == "suspended"
+
+
+def test_a_cell_sent_while_the_kernel_is_being_suspended_runs_afterwards(server):
+    page = server.open()
+    page.run("import os; x, data = 41, os.urandom(200_000_000)")
+    operation = server.begin("suspend", page.kernel_id)
+    held = page.execute("x += 1; print(x)")
+    assert server.finish(operation)["state"] == "succeeded"
+    assert page.output(held) == "42\n"
+
+
+def test_a_kernel_that_cannot_come_back_says_why_and_stays_suspended(server, make_server, tmp_path):
+    folder = server.root / "folder"
+    folder.mkdir()
+    page = server.open("folder/notebook.ipynb")
+    page.run("x = 41")
+    server.do("suspend", page.kernel_id)
+    folder.rename(server.root / "aside")
+    for _ in range(2):
+        held = page.execute("print(x)")
+        reply = page.reply(held)["content"]
+        assert reply["status"] == "error"
+        assert "working directory" in reply["evalue"]
+        assert "resume where" in reply["evalue"] or "Undo" in reply["evalue"]
+        shown = [m for m in page.received if m["msg_type"] == "error"]
+        assert shown[-1]["parent_header"]["msg_id"] == held
+        assert server.kernel(page.kernel_id)["state"] == "suspended"
+    (server.root / "aside").rename(folder)
+    assert page.run("print(x)") == "41\n"
+
+
+def test_what_waits_does_not_wake_a_kernel_when_its_server_stops(server):
+    page = server.open()
+    page.run("import os; x, data = 41, os.urandom(200_000_000)")
+    server.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)  # it answers no requests any more, but websockets are still open
+    page.execute("x = 0")
+    server.stop(signal.SIGTERM)
+    server.start()
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+    assert server.page(page.kernel_id).run("print(x)") == "41\n"
