@@ -111,6 +111,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_path: str
     umask: int = 0o022
     private_shm: bool = True
+    #: TCP ports of the kernel's own whose peers connect again by themselves (Jupyter's five).
+    own_ports: list[int] = []
     #: Opaque to the house: what the door needs to bring the kernel back in a new server (kernelspec, connection_info,
     #: sessions, kernel_info ...). Holds the connection key: never logged.
     jupyter: dict[str, Any] = {}

@@ -145,10 +145,14 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch."""
+    """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch.
+
+    An `automatic` suspend, which nobody asked for just now, leaves a kernel alone whose connections it would cut.
+    """
 
     name: str = ""
     jupyter: dict[str, Any] | None = None
+    automatic: bool = False
 
 
 class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -89,10 +89,15 @@ class AsyncClient:
         return await self._do(calls.save(kernel_id, name, jupyter))
 
     async def suspend(
-        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+        self,
+        kernel_id: str,
+        name: str = "",
+        jupyter: dict[str, Any] | None = None,
+        *,
+        automatic: bool = False,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return await self._do(calls.suspend(kernel_id, name, jupyter))
+        return await self._do(calls.suspend(kernel_id, name, jupyter, automatic=automatic))
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""

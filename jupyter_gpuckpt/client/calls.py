@@ -179,9 +179,12 @@ def save(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Oper
     return Call(Operation, "POST", f"/kernels/{kernel_id}/save", SaveRequest(name, jupyter))
 
 
-def suspend(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Operation]:
+def suspend(
+    kernel_id: str, name: str, jupyter: dict[str, Any] | None, *, automatic: bool
+) -> Call[Operation]:
     """Take a snapshot and end the process."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", SaveRequest(name, jupyter))
+    request = SaveRequest(name, jupyter, automatic)
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request)
 
 
 def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:

@@ -82,10 +82,15 @@ class Client:
         return self._do(calls.save(kernel_id, name, jupyter))
 
     def suspend(
-        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+        self,
+        kernel_id: str,
+        name: str = "",
+        jupyter: dict[str, Any] | None = None,
+        *,
+        automatic: bool = False,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return self._do(calls.suspend(kernel_id, name, jupyter))
+        return self._do(calls.suspend(kernel_id, name, jupyter, automatic=automatic))
 
     def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""

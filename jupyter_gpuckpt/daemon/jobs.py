@@ -51,6 +51,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             msgspec.structs.replace(record.spec, jupyter=jupyter),
             stop=stop,
             name=name,
+            cut_connections=not request.automatic,
             progress=operation.progress,
         )
         info = saved.manifest.info

@@ -102,7 +102,14 @@ class Machine:
         return trees.memory_bytes(tree), sum(gpu.memory_of(trees.pids(tree)).values())
 
     def save(
-        self, tree: Tree, spec: LaunchSpec, *, stop: bool, name: str, progress: Progress
+        self,
+        tree: Tree,
+        spec: LaunchSpec,
+        *,
+        stop: bool,
+        name: str,
+        cut_connections: bool,
+        progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
         return save.save(
@@ -112,6 +119,7 @@ class Machine:
             self._engine(),
             stop=stop,
             name=name,
+            cut_connections=cut_connections,
             progress=progress,
             gpu_bytes=self.usage(tree)[1],
         )

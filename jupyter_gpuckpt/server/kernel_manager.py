@@ -9,6 +9,7 @@ provisioner's), save, suspend and resume (`operations.py`).
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from jupyter_client.kernelspec import KernelSpec, NoSuchKernel
@@ -29,6 +30,10 @@ else:
 
 #: States that take the place of Jupyter's own in REST models. A kernel that is being saved is idle or busy all the same.
 _SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
+
+
+#: The kernel that the culler is just looking at: what it calls for an idle one is `shutdown_kernel`, as a user's click does.
+_culled: ContextVar[str] = ContextVar("gpuckpt_culled", default="")
 
 
 class GpuCkptKernels(_Base):
@@ -80,10 +85,36 @@ class GpuCkptKernels(_Base):
         await ensure_async(super().interrupt_kernel(kernel_id))
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
-        """As usual; a kernel that uses nothing is left alone. (Suspending idle kernels belongs here.)"""
+        """As usual, by Jupyter's own settings, but what would be shut down is suspended."""
         served = self._served(kernel_id)
-        if served is None or not served.absent:
+        if served is not None and not served.gate_is_open:
+            return  # it uses nothing, or something is being done with it
+        culled = _culled.set(kernel_id)
+        try:
             await super().cull_kernel_if_idle(kernel_id)
+        finally:
+            _culled.reset(culled)
+
+    async def shutdown_kernel(  # type: ignore[override] # as the async base
+        self, kernel_id: str, now: bool = False, restart: bool = False
+    ) -> None:
+        """As usual, unless the culler asks for it."""
+        idle = _culled.get() == kernel_id and self._served(kernel_id) is not None
+        dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
+        if idle and not dead:
+            await self._suspend_idle(kernel_id)
+        else:
+            await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
+
+    async def _suspend_idle(self, kernel_id: str) -> None:
+        """Suspend a kernel that nobody uses; if that fails it runs on, and the next round tries again."""
+        try:
+            operation = await self.gpuckpt_operations.suspend(kernel_id, automatic=True)
+            ended = await self.gpuckpt_operations.finish(operation)
+            if ended.error is not None:
+                self.log.warning("Idle kernel %s runs on: %s", kernel_id, ended.error.message)
+        except GpuCkptError as error:
+            self.log.warning("Idle kernel %s runs on: %s", kernel_id, error)
 
     async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override] # as the async base
         """The server stops: suspend what the next server can bring back, shut down the rest. Never raises.

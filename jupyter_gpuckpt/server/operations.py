@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
+from jupyter_server._tz import utcnow
 
 from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
 from ..protocol import Operation, OperationKind, OperationState
@@ -83,9 +84,14 @@ class ServerOperations:
         """Start taking a snapshot; the kernel runs on."""
         return await self._freeze(OperationKind.SAVE, kernel_id, name)
 
-    async def suspend(self, kernel_id: str, name: str = "") -> Operation:
-        """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list."""
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name)
+    async def suspend(
+        self, kernel_id: str, name: str = "", *, automatic: bool = False
+    ) -> Operation:
+        """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list.
+
+        `automatic`: nobody asked for it, so a kernel whose network connections it would cut is left alone.
+        """
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, automatic=automatic)
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a suspended kernel back, by default from its latest snapshot."""
@@ -115,6 +121,8 @@ class ServerOperations:
         if served.kernel_id not in self._kernels:
             return  # it is just being listed, and has no page yet
         manager = self._manager(served.kernel_id)
+        # The culler counts from the last message; one that has just come back is not idle since then.
+        manager.last_activity = utcnow()
         if not await wait_for_subscribers(manager, served, self._reconnect_timeout):
             self._log.warning(
                 "kernel %s: not every page was connected again %s s after the resume",
@@ -180,7 +188,9 @@ class ServerOperations:
         except GpuCkptError as error:
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
 
-    async def _freeze(self, kind: OperationKind, kernel_id: str, name: str) -> Operation:
+    async def _freeze(
+        self, kind: OperationKind, kernel_id: str, name: str, *, automatic: bool = False
+    ) -> Operation:
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
@@ -191,8 +201,11 @@ class ServerOperations:
                     await self._learn_info(manager)
                 await drained(manager.ports, _DRAIN_SECONDS)
             default_name, jupyter = await self._sent_with(kernel_id)
-            ask = daemon.save if kind is OperationKind.SAVE else daemon.suspend
-            operation = await ask(kernel_id, name or default_name, jupyter)
+            name = name or default_name
+            if kind is OperationKind.SAVE:
+                operation = await daemon.save(kernel_id, name, jupyter)
+            else:
+                operation = await daemon.suspend(kernel_id, name, jupyter, automatic=automatic)
         except BaseException:
             release()
             raise

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from ..engine import criu_images
 from ..engine.freeze import Frozen, frozen
-from ..engine.launch import kill
+from ..engine.launch import kill, pids
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
-from ..host import fingerprint
+from ..errors import KernelNotCheckpointable
+from ..host import connections, fingerprint
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
 from ..progress import Progress, Stage
@@ -25,6 +26,7 @@ from ..store.local import LocalStore
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
 IMAGES_STREAM = "images"
+_CONNECTIONS_SHOWN = 3
 
 
 class Saved(NamedTuple):
@@ -43,15 +45,18 @@ def save(
     stop: bool,
     name: str,
     progress: Progress,
+    cut_connections: bool = True,
     gpu_bytes: int = 0,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
-    `gpu_bytes` is what the kernel holds on GPUs, for the preflight.
+    `gpu_bytes` is what the kernel holds on GPUs, for the preflight. Without `cut_connections` a kernel with network connections
+    to others is not suspended: KernelNotCheckpointable names them.
     """
     began = time.time()
     with progress.stage(Stage.PREFLIGHT):
+        warnings = _connections(tree, spec, cut=cut_connections) if stop else []
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
     with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
@@ -86,7 +91,23 @@ def save(
         if stop:
             with progress.stage(Stage.STOP):
                 kill(tree)
-    return Saved(manifest, [])
+    return Saved(manifest, warnings)
+
+
+def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """What to say of the connections that a suspend cuts. A save cuts none: the kernel keeps them."""
+    found = connections.established(pids(tree), ignored_ports=spec.own_ports)
+    if not found:
+        return []
+    shown = ", ".join(str(connection) for connection in found[:_CONNECTIONS_SHOWN])
+    if more := len(found) - _CONNECTIONS_SHOWN:
+        shown += f" and {more} more" if more > 0 else ""
+    if not cut:
+        raise KernelNotCheckpointable(
+            f"The kernel has network connections that a suspend would cut: {shown}.",
+            hint="Suspend it yourself if what they are for can connect again, or close them.",
+        )
+    return [f"Network connections were cut: {shown}."]
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:

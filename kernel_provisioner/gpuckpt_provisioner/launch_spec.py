@@ -23,6 +23,7 @@ def launch_spec(
     *,
     log_path: Path,
     private_shm: bool,
+    own_ports: list[int],
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
     """The spec of a kernel that `Popen(command, **arguments)` would start; raises OSError where Popen would."""
@@ -41,6 +42,7 @@ def launch_spec(
         log_path=str(log_path),
         umask=_umask(),
         private_shm=private_shm,
+        own_ports=own_ports,
         jupyter=jupyter,
     )
 

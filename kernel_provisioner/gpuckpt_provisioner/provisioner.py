@@ -126,6 +126,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             kwargs,
             log_path=path,
             private_shm=self.private_shm,
+            own_ports=self._ports,
             jupyter=jupyter,
         )
         owner.attach(self.kernel_id, self)
@@ -146,8 +147,13 @@ class GpuCkptProvisioner(LocalProvisioner):
         self.connection_info = manager.get_connection_info()
         if manager.cache_ports:
             used = LocalPortCache.instance().currently_used_ports
-            used.update(port for name in _PORTS if isinstance(port := getattr(manager, name), int))
+            used.update(self._ports)
             self.ports_cached = True
+
+    @property
+    def _ports(self) -> list[int]:
+        ports = (getattr(self._manager, name, 0) for name in _PORTS)
+        return [port for port in ports if isinstance(port, int) and port]
 
     @property
     def _manager(self) -> KernelManager:

@@ -1,0 +1,111 @@
+"""Idle kernels: suspended where Jupyter would shut them down, by Jupyter's own settings."""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CULL = ["--MappingKernelManager.cull_idle_timeout=2", "--MappingKernelManager.cull_interval=1"]
+
+
+@pytest.fixture
+def culling(make_server):
+    def start(*options):
+        return make_server(*CULL, *options).start()
+
+    return start
+
+
+def reaches(server, kernel_id, state, seconds=20):
+    deadline = time.monotonic() + seconds
+    while server.kernel(kernel_id)["state"] != state:
+        assert time.monotonic() < deadline, f"{server.kernel(kernel_id)}\n{server.log()}"
+        time.sleep(0.05)
+    return True
+
+
+def stays(server, kernel_id, state, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert server.kernel(kernel_id)["state"] in (state, "suspending")
+        time.sleep(0.1)
+    return server.kernel(kernel_id)["state"] == state
+
+
+def test_an_idle_kernel_is_suspended_and_a_cell_brings_it_back(culling):
+    server = culling()
+    page = server.open()
+    page.run("x = 41")
+    page.close()
+    assert reaches(server, page.kernel_id, "suspended")
+    again = server.page(page.kernel_id)
+    assert again.run("print(x + 1)") == "42\n"
+    # With a page open it is left alone, as Jupyter leaves it (cull_connected is off).
+    assert stays(server, page.kernel_id, "running", 5)
+
+
+def test_a_kernel_that_has_just_been_resumed_is_not_idle(culling):
+    server = culling("--MappingKernelManager.cull_connected=True")
+    page = server.open()
+    page.run("x = 41")
+    assert reaches(server, page.kernel_id, "suspended")
+    time.sleep(2)
+    server.do("resume", page.kernel_id)
+    assert stays(server, page.kernel_id, "running", 1.5)
+    assert reaches(server, page.kernel_id, "suspended")
+
+
+@pytest.mark.parametrize("busy_too", [False, True])
+def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, busy_too):
+    server = culling(
+        "--MappingKernelManager.cull_connected=True", f"--MappingKernelManager.cull_busy={busy_too}"
+    )
+    page = server.open()
+    page.run("import time; count = 0")
+    page.execute("while True: count += 1; time.sleep(0.01)")
+    if busy_too:
+        assert reaches(server, page.kernel_id, "suspended")
+    else:
+        assert stays(server, page.kernel_id, "running", 6)
+
+
+def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling):
+    server = culling("--MappingKernelManager.cull_connected=True")
+    page = server.open()
+    page.run("import socket; listener = socket.create_server(('127.0.0.1', 0))")
+    page.run(
+        "client = socket.create_connection(listener.getsockname()); server, _ = listener.accept()"
+    )
+    time.sleep(3)
+    assert stays(server, page.kernel_id, "running", 3)
+    view = server.kernel(page.kernel_id)
+    assert "network connections" in view["reason"]
+    assert "127.0.0.1" in view["reason"]
+    assert view["hint"]
+    # Somebody who asks for it gets it, and hears of them.
+    done = server.do("suspend", page.kernel_id)
+    assert "were cut" in done["result"]["warnings"][0]
+    page.close()
+    again = server.page(page.kernel_id)
+    assert again.run("print(client.recv(1))") == "b''\n"
+
+
+def test_a_kernelspecs_own_timeout_counts(culling, daemon_env):
+    folder = Path(daemon_env["JUPYTER_DATA_DIR"]) / "kernels" / "quick"
+    folder.mkdir(parents=True)
+    spec = {
+        "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+        "display_name": "Quick",
+        "language": "python",
+        "metadata": {"cull_idle_timeout": 2},
+    }
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    server = culling("--MappingKernelManager.cull_idle_timeout=10000")
+    slow, quick = server.open("slow.ipynb"), server.open("quick.ipynb", kernel="quick")
+    for page in (slow, quick):
+        page.run("x = 41")
+        page.close()
+    assert reaches(server, quick.kernel_id, "suspended")
+    assert server.kernel(slow.kernel_id)["state"] == "running"
