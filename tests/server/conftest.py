@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -80,7 +81,12 @@ class Server:
             self.request("POST", "api/shutdown")
         elif self.process.poll() is None:
             self.process.send_signal(how)
-        self.process.wait(TIMEOUT)
+        try:
+            self.process.wait(TIMEOUT)
+        except subprocess.TimeoutExpired:
+            daemon = Path(self.env["JUPYTER_GPUCKPT_DATA_DIR"]) / "log" / "gpuckptd.log"
+            said = f"{self.log()}\n---- gpuckptd\n{daemon.read_text()[-6000:]}"
+            pytest.fail(f"the server does not end\n{said}", pytrace=False)
 
     def kill(self):
         self.stop(signal.SIGKILL)
