@@ -67,6 +67,7 @@ async def _adopt(
     manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
     served = link.served[kernel_id]
     served.session = kept.get("kernel_session", "")
+    served.has_agent = kept.get("agent", False)
     if kept.get("kernel_info"):
         set_known_info(manager, kept["kernel_info"])
     if served.absent:
@@ -75,6 +76,8 @@ async def _adopt(
         # Until it has answered it counts as busy, so that nobody culls a computation.
         manager.execution_state = "busy"
         operations.spawn(_learn_state(manager))
+        # The last server may have died with the kernel's words held back.
+        operations.spawn(operations.reconnect(served))
 
 
 async def _learn_state(manager: ServerKernelManager) -> None:

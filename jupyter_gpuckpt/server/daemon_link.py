@@ -51,6 +51,8 @@ class DaemonLink:
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
         #: How subscribers come back after a resume; set before the first kernel is attached.
         self.reconnect: Reconnect
+        #: What is done with a new kernel before anybody else speaks to it; set as `reconnect` is.
+        self.begin: Callable[[ServedKernel], None]
         #: How a suspended kernel comes back when somebody wants something of it; set as `reconnect` is.
         self.wake: Wake
         self._allowed, self._excluded = list(allowed), list(excluded)
@@ -160,6 +162,10 @@ class DaemonLink:
             )
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
+
+    def launched(self, kernel_id: str) -> None:
+        """A new kernel's process exists."""
+        self.begin(self.served[kernel_id])
 
     def detach(self, kernel_id: str) -> None:
         """The kernel is gone or no longer ours."""

@@ -32,6 +32,7 @@ from .handlers import PREFIX, ROUTES
 from .kernel_events import KernelEvents
 from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
+from .probe import AGENT_REQUEST
 from .sessions import ReportingSessions
 from .views import kernel_view
 from .websocket import GatedConnection
@@ -201,9 +202,12 @@ class GpuCkptServer(ExtensionApp):
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
         )
         link.describe, link.on_change = operations.description, self._on_change
-        link.reconnect, link.wake = operations.reconnect, operations.wake
+        link.begin, link.wake = operations.begin, operations.wake
+        link.reconnect = operations.reconnect
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
+        # Talk with the agent says nothing about whether a cell runs.
+        kernels.untracked_message_types = [*kernels.untracked_message_types, AGENT_REQUEST]
         kernels.__class__ = _mixed(GpuCkptKernels, type(kernels))
         if issubclass(type(sessions), SessionManager):
             sessions.__class__ = _mixed(ReportingSessions, type(sessions))

@@ -16,6 +16,7 @@ from jupyter_server._tz import utcnow
 from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
 from ..protocol import Operation, OperationKind, OperationState
 from ..states import KernelState
+from . import agent
 from .probe import drained, kernel_info, wait_for_subscribers
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze
 from .sessions import sessions_of
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 #: How many ended operations can still be asked for.
 _REMEMBERED = 200
 _DRAIN_SECONDS = 2.0
+#: A new kernel that has not answered by then gets no agent.
+_BEGIN_SECONDS = 60.0
 _INFO_SECONDS = 2.0
 #: The daemon's event about the end of an operation comes on another connection than the end itself.
 _EVENT_SECONDS = 5.0
@@ -116,6 +119,25 @@ class ServerOperations:
             await asyncio.wait({task})
         return self.as_seen(self._latest.get(operation.operation_id, operation))
 
+    def begin(self, served: ServedKernel) -> None:
+        """Bring the agent into a new kernel before its first cell: requests are held meanwhile."""
+        release = served.hold()
+
+        async def bring_in() -> None:
+            try:
+                async with asyncio.timeout(_BEGIN_SECONDS):
+                    # The manager is listed when its launch, in whose middle this is, has returned.
+                    while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.01)
+                    manager = self._manager(served.kernel_id)
+                    served.has_agent = await agent.bring_in(manager)
+            except TimeoutError:
+                self._log.debug("kernel %s was never listed", served.kernel_id)
+            finally:
+                release()
+
+        self.spawn(bring_in())
+
     async def reconnect(self, served: ServedKernel) -> None:
         """Bring the subscribers back after a resume."""
         if served.kernel_id not in self._kernels:
@@ -128,6 +150,10 @@ class ServerOperations:
                 "kernel %s: not every page was connected again %s s after the resume",
                 served.kernel_id,
                 self._reconnect_timeout,
+            )
+        if served.has_agent and not await agent.thaw(manager):
+            self._log.warning(
+                "kernel %s was not told to speak again; it does by itself", served.kernel_id
             )
 
     def wake(self, served: ServedKernel) -> None:
@@ -164,6 +190,7 @@ class ServerOperations:
             "root": str(self._kernels.root_dir),
             "kernel_info": known_info(manager),
             "kernel_session": served.session if served else "",
+            "agent": served.has_agent if served else False,
             "execution_state": getattr(manager, "execution_state", None) or "idle",
         }
 
@@ -199,6 +226,8 @@ class ServerOperations:
             if served.state is KernelState.RUNNING:
                 if not known_info(manager):
                     await self._learn_info(manager)
+                if served.has_agent and await agent.prepare(manager):
+                    release = self._thawing(served, release)
                 await drained(manager.ports, _DRAIN_SECONDS)
             default_name, jupyter = await self._sent_with(kernel_id)
             name = name or default_name
@@ -210,6 +239,22 @@ class ServerOperations:
             release()
             raise
         return self._track(served, operation, release)
+
+    def _thawing(self, served: ServedKernel, release: Release) -> Release:
+        """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does."""
+        told = False
+
+        def thaw_and_release() -> None:
+            nonlocal told
+            if not told and not served.absent:
+                told = True
+                self.spawn(self._thaw(served))
+            release()
+
+        return thaw_and_release
+
+    async def _thaw(self, served: ServedKernel) -> None:
+        await agent.thaw(self._manager(served.kernel_id))
 
     async def _learn_info(self, manager: ServerKernelManager) -> None:
         """No page has asked yet; one that opens while the kernel is suspended will."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: Every probe carries it as `header.session`, so that websockets can tell its echoes from what the user asked for.
 PROBE_SESSION = "gpuckpt-probe"
+#: The message that a kernel's agent understands (`kernel_agent/agent.py`).
+AGENT_REQUEST = "gpuckpt_request"
+_INFO_REQUEST = "kernel_info_request"
 _REPEAT_SECONDS = 0.1
 _ESTABLISHED = "01"
 
@@ -28,8 +31,8 @@ def _questions(
     manager: ServerKernelManager,
     channels: Iterable[str],
     on_reply: Callable[[dict[str, Any]], None],
-) -> Iterator[Callable[[], None]]:
-    """Sockets of our own; yields a function that asks for the kernel's info once on each of the channels."""
+) -> Iterator[Callable[[str, dict[str, Any]], None]]:
+    """Sockets of our own; yields a function that sends a request (type and content) once on each of the channels."""
     session = Session(
         config=manager.session.config,
         key=manager.session.key,
@@ -45,12 +48,12 @@ def _questions(
     for stream in streams:
         stream.on_recv(received)
 
-    def ask() -> None:
+    def send(kind: str, content: dict[str, Any]) -> None:
         for stream in streams:
-            session.send(stream, "kernel_info_request")
+            session.send(stream, kind, content)
 
     try:
-        yield ask
+        yield send
     finally:
         for stream in streams:
             stream.close()
@@ -62,16 +65,18 @@ async def wait_for_subscribers(
     """Wait until the kernel answers and each websocket's stream has seen it speak; whether that came true in time.
 
     A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but what the kernel
-    says before that is lost.
+    says before that is lost. An agent keeps it, and speaks past what it keeps.
     """
     replied = asyncio.Event()
     # The shell of a busy kernel answers when the cell is done; its control channel answers at once.
-    channels = ["control"] if manager.execution_state == "busy" else ["control", "shell"]
-    with _questions(manager, channels, lambda _: replied.set()) as ask:
+    busy = served.has_agent or manager.execution_state == "busy"
+    channels = ["control"] if busy else ["control", "shell"]
+    request = (AGENT_REQUEST, {"op": "probe"}) if served.has_agent else (_INFO_REQUEST, {})
+    with _questions(manager, channels, lambda _: replied.set()) as send:
         try:
             async with asyncio.timeout(timeout_seconds):
                 while not replied.is_set() or not all(c.subscribed for c in served.connections):
-                    ask()
+                    send(*request)
                     await asyncio.sleep(_REPEAT_SECONDS)
         except TimeoutError:
             return False
@@ -81,7 +86,18 @@ async def wait_for_subscribers(
 async def kernel_info(
     manager: ServerKernelManager, channel: str, timeout_seconds: float
 ) -> dict[str, Any]:
-    """The kernel's `kernel_info_reply`; empty if it does not answer in time.
+    """The kernel's `kernel_info_reply`; empty if it does not answer in time."""
+    return await ask(manager, channel, _INFO_REQUEST, {}, timeout_seconds)
+
+
+async def ask(
+    manager: ServerKernelManager,
+    channel: str,
+    kind: str,
+    content: dict[str, Any],
+    timeout_seconds: float,
+) -> dict[str, Any]:
+    """The content of the kernel's reply to a request; empty if it does not answer in time.
 
     On the channel `shell` an answer also means that no cell runs; on `control` it comes at once.
     """
@@ -91,8 +107,8 @@ async def kernel_info(
         if not reply.done():
             reply.set_result(content)
 
-    with _questions(manager, [channel], received) as ask:
-        ask()
+    with _questions(manager, [channel], received) as send:
+        send(kind, content)
         try:
             return await asyncio.wait_for(reply, timeout_seconds)
         except TimeoutError:

@@ -83,6 +83,8 @@ class ServedKernel:
         self.connections: set[Connection] = set()
         #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
         self.session = ""
+        #: Whether the agent runs in it.
+        self.has_agent = False
         self._holds = 0
         self._reconnecting: asyncio.Task[None] | None = None
         #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
@@ -167,7 +169,7 @@ class ServedKernel:
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             self._reconnecting = None
-        self.session = ""
+        self.session, self.has_agent = "", False
         for connection in list(self.connections):
             connection.drop_held()
         if self.connections:

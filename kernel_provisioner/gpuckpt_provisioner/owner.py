@@ -65,6 +65,9 @@ class KernelOwner(Protocol):
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """What the next owner needs beside kernelspec and connection: sessions and the like."""
 
+    def launched(self, kernel_id: str) -> None:
+        """A new kernel's process exists; called on the event loop."""
+
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """Tell `watcher` from now on what happens to the kernel."""
 
@@ -109,6 +112,9 @@ class ScriptOwner:
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """Nothing: nobody takes the kernel over."""
         return {}
+
+    def launched(self, kernel_id: str) -> None:
+        """A new kernel's process exists; called on the event loop."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
         """See `KernelOwner`."""

@@ -112,6 +112,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self.plain_reason, self.plain_hint = error.message, error.hint
             return await super().launch_kernel(cmd, **kwargs)
         self.cwd = kwargs.get("cwd") or Path.cwd()
+        self._owner_here().launched(self.kernel_id)
         return self.connection_info
 
     def _launch(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-CULL = ["--MappingKernelManager.cull_idle_timeout=2", "--MappingKernelManager.cull_interval=1"]
-
 
 @pytest.fixture
 def culling(make_server):
-    def start(*options):
-        return make_server(*CULL, *options).start()
+    def start(*options, seconds=2):
+        settings = {"cull_idle_timeout": seconds, "cull_interval": 1}
+        words = [f"--MappingKernelManager.{name}={value}" for name, value in settings.items()]
+        return make_server(*words, *options).start()
 
     return start
 
@@ -102,7 +102,7 @@ def test_a_kernelspecs_own_timeout_counts(culling, daemon_env):
         "metadata": {"cull_idle_timeout": 2},
     }
     (folder / "kernel.json").write_text(json.dumps(spec))
-    server = culling("--MappingKernelManager.cull_idle_timeout=10000")
+    server = culling(seconds=10000)
     slow, quick = server.open("slow.ipynb"), server.open("quick.ipynb", kernel="quick")
     for page in (slow, quick):
         page.run("x = 41")

@@ -1,0 +1,56 @@
+"""The server's side of the agent in a kernel (`kernel_agent/agent.py`): bringing it in, and what it is asked.
+
+Every question may stay unanswered (another kind of kernel, one whose control thread is held up): then it goes on without the
+agent, which costs at most what a busy kernel was just saying.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import TYPE_CHECKING
+
+from .probe import AGENT_REQUEST, ask
+
+if TYPE_CHECKING:
+    from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+
+_ANSWER_SECONDS = 2.0
+#: A kernel that has just been started imports for a while.
+_START_SECONDS = 30.0
+#: IPython kernels say this of themselves.
+_IMPLEMENTATION = "ipython"
+
+
+async def bring_in(manager: ServerKernelManager) -> bool:
+    """Wait until a new kernel answers and run the agent in it, before anything else; whether it is there then."""
+    info = await ask(manager, "control", "kernel_info_request", {}, _START_SECONDS)
+    if info.get("implementation") != _IMPLEMENTATION:
+        return False
+    source = resources.files("jupyter_gpuckpt.kernel_agent").joinpath("agent.py").read_text()
+    # In a namespace of its own, so that the user's has no name more.
+    program = f"compile({source!r}, '<jupyter-gpuckpt>', 'exec')"
+    content = {
+        "code": f"__import__('builtins').exec({program}, {{'__name__': 'gpuckpt_agent'}})",
+        "silent": True,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+    reply = await ask(manager, "control", "execute_request", content, _ANSWER_SECONDS)
+    return reply.get("status") == "ok"
+
+
+async def prepare(manager: ServerKernelManager) -> bool:
+    """Make the kernel keep what it says from now on; whether it does."""
+    return await _op(manager, "prepare")
+
+
+async def thaw(manager: ServerKernelManager) -> bool:
+    """Let it say what it has kept; whether it heard."""
+    return await _op(manager, "thaw")
+
+
+async def _op(manager: ServerKernelManager, op: str) -> bool:
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": op}, _ANSWER_SECONDS)
+    return reply.get("status") == "ok"
