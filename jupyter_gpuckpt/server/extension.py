@@ -228,14 +228,18 @@ class GpuCkptServer(ExtensionApp):
         serverapp.web_app.settings["kernel_websocket_connection_class"] = gated
 
     def _install_signals(self, serverapp: ServerApp) -> None:
-        """Stop in order for SIGINT and SIGHUP too, where nobody handles them.
+        """Stop in order for SIGINT and SIGHUP too, where nobody handles them, and let no signal be lost.
 
         Jupyter handles SIGINT only with a terminal; without one, or when the terminal goes, the server would end without
-        its cleanup and with it the chance to suspend. JupyterHub's local spawner sends SIGINT.
+        its cleanup and with it the chance to suspend. JupyterHub's local spawner sends SIGINT. And Jupyter's own handler
+        logs first: in the middle of another log line that raises, and the server never stops. The loop calls it at a
+        better moment.
         """
-        for number in (signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) in {signal.default_int_handler, signal.SIG_DFL}:
-                signal.signal(number, serverapp._signal_stop)
+        replaced = {signal.default_int_handler, signal.SIG_DFL, serverapp._signal_stop}
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) in replaced:
+                loop = serverapp.io_loop.asyncio_loop  # type: ignore[attr-defined] # tornado's only kind
+                loop.add_signal_handler(number, serverapp._signal_stop, number, None)
 
     async def _bring_back(self) -> None:
         """Connect to the daemon and list what earlier servers left. The server starts whatever happens here."""

@@ -1,10 +1,13 @@
 """A server that is killed or told to stop at a bad moment, alone or together with everything else."""
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
+import websocket
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
@@ -99,6 +102,40 @@ def test_server_and_daemon_killed_together_in_a_save_cost_nothing(server, client
     server.start()
     assert settled(server, page.kernel_id) == "running"
     assert works(server, page.kernel_id)
+
+
+#: The signal comes in the middle of a log line, where a second one raises (io.BufferedWriter: "reentrant call").
+SIGNAL_WHILE_LOGGING = """
+import logging, os, signal
+emit = logging.StreamHandler.emit
+inside = []
+def emit_and_stop(handler, record):
+    if inside:
+        raise RuntimeError("reentrant call")
+    inside.append(True)
+    try:
+        emit(handler, record)
+        if record.getMessage().startswith("Connecting to kernel"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            sum(range(1000))
+    finally:
+        inside.clear()
+logging.StreamHandler.emit = emit_and_stop
+"""
+
+
+def test_a_stop_signal_in_the_middle_of_a_log_line_is_not_lost(make_server, daemon_env):
+    config = Path(daemon_env["JUPYTER_CONFIG_DIR"])
+    config.mkdir(exist_ok=True)
+    (config / "jupyter_server_config.py").write_text(SIGNAL_WHILE_LOGGING)
+    server = make_server().start()
+    kernel_id = server.request("POST", "api/kernels").json()["id"]
+    with contextlib.suppress(AssertionError, OSError, websocket.WebSocketException):
+        server.page(kernel_id)
+    server.process.wait(30)
+    (config / "jupyter_server_config.py").unlink()
+    server.start()
+    assert server.kernel(kernel_id)["state"] == "suspended"
 
 
 def test_two_servers_of_one_user_keep_their_own_kernels(make_server, tmp_path):
