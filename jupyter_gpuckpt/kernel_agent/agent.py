@@ -53,10 +53,12 @@ class Agent:
 
     # In the IOPub thread.
     def _output(self, message: Any, *arguments: Any, **options: Any) -> None:
-        with self._lock:
-            if self._silent and os.getpid() == self._pid:
-                self._kept_output.append((message, arguments, options))
-                return
+        # A child that was forked while somebody held the lock would wait for it for ever.
+        if os.getpid() == self._pid:
+            with self._lock:
+                if self._silent:
+                    self._kept_output.append((message, arguments, options))
+                    return
         self._say(message, *arguments, **options)
 
     # In the thread of the shell's stream.
@@ -104,9 +106,8 @@ class Agent:
             stream.flush()
         with self._lock:
             self._silent, self._since = True, time.monotonic()
-        timer = threading.Timer(_LONGEST_SILENCE + 1, lambda: self.silent)
-        timer.daemon = True
-        timer.start()
+        # Looking at it ends a silence that has lasted too long.
+        self._kernel.control_stream.io_loop.call_later(_LONGEST_SILENCE + 1, lambda: self.silent)
 
     def _thaw(self) -> None:
         def say_all() -> None:

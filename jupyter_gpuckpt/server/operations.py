@@ -226,8 +226,10 @@ class ServerOperations:
             if served.state is KernelState.RUNNING:
                 if not known_info(manager):
                     await self._learn_info(manager)
-                if served.has_agent and await agent.prepare(manager):
+                if served.has_agent:
+                    # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     release = self._thawing(served, release)
+                    await agent.prepare(manager)
                 await drained(manager.ports, _DRAIN_SECONDS)
             default_name, jupyter = await self._sent_with(kernel_id)
             name = name or default_name

@@ -140,3 +140,15 @@ def test_a_kernel_whose_server_died_while_it_was_silent_speaks_to_the_next(serve
     server.start()
     again = server.page(page.kernel_id)
     again.wait_for(lambda m: m["msg_type"] == "stream", 20)
+
+
+def test_a_kernel_that_nobody_tells_to_speak_does_so_by_itself(server, pages):
+    page = pages[0]
+    page.run("agent = get_ipython().kernel.control_handlers['gpuckpt_request'].__self__")
+    page.run("type(agent)._handle.__globals__['_LONGEST_SILENCE'] = 1.0")
+    page.run("loop = get_ipython().kernel.control_stream.io_loop; import time")
+    code = "loop.add_callback(agent._prepare); time.sleep(0.5); print('kept')"
+    request = page.execute(code)
+    time.sleep(1)
+    assert lines(page, request) == []
+    assert page.output(request) == "kept\n"
