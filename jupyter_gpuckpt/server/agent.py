@@ -23,7 +23,8 @@ _IMPLEMENTATION = "ipython"
 
 async def bring_in(manager: ServerKernelManager) -> bool:
     """Wait until a new kernel answers and run the agent in it, before anything else; whether it is there then."""
-    info = await ask(manager, "control", "kernel_info_request", {}, _START_SECONDS)
+    # On the shell: not every kernel answers this on its control channel.
+    info = await ask(manager, "shell", "kernel_info_request", {}, _START_SECONDS)
     if info.get("implementation") != _IMPLEMENTATION:
         return False
     source = resources.files("jupyter_gpuckpt.kernel_agent").joinpath("agent.py").read_text()
