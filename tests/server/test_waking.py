@@ -1,7 +1,10 @@
 """What wakes a suspended kernel, what is answered in its place, and what is said when it cannot be woken."""
 
+import json
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -86,3 +89,38 @@ def test_what_waits_does_not_wake_a_kernel_when_its_server_stops(server):
     server.start()
     assert server.kernel(page.kernel_id)["state"] == "suspended"
     assert server.page(page.kernel_id).run("print(x)") == "41\n"
+
+
+ECHO = """
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import Kernel
+
+class Echo(Kernel):
+    implementation = language = "echo"
+    implementation_version = banner = "1"
+    language_info = {"name": "echo", "mimetype": "text/plain", "file_extension": ".txt"}
+    lines = []
+
+    def do_execute(self, code, silent, *arguments, **options):
+        self.lines.append(code)
+        text = " ".join(self.lines) + "\\n"
+        self.send_response(self.iopub_socket, "stream", {"name": "stdout", "text": text})
+        return {"status": "ok", "execution_count": len(self.lines), "payload": [], "user_expressions": {}}
+
+IPKernelApp.launch_instance(kernel_class=Echo)
+"""
+
+
+def test_a_kernel_of_another_kind_is_suspended_and_woken_as_well(server, daemon_env):
+    folder = Path(daemon_env["JUPYTER_DATA_DIR"]) / "kernels" / "echo"
+    folder.mkdir(parents=True)
+    spec = {
+        "argv": [sys.executable, "-c", ECHO, "-f", "{connection_file}"],
+        "display_name": "Echo",
+        "language": "echo",
+    }
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    page = server.open("echo.ipynb", kernel="echo")
+    assert page.run("one") == "one\n"
+    server.do("suspend", page.kernel_id)
+    assert page.run("two") == "one two\n"
