@@ -17,10 +17,7 @@ _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-
 #: Every binary: its source and how it is linked.
 BINARIES = {
     ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
-    ENGINE / "criu-pages.so": (
-        ENGINE / "criu_pages.c",
-        _WITHOUT_LIBC,
-    ),
+    ENGINE / "criu-pages.so": (ENGINE / "criu_pages.c", _WITHOUT_LIBC),
     ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),
 }
 

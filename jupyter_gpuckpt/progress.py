@@ -40,7 +40,7 @@ class Stage(StrEnum):
 
 _GPU_STAGES = (Stage.GPU_LOCK, Stage.GPU_CHECKPOINT, Stage.GPU_RELEASE)
 #: What every operation goes through, in order of entry; those of the GPU only where one is used. Whatever may be left half
-#: done belongs into one of them: the tests kill the daemon at the begin and at the end of each.
+#: done belongs into one of them: the tests kill the daemon at the end of each.
 SAVE_STAGES = (
     Stage.PREFLIGHT,
     *_GPU_STAGES,

@@ -78,8 +78,7 @@ class Machine:
 
     def kill_strays(self, exit_path: str) -> None:
         """End a tree that a daemon was starting when it was killed: nobody knows its pid, but its init names `exit_path`."""
-        found = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-        for pid in found if exit_path else ():
+        for pid in processes.every() if exit_path else ():
             if exit_path in processes.arguments(pid):
                 _log.warning("ending process tree %d, which was left half started", pid)
                 trees.kill_init(pid)

@@ -23,8 +23,6 @@ KEEPER = f"{SCRATCH}/keeper"
 #: The names of the links that CRIU makes (criu/files-reg.c).
 LINK_REMAP = "link_remap."
 _COPIES = f"{SCRATCH}/copies"
-#: How /proc shows the name of a file that has lost it (man proc).
-_DELETED = " (deleted)"
 
 
 @dataclass
@@ -115,22 +113,26 @@ def unlink_strays(tree: Tree) -> None:
     They lie beside the names that deleted open or mapped files of the tree had, and are the same files.
     """
     for pid in pids(tree):
-        for number, link in processes.descriptors(pid).items():
-            _unlink_stray(tree, link, f"/proc/{pid}/fd/{number}")
-        for area in processes.maps(pid):
-            _unlink_stray(tree, area.path, f"/proc/{pid}/map_files/{area.start:x}-{area.end:x}")
+        for name, file in processes.deleted_files(pid):
+            if name.startswith("/"):
+                _unlink_stray(tree, name, file)
 
 
-def _unlink_stray(tree: Tree, name: str, opened: str) -> None:
-    if not name.startswith("/") or not name.endswith(_DELETED):
-        return
+def _unlink_stray(tree: Tree, name: str, file: str) -> None:
     with suppress(OSError):
-        status = os.stat(opened)
+        status = os.stat(file)
         if not stat.S_ISREG(status.st_mode) or not status.st_nlink:
             return
-        for path in tree.inside(name.removesuffix(_DELETED)).parent.glob(f"{LINK_REMAP}*"):
+        for path in tree.inside(name).parent.glob(f"{LINK_REMAP}*"):
             if os.path.samestat(path.lstat(), status):
                 path.unlink(missing_ok=True)
+
+
+def clear(directory: Path) -> None:
+    """Remove the files in a directory as far as that can be done."""
+    for path in directory.glob("*"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def drop_copies(tree: Tree) -> None:

@@ -64,12 +64,8 @@ def _ghost_limit(members: list[int]) -> int:
     """The size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
     largest = 0
     for pid in members:
-        for number, link in processes.descriptors(pid).items():
-            if link.endswith(" (deleted)"):
-                largest = max(largest, _size(f"/proc/{pid}/fd/{number}"))
-        for area in processes.maps(pid):
-            if area.path.endswith(" (deleted)"):
-                largest = max(largest, _size(f"/proc/{pid}/map_files/{area.start:x}-{area.end:x}"))
+        for _, file in processes.deleted_files(pid):
+            largest = max(largest, _size(file))
     return max(_SMALLEST_GHOST_LIMIT, largest + _MB)
 
 

@@ -27,9 +27,11 @@ _MOUNT_SECONDS = 10.0
 
 def protect(init_pid: int, directory: str) -> None:
     """Do this for every info file in `directory`, the servers' runtime directory, that is not protected yet; never raises."""
+    if not directory:
+        return  # a script's kernel
     try:
         mounted = _mount_points(init_pid)
-        for path in sorted(Path(directory).glob(_PATTERN)) if directory else ():
+        for path in sorted(Path(directory).glob(_PATTERN)):
             if str(path) not in mounted:
                 _protect(init_pid, path)
     except (OSError, ValueError, CommandFailed) as error:  # the file or the kernel has just gone

@@ -10,12 +10,11 @@ import logging
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 from ..errors import GpuCkptError
 from ..host import processes
 from . import criu, cuda, gpu_processes, gpu_release
-from .capture import drop_copies, unlink_strays
+from .capture import clear, drop_copies, unlink_strays
 from .launch import pids, wait_until
 from .standstill import Standstill
 from .tree import Tree
@@ -44,16 +43,10 @@ def settle(tree: Tree) -> None:
         standstill.repair()
         standstill.end()
     drop_copies(tree)
-    _clear(tree.inside(criu.IMAGES))
+    clear(tree.inside(criu.IMAGES))
     back = [_gpu_back(pid) for pid in pids(tree)]  # one that fails does not keep the others from it
     if all(back):
-        _clear(tree.inside(gpu_processes.DIRECTORY))
-
-
-def _clear(directory: Path) -> None:
-    for path in directory.glob("*"):
-        with suppress(OSError):
-            path.unlink()
+        clear(tree.inside(gpu_processes.DIRECTORY))
 
 
 def _gpu_back(pid: int) -> bool:

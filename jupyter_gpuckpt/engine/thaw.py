@@ -124,9 +124,7 @@ def _refused_calls_told() -> Iterator[None]:
 
 def _remove(directory: Path, *, itself: bool) -> None:
     """Images are of no use after a restore, and on scratch they take memory."""
-    for entry in directory.glob("*"):
-        with suppress(OSError):
-            entry.unlink()
+    capture.clear(directory)
     if itself:
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -12,19 +12,17 @@ back from a signal handler: the thread's own registers, vector registers and sig
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ..host import processes
+from ..host.processes import Mapping
 from . import ptrace, task_memory
 from .ptrace import Registers
 
 _SYSCALL_RET = b"\x0f\x05\xc3"
 #: mov $15, %rax (or %eax); syscall
 _SIGRETURNS = (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x0f\x05")
-_PIECE = 4 << 20
 
 #: The 128 bytes below the stack pointer are in use (System V ABI); `Tracee.borrowed` uses what follows.
 _KEPT_FREE = 128 + 4096
@@ -68,18 +66,21 @@ _RESTART_CALL, _RESTART_BLOCK, _NR_RESTART_SYSCALL = (-512, -513, -514), -516, 2
 
 
 class WayHome(NamedTuple):
-    """What `lay` made. `call` and `go`: addresses of the `syscall` instruction and of the `ret` after it; `stack` is their
-    stack pointer; `address` and `before` say what was overwritten."""
+    """What `lay` made. `call`: the address of the `syscall` instruction; `stack`: the stack pointer that goes with it, from
+    which on `before` was overwritten."""
 
     call: int
-    go: int
     stack: int
-    address: int
     before: bytes
+
+    @property
+    def go(self) -> int:
+        """The address of the `ret` after the call."""
+        return self.call + len(task_memory.SYSCALL)
 
     def clear(self, tid: int) -> None:
         """Give the thread's memory back what lay there."""
-        task_memory.write(tid, self.address, self.before)
+        task_memory.write(tid, self.stack, self.before)
 
 
 def lay(tid: int, registers: Registers, mask: int) -> WayHome | None:
@@ -87,7 +88,8 @@ def lay(tid: int, registers: Registers, mask: int) -> WayHome | None:
 
     The thread is stopped by ptrace and has these registers still.
     """
-    call, sigreturn = _find(tid, [_SYSCALL_RET]), _find(tid, _SIGRETURNS)
+    call = task_memory.find_code(tid, [_SYSCALL_RET], first=_in_libc)
+    sigreturn = task_memory.find_code(tid, _SIGRETURNS, first=_in_libc)
     if not call or not sigreturn:
         return None
     extended = _extended(ptrace.extended_registers(tid))
@@ -99,22 +101,12 @@ def lay(tid: int, registers: Registers, mask: int) -> WayHome | None:
         before = task_memory.read(tid, stack, len(laid))
         if len(before) == len(laid):
             task_memory.write(tid, stack, laid)
-            return WayHome(call, call + len(task_memory.SYSCALL), stack, stack, before)
+            return WayHome(call, stack, before)
     return None
 
 
-def _find(tid: int, sequences: Sequence[bytes]) -> int:
-    """Where the thread has one of these byte sequences as code, the C library first; 0 if nowhere."""
-    areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
-    areas.sort(key=lambda area: not Path(area.path).name.startswith(("libc.", "libc-", "ld-musl")))
-    for area in areas:
-        for start in range(area.start, area.end, _PIECE):
-            with suppress(OSError):  # vsyscall cannot be read
-                code = task_memory.read(tid, start, min(_PIECE, area.end - start))
-                for sequence in sequences:
-                    if (offset := code.find(sequence)) >= 0:
-                        return start + offset
-    return 0
+def _in_libc(area: Mapping) -> bool:
+    return Path(area.path).name.startswith(("libc.", "libc-", "ld-musl"))
 
 
 def _frame(sigreturn: int, home: Registers, mask: int, extended: int) -> bytes:

@@ -6,12 +6,10 @@ import ipaddress
 import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from . import processes
 
-PROC = Path("/proc")
 _ESTABLISHED = "01"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
@@ -52,7 +50,7 @@ def _table(pid: int) -> Iterator[tuple[str, int, str, int]]:
     """(inode, local port, remote address, remote port) of every established connection of its network namespace."""
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
-            for line in (PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
+            for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
                 fields = line.split()
                 if fields[3] == _ESTABLISHED:
                     local, remote = fields[1], fields[2]

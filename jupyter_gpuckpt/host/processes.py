@@ -17,6 +17,7 @@ from typing import NamedTuple
 from . import cgroups
 
 PROC = Path("/proc")
+_DELETED = " (deleted)"
 
 
 class Mapping(NamedTuple):
@@ -193,6 +194,17 @@ def descriptors(pid: int) -> dict[int, str]:
         except OSError:  # closed meanwhile
             continue
     return found
+
+
+def deleted_files(pid: int) -> Iterator[tuple[str, str]]:
+    """Of every file that it has open or mapped by a name that is gone: that name, and a path to the file (man proc)."""
+    for number, link in descriptors(pid).items():
+        if link.endswith(_DELETED):
+            yield link.removesuffix(_DELETED), f"/proc/{pid}/fd/{number}"
+    for area in maps(pid):
+        if area.path.endswith(_DELETED):
+            file = f"/proc/{pid}/map_files/{area.start:x}-{area.end:x}"
+            yield area.path.removesuffix(_DELETED), file
 
 
 def maps(pid: int) -> list[Mapping]:

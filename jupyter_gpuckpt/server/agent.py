@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import TYPE_CHECKING
 
-from .probe import AGENT_REQUEST, ask
+from .probe import AGENT_REQUEST, ask, kernel_info
 
 if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
@@ -24,7 +24,7 @@ _IMPLEMENTATION = "ipython"
 async def bring_in(manager: ServerKernelManager) -> bool:
     """Wait until a new kernel answers and run the agent in it, before anything else; whether it is there then."""
     # On the shell: not every kernel answers this on its control channel.
-    info = await ask(manager, "shell", "kernel_info_request", {}, _START_SECONDS)
+    info = await kernel_info(manager, "shell", _START_SECONDS)
     if info.get("implementation") != _IMPLEMENTATION:
         return False
     source = resources.files("jupyter_gpuckpt.kernel_agent").joinpath("agent.py").read_text()

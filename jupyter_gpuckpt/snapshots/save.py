@@ -100,8 +100,8 @@ def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
     if not found:
         return []
     shown = ", ".join(str(connection) for connection in found[:_CONNECTIONS_SHOWN])
-    if more := len(found) - _CONNECTIONS_SHOWN:
-        shown += f" and {more} more" if more > 0 else ""
+    if len(found) > _CONNECTIONS_SHOWN:
+        shown += f" and {len(found) - _CONNECTIONS_SHOWN} more"
     if not cut:
         raise KernelNotCheckpointable(
             f"The kernel has network connections that a suspend would cut: {shown}.",

@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -112,6 +113,17 @@ def counts(short_dir):
             return 0
 
     return read
+
+
+@pytest.fixture
+def left_in_scratch():
+    """The names in a kernel's scratch that no operation may leave there, by the pid of its init."""
+    kept = {"keeper", "notify", "notify.socket", "outside-signals.so", "images", "gpu", "hidden"}
+
+    def look(init_pid):
+        return {path.name for path in Path(f"/proc/{init_pid}/root/run/gpuckpt").rglob("*")} - kept
+
+    return look
 
 
 @pytest.fixture

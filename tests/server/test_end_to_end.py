@@ -197,7 +197,6 @@ def test_a_restart_forgets_the_cells_that_waited(server):
         # Answered in the kernel's place, so what was sent before is held by now.
         page.reply(page.send("kernel_info_request", {}))
         server.request("POST", f"api/kernels/{page.kernel_id}/restart")
-        print(server.log())
         assert page.run("print('x' in globals())") == "False\n"
 
 

@@ -32,6 +32,12 @@ def wait_for_lines(page, request, more_than, seconds=30):
         time.sleep(0.005)
 
 
+def execute_asking(page, code):
+    """Send a cell that may ask for input."""
+    content = {"code": code, "silent": False, "store_history": True, "allow_stdin": True}
+    return page.send("execute_request", content)
+
+
 @pytest.fixture
 def pages(server):
     """Two pages of one kernel, in either protocol."""
@@ -82,13 +88,7 @@ def test_the_reply_to_a_cell_that_ends_at_the_wrong_moment_comes(server, pages):
 
 def test_a_question_survives_and_its_answer_wakes_the_kernel(server, pages):
     page = pages[0]
-    content = {
-        "code": "name = input('Who? '); print(name)",
-        "silent": False,
-        "store_history": True,
-        "allow_stdin": True,
-    }
-    request = page.send("execute_request", content)
+    request = execute_asking(page, "name = input('Who? '); print(name)")
     asked = page.wait_for(lambda m: m["msg_type"] == "input_request")
     assert asked["content"]["prompt"] == "Who? "
     server.do("suspend", page.kernel_id)
@@ -98,14 +98,9 @@ def test_a_question_survives_and_its_answer_wakes_the_kernel(server, pages):
 
 def test_a_question_asked_right_after_a_resume_reaches_the_page(server, pages):
     page = pages[0]
-    content = {
-        "code": "import time\nfor _ in range(30): time.sleep(0.01)\nprint(input())",
-        "silent": False,
-        "store_history": True,
-        "allow_stdin": True,
-    }
     for _ in range(4):
-        request = page.send("execute_request", content)
+        code = "import time\nfor _ in range(30): time.sleep(0.01)\nprint(input())"
+        request = execute_asking(page, code)
         server.do("suspend", page.kernel_id)
         server.do("resume", page.kernel_id)
         page.wait_for(
