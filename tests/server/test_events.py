@@ -99,4 +99,6 @@ def test_what_the_command_line_does_is_told_and_pages_come_back(server, listener
             wait_for(lambda: states(listener)[-1] == "suspended")
             client.wait(client.resume(page.kernel_id).operation_id)
         assert page.run("x += 1; print(x)") == f"{number}\n"
-        wait_for(lambda: states(listener)[-4:] == ["suspending", "suspended", "resuming", "running"])
+        wait_for(
+            lambda: states(listener)[-4:] == ["suspending", "suspended", "resuming", "running"]
+        )
