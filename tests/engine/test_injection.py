@@ -266,7 +266,7 @@ def test_a_single_thread_can_be_chosen():
         (tid,) = set(processes.threads(process.pid)) - {process.pid}
         with Tracee(process.pid, tid) as tracee:
             assert tracee.syscall(NR_GETTID) == tid
-            assert processes.state(process.pid) == "S"
+            wait_for(lambda: processes.state(process.pid) == "S")
 
 
 def test_another_thread_of_ours_is_told_that_it_may_not():
