@@ -5,6 +5,7 @@ Sizes in bytes, times in seconds, pids as the kernel sees them.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -128,6 +129,16 @@ class Sizes(msgspec.Struct, frozen=True):
     gpu_bytes: int = 0
 
 
+class Cause(StrEnum):
+    """Why a snapshot was taken."""
+
+    MANUAL = "manual"
+    IDLE = "idle"
+    SHUTDOWN = "shutdown"
+    RECLAIM = "reclaim"
+    AUTOSAVE = "autosave"
+
+
 class SnapshotInfo(msgspec.Struct, frozen=True):
     """What lists show of a snapshot."""
 
@@ -140,6 +151,7 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
     frozen_seconds: float = 0.0
     seconds: float = 0.0
     host_name: str = ""
+    cause: Cause = Cause.MANUAL
 
 
 class Manifest(msgspec.Struct, frozen=True):

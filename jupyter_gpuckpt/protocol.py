@@ -13,7 +13,7 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord, GpuCkptError
-from .model import LaunchSpec, Sizes
+from .model import Cause, LaunchSpec, Sizes
 from .progress import ProgressRecord
 from .states import KernelState
 
@@ -147,12 +147,12 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch.
 
-    An `automatic` suspend, which nobody asked for just now, leaves a kernel alone whose connections it would cut.
+    An idle kernel (`cause`) is left alone if a suspend would cut its connections: nobody is waiting for it.
     """
 
     name: str = ""
     jupyter: dict[str, Any] | None = None
-    automatic: bool = False
+    cause: Cause = Cause.MANUAL
 
 
 class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,6 +171,8 @@ class SuspendedKernel(msgspec.Struct, frozen=True):
     kernel: Kernel
     jupyter: dict[str, Any]
     cwd: str = ""
+    #: Why it was suspended last.
+    cause: Cause = Cause.MANUAL
 
 
 class Check(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, SnapshotInfo
 from ..protocol import (
     Event,
     Handshake,
@@ -83,21 +83,24 @@ class AsyncClient:
         await self._do(calls.signal(kernel_id, signum))
 
     async def save(
-        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+        self,
+        kernel_id: str,
+        name: str = "",
+        jupyter: dict[str, Any] | None = None,
+        cause: Cause = Cause.MANUAL,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        return await self._do(calls.save(kernel_id, name, jupyter))
+        return await self._do(calls.save(kernel_id, name, jupyter, cause))
 
     async def suspend(
         self,
         kernel_id: str,
         name: str = "",
         jupyter: dict[str, Any] | None = None,
-        *,
-        automatic: bool = False,
+        cause: Cause = Cause.MANUAL,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return await self._do(calls.suspend(kernel_id, name, jupyter, automatic=automatic))
+        return await self._do(calls.suspend(kernel_id, name, jupyter, cause))
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""

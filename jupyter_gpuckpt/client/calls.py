@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from ..errors import DaemonUnavailable, ErrorRecord, error_from
-from ..model import LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, SnapshotInfo
 from ..protocol import (
     ClaimRequest,
     Event,
@@ -174,16 +174,19 @@ def signal(kernel_id: str, signum: int) -> Call[None]:
     return Call(type(None), "POST", f"/kernels/{kernel_id}/signal", SignalRequest(signum))
 
 
-def save(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Operation]:
+def save(
+    kernel_id: str, name: str, jupyter: dict[str, Any] | None, cause: Cause
+) -> Call[Operation]:
     """Take a snapshot."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", SaveRequest(name, jupyter))
+    request = SaveRequest(name, jupyter, cause)
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", request)
 
 
 def suspend(
-    kernel_id: str, name: str, jupyter: dict[str, Any] | None, *, automatic: bool
+    kernel_id: str, name: str, jupyter: dict[str, Any] | None, cause: Cause
 ) -> Call[Operation]:
     """Take a snapshot and end the process."""
-    request = SaveRequest(name, jupyter, automatic)
+    request = SaveRequest(name, jupyter, cause)
     return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request)
 
 

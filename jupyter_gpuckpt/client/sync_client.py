@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, SnapshotInfo
 from ..protocol import Handshake, HostReport, Kernel, Operation, Owner, Result, SuspendedKernel
 from . import calls, starting
 from .calls import Call
@@ -76,21 +76,24 @@ class Client:
         self._do(calls.signal(kernel_id, signum))
 
     def save(
-        self, kernel_id: str, name: str = "", jupyter: dict[str, Any] | None = None
+        self,
+        kernel_id: str,
+        name: str = "",
+        jupyter: dict[str, Any] | None = None,
+        cause: Cause = Cause.MANUAL,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        return self._do(calls.save(kernel_id, name, jupyter))
+        return self._do(calls.save(kernel_id, name, jupyter, cause))
 
     def suspend(
         self,
         kernel_id: str,
         name: str = "",
         jupyter: dict[str, Any] | None = None,
-        *,
-        automatic: bool = False,
+        cause: Cause = Cause.MANUAL,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return self._do(calls.suspend(kernel_id, name, jupyter, automatic=automatic))
+        return self._do(calls.suspend(kernel_id, name, jupyter, cause))
 
     def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""

@@ -51,11 +51,17 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             msgspec.structs.replace(record.spec, jupyter=jupyter),
             stop=stop,
             name=name,
-            cut_connections=not request.automatic,
+            cause=request.cause,
             progress=operation.progress,
         )
         info = saved.manifest.info
-        changes = {"name": name, "jupyter": jupyter, "snapshot_id": info.snapshot_id, "error": None}
+        changes = {
+            "name": name,
+            "jupyter": jupyter,
+            "snapshot_id": info.snapshot_id,
+            "cause": request.cause,
+            "error": None,
+        }
         return Outcome(
             KernelState.SUSPENDED if stop else KernelState.RUNNING,
             changes | {"tree": None} if stop else changes,

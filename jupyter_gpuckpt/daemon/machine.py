@@ -17,7 +17,7 @@ from ..engine.settings import INIT, EngineSettings
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
-from ..model import LaunchSpec, Manifest, SnapshotInfo
+from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import HostReport, Owner
@@ -107,7 +107,7 @@ class Machine:
         *,
         stop: bool,
         name: str,
-        cut_connections: bool,
+        cause: Cause,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -118,7 +118,7 @@ class Machine:
             self._engine(),
             stop=stop,
             name=name,
-            cut_connections=cut_connections,
+            cause=cause,
             progress=progress,
             gpu_bytes=self.usage(tree)[1],
         )

@@ -150,7 +150,10 @@ class Owners:
                 await self._kernels.update(kernel, owner=claimant)
                 claimed.append(kernel)
                 _log.info("owner %s claimed kernel %s", owner_id, kernel.kernel_id)
-        return [SuspendedKernel(k.public(), k.record.jupyter, k.record.spec.cwd) for k in claimed]
+        return [
+            SuspendedKernel(k.public(), k.record.jupyter, k.record.spec.cwd, k.record.cause)
+            for k in claimed
+        ]
 
     def _is_dead(self, owner: Owner) -> bool:
         return owner.owner_id not in self._streams and start_time(owner.pid) != owner.start_time

@@ -35,7 +35,7 @@ from ..errors import (
     StoreUnavailable,
     record_of,
 )
-from ..model import LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, SnapshotInfo
 from ..place import Place
 from ..protocol import Owner
 from ..states import ALIVE, KernelState
@@ -66,6 +66,7 @@ class KernelRecord(msgspec.Struct):
     tree: Tree | None = None
     exit_path: str = ""
     snapshot_id: str = ""
+    cause: Cause = Cause.MANUAL
     error: ErrorRecord | None = None
 
     @property
@@ -233,7 +234,7 @@ def settled(
     if record.state is KernelState.STARTING or ended:
         return None
     if record.state is KernelState.SUSPENDING and committed and committed.reason == "suspend":
-        record.snapshot_id = committed.snapshot_id
+        record.snapshot_id, record.cause = committed.snapshot_id, committed.cause
         return _became(record, KernelState.SUSPENDED)
     if not alive:
         record.error = record_of(lost())

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, cast
 
+from ..model import Cause
 from .probe import kernel_info
 from .sessions import restore_sessions
 from .websocket import set_known_info
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from .operations import ServerOperations
 
 _ANSWER_SECONDS = 5.0
+#: Nobody wanted these kernels to stop, so what they were computing goes on by itself.
+_STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
 async def adopt_all(
@@ -31,11 +34,16 @@ async def adopt_all(
     sessions: SessionManager,
     operations: ServerOperations,
     log: logging.Logger,
+    *,
+    resume_busy: bool,
 ) -> None:
-    """Claim and list what earlier servers left. One kernel that cannot be listed does not keep the others away."""
+    """Claim and list what earlier servers left. One kernel that cannot be listed does not keep the others away.
+
+    `resume_busy`: those in which a cell was running when the server stopped are resumed at once.
+    """
     for saved in await link.claim():
         try:
-            await _adopt(saved, link, kernels, sessions, operations)
+            await _adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
         except Exception:
             log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
         else:
@@ -48,6 +56,8 @@ async def _adopt(
     kernels: GpuCkptKernels,
     sessions: SessionManager,
     operations: ServerOperations,
+    *,
+    resume_busy: bool,
 ) -> None:
     kernel_id, kept = saved.kernel.kernel_id, saved.jupyter
     kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
@@ -66,18 +76,38 @@ async def _adopt(
     )
     manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
     served = link.served[kernel_id]
-    served.session = kept.get("kernel_session", "")
+    served.output.kernel_session = kept.get("kernel_session", "")
+    served.output.restore(kept.get("output", {}) if served.absent else {})
     served.has_agent = kept.get("agent", False)
     if kept.get("kernel_info"):
         set_known_info(manager, kept["kernel_info"])
     if served.absent:
         manager.execution_state = kept.get("execution_state") or "idle"
+        if manager.execution_state == "busy":
+            _expect_asker(kernels, manager, kernel_id, served.output.asked_by)
+            if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
+                operations.wake(served)
     else:
         # Until it has answered it counts as busy, so that nobody culls a computation.
         manager.execution_state = "busy"
         operations.spawn(_learn_state(manager))
         # The last server may have died with the kernel's words held back.
         operations.spawn(operations.reconnect(served))
+
+
+def _expect_asker(
+    kernels: GpuCkptKernels, manager: ServerKernelManager, kernel_id: str, client_session: str
+) -> None:
+    """Take what the kernel answers to the page that runs the cell, until it connects again under its session id."""
+    if not client_session:
+        return
+    channels: dict[str, Any] = {"iopub": manager.connect_iopub()}
+    identity = client_session.encode()
+    for name in ("shell", "control", "stdin"):
+        channels[name] = getattr(manager, f"connect_{name}")(identity=identity)
+    for name, stream in channels.items():
+        stream.channel = name
+    kernels.start_buffering(kernel_id, f"{kernel_id}:{client_session}", channels)
 
 
 async def _learn_state(manager: ServerKernelManager) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from .kernel_output import KernelOutput
 from .served_kernel import Provisioner, Reconnect, ServedKernel, Wake
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DaemonLink:
         jupyter_runtime_dir: str,
         allowed: Sequence[str] = ("*",),
         excluded: Sequence[str] = (),
+        kept_output_bytes: int = 0,
         log: logging.Logger,
     ) -> None:
         self.settings = settings
@@ -56,6 +58,7 @@ class DaemonLink:
         #: How a suspended kernel comes back when somebody wants something of it; set as `reconnect` is.
         self.wake: Wake
         self._allowed, self._excluded = list(allowed), list(excluded)
+        self._kept_output_bytes = kept_output_bytes
         self._log = log
         self._owner = this_owner(
             OwnerKind.SERVER,
@@ -157,8 +160,14 @@ class DaemonLink:
         """A kernel is about to be launched or adopted."""
         served = self.served.get(kernel_id)
         if served is None or served.provisioner is not watcher:
+            path = self.settings.data / "output" / kernel_id
             self.served[kernel_id] = ServedKernel(
-                kernel_id, watcher, self._tell, self.reconnect, self.wake
+                kernel_id,
+                watcher,
+                KernelOutput(path, self._kept_output_bytes),
+                self._tell,
+                self.reconnect,
+                self.wake,
             )
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
@@ -169,7 +178,9 @@ class DaemonLink:
 
     def detach(self, kernel_id: str) -> None:
         """The kernel is gone or no longer ours."""
-        self.served.pop(kernel_id, None)
+        served = self.served.pop(kernel_id, None)
+        if served is not None:
+            served.output.discard()
 
     def _tell(self, kernel_id: str) -> None:
         self.on_change(kernel_id)

@@ -21,7 +21,7 @@ from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
-from traitlets import Bool, Float, List, Unicode
+from traitlets import Bool, Float, Int, List, Unicode
 
 from ..client import AsyncClient
 from ..config import GpuCkptDaemon
@@ -79,6 +79,19 @@ class GpuCkptServer(ExtensionApp):
         min=0.0,
         help="""Seconds that a resume waits at most for the kernel to answer and for every open page to be connected to it
         again. After that it counts as done, and output of the first moments may be missing in a page.""",
+    ).tag(config=True)
+
+    resume_busy = Bool(
+        True,
+        help="""Whether a kernel that was running a cell when its server stopped goes on under the next server, before
+        anybody opens its notebook.""",
+    ).tag(config=True)
+
+    kept_output_bytes = Int(
+        64_000_000,
+        min=0,
+        help="""How many bytes of a kernel's output are kept on disk while a cell runs or no page is connected, for the page
+        that connects next. What goes beyond that is counted, and the page is told.""",
     ).tag(config=True)
 
     def __init__(self, **kwargs: Any) -> None:
@@ -196,6 +209,7 @@ class GpuCkptServer(ExtensionApp):
             jupyter_runtime_dir=serverapp.runtime_dir,
             allowed=self.allowed_kernelspecs,
             excluded=self.excluded_kernelspecs,
+            kept_output_bytes=self.kept_output_bytes,
             log=self.log,
         )
         operations = ServerOperations(
@@ -259,7 +273,14 @@ class GpuCkptServer(ExtensionApp):
     async def _adopt(self) -> None:
         kernels = cast("GpuCkptKernels", self._server.kernel_manager)
         sessions = self._server.session_manager
-        await adopt_all(self._connected_link, kernels, sessions, self.operations, self.log)
+        await adopt_all(
+            self._connected_link,
+            kernels,
+            sessions,
+            self.operations,
+            self.log,
+            resume_busy=self.resume_busy,
+        )
 
     def _on_change(self, kernel_id: str) -> None:
         if self._events is None:

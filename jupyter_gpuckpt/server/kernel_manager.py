@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.kernelspec import KernelSpec, NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
 from ..errors import GpuCkptError
+from ..model import Cause
 from ..states import KernelState
 
 if TYPE_CHECKING:
@@ -75,6 +76,35 @@ class GpuCkptKernels(_Base):
                 manager._kernel_spec = KernelSpec(**saved)
         return manager, name, kernel_id
 
+    def start_watching_activity(self, kernel_id: str) -> None:
+        """As usual; what Jupyter looks at to know whether a kernel is busy, pages get."""
+        super().start_watching_activity(kernel_id)
+        served = self.gpuckpt_owner.served.get(kernel_id)
+        if served is None:
+            return
+        stream = cast("Any", self.get_kernel(kernel_id))._activity_stream
+        record = stream._recv_callback
+
+        def received(parts: list[bytes]) -> None:
+            record(parts)
+            served.output.feed(parts)
+
+        stream.on_recv(received)
+
+    def start_buffering(self, kernel_id: str, session_key: str, channels: dict[str, Any]) -> None:
+        """As usual, for replies; what the kernel says to everybody is kept already (`kernel_output.py`)."""
+        super().start_buffering(kernel_id, session_key, channels)
+        if self.gpuckpt_owner.served.get(kernel_id) and not channels["iopub"].closed():
+            channels["iopub"].on_recv(lambda parts: None)
+
+    def get_buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
+        """As usual, but another page that comes does not cost the one that asked its reply."""
+        buffered = self._kernel_buffers.get(kernel_id) if self._served(kernel_id) else None
+        if buffered is not None and buffered["session_key"] != session_key:
+            return None
+        found: dict[str, Any] | None = super().get_buffer(kernel_id, session_key)
+        return found
+
     async def interrupt_kernel(self, kernel_id: str) -> None:  # type: ignore[override] # as the async base
         """As usual, after an operation in flight. Nothing for a suspended kernel: a message would wait for its next cell."""
         served = self._served(kernel_id)
@@ -109,7 +139,7 @@ class GpuCkptKernels(_Base):
     async def _suspend_idle(self, kernel_id: str) -> None:
         """Suspend a kernel that nobody uses; if that fails it runs on, and the next round tries again."""
         try:
-            operation = await self.gpuckpt_operations.suspend(kernel_id, automatic=True)
+            operation = await self.gpuckpt_operations.suspend(kernel_id, cause=Cause.IDLE)
             ended = await self.gpuckpt_operations.finish(operation)
             if ended.error is not None:
                 self.log.warning("Idle kernel %s runs on: %s", kernel_id, ended.error.message)
@@ -141,7 +171,7 @@ class GpuCkptKernels(_Base):
         served = self.gpuckpt_owner.served[kernel_id]
         try:
             if served.state is not KernelState.SUSPENDED:
-                operation = await self.gpuckpt_operations.suspend(kernel_id)
+                operation = await self.gpuckpt_operations.suspend(kernel_id, cause=Cause.SHUTDOWN)
                 ended = await self.gpuckpt_operations.finish(operation)
                 if ended.error is not None:
                     self.log.error("Kernel %s runs on: %s", kernel_id, ended.error.message)
@@ -161,6 +191,7 @@ class GpuCkptKernels(_Base):
         self.stop_watching_activity(kernel_id)
         self.stop_buffering(kernel_id)
         manager._connection_file_written = False
+        self.gpuckpt_owner.served[kernel_id].output.close()
         self.gpuckpt_owner.served[kernel_id].provisioner.release()
         self.remove_kernel(kernel_id)
 

@@ -14,10 +14,11 @@ import msgspec
 from jupyter_server._tz import utcnow
 
 from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
+from ..model import Cause
 from ..protocol import Operation, OperationKind, OperationState
 from ..states import KernelState
 from . import agent
-from .probe import drained, kernel_info, wait_for_subscribers
+from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze
 from .sessions import sessions_of
 from .websocket import known_info, set_known_info
@@ -83,18 +84,20 @@ class ServerOperations:
             raise KernelStateConflict("The kernel is just being started.")
         return served
 
-    async def save(self, kernel_id: str, name: str = "") -> Operation:
+    async def save(
+        self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
+    ) -> Operation:
         """Start taking a snapshot; the kernel runs on."""
-        return await self._freeze(OperationKind.SAVE, kernel_id, name)
+        return await self._freeze(OperationKind.SAVE, kernel_id, name, cause)
 
     async def suspend(
-        self, kernel_id: str, name: str = "", *, automatic: bool = False
+        self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
     ) -> Operation:
         """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list.
 
-        `automatic`: nobody asked for it, so a kernel whose network connections it would cut is left alone.
+        An idle kernel (`cause`) is left alone if that would cut its network connections.
         """
-        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, automatic=automatic)
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a suspended kernel back, by default from its latest snapshot."""
@@ -131,6 +134,7 @@ class ServerOperations:
                         await asyncio.sleep(0.01)
                     manager = self._manager(served.kernel_id)
                     served.has_agent = await agent.bring_in(manager)
+                    await wait_until_heard(manager, served, self._reconnect_timeout)
             except TimeoutError:
                 self._log.debug("kernel %s was never listed", served.kernel_id)
             finally:
@@ -139,15 +143,15 @@ class ServerOperations:
         self.spawn(bring_in())
 
     async def reconnect(self, served: ServedKernel) -> None:
-        """Bring the subscribers back after a resume."""
+        """Hear the kernel again after a resume, then let it speak."""
         if served.kernel_id not in self._kernels:
             return  # it is just being listed, and has no page yet
         manager = self._manager(served.kernel_id)
         # The culler counts from the last message; one that has just come back is not idle since then.
         manager.last_activity = utcnow()
-        if not await wait_for_subscribers(manager, served, self._reconnect_timeout):
+        if not await wait_until_heard(manager, served, self._reconnect_timeout):
             self._log.warning(
-                "kernel %s: not every page was connected again %s s after the resume",
+                "kernel %s was not heard again within %s s",
                 served.kernel_id,
                 self._reconnect_timeout,
             )
@@ -184,14 +188,16 @@ class ServerOperations:
         """What is kept with a kernel so that the next server can list it as it was."""
         rows = sessions_of(self._sessions, manager.kernel_id)
         served = self._link.served.get(manager.kernel_id)
+        state = getattr(manager, "execution_state", None) or "idle"
         return {
             "sessions": rows,
             "path": rows[0]["path"] if rows else "",
             "root": str(self._kernels.root_dir),
             "kernel_info": known_info(manager),
-            "kernel_session": served.session if served else "",
+            "kernel_session": served.output.kernel_session if served else "",
+            "output": served.output.description() if served else {},
             "agent": served.has_agent if served else False,
-            "execution_state": getattr(manager, "execution_state", None) or "idle",
+            "execution_state": "busy" if served and served.output.awaited else state,
         }
 
     def report(self, kernel_id: str) -> None:
@@ -216,7 +222,7 @@ class ServerOperations:
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
 
     async def _freeze(
-        self, kind: OperationKind, kernel_id: str, name: str, *, automatic: bool = False
+        self, kind: OperationKind, kernel_id: str, name: str, cause: Cause
     ) -> Operation:
         served = self.served(kernel_id)
         daemon = self._link.daemon
@@ -229,14 +235,16 @@ class ServerOperations:
                 if served.has_agent:
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     release = self._thawing(served, release)
-                    await agent.prepare(manager)
+                    if await agent.prepare(manager):
+                        # All that it said before is with the pages then.
+                        await wait_until_heard(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
             default_name, jupyter = await self._sent_with(kernel_id)
             name = name or default_name
             if kind is OperationKind.SAVE:
-                operation = await daemon.save(kernel_id, name, jupyter)
+                operation = await daemon.save(kernel_id, name, jupyter, cause)
             else:
-                operation = await daemon.suspend(kernel_id, name, jupyter, automatic=automatic)
+                operation = await daemon.suspend(kernel_id, name, jupyter, cause)
         except BaseException:
             release()
             raise

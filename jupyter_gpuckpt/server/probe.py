@@ -1,10 +1,10 @@
-"""Questions to the kernel's sockets: is everybody subscribed again, is anything still on its way, what is the kernel?"""
+"""Questions to the kernel's sockets: is it heard again, is anything still on its way, what is the kernel?"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,15 +59,16 @@ def _questions(
             stream.close()
 
 
-async def wait_for_subscribers(
+async def wait_until_heard(
     manager: ServerKernelManager, served: ServedKernel, timeout_seconds: float
 ) -> bool:
-    """Wait until the kernel answers and each websocket's stream has seen it speak; whether that came true in time.
+    """Wait until the kernel answers and this server hears what it says on iopub; whether that came true in time.
 
     A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but what the kernel
-    says before that is lost. An agent keeps it, and speaks past what it keeps.
+    says before that is lost. An agent keeps it, and speaks past what it keeps. What the kernel said before has been heard too.
     """
-    replied = asyncio.Event()
+    replied, heard = asyncio.Event(), served.output.heard
+    heard.clear()
     # The shell of a busy kernel answers when the cell is done; its control channel answers at once.
     busy = served.has_agent or manager.execution_state == "busy"
     channels = ["control"] if busy else ["control", "shell"]
@@ -75,12 +76,15 @@ async def wait_for_subscribers(
     with _questions(manager, channels, lambda _: replied.set()) as send:
         try:
             async with asyncio.timeout(timeout_seconds):
-                while not replied.is_set() or not all(c.subscribed for c in served.connections):
+                while True:
                     send(*request)
-                    await asyncio.sleep(_REPEAT_SECONDS)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_REPEAT_SECONDS):
+                            await replied.wait()
+                            await heard.wait()
+                            return True
         except TimeoutError:
             return False
-    return True
 
 
 async def kernel_info(

@@ -1,7 +1,7 @@
 """One kernel under the engine as this server serves it: its state, and the gate that holds requests.
 
-The gate is shut while the kernel cannot answer: from just before a suspend until, after the resume, the kernel has every
-websocket of ours as a subscriber again. Nothing here decides about states: the daemon does, and tells.
+The gate is shut while the kernel cannot answer: from just before a suspend until, after the resume, this server hears what
+it says. Nothing here decides about states: the daemon does, and tells.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ..errors import ErrorRecord
 from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
 from ..states import KernelState
+from .kernel_output import KernelOutput
 
 #: States without a process: requests are answered from what is known, or kept.
 ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
@@ -57,10 +58,8 @@ class Connection(Protocol):
     def drop_held(self) -> None:
         """Forget what is held: the kernel it was meant for is gone."""
 
-    subscribed: bool
 
-
-#: Brings a kernel's subscribers back after a resume, whoever asked for it.
+#: Makes a kernel heard again after a resume, whoever asked for it.
 Reconnect = Callable[["ServedKernel"], Awaitable[None]]
 #: Begins to bring a suspended kernel back, because somebody wants something of it.
 Wake = Callable[["ServedKernel"], None]
@@ -73,16 +72,16 @@ class ServedKernel:
         self,
         kernel_id: str,
         provisioner: Provisioner,
+        output: KernelOutput,
         on_change: Callable[[str], None],
         reconnect: Reconnect,
         wake: Wake,
     ) -> None:
         self.kernel_id = kernel_id
         self.provisioner = provisioner
+        self.output = output
         self._on_change, self._reconnect, self._wake = on_change, reconnect, wake
         self.connections: set[Connection] = set()
-        #: `header.session` of the kernel's own messages: JupyterLab drops queued ones when another one appears.
-        self.session = ""
         #: Whether the agent runs in it.
         self.has_agent = False
         self._holds = 0
@@ -98,7 +97,7 @@ class ServedKernel:
 
     @property
     def state(self) -> KernelState:
-        """The state that users see: `resuming` lasts until every subscriber is back."""
+        """The state that users see: `resuming` lasts until the kernel is heard again."""
         if self.kernel is None:
             return KernelState.STARTING
         coming_back = self._reconnecting is not None and self._came_back
@@ -169,18 +168,16 @@ class ServedKernel:
         if self._reconnecting is not None:
             self._reconnecting.cancel()
             self._reconnecting = None
-        self.session, self.has_agent = "", False
+        self.output.forget()
+        self.has_agent = False
         for connection in list(self.connections):
             connection.drop_held()
-        if self.connections:
-            self._start_reconnecting(came_back=False)
+        self._start_reconnecting(came_back=False)
 
     def _start_reconnecting(self, *, came_back: bool) -> None:
         if self._reconnecting is not None:
             return
         self._came_back = came_back
-        for connection in self.connections:
-            connection.subscribed = False
         self._reconnecting = asyncio.ensure_future(self._run_reconnect())
 
     async def _run_reconnect(self) -> None:

@@ -23,8 +23,6 @@ from jupyter_server.services.kernels.connection.base import (
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
 
-from .probe import PROBE_SESSION
-
 if TYPE_CHECKING:
     from ..errors import ErrorRecord
     from .served_kernel import ServedKernel
@@ -54,9 +52,8 @@ _EMPTY_REPLIES: dict[str | None, tuple[str, dict[str, Any]]] = {
 class GatedConnection(_Base):
     """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
 
-    #: Whether the kernel is known to have this websocket as a subscriber (again).
-    subscribed = True
-    _held: list[tuple[str, dict[str, Any], Any]]
+    #: Channel, header, metadata, and the message as it came.
+    _held: list[tuple[str, dict[str, Any], dict[str, Any], Any]]
 
     @property
     def _served(self) -> ServedKernel | None:
@@ -65,16 +62,25 @@ class GatedConnection(_Base):
 
     # ---- connecting --------------------------------------------------------------------------------------------------
 
+    @property
+    def client_session(self) -> str:
+        """See `kernel_output.Page`."""
+        return str(self.session.session)
+
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
         """Connect as usual; a page that finds no running kernel is told that it is idle."""
         self._held = []
         connected = super().connect()
         served = self._served
         if connected is not None and served is not None:
-            self.subscribed = served.gate_is_open
             served.connections.add(self)
-            connected.add_done_callback(lambda _: self._say_idle())
+            connected.add_done_callback(lambda _: self._join(served))
         return connected
+
+    def _join(self, served: ServedKernel) -> None:
+        if self in served.connections:  # else it has gone already
+            served.output.join(self)
+            self._say_idle()
 
     def nudge(self) -> asyncio.Future[None]:
         """Without a kernel that answers there is nothing to wait for: the gate waits instead."""
@@ -90,6 +96,7 @@ class GatedConnection(_Base):
         served = self._served
         if served is not None:
             served.connections.discard(self)
+            served.output.leave(self)
         self.drop_held()
         super().disconnect()
 
@@ -98,12 +105,14 @@ class GatedConnection(_Base):
     def handle_incoming_message(self, incoming_msg: Any) -> None:
         """Send on, answer, or hold."""
         served = self._served
-        if served is None or not self.channels or (served.gate_is_open and not self._held):
+        if served is None or not self.channels:
             super().handle_incoming_message(incoming_msg)
             return
-        channel, header = self._peek(incoming_msg)
-        if not self._answered(served, channel, header):
-            self._held.append((channel, header, incoming_msg))
+        channel, header, metadata = self._peek(incoming_msg)
+        if served.gate_is_open and not self._held:
+            self._send_on(served, header, metadata, incoming_msg)
+        elif not self._answered(served, channel, header):
+            self._held.append((channel, header, metadata, incoming_msg))
             if header.get("msg_type") in _WAKING:
                 served.wake()
 
@@ -113,9 +122,9 @@ class GatedConnection(_Base):
         if served is None or not self._held:
             return
         waiting, self._held = self._held, []
-        for index, (channel, header, message) in enumerate(waiting):
+        for index, (channel, header, metadata, message) in enumerate(waiting):
             if served.gate_is_open:
-                super().handle_incoming_message(message)
+                self._send_on(served, header, metadata, message)
             elif not self._answered(served, channel, header):
                 self._held.append(waiting[index])
 
@@ -124,7 +133,7 @@ class GatedConnection(_Base):
         waiting, self._held = self._held, []
         said = f"{error.message} {error.hint}".strip()
         failure = {"ename": "KernelNotResumed", "evalue": said, "traceback": [said]}
-        for channel, header, _ in waiting:
+        for channel, header, *_ in waiting:
             kind = str(header.get("msg_type"))
             if kind == "execute_request":
                 self._send("iopub", "error", failure, {"header": header})
@@ -138,16 +147,26 @@ class GatedConnection(_Base):
             self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
             self._held = []
 
-    def _peek(self, message: Any) -> tuple[str, dict[str, Any]]:
+    def _send_on(
+        self, served: ServedKernel, header: dict[str, Any], metadata: dict[str, Any], message: Any
+    ) -> None:
+        if header.get("msg_type") == "execute_request":
+            cell = str(metadata.get("cellId") or "")  # JupyterLab says so
+            served.output.asked(self.client_session, str(header.get("msg_id")), cell)
+        super().handle_incoming_message(message)
+
+    def _peek(self, message: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
+        """Channel, header and metadata."""
         if self.subprotocol == _V1:
             channel, parts = deserialize_msg_from_ws_v1(message)
-            return channel, self.session.unpack(parts[0])
+            return channel, self.session.unpack(parts[0]), self.session.unpack(parts[2])
         unpacked = (
             deserialize_binary_message(message)
             if isinstance(message, bytes)
             else json.loads(message)
         )
-        return unpacked.get("channel") or "shell", unpacked["header"]
+        header, metadata = unpacked["header"], unpacked.get("metadata") or {}
+        return unpacked.get("channel") or "shell", header, metadata
 
     def _answered(self, served: ServedKernel, channel: str, header: dict[str, Any]) -> bool:
         """Answer in the kernel's place if that can be done; whether it was."""
@@ -177,9 +196,9 @@ class GatedConnection(_Base):
         """Send the page a message in the kernel's name."""
         message = self.session.msg(kind, content, parent=parent)
         served = self._served
-        if served is not None and served.session:
+        if served is not None and served.output.kernel_session:
             # JupyterLab takes another session for another kernel and drops what it has queued for this one.
-            message["header"]["session"] = served.session
+            message["header"]["session"] = served.output.kernel_session
         with suppress(WebSocketClosedError):
             if self.subprotocol == _V1:
                 packed = serialize_msg_to_ws_v1(message, channel, self.session.pack)
@@ -191,16 +210,29 @@ class GatedConnection(_Base):
     # ---- from the kernel ---------------------------------------------------------------------------------------------
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
-        """Send on to the page what is meant for it; echoes of our probes tell that the subscription is there."""
-        served = self._served
-        if served is not None and getattr(stream, "channel", stream) == "iopub":
-            _, parts = self.session.feed_identities(outgoing_msg)
-            if self.session.unpack(parts[2]).get("session") == PROBE_SESSION:
-                self.subscribed = True
-                return
-            if not served.session:
-                served.session = self.session.unpack(parts[1]).get("session", "")
-        super().handle_outgoing_message(stream, outgoing_msg)
+        """Send replies and questions on to the page. What the kernel says to everybody comes by `show`."""
+        if self._served is None or getattr(stream, "channel", stream) != "iopub":
+            super().handle_outgoing_message(stream, outgoing_msg)
+
+    def show(self, parts: list[bytes]) -> None:
+        """See `kernel_output.Page`."""
+        if self.channels:
+            super().handle_outgoing_message(self.channels["iopub"], parts)
+
+    def show_again(self, parts: list[bytes]) -> None:
+        """See `kernel_output.Page`. Not counted by Jupyter's rate limit, which would drop some of it."""
+        if not self.channels:
+            return
+        _, fed = self.session.feed_identities(parts)
+        message: Any = fed[1:]
+        if self.subprotocol != _V1:
+            signature = self.session.sign(fed[1:5])  # it may have been changed
+            message = self.session.deserialize([signature, *fed[1:]])
+        self._on_zmq_reply(self.channels["iopub"], message)
+
+    def show_text(self, text: str) -> None:
+        """See `kernel_output.Page`."""
+        self._send("iopub", "stream", {"name": "stderr", "text": text}, None)
 
 
 def known_info(manager: Any) -> dict[str, Any]:

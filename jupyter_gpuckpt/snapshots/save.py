@@ -19,7 +19,7 @@ from ..engine.tree import Tree
 from ..errors import KernelNotCheckpointable
 from ..host import connections, fingerprint
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
-from ..model import ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
+from ..model import Cause, ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 
@@ -45,18 +45,18 @@ def save(
     stop: bool,
     name: str,
     progress: Progress,
-    cut_connections: bool = True,
+    cause: Cause = Cause.MANUAL,
     gpu_bytes: int = 0,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
-    `gpu_bytes` is what the kernel holds on GPUs, for the preflight. Without `cut_connections` a kernel with network connections
-    to others is not suspended: KernelNotCheckpointable names them.
+    `gpu_bytes` is what the kernel holds on GPUs, for the preflight. An idle kernel (`cause`) that has network connections to
+    others is not suspended: KernelNotCheckpointable names them.
     """
     began = time.time()
     with progress.stage(Stage.PREFLIGHT):
-        warnings = _connections(tree, spec, cut=cut_connections) if stop else []
+        warnings = _connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
     with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
@@ -71,7 +71,16 @@ def save(
         state.prove_still()
         progress.point_of_no_return()
         manifest = Manifest(
-            info=_info(state, packed, spec, stop=stop, name=name, began=began, host_name=host.name),
+            info=_info(
+                state,
+                packed,
+                spec,
+                stop=stop,
+                name=name,
+                began=began,
+                host_name=host.name,
+                cause=cause,
+            ),
             launch=spec,
             host=host,
             method=chosen.method,
@@ -142,6 +151,7 @@ def _info(
     name: str,
     began: float,
     host_name: str,
+    cause: Cause,
 ) -> SnapshotInfo:
     return SnapshotInfo(
         snapshot_id=uuid.uuid4().hex,
@@ -158,4 +168,5 @@ def _info(
         frozen_seconds=state.frozen_seconds,
         seconds=time.time() - began,
         host_name=host_name,
+        cause=cause,
     )

@@ -115,8 +115,8 @@ class Server:
         session = self.request("POST", "api/sessions", json=body).json()
         return self.page(session["kernel"]["id"], session["id"], **options)
 
-    def page(self, kernel_id, session_id="", *, binary=False):
-        page = Page(self, kernel_id, session_id, binary=binary)
+    def page(self, kernel_id, session_id="", **options):
+        page = Page(self, kernel_id, session_id, **options)
         self.pages.append(page)
         return page
 
@@ -153,11 +153,14 @@ class Server:
 
 
 class Page:
-    """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one."""
+    """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one.
 
-    def __init__(self, server, kernel_id, session_id, *, binary):
+    `client_id`: that of a page which connects again.
+    """
+
+    def __init__(self, server, kernel_id, session_id, *, binary=False, client_id=""):
         self.kernel_id, self.session_id = kernel_id, session_id
-        self.client_id = uuid.uuid4().hex
+        self.client_id = client_id or uuid.uuid4().hex
         self.received = []
         self._new = threading.Condition()
         url = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel_id}/channels?session_id={self.client_id}"
@@ -246,9 +249,13 @@ class Page:
     def output(self, request_id):
         """What a cell printed."""
         self.reply(request_id)
+        return self.printed(request_id)
+
+    def printed(self, request_id):
+        """What a cell has printed so far."""
         return "".join(
             m["content"]["text"]
-            for m in self.received
+            for m in list(self.received)
             if m["msg_type"] == "stream" and m["parent_header"].get("msg_id") == request_id
         )
 

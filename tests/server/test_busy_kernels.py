@@ -1,0 +1,146 @@
+"""A cell that runs when the server stops goes on under the next one, and what it says meanwhile waits for its pages."""
+
+import stat
+import time
+from pathlib import Path
+
+COUNT = "import time\nfor number in range({count}):\n    print(number)\n    time.sleep(0.005)"
+
+
+def wait_for(condition, seconds=30, said=lambda: ""):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.02)
+
+
+def stop(server):
+    """End the server with its pages still open."""
+    server.process.terminate()
+    assert server.process.wait(60) == 0, server.log()
+    for page in server.pages:
+        page.close()
+
+
+def shown(page, request):
+    return page.printed(request).splitlines()
+
+
+def is_over(page, request):
+    return any(
+        m["parent_header"].get("msg_id") == request
+        and m["content"].get("execution_state") == "idle"
+        for m in list(page.received)
+    )
+
+
+def test_a_running_cell_goes_on_and_no_page_misses_or_sees_twice_what_it_prints(server):
+    asker = server.open()
+    other = server.page(asker.kernel_id, binary=True)
+    request = asker.execute(COUNT.format(count=1500))
+    wait_for(lambda: len(shown(asker, request)) > 50 and len(shown(other, request)) > 50)
+    stop(server)
+    server.start()
+    wait_for(lambda: server.kernel(asker.kernel_id)["state"] == "running")
+    # Nobody has connected yet, and it counts.
+    new = server.page(asker.kernel_id)
+    wait_for(lambda: shown(new, request))
+    again = [server.page(old.kernel_id, client_id=old.client_id) for old in (asker, other)]
+    everything = [str(number) for number in range(1500)]
+    for old, page in zip((asker, other), again, strict=True):
+        wait_for(lambda page=page: is_over(page, request))
+        assert shown(old, request) + shown(page, request) == everything
+        assert len(shown(old, request)) > 50
+    assert shown(new, request) == everything
+    replies = [m for m in again[0].received if m["msg_type"] == "execute_reply"]
+    assert [m["content"]["status"] for m in replies] == ["ok"]
+    assert again[0].run("print(number)") == "1499\n"
+
+
+def test_a_cell_that_ends_before_a_page_comes_is_shown_with_its_reply(server):
+    page = server.open()
+    request = page.execute("import time; time.sleep(1); print('done')")
+    page.wait_for(lambda m: m["msg_type"] == "execute_input")
+    stop(server)
+    server.start()
+    wait_for(
+        lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "idle",
+        said=lambda: f"{server.get('api/kernels')}{server.log()}",
+    )
+    again = server.page(page.kernel_id, client_id=page.client_id)
+    assert again.output(request) == "done\n"
+    # Once it has been seen, it is gone.
+    new = server.page(page.kernel_id)
+    assert new.run("print(1)") == "1\n"
+    assert new.printed(request) == ""
+
+
+def test_a_reload_in_the_middle_of_a_cell_shows_it_from_its_beginning(server):
+    page = server.open()
+    request = page.execute(COUNT.format(count=400))
+    wait_for(lambda: len(shown(page, request)) > 20)
+    page.close()
+    new = server.page(page.kernel_id)
+    wait_for(lambda: is_over(new, request))
+    assert shown(new, request) == [str(number) for number in range(400)]
+
+
+def test_a_kernel_that_was_suspended_busy_by_somebody_stays_so(server):
+    page = server.open()
+    page.execute("import time; time.sleep(100)")
+    page.wait_for(lambda m: m["msg_type"] == "execute_input")
+    server.do("suspend", page.kernel_id)
+    stop(server)
+    server.start()
+    assert server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "suspended"
+    server.page(page.kernel_id).send("kernel_info_request", {})
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+
+
+def test_without_resume_busy_it_waits_for_somebody(make_server):
+    server = make_server("--GpuCkptServer.resume_busy=False").start()
+    page = server.open()
+    request = page.execute(COUNT.format(count=200))
+    wait_for(lambda: shown(page, request))
+    stop(server)
+    server.start()
+    assert server.kernel(page.kernel_id)["state"] == "suspended"
+    again = server.page(page.kernel_id, client_id=page.client_id)
+    assert again.run("print('next')") == "next\n"
+    assert shown(page, request) + shown(again, request) == [str(number) for number in range(200)]
+
+
+def test_what_does_not_fit_is_counted_and_said(make_server):
+    server = make_server("--GpuCkptServer.kept_output_bytes=20000").start()
+    page = server.open()
+    page.run("pass")
+    request = page.execute(
+        "for number in range(200): display({'text/plain': 'x' * 1000}, raw=True)"
+    )
+    page.reply(request)
+    page.close()
+    wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["connections"] == 0)
+    # Nobody is there while this one runs.
+    silent = server.page(page.kernel_id)
+    silent.execute(
+        "import time; time.sleep(0.5)\n"
+        "for number in range(200): display({'text/plain': 'x' * 1000}, raw=True)"
+    )
+    silent.wait_for(lambda m: m["msg_type"] == "execute_input")
+    silent.close()
+    wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "idle")
+    new = server.page(page.kernel_id)
+    said = new.wait_for(lambda m: m["content"].get("name") == "stderr")["content"]["text"]
+    displays = [m for m in new.received if m["msg_type"] == "display_data"]
+    assert 0 < len(displays) < 20
+    assert f"{200 - len(displays)} messages" in said
+
+
+def test_nothing_is_left_on_disk_when_everything_was_seen(server):
+    page = server.open()
+    kept = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"], "output", page.kernel_id)
+    request = page.execute("import time; print(1); time.sleep(0.5)")
+    wait_for(kept.exists)
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    page.reply(request)
+    wait_for(lambda: not kept.exists())
