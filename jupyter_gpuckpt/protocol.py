@@ -175,6 +175,32 @@ class SuspendedKernel(msgspec.Struct, frozen=True):
     cause: Cause = Cause.MANUAL
 
 
+class SuspendOutcome(msgspec.Struct, frozen=True):
+    """What became of one kernel when many were to be suspended. `error`: why it was not saved; it runs on then."""
+
+    kernel_id: str
+    name: str = ""
+    saved: bool = False
+    snapshot_id: str = ""
+    #: Memory and GPU memory that it used.
+    size_bytes: int = 0
+    #: How long its suspend took; 0 for one that was suspended before.
+    seconds: float = 0.0
+    error: ErrorRecord | None = None
+
+
+class SuspendReport(msgspec.Struct, frozen=True):
+    """What became of all of them, in the order in which they were tried."""
+
+    kernels: list[SuspendOutcome] = []
+    seconds: float = 0.0
+
+    @property
+    def all_saved(self) -> bool:
+        """Whether nothing would be lost with this machine."""
+        return all(outcome.saved for outcome in self.kernels)
+
+
 class Check(msgspec.Struct, frozen=True):
     """One line of the doctor's report. `ok` None: does not apply here. `fix` is the one command that changes it."""
 

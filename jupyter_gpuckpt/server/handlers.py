@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Annotated
 
 import msgspec
 from jupyter_server.auth.decorator import authorized
@@ -11,7 +12,8 @@ from tornado import web
 from ..errors import KernelNotFound
 from ..protocol import ResumeRequest
 from .base_handler import GpuCkptHandler
-from .views import operation_view, snapshot_view
+from .suspend_all import suspend_all
+from .views import operation_view, report_view, snapshot_view
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
@@ -22,6 +24,12 @@ class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a save or suspend: what lists show for the snapshot; by default the notebook's path."""
 
     name: str = ""
+
+
+class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of a suspend of everything: the seconds that it may take; None: as long as it takes."""
+
+    within: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class KernelsHandler(GpuCkptHandler):
@@ -83,6 +91,19 @@ class ResumeHandler(GpuCkptHandler):
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
+class SuspendAllHandler(GpuCkptHandler):
+    """Suspends of everything."""
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """Suspend all kernels and answer, at the latest a moment after the deadline, what became of each."""
+        request = self.record(SuspendAllRequest)
+        operations = self.extension.operations
+        report = await suspend_all(operations, self.extension.kernel_ids(), request.within)
+        self.reply(report_view(report))
+
+
 class OperationHandler(GpuCkptHandler):
     """One operation."""
 
@@ -141,6 +162,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/save": SaveHandler,
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
+    "/suspend_all": SuspendAllHandler,
     "/operations/{operation_id}": OperationHandler,
     "/snapshots": SnapshotsHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,

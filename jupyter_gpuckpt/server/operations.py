@@ -15,7 +15,7 @@ from jupyter_server._tz import utcnow
 
 from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
 from ..model import Cause
-from ..protocol import Operation, OperationKind, OperationState
+from ..protocol import Kernel, Operation, OperationKind, OperationState
 from ..states import KernelState
 from . import agent
 from .probe import drained, kernel_info, wait_until_heard
@@ -121,6 +121,14 @@ class ServerOperations:
         if task is not None:
             await asyncio.wait({task})
         return self.as_seen(self._latest.get(operation.operation_id, operation))
+
+    async def cancel(self, operation_id: str) -> None:
+        """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
+        await self._link.daemon.cancel(operation_id)
+
+    async def measured(self) -> list[Kernel]:
+        """The daemon's records of all kernels, with what they use just now."""
+        return await self._link.daemon.kernels()
 
     def begin(self, served: ServedKernel) -> None:
         """Bring the agent into a new kernel before its first cell: requests are held meanwhile."""

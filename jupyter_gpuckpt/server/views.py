@@ -11,8 +11,9 @@ from ..states import KernelState
 from .operations import not_managed
 
 if TYPE_CHECKING:
+    from ..errors import ErrorRecord
     from ..model import SnapshotInfo
-    from ..protocol import Operation
+    from ..protocol import Operation, SuspendReport
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
 
@@ -67,14 +68,28 @@ def operation_view(operation: Operation) -> dict[str, Any]:
             **msgspec.to_builtins(result.sizes),
             "warnings": result.warnings,
         },
-        "error": None
-        if error is None
-        else {
-            "message": error.message,
-            "code": error.code,
-            "hint": error.hint or None,
-            "details": error.details or None,
-        },
+        "error": error_view(error),
+    }
+
+
+def report_view(report: SuspendReport) -> dict[str, Any]:
+    """What became of many kernels."""
+    kernels = [
+        {**msgspec.to_builtins(outcome), "error": error_view(outcome.error)}
+        for outcome in report.kernels
+    ]
+    return {"seconds": report.seconds, "kernels": kernels}
+
+
+def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
+    """An error, if there is one."""
+    if error is None:
+        return None
+    return {
+        "message": error.message,
+        "code": error.code,
+        "hint": error.hint or None,
+        "details": error.details or None,
     }
 
 
