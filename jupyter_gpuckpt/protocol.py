@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from importlib import metadata
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -128,6 +128,8 @@ class Kernel(msgspec.Struct, frozen=True):
     operation: Operation | None = None
     memory_bytes: int = 0
     gpu_bytes: int = 0
+    #: When it is killed because its user has shut it down (seconds since the epoch); 0: not. Until then it stands still.
+    ends_at: float = 0.0
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -153,6 +155,12 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     jupyter: dict[str, Any] | None = None
     cause: Cause = Cause.MANUAL
+
+
+class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """PUT /kernels/{id}/end: the kernel stands still and is killed after that time, unless DELETE /kernels/{id}/end undoes it."""
+
+    after_seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

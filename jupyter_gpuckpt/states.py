@@ -31,6 +31,7 @@ class Verb(StrEnum):
     RESUME = "resume"
     INTERRUPT = "interrupt"
     KILL = "kill"
+    END = "shut down"
 
 
 class Answer(StrEnum):
@@ -59,19 +60,19 @@ TRANSITIONS: dict[KernelState, frozenset[KernelState]] = {
     _S.LOST: frozenset({_S.RESUMING}),
 }
 
-_ROW = tuple[Answer, Answer, Answer, Answer, Answer]
+_ROW = tuple[Answer, Answer, Answer, Answer, Answer, Answer]
 _TABLE: dict[KernelState, _ROW] = {
-    #                SAVE          SUSPEND       RESUME        INTERRUPT     KILL
-    _S.STARTING: (_A.CONFLICT, _A.CONFLICT, _A.NOTHING, _A.DO, _A.DO),
-    _S.RUNNING: (_A.DO, _A.DO, _A.NOTHING, _A.DO, _A.DO),
-    _S.SAVING: (_A.BUSY, _A.PREEMPT, _A.NOTHING, _A.WAIT, _A.PREEMPT),
-    _S.PARKING: (_A.WAIT, _A.WAIT, _A.WAIT, _A.WAIT, _A.PREEMPT),
-    _S.PARKED: (_A.DO, _A.DO, _A.DO, _A.WAIT, _A.DO),
-    _S.UNPARKING: (_A.WAIT, _A.WAIT, _A.NOTHING, _A.WAIT, _A.PREEMPT),
-    _S.SUSPENDING: (_A.CONFLICT, _A.NOTHING, _A.WAIT, _A.WAIT, _A.PREEMPT),
-    _S.SUSPENDED: (_A.CONFLICT, _A.NOTHING, _A.DO, _A.NOTHING, _A.DO),
-    _S.RESUMING: (_A.WAIT, _A.WAIT, _A.BUSY, _A.WAIT, _A.PREEMPT),
-    _S.LOST: (_A.CONFLICT, _A.CONFLICT, _A.DO, _A.NOTHING, _A.DO),
+    #                SAVE          SUSPEND       RESUME        INTERRUPT     KILL          END
+    _S.STARTING: (_A.CONFLICT, _A.CONFLICT, _A.NOTHING, _A.DO, _A.DO, _A.CONFLICT),
+    _S.RUNNING: (_A.DO, _A.DO, _A.NOTHING, _A.DO, _A.DO, _A.DO),
+    _S.SAVING: (_A.BUSY, _A.PREEMPT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.PREEMPT),
+    _S.PARKING: (_A.WAIT, _A.WAIT, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT),
+    _S.PARKED: (_A.DO, _A.DO, _A.DO, _A.WAIT, _A.DO, _A.DO),
+    _S.UNPARKING: (_A.WAIT, _A.WAIT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.WAIT),
+    _S.SUSPENDING: (_A.CONFLICT, _A.NOTHING, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT),
+    _S.SUSPENDED: (_A.CONFLICT, _A.NOTHING, _A.DO, _A.NOTHING, _A.DO, _A.DO),
+    _S.RESUMING: (_A.WAIT, _A.WAIT, _A.BUSY, _A.WAIT, _A.PREEMPT, _A.WAIT),
+    _S.LOST: (_A.CONFLICT, _A.CONFLICT, _A.DO, _A.NOTHING, _A.DO, _A.DO),
 }
 
 #: States in which the kernel has a process that runs or will run again without a resume.

@@ -16,6 +16,7 @@ from ..errors import DaemonUnavailable, ErrorRecord, error_from
 from ..model import Cause, LaunchSpec, SnapshotInfo
 from ..protocol import (
     ClaimRequest,
+    EndRequest,
     Event,
     Handshake,
     HostReport,
@@ -167,6 +168,17 @@ def kernel(kernel_id: str) -> Call[Kernel]:
 def kill(kernel_id: str) -> Call[None]:
     """End a kernel."""
     return Call(type(None), "DELETE", f"/kernels/{kernel_id}", seconds=KILL_SECONDS)
+
+
+def end(kernel_id: str, after_seconds: float) -> Call[Kernel]:
+    """Shut a kernel down so that it can be undone."""
+    request = EndRequest(after_seconds)
+    return Call(Kernel, "PUT", f"/kernels/{kernel_id}/end", request, seconds=KILL_SECONDS)
+
+
+def undo_end(kernel_id: str) -> Call[Kernel]:
+    """Undo that."""
+    return Call(Kernel, "DELETE", f"/kernels/{kernel_id}/end")
 
 
 def signal(kernel_id: str, signum: int) -> Call[None]:

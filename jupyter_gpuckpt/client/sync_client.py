@@ -71,6 +71,14 @@ class Client:
         """End a kernel; on return its processes are gone. Its snapshots stay."""
         self._do(calls.kill(kernel_id))
 
+    def end(self, kernel_id: str, after_seconds: float) -> Kernel:
+        """Make a kernel stand still and kill it after that time, unless `undo_end` is called before."""
+        return self._do(calls.end(kernel_id, after_seconds))
+
+    def undo_end(self, kernel_id: str) -> Kernel:
+        """Let a kernel live on that was to end."""
+        return self._do(calls.undo_end(kernel_id))
+
     def signal(self, kernel_id: str, signum: int) -> None:
         """Send a signal to a kernel's process group; during an operation it is delivered after it."""
         self._do(calls.signal(kernel_id, signum))

@@ -25,6 +25,7 @@ from ..place import Place, here, runtime_dir, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import lifetime
 from .base_handler import UnknownRoute
+from .endings import Endings
 from .handlers import ROUTES
 from .kernels import Kernels
 from .machine import Machine
@@ -49,6 +50,7 @@ class Daemon:
         self.operations = Operations()
         self.kernels = Kernels(records, self.machine, self.streams.tell)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
+        self.endings = Endings(self.kernels, self.verbs, self.machine)
         self.owners = Owners(self.streams, self.kernels, self.verbs, records)
         self._left = asyncio.Event()
         self._touched = time.monotonic()
@@ -84,6 +86,7 @@ class Daemon:
         await self.kernels.adopt(await asyncio.to_thread(self.records.mine))
         await asyncio.to_thread(self.machine.clear)
         self.owners.expect_after_restart()
+        self.endings.expect_all()
         server = HTTPServer(application(self))
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
-from ..protocol import LaunchRequest, Owner, ResumeRequest, SaveRequest, SignalRequest
+from ..protocol import EndRequest, LaunchRequest, Owner, ResumeRequest, SaveRequest, SignalRequest
 from .base_handler import BaseHandler
 from .owners import Stream
 
@@ -97,6 +97,20 @@ class SignalHandler(BaseHandler):
         request = self.record(SignalRequest)
         delivered = await self.daemon.verbs.signal(kernel_id, request.signum)
         self.set_status(HTTPStatus.NO_CONTENT if delivered else HTTPStatus.ACCEPTED)
+
+
+class EndHandler(BaseHandler):
+    """Shut down by its user."""
+
+    async def put(self, kernel_id: str) -> None:
+        """Keep it for a while, standing still, then kill it."""
+        request = self.record(EndRequest)
+        kernel = await self.daemon.endings.set(kernel_id, request.after_seconds)
+        self.reply(kernel.public())
+
+    async def delete(self, kernel_id: str) -> None:
+        """Undo that."""
+        self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
 class JupyterHandler(BaseHandler):
@@ -198,6 +212,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
+    "/kernels/{kernel_id}/end": EndHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/progress": ProgressHandler,

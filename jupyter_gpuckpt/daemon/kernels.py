@@ -83,6 +83,7 @@ class ManagedKernel:
             operation=self.operation.public() if self.operation else None,
             memory_bytes=self.memory_bytes,
             gpu_bytes=self.gpu_bytes,
+            ends_at=record.ends_at,
         )
 
 
@@ -223,6 +224,8 @@ class Kernels:
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
         elif tree and alive and cut_off:
             self._machine.settle(tree)
+        elif tree and alive and not record.ends_at:
+            self._machine.go_on(tree)  # its user may just have wanted it back
         elif tree is None:
             self._machine.kill_strays(exit_path)
         if was is KernelState.RESUMING:

@@ -14,6 +14,7 @@ from ..daemon_settings import Settings
 from ..engine import launch as trees
 from ..engine import server_files, settle, thaw
 from ..engine.settings import INIT, EngineSettings
+from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
@@ -91,6 +92,21 @@ class Machine:
         """Remove the files that a resume which was cut off laid beside a kernel's own."""
         for info in self.snapshots(kernel_id):
             thaw.remove_links(self.store.manifest(info.snapshot_id))
+
+    def stand_still(self, tree: Tree) -> None:
+        """Stop all processes of a tree until `go_on`, which another daemon may call; raises FreezeFailed."""
+        standstill = Standstill(tree)
+        try:
+            standstill.begin()
+        except BaseException:
+            standstill.end()
+            raise
+
+    def go_on(self, tree: Tree) -> None:
+        """Let a tree go on that stands still; nothing to do for one that does not."""
+        standstill = Standstill.found(tree)
+        if standstill is not None:
+            standstill.end()
 
     def clear(self) -> None:
         """Remove what a daemon that was killed had spilled; nothing may be in flight."""

@@ -185,9 +185,11 @@ def belongs(record: KernelRecord, claimant: Owner) -> bool:
     """Whether a dead server's kernel is one that `claimant` would show: same hub server, notebook under its root_dir.
 
     `record.jupyter` holds `root` (the former server's root_dir) and `sessions`, whose `path` is relative to it. A kernel
-    without a path belongs to a server of the same root_dir.
+    without a path belongs to a server of the same root_dir. One that its user has shut down belongs to nobody.
     """
     former = record.owner
+    if record.ends_at:
+        return False
     if former.kind is not OwnerKind.SERVER or former.hub_server != claimant.hub_server:
         return False
     root = str(record.jupyter.get("root") or former.root_dir)

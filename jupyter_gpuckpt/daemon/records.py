@@ -67,6 +67,8 @@ class KernelRecord(msgspec.Struct):
     exit_path: str = ""
     snapshot_id: str = ""
     cause: Cause = Cause.MANUAL
+    #: When it is killed because its user has shut it down (seconds since the epoch); 0: not.
+    ends_at: float = 0.0
     error: ErrorRecord | None = None
 
     @property

@@ -46,6 +46,8 @@ OPERATIONS_AT_ONCE = 4
 _LOOK_AGAIN = 0.2
 #: Kernels in these states live in a snapshot.
 _NEED_SNAPSHOT = {KernelState.SUSPENDED, KernelState.RESUMING}
+#: What can be done to a kernel that its user has shut down.
+_OF_ENDED = {Verb.END, Verb.KILL}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
 _KILLED = b"9"
 
@@ -133,15 +135,19 @@ class Verbs:
         Its exit file then says that it was killed, so that its provisioner sees an end like any other.
         """
         kernel = self._kernels.get(kernel_id)
-        await kernel.launched.wait()
-        while (decision := self._decide(kernel, Verb.KILL)) is not Answer.DO:
-            await self._give_way(kernel, decision)
+        await self.when_free(kernel, Verb.KILL)
         if kernel.doomed or self._kernels.find(kernel_id) is not kernel:
             return  # it ended meanwhile, or somebody else is killing it
         kernel.doomed = True
         await asyncio.to_thread(self._kill, kernel.record)
         _log.info("killed kernel %s", kernel_id)
         self._kernels.forget(kernel)
+
+    async def when_free(self, kernel: ManagedKernel, verb: Verb) -> None:
+        """Wait until `verb` may be done to the kernel, cancelling what is in flight where the table says so."""
+        await kernel.launched.wait()
+        while (decision := self._decide(kernel, verb)) is not Answer.DO:
+            await self._give_way(kernel, decision)
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; raises SnapshotInUse when an operation reads it or a suspended kernel needs it."""
@@ -168,6 +174,10 @@ class Verbs:
 
     def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
         """The table's answer; raises its refusals."""
+        if kernel.record.ends_at and verb not in _OF_ENDED:
+            raise KernelStateConflict(
+                "The kernel was shut down.", hint="Undo that first, while there is time."
+            )
         decision = answer(kernel.state, verb)
         if decision is Answer.BUSY:
             raise KernelBusy(

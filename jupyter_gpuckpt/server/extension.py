@@ -34,6 +34,7 @@ from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
 from .probe import AGENT_REQUEST
 from .sessions import ReportingSessions
+from .shut_downs import ShutDowns
 from .views import kernel_view
 from .websocket import GatedConnection
 
@@ -87,6 +88,20 @@ class GpuCkptServer(ExtensionApp):
         anybody opens its notebook.""",
     ).tag(config=True)
 
+    undo_shutdown_for = Float(
+        30.0,
+        min=0.0,
+        help="""Seconds for which the shutdown of a kernel can be undone; until then its processes stand still and use no
+        processor. 5 at most for a kernel that uses a GPU. 0: kernels end at once.""",
+    ).tag(config=True)
+
+    stop_timeout = Float(
+        0.0,
+        min=0.0,
+        help="""Seconds that the stop of the server waits at most for its kernels to be suspended, the smallest first. One that
+        takes longer runs on until the daemon ends. 0: as long as it takes.""",
+    ).tag(config=True)
+
     kept_output_bytes = Int(
         64_000_000,
         min=0,
@@ -98,6 +113,7 @@ class GpuCkptServer(ExtensionApp):
         super().__init__(**kwargs)
         self._link: DaemonLink | None = None
         self._operations: ServerOperations | None = None
+        self._shut_downs: ShutDowns | None = None
         self._events: KernelEvents | None = None
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
@@ -111,6 +127,13 @@ class GpuCkptServer(ExtensionApp):
                 hint="Kernels behind a gateway cannot be saved, nor those of a kernel manager without asyncio.",
             )
         return self._operations
+
+    @property
+    def shut_downs(self) -> ShutDowns:
+        """The kernels that were shut down a moment ago; raises DaemonUnavailable where kernels run elsewhere."""
+        if self._shut_downs is None:
+            raise DaemonUnavailable("The kernels of this server do not run under jupyter-gpuckpt.")
+        return self._shut_downs
 
     @property
     def daemon(self) -> AsyncClient:
@@ -220,6 +243,15 @@ class GpuCkptServer(ExtensionApp):
         link.reconnect = operations.reconnect
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
+        kernels.gpuckpt_stop_seconds = self.stop_timeout or None
+        self._shut_downs = kernels.gpuckpt_shut_downs = ShutDowns(
+            link,
+            kernels,
+            sessions,
+            operations,
+            undo_seconds=self.undo_shutdown_for,
+            log=self.log,
+        )
         # Talk with the agent says nothing about whether a cell runs.
         kernels.untracked_message_types = [*kernels.untracked_message_types, AGENT_REQUEST]
         kernels.__class__ = _mixed(GpuCkptKernels, type(kernels))

@@ -13,7 +13,7 @@ from ..errors import KernelNotFound
 from ..protocol import ResumeRequest
 from .base_handler import GpuCkptHandler
 from .suspend_all import suspend_all
-from .views import operation_view, report_view, snapshot_view
+from .views import operation_view, report_view, shut_down_view, snapshot_view
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
@@ -104,6 +104,28 @@ class SuspendAllHandler(GpuCkptHandler):
         self.reply(report_view(report))
 
 
+class ShutDownsHandler(GpuCkptHandler):
+    """Kernels that were shut down a moment ago."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List them."""
+        views = [shut_down_view(kernel_id, kept) for kernel_id, kept in self.extension.shut_downs]
+        self.reply({"kernels": views})
+
+
+class UndoShutdownHandler(GpuCkptHandler):
+    """Second thoughts."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """List the kernel again, with its sessions; it goes on as if nothing had been."""
+        await self.extension.shut_downs.undo(kernel_id)
+        self.reply(self.extension.view(kernel_id))
+
+
 class OperationHandler(GpuCkptHandler):
     """One operation."""
 
@@ -163,6 +185,8 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
     "/suspend_all": SuspendAllHandler,
+    "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
+    "/shut_down": ShutDownsHandler,
     "/operations/{operation_id}": OperationHandler,
     "/snapshots": SnapshotsHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,

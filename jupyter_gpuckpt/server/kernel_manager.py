@@ -19,11 +19,13 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from ..errors import GpuCkptError
 from ..model import Cause
 from ..states import KernelState
+from .suspend_all import suspend_all
 
 if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .operations import ServerOperations
     from .served_kernel import ServedKernel
+    from .shut_downs import ShutDowns
 
     _Base = AsyncMappingKernelManager
 else:
@@ -43,6 +45,9 @@ class GpuCkptKernels(_Base):
     #: Asked by provisioners (`daemon_link.py`) and websockets; set when the mixin is applied.
     gpuckpt_owner: DaemonLink
     gpuckpt_operations: ServerOperations
+    gpuckpt_shut_downs: ShutDowns
+    #: How long the server's stop waits for suspends, in seconds; None: as long as they take.
+    gpuckpt_stop_seconds: float | None
     #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
     _gpuckpt_stop: asyncio.Task[None] | None
@@ -128,12 +133,12 @@ class GpuCkptKernels(_Base):
     async def shutdown_kernel(  # type: ignore[override] # as the async base
         self, kernel_id: str, now: bool = False, restart: bool = False
     ) -> None:
-        """As usual, unless the culler asks for it."""
+        """As usual, unless the culler asks for it; what a user shuts down is kept for a while (`shut_downs.py`)."""
         idle = _culled.get() == kernel_id and self._served(kernel_id) is not None
         dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
         if idle and not dead:
             await self._suspend_idle(kernel_id)
-        else:
+        elif now or restart or dead or not await self.gpuckpt_shut_downs.keep(kernel_id):
             await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
 
     async def _suspend_idle(self, kernel_id: str) -> None:
@@ -158,31 +163,22 @@ class GpuCkptKernels(_Base):
         await asyncio.shield(self._gpuckpt_stop)
 
     async def _stop(self, *, now: bool) -> None:
+        await self.gpuckpt_shut_downs.end_all()
         managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
-        await asyncio.gather(*(self._leave(kernel_id) for kernel_id in managed))
+        if managed:
+            self.log.info("Suspending %d kernels: the next server has them again.", len(managed))
+        operations, seconds = self.gpuckpt_operations, self.gpuckpt_stop_seconds
+        await suspend_all(operations, managed, seconds, Cause.SHUTDOWN)
+        for kernel_id in managed:
+            try:
+                self._detach(kernel_id)
+            except Exception:
+                self.log.exception("Kernel %s was not detached.", kernel_id)
         try:
             await ensure_async(super().shutdown_all(now=now))
             await self.gpuckpt_owner.close()
         except Exception:
             self.log.exception("Shutting down the other kernels failed.")
-
-    async def _leave(self, kernel_id: str) -> None:
-        """Suspend a kernel and leave it to the next server. If that fails it runs on under the daemon."""
-        served = self.gpuckpt_owner.served[kernel_id]
-        try:
-            if served.state is not KernelState.SUSPENDED:
-                operation = await self.gpuckpt_operations.suspend(kernel_id, cause=Cause.SHUTDOWN)
-                ended = await self.gpuckpt_operations.finish(operation)
-                if ended.error is not None:
-                    self.log.error("Kernel %s runs on: %s", kernel_id, ended.error.message)
-        except GpuCkptError as error:
-            self.log.error("Kernel %s is %s and stays so: %s", kernel_id, served.state, error)
-        except Exception:
-            self.log.exception("Kernel %s is %s and stays so.", kernel_id, served.state)
-        try:
-            self._detach(kernel_id)
-        except Exception:
-            self.log.exception("Kernel %s was not detached.", kernel_id)
 
     def _detach(self, kernel_id: str) -> None:
         """Forget a kernel without touching it or its connection file, which the kernel still names."""

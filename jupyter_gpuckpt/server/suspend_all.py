@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..client.batch import no_time, not_saved, suspend_each
 from ..errors import ErrorRecord, GpuCkptError, record_of
+from ..model import Cause
 from ..protocol import Kernel, SuspendOutcome, SuspendReport
 from ..states import KernelState
 
@@ -20,7 +21,10 @@ _log = logging.getLogger(__name__)
 
 
 async def suspend_all(
-    operations: ServerOperations, kernel_ids: Iterable[str], within_seconds: float | None
+    operations: ServerOperations,
+    kernel_ids: Iterable[str],
+    within_seconds: float | None,
+    cause: Cause = Cause.SHUTDOWN,
 ) -> SuspendReport:
     """Suspend these kernels and wait for it; what became of each. Never raises.
 
@@ -44,7 +48,7 @@ async def suspend_all(
         settled, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
-        done = await suspend_each(smallest_first(to_do), _AsServer(operations), left)
+        done = await suspend_each(smallest_first(to_do), _AsServer(operations, cause), left)
         report = SuspendReport([*done, *settled], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:
@@ -90,11 +94,11 @@ def _sorted_out(
 class _AsServer:
     """Each suspend as a page would ask for it: the kernel's output is kept, its gate is shut."""
 
-    def __init__(self, operations: ServerOperations) -> None:
-        self._operations = operations
+    def __init__(self, operations: ServerOperations, cause: Cause) -> None:
+        self._operations, self._cause = operations, cause
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._operations.suspend(kernel_id)
+        return await self._operations.suspend(kernel_id, cause=self._cause)
 
     async def finish(self, operation: Operation) -> Operation:
         return await self._operations.finish(operation)

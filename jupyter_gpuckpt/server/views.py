@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..protocol import Operation, SuspendReport
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
+    from .shut_downs import ShutDown
 
 
 def kernel_view(
@@ -90,6 +91,16 @@ def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
         "code": error.code,
         "hint": error.hint or None,
         "details": error.details or None,
+    }
+
+
+def shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
+    """A kernel whose shutdown can be undone."""
+    return {
+        "kernel_id": kernel_id,
+        "kernel_name": kept.manager.kernel_name,
+        "path": kept.sessions[0]["path"] if kept.sessions else "",
+        "ends_at": kept.ends_at,
     }
 
 

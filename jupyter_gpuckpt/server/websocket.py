@@ -108,6 +108,8 @@ class GatedConnection(_Base):
         if served is None or not self.channels:
             super().handle_incoming_message(incoming_msg)
             return
+        if self.kernel_id not in self.multi_kernel_manager:
+            return  # it was shut down a moment ago
         channel, header, metadata = self._peek(incoming_msg)
         if served.gate_is_open and not self._held:
             self._send_on(served, header, metadata, incoming_msg)

@@ -47,3 +47,10 @@ def test_a_kernel_belongs_to_the_server_that_shows_its_notebook(
     former, jupyter, claimant, expected
 ):
     assert belongs(record(former, jupyter), claimant) is expected
+
+
+def test_one_that_its_user_has_shut_down_belongs_to_nobody():
+    kept = record(server("/a"), {})
+    assert belongs(kept, server("/a"))
+    kept.ends_at = 1.0
+    assert not belongs(kept, server("/a"))

@@ -309,7 +309,8 @@ def test_a_restart_of_a_suspended_kernel_gives_an_empty_one(server):
     assert server.page(page.kernel_id).run("print('x' in globals())") == "False\n"
 
 
-def test_a_suspended_kernel_is_shut_down_at_once_and_for_good(server):
+def test_a_suspended_kernel_is_shut_down_at_once_and_for_good(make_server):
+    server = make_server("--GpuCkptServer.undo_shutdown_for=0").start()
     page = server.open()
     server.do("suspend", page.kernel_id)
     began = time.monotonic()

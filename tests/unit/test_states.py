@@ -20,17 +20,17 @@ ALLOWED = {
 }
 
 ANSWERS = {
-    #            save     suspend  resume   interrupt kill
-    "starting": "conflict conflict nothing do do",
-    "running": "do do nothing do do",
-    "saving": "busy preempt nothing wait preempt",
-    "parking": "wait wait wait wait preempt",
-    "parked": "do do do wait do",
-    "unparking": "wait wait nothing wait preempt",
-    "suspending": "conflict nothing wait wait preempt",
-    "suspended": "conflict nothing do nothing do",
-    "resuming": "wait wait busy wait preempt",
-    "lost": "conflict conflict do nothing do",
+    #            save     suspend  resume   interrupt kill    end
+    "starting": "conflict conflict nothing do do conflict",
+    "running": "do do nothing do do do",
+    "saving": "busy preempt nothing wait preempt preempt",
+    "parking": "wait wait wait wait preempt wait",
+    "parked": "do do do wait do do",
+    "unparking": "wait wait nothing wait preempt wait",
+    "suspending": "conflict nothing wait wait preempt wait",
+    "suspended": "conflict nothing do nothing do do",
+    "resuming": "wait wait busy wait preempt wait",
+    "lost": "conflict conflict do nothing do do",
 }
 
 

@@ -1,0 +1,85 @@
+"""Kernels that their user has shut down: kept, standing still, for a while in which that can be undone, then killed.
+
+The end is on record, so that a daemon that takes over keeps to it. A suspended kernel is only forgotten then; its snapshots
+stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from ..errors import GpuCkptError, KernelNotFound
+from ..states import Verb
+from .kernels import Kernels, ManagedKernel
+from .machine import Machine
+from .verbs import Verbs
+
+_log = logging.getLogger(__name__)
+
+
+class Endings:
+    """The ends that are to come."""
+
+    def __init__(self, kernels: Kernels, verbs: Verbs, machine: Machine) -> None:
+        self._kernels, self._verbs, self._machine = kernels, verbs, machine
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
+        """Stop a kernel's processes, without ending them, and kill it `after_seconds` from now. Again: then instead.
+
+        An operation in flight is cancelled or waited for. If the kernel cannot be stopped it runs on, and the error is raised.
+        """
+        kernel = self._kernels.get(kernel_id)
+        await self._verbs.when_free(kernel, Verb.END)
+        first = not kernel.record.ends_at
+        await self._kernels.update(kernel, ends_at=time.time() + after_seconds)
+        try:
+            if first and kernel.record.tree:
+                await asyncio.to_thread(self._machine.stand_still, kernel.record.tree)
+        except BaseException:
+            await self._kernels.update(kernel, ends_at=0.0)
+            raise
+        self._expect(kernel)
+        return kernel
+
+    async def undo(self, kernel_id: str) -> ManagedKernel:
+        """Let the kernel live on as if nothing had been; nothing to do for one that is not to end."""
+        kernel = self._kernels.get(kernel_id)
+        if not kernel.record.ends_at:
+            return kernel
+        task = self._tasks.pop(kernel_id, None)
+        if task is not None:
+            task.cancel()
+        # In this order: a daemon that takes over in between lets the processes go on again.
+        await self._kernels.update(kernel, ends_at=0.0)
+        if kernel.record.tree:
+            await asyncio.to_thread(self._machine.go_on, kernel.record.tree)
+        return kernel
+
+    def expect_all(self) -> None:
+        """Keep to what an earlier daemon has promised."""
+        for kernel in self._kernels:
+            if kernel.record.ends_at:
+                self._expect(kernel)
+
+    def _expect(self, kernel: ManagedKernel) -> None:
+        task = self._tasks.pop(kernel.kernel_id, None)
+        if task is not None:
+            task.cancel()
+        task = asyncio.get_running_loop().create_task(self._end(kernel))
+        self._tasks[kernel.kernel_id] = task
+
+    async def _end(self, kernel: ManagedKernel) -> None:
+        await asyncio.sleep(max(0.0, kernel.record.ends_at - time.time()))
+        self._tasks.pop(kernel.kernel_id, None)
+        if self._kernels.find(kernel.kernel_id) is not kernel:
+            return
+        _log.info("nobody wanted kernel %s back", kernel.kernel_id)
+        try:
+            await self._verbs.kill(kernel.kernel_id)
+        except KernelNotFound:
+            _log.debug("kernel %s had ended", kernel.kernel_id)
+        except GpuCkptError as error:
+            _log.error("kernel %s was not ended: %s", kernel.kernel_id, error)
