@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from importlib import metadata
 from typing import Annotated, Any
@@ -108,6 +109,25 @@ class Operation(msgspec.Struct, frozen=True):
     progress: ProgressRecord = ProgressRecord()
     result: Result | None = None
     error: ErrorRecord | None = None
+
+
+def summary(operation: Operation, seconds_by_stage: Mapping[str, float] | None = None) -> str:
+    """The one line of the logs about an operation: how it ended, size, ratio, and seconds of every stage."""
+    parts = [f"{operation.kind} of kernel {operation.kernel_id} {operation.state}"]
+    result = operation.result
+    if result:
+        sizes = result.sizes
+        ratio = sizes.raw_bytes / sizes.stored_bytes if sizes.stored_bytes else 1.0
+        parts.append(f"snapshot {result.snapshot_id or '-'}")
+        parts.append(f"{sizes.raw_bytes / 1e6:.1f} MB raw, {sizes.new_bytes / 1e6:.1f} MB new")
+        parts.append(f"ratio {ratio:.2f}, frozen {result.frozen_seconds:.3f} s")
+    if operation.error:
+        parts.append(f"{operation.error.code}: {operation.error.message}")
+    parts.append(f"{operation.progress.seconds:.3f} s")
+    stages = seconds_by_stage or (result.seconds_by_stage if result else {})
+    if stages:
+        parts.append(" ".join(f"{name} {spent:.3f}" for name, spent in stages.items()))
+    return "; ".join(parts)
 
 
 class Kernel(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ..progress import Progress, ProgressRecord
-from ..protocol import Operation, OperationKind, OperationState, Result
+from ..protocol import Operation, OperationKind, OperationState, Result, summary
 
 #: Ended operations can be asked for this long.
 KEEP_SECONDS = 600.0
@@ -94,7 +94,7 @@ class RunningOperation:
     def _end(self, state: OperationState) -> None:
         self.state, self.ended_at = state, time.monotonic()
         self._last = self.progress.record()
-        _log.info("%s", summary(self))
+        _log.info("%s", summary(self.public(), self.progress.seconds_by_stage))
         self._tell()
 
     def _listen(self, record: ProgressRecord) -> None:
@@ -146,22 +146,3 @@ class Operations:
         for operation in list(self._operations.values()):
             if operation.ended and operation.ended_at < oldest:
                 del self._operations[operation.operation_id]
-
-
-def summary(operation: RunningOperation) -> str:
-    """The one line of the log about an operation: how it ended, size, ratio, and seconds of every stage."""
-    parts = [f"{operation.kind} of kernel {operation.kernel_id} {operation.state}"]
-    result = operation.result
-    if result:
-        sizes = result.sizes
-        ratio = sizes.raw_bytes / sizes.stored_bytes if sizes.stored_bytes else 1.0
-        parts.append(f"snapshot {result.snapshot_id or '-'}")
-        parts.append(f"{sizes.raw_bytes / 1e6:.1f} MB raw, {sizes.new_bytes / 1e6:.1f} MB new")
-        parts.append(f"ratio {ratio:.2f}, frozen {result.frozen_seconds:.3f} s")
-    if operation.error:
-        parts.append(f"{operation.error.code}: {operation.error.message}")
-    stages = operation.progress.seconds_by_stage
-    parts.append(f"{operation.progress.record().seconds:.3f} s")
-    if stages:
-        parts.append(" ".join(f"{name} {spent:.3f}" for name, spent in stages.items()))
-    return "; ".join(parts)

@@ -49,6 +49,8 @@ class DaemonLink:
         self.notice_given = False
         #: Called with a kernel's id whenever something about it changed.
         self.on_change: Callable[[str], None] = lambda kernel_id: None
+        #: Called with the daemon's record of a kernel whenever there is news of it.
+        self.on_news: Callable[[Kernel], None] = lambda kernel: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
         #: How subscribers come back after a resume; set before the first kernel is attached.
@@ -220,6 +222,7 @@ class DaemonLink:
         served = self.served.get(kernel.kernel_id)
         if served is not None:
             served.apply(kernel)
+        self.on_news(kernel)
 
     async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
         """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""

@@ -28,6 +28,7 @@ from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
 from .adoption import adopt_all
 from .daemon_link import DaemonLink
+from .ended_operations import EndedOperations
 from .handlers import PREFIX, ROUTES
 from .kernel_events import KernelEvents
 from .kernel_manager import GpuCkptKernels
@@ -115,6 +116,7 @@ class GpuCkptServer(ExtensionApp):
         self._operations: ServerOperations | None = None
         self._shut_downs: ShutDowns | None = None
         self._events: KernelEvents | None = None
+        self._ended: EndedOperations | None = None
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
 
@@ -238,7 +240,9 @@ class GpuCkptServer(ExtensionApp):
         operations = ServerOperations(
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
         )
+        self._ended = EndedOperations(serverapp.event_logger, self.log)
         link.describe, link.on_change = operations.description, self._on_change
+        link.on_news = self._ended.hear
         link.begin, link.wake = operations.begin, operations.wake
         link.reconnect = operations.reconnect
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
@@ -315,6 +319,8 @@ class GpuCkptServer(ExtensionApp):
         )
 
     def _on_change(self, kernel_id: str) -> None:
+        if self._link is not None and self._ended is not None:
+            self._ended.count([served.state for served in self._link.served.values()])
         if self._events is None:
             return
         if kernel_id in self.kernel_ids():

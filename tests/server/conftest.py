@@ -268,6 +268,62 @@ class Page:
         self._thread.join(10)
 
 
+class Listener:
+    """A page that listens to the server's events of one kind."""
+
+    def __init__(self, server, schema_id):
+        self.heard, self._schema_id = [], schema_id
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+            header=[f"Authorization: token {server.token}"],
+            timeout=60,
+        )
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self):
+        while True:
+            try:
+                text = self._socket.recv()
+            except (OSError, websocket.WebSocketException):
+                return
+            event = json.loads(text) if text else {}
+            if event.get("schema_id") == self._schema_id:
+                self.heard.append(event)
+
+    def close(self):
+        self._socket.close()
+        self._thread.join(10)
+
+
+@pytest.fixture
+def make_listener(server):
+    """Listeners to the server's events."""
+    made = []
+
+    def make(schema_id):
+        made.append(Listener(server, schema_id))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def eventually():
+    """Wait for a condition; what it gave."""
+
+    def wait(condition, seconds=20.0):
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return found
+
+    return wait
+
+
 @pytest.fixture
 def server(daemon_env, tmp_path):
     """A started server."""

@@ -1,11 +1,8 @@
 """What pages hear about kernels."""
 
-import json
-import threading
 import time
 
 import pytest
-import websocket
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
@@ -18,39 +15,9 @@ def wait_for(condition, seconds=20):
         time.sleep(0.02)
 
 
-class Listener:
-    """A page that listens to the server's events."""
-
-    def __init__(self, server):
-        self.heard = []
-        self._socket = websocket.create_connection(
-            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
-            header=[f"Authorization: token {server.token}"],
-            timeout=60,
-        )
-        self._thread = threading.Thread(target=self._receive, daemon=True)
-        self._thread.start()
-
-    def _receive(self):
-        while True:
-            try:
-                text = self._socket.recv()
-            except (OSError, websocket.WebSocketException):
-                return
-            event = json.loads(text) if text else {}
-            if event.get("schema_id") == SCHEMA_ID:
-                self.heard.append(event)
-
-    def close(self):
-        self._socket.close()
-        self._thread.join(10)
-
-
 @pytest.fixture
-def listener(server):
-    made = Listener(server)
-    yield made
-    made.close()
+def listener(make_listener):
+    return make_listener(SCHEMA_ID)
 
 
 def states(listener):
