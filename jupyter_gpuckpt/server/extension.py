@@ -252,7 +252,6 @@ class GpuCkptServer(ExtensionApp):
             link,
             kernels,
             sessions,
-            operations,
             undo_seconds=self.undo_shutdown_for,
             log=self.log,
         )

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
-    from .operations import ServerOperations
     from .served_kernel import ServedKernel
 
 #: The daemon's end comes this much later than ours, which lets the kernel's exit handlers run.
@@ -59,13 +58,12 @@ class ShutDowns:
         link: DaemonLink,
         kernels: GpuCkptKernels,
         sessions: SessionManager,
-        operations: ServerOperations,
         *,
         undo_seconds: float,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._sessions = link, kernels, sessions
-        self._operations, self._undo_seconds, self._log = operations, undo_seconds, log
+        self._undo_seconds, self._log = undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
 
     def __iter__(self) -> Any:
@@ -111,8 +109,6 @@ class ShutDowns:
             )
             raise
         self._list(kernel_id, kept)
-        if not kept.served.absent:
-            await self._operations.reconnect(kept.served)
         kept.open_gate()
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 
@@ -149,6 +145,12 @@ class ShutDowns:
             self._log.debug("kernel %s is gone already: %s", kernel_id, error)
         await kept.manager.shutdown_kernel()
         kept.open_gate()
+        buffered = self._kernels._kernel_buffers.pop(kernel_id, None)
+        streams = [cast("Any", kept.manager)._activity_stream]
+        streams += buffered["channels"].values() if buffered else []
+        for stream in streams:
+            if stream is not None and not stream.closed():
+                stream.close()
 
     def _take(self, kernel_id: str) -> ShutDown | None:
         kept = self._kept.pop(kernel_id, None)
@@ -159,8 +161,7 @@ class ShutDowns:
     def _unlist(self, kernel_id: str) -> ServerKernelManager:
         manager = cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
         manager.stop_restarter()
-        self._kernels.stop_watching_activity(kernel_id)
-        self._kernels.stop_buffering(kernel_id)
+        # Its streams stay open: what it has said may still be on its way, and nothing may be missed if it goes on.
         self._kernels.remove_kernel(kernel_id)
         self._kernels._kernel_connections.pop(kernel_id, None)
         self._kernels._kernel_ports.pop(kernel_id, None)
@@ -173,7 +174,6 @@ class ShutDowns:
         kernels._kernels[kernel_id] = kept.manager
         kernels._kernel_connections[kernel_id] = len(kept.served.connections)
         kernels._kernel_ports[kernel_id] = kept.manager.ports
-        kernels.start_watching_activity(kernel_id)
         kept.manager.start_restarter()
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=kept.manager.kernel_name).inc()
         root = str(kernels.root_dir)

@@ -16,6 +16,7 @@ import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
 import { addCommands, commandIds, kinds } from './commands';
+import { KeptOutput } from './kept-output';
 import { KernelStates } from './model';
 import { IKernelStates } from './tokens';
 
@@ -125,10 +126,21 @@ const banner: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const output: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpuckpt:output',
+  description: 'Shows what a cell printed while its page was reloaded or away.',
+  autoStart: true,
+  requires: [INotebookTracker],
+  activate: (_: JupyterFrontEnd, tracker: INotebookTracker) => {
+    tracker.widgetAdded.connect((_, panel) => void new KeptOutput(panel));
+  }
+};
+
 const plugins: JupyterFrontEndPlugin<unknown>[] = [
   states,
   commands,
   toolbar,
-  banner
+  banner,
+  output
 ];
 export default plugins;

@@ -62,12 +62,12 @@ def missing(what, reason):
 class LabServer:
     """A running JupyterLab and its folders."""
 
-    def __init__(self, folder, *, port, token, process, log):
+    def __init__(self, folder, *, port, token, start, log):
         self.folder = folder
         self.root_dir = folder / "root"
         self.url = f"http://127.0.0.1:{port}"
         self.token = token
-        self.process = process
+        self.start, self.process = start, start()
         self.log = log
 
     def get(self, path):
@@ -92,12 +92,19 @@ class LabServer:
         pytest.fail(f"JupyterLab did not start:\n{self.log_tail()}", pytrace=False)
 
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         try:
             self.process.wait(STOP_DEADLINE)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+    def restart(self):
+        """A new server on the same port, when the old one has ended or has been told to."""
+        self.stop()
+        self.process = self.start()
+        self.wait_until_up()
 
     def write_notebook(self, name, *cells, kernel="python3"):
         """A notebook with these code cells."""
@@ -147,12 +154,22 @@ class NotebookPage:
         """Load the page again, whether or not the kernel is able to answer."""
         return self.open(until=HAS_KERNEL)
 
+    def cell(self, index):
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(index)
+
+    def start_cell(self, index):
+        """Run a cell."""
+        self.cell(index).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+
     def run_cell(self, index, output):
         """Run a cell; returns when its output reads `output`."""
-        cell = self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(index)
-        cell.locator(".cm-content").click()
-        self.page.keyboard.press("Shift+Enter")
-        self.expect(cell.locator(".jp-OutputArea-output").last).to_have_text(output)
+        self.start_cell(index)
+        self.expect(self.cell(index).locator(".jp-OutputArea-output").last).to_have_text(output)
+
+    def output(self, index):
+        """All that a cell shows as its output."""
+        return "".join(self.cell(index).locator(".jp-OutputArea-output").all_inner_texts())
 
     def button(self, kind):
         """A toolbar button: save, suspend or resume."""
@@ -236,22 +253,24 @@ def lab_server(tmp_path_factory):
     ]
     if os.geteuid() == 0:
         arguments.append("--ServerApp.allow_root=True")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *arguments],
-            env={**environment(folder, runtime_dir), "JUPYTER_TOKEN": token},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    server = LabServer(folder, port=port, token=token, process=process, log=log)
+
+    def start():
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", *arguments],
+                env={**environment(folder, runtime_dir), "JUPYTER_TOKEN": token},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    server = LabServer(folder, port=port, token=token, start=start, log=log)
     try:
         server.wait_until_up()
         yield server
     finally:
-        if process.poll() is None:
-            server.stop()
+        server.stop()
         end_processes_of(runtime_dir)
         shutil.rmtree(runtime_dir, ignore_errors=True)
 
@@ -289,6 +308,8 @@ def environment(folder, runtime_dir):
     return {
         **os.environ,
         **{name: str(folder / below) for name, below in folders.items()},
+        # In a virtual environment the installed bundle would come before this checkout's.
+        "JUPYTER_PREFER_ENV_PATH": "0",
         "JUPYTER_GPUCKPT_RUNTIME_DIR": str(runtime_dir),
         "JUPYTER_GPUCKPT_DATA_DIR": str(folder / "gpuckpt"),
     }

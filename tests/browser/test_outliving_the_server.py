@@ -1,0 +1,63 @@
+"""Notebooks whose server ends, as their user sees it."""
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+COUNT = "import time\nfor number in range(600):\n    print(number)\n    time.sleep(0.02)"
+EVERYTHING = [str(number) for number in range(600)]
+
+
+def expect_everything(notebook, index, expect):
+    """The cell has ended and shows each line once, in order."""
+    prompt = notebook.cell(index).locator(".jp-InputPrompt")
+    expect(prompt).to_have_text(re.compile(r"\[\d+\]:"), timeout=60_000)
+    assert notebook.output(index).split() == EVERYTHING
+
+
+def test_a_cell_shows_all_it_prints_over_a_reload(open_notebook, expect):
+    notebook = open_notebook("reload.ipynb", COUNT).require_engine()
+    notebook.start_cell(0)
+    expect(notebook.cell(0)).to_contain_text("50")
+    notebook.page.on("dialog", lambda dialog: dialog.accept())  # it has unsaved changes
+    notebook.reload()
+    expect_everything(notebook, 0, expect)
+
+
+def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, lab_server, expect):
+    busy = open_notebook("busy.ipynb", COUNT, "print(number)").require_engine()
+    busy.page.keyboard.press("Control+s")
+    other = lab_server.write_notebook("other.ipynb", "x = 41; print(x)", "print(x + 1)")
+    page = busy.page
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('docmanager:open', {path: 'other.ipynb'})"
+    )
+    page.wait_for_function(
+        "() => window.jupyterapp.shell.currentWidget?.context?.path === 'other.ipynb'"
+        " && window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+    )
+    other = type(busy)(page, expect, lab_server, "other.ipynb")
+    other.run_cell(0, "41")
+    kernels = {kernel["id"] for kernel in lab_server.get("api/kernels")}
+    page.evaluate(
+        "() => window.jupyterapp.commands.execute('docmanager:open', {path: 'busy.ipynb'})"
+    )
+    busy.start_cell(0)
+    expect(busy.cell(0)).to_contain_text("50")
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save-all')")
+
+    page.get_by_role("menuitem", name="File", exact=True).click()
+    page.get_by_role("menuitem", name="Shut Down", exact=True).click()
+    page.get_by_role("dialog").get_by_role("button", name="Shut Down").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Server stopped")
+    lab_server.restart()
+    assert kernels <= {kernel["id"] for kernel in lab_server.get("api/kernels")}
+
+    page.on("dialog", lambda dialog: dialog.accept())
+    busy.reload()
+    expect_everything(busy, 0, expect)
+    busy.run_cell(1, "599")
+    other.reload()
+    other.run_cell(1, "42")
