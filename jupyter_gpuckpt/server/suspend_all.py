@@ -52,7 +52,11 @@ async def suspend_all(
         report = SuspendReport([*done, *settled], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:
-            _log.error("kernel %s was not suspended: %s", outcome.kernel_id, outcome.error.message)
+            _log.error(
+                "Kernel %s runs on, it was not suspended: %s",
+                outcome.kernel_id,
+                outcome.error.message,
+            )
     return report
 
 
