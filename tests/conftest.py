@@ -73,19 +73,33 @@ def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
 @pytest.fixture
 def daemon_env(criu: Path, short_dir: Path) -> Iterator[dict[str, str]]:
     """An environment whose doors start a daemon of their own; everything it started is ended afterwards."""
-    env = {
+    yield environment(criu, short_dir)
+    end_everything_below(short_dir)
+
+
+@pytest.fixture(scope="module")
+def module_daemon_env(criu: Path) -> Iterator[dict[str, str]]:
+    """The same for all tests of a module that do not get into each other's way."""
+    with tempfile.TemporaryDirectory(
+        prefix="gpuckpt-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        yield environment(criu, Path(folder))
+        end_everything_below(Path(folder))
+
+
+def environment(criu: Path, folder: Path) -> dict[str, str]:
+    """The tests' own, with every folder below `folder`."""
+    return {
         **os.environ,
-        "JUPYTER_GPUCKPT_RUNTIME_DIR": str(short_dir / "run"),
-        "JUPYTER_GPUCKPT_DATA_DIR": str(short_dir / "data"),
+        "JUPYTER_GPUCKPT_RUNTIME_DIR": str(folder / "run"),
+        "JUPYTER_GPUCKPT_DATA_DIR": str(folder / "data"),
         "JUPYTER_GPUCKPT_CRIU": str(criu),
         "JUPYTER_GPUCKPT_IDLE_EXIT": "60",
-        "JUPYTER_CONFIG_DIR": str(short_dir / "config"),
-        "JUPYTER_DATA_DIR": str(short_dir / "share"),
-        "JUPYTER_RUNTIME_DIR": str(short_dir / "runtime"),
-        "IPYTHONDIR": str(short_dir / "ipython"),
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "share"),
+        "JUPYTER_RUNTIME_DIR": str(folder / "runtime"),
+        "IPYTHONDIR": str(folder / "ipython"),
     }
-    yield env
-    end_everything_below(short_dir)
 
 
 def end_everything_below(directory: Path) -> None:

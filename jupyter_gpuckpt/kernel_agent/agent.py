@@ -1,16 +1,19 @@
 """Inside an ipykernel (6 or 7): keeps what the kernel says while nobody can hear it.
 
-Covers: output and replies between a freeze and the moment when every peer is connected again. Does not cover: when that is
-(the server's `agent.py` asks). Sent as text and run once, before the first cell; it uses nothing but the kernel's own packages,
-leaves no name in the user's namespace, and is spoken to by a control message of its own, so that no IPython event is triggered.
+Covers: output and replies between a freeze and the moment when every peer is connected again; what pages ask about comms and
+widgets meanwhile. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`). Sent as
+text and run once, before the first cell; it uses nothing but the kernel's own packages, leaves no name in the user's namespace,
+and is spoken to by a control message of its own, so that no IPython event is triggered.
 
-    gpuckpt_request {"op": "prepare"}   from now on keep output and replies; what was said before has left
+    gpuckpt_request {"op": "prepare"}   from now on keep output and replies; what was said before has left. The reply names the
+                                        open comms; its buffers are the states of all widgets, if they can be told
     gpuckpt_request {"op": "probe"}     say something on iopub, past what is kept
     gpuckpt_request {"op": "thaw"}      say what was kept, in order
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -21,12 +24,16 @@ from typing import Any
 
 import zmq
 from ipykernel.kernelapp import IPKernelApp
+from jupyter_client.jsonutil import json_clean, json_default
 
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
 _LONGEST_SILENCE = 30.0
 #: How long a reply is offered to a peer that has not connected again.
 _PATIENCE = 10.0
 _PAUSE = 0.01
+#: More than this is not told, and no longer is taken to tell it: the kernel is about to be frozen.
+_MOST_STATE_BYTES = 16 << 20
+_MOST_STATE_SECONDS = 0.5
 
 
 class Agent:
@@ -90,16 +97,22 @@ class Agent:
     # In the control thread.
     async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:
         op = parent["content"].get("op")
+        content: dict[str, Any] = {"status": "ok"}
+        states: list[bytes] = []
         if op == "prepare":
             self._prepare()
+            # Only now: what a running cell changes from here on is kept, and said after the resume.
+            content["comms"] = _open_comms(self._kernel)
+            states = _widget_states()
         elif op == "probe":
             message = self._kernel.session.msg("gpuckpt_probe", {}, parent=parent)
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
             self._iopub.schedule(lambda: self._say(parts))
         elif op == "thaw":
             self._thaw()
-        content = {"status": "ok", "kept": len(self._kept_output)}
-        self._kernel.session.send(stream, "gpuckpt_reply", content, parent, ident=identity)
+        content["kept"] = len(self._kept_output)
+        session = self._kernel.session
+        session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
 
     def _prepare(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -149,6 +162,71 @@ def _offered(socket: Any, send: Callable[[], Any]) -> bool:
     finally:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
     return True
+
+
+def _open_comms(kernel: Any) -> dict[str, str]:
+    """The target names of all open comms, by comm id."""
+    # Copied in one step of the interpreter: a cell may be opening comms in the main thread.
+    comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
+    return {comm_id: comm.target_name for comm_id, comm in comms.items()}
+
+
+def _widget_states() -> list[bytes]:
+    """What ipywidgets answers to `request_states` on its comm `jupyter.widget.control` (ipywidgets/widgets/widget.py,
+    `_handle_control_comm_msg`): the message's data as JSON, then its buffers.
+
+    Empty if there are no widgets, or too many, or if a cell that is at work on them gets in the way.
+    """
+    try:
+        return _told_states(time.monotonic() + _MOST_STATE_SECONDS)
+    except Exception:
+        return []
+
+
+def _told_states(deadline: float) -> list[bytes]:
+    module: Any = sys.modules.get("ipywidgets.widgets.widget")
+    if module is None:
+        return []
+    # The second is ipywidgets 7's.
+    widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
+    texts: list[str] = []
+    paths: list[Any] = []
+    buffers: list[bytes] = []
+    left = _MOST_STATE_BYTES
+    for model_id, widget in widgets.items():
+        if widget.comm is None:
+            continue
+        state, below, views = module._remove_buffers(widget.get_state())
+        # Before they are copied and written out.
+        found = [memoryview(view) for view in views]
+        left -= sum(view.nbytes for view in found)
+        if left < sum(len(value) for value in state.values() if isinstance(value, str)):
+            return []
+        entry = {
+            "model_name": widget._model_name,
+            "model_module": widget._model_module,
+            "model_module_version": widget._model_module_version,
+            "state": state,
+        }
+        texts.append(f"{json.dumps(model_id)}: {_as_json(entry)}")
+        left -= len(texts[-1].encode())
+        if left < 0 or time.monotonic() > deadline:
+            return []
+        paths += [[model_id, "state", *path] for path in below]
+        buffers += [view.tobytes() for view in found]
+    if not texts:
+        return []
+    states, buffer_paths = ", ".join(texts), json.dumps(paths)
+    data = f'{{"method": "update_states", "states": {{{states}}}, "buffer_paths": {buffer_paths}}}'
+    return [data.encode(), *buffers]
+
+
+def _as_json(value: Any) -> str:
+    """As jupyter_client writes messages (`session.json_packer`), without its warning about what is no JSON."""
+    try:
+        return json.dumps(value, default=json_default, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(json_clean(value), default=json_default, allow_nan=False)
 
 
 def begin() -> None:

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, cast
 
 from ..model import Cause
+from .comms import SavedComms
 from .probe import kernel_info
 from .sessions import restore_sessions
 from .websocket import set_known_info
@@ -79,6 +80,7 @@ async def _adopt(
     served.output.kernel_session = kept.get("kernel_session", "")
     served.output.restore(kept.get("output", {}) if served.absent else {})
     served.has_agent = kept.get("agent", False)
+    served.comms = SavedComms.from_record(kept.get("comms"))
     if kept.get("kernel_info"):
         set_known_info(manager, kept["kernel_info"])
     if served.absent:

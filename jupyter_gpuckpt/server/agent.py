@@ -6,9 +6,11 @@ agent, which costs at most what a busy kernel was just saying.
 
 from __future__ import annotations
 
+import asyncio
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from .comms import SavedComms
 from .probe import AGENT_REQUEST, ask, kernel_info
 
 if TYPE_CHECKING:
@@ -39,19 +41,25 @@ async def bring_in(manager: ServerKernelManager) -> bool:
         "stop_on_error": False,
     }
     reply = await ask(manager, "control", "execute_request", content, _ANSWER_SECONDS)
-    return reply.get("status") == "ok"
+    return _is_ok(reply)
 
 
-async def prepare(manager: ServerKernelManager) -> bool:
-    """Make the kernel keep what it says from now on; whether it does."""
-    return await _op(manager, "prepare")
+async def prepare(manager: ServerKernelManager) -> SavedComms | None:
+    """Make the kernel keep what it says from now on; its comms as they are then, or None if it does not answer."""
+    reply = await _op(manager, "prepare")
+    if not _is_ok(reply):
+        return None
+    return await asyncio.to_thread(SavedComms.told, reply["content"]["comms"], reply["buffers"])
 
 
 async def thaw(manager: ServerKernelManager) -> bool:
     """Let it say what it has kept; whether it heard."""
-    return await _op(manager, "thaw")
+    return _is_ok(await _op(manager, "thaw"))
 
 
-async def _op(manager: ServerKernelManager, op: str) -> bool:
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": op}, _ANSWER_SECONDS)
-    return reply.get("status") == "ok"
+async def _op(manager: ServerKernelManager, op: str) -> dict[str, Any]:
+    return await ask(manager, "control", AGENT_REQUEST, {"op": op}, _ANSWER_SECONDS)
+
+
+def _is_ok(reply: dict[str, Any]) -> bool:
+    return bool(reply) and reply["content"].get("status") == "ok"

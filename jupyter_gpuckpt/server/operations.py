@@ -196,6 +196,8 @@ class ServerOperations:
         """What is kept with a kernel so that the next server can list it as it was."""
         rows = sessions_of(self._sessions, manager.kernel_id)
         served = self._link.served.get(manager.kernel_id)
+        if served is not None and served.kernel is None:
+            served = None  # a fresh kernel is about to be launched: nothing of the last one is true of it
         state = getattr(manager, "execution_state", None) or "idle"
         return {
             "sessions": rows,
@@ -205,6 +207,7 @@ class ServerOperations:
             "kernel_session": served.output.kernel_session if served else "",
             "output": served.output.description() if served else {},
             "agent": served.has_agent if served else False,
+            "comms": served.comms.record() if served else {},
             "execution_state": "busy" if served and served.output.awaited else state,
         }
 
@@ -237,13 +240,17 @@ class ServerOperations:
         release = served.hold()
         try:
             manager = self._manager(kernel_id)
+            while served.is_being_heard_again:
+                await served.change()  # what it says now would be lost
             if served.state is KernelState.RUNNING:
                 if not known_info(manager):
                     await self._learn_info(manager)
                 if served.has_agent:
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     release = self._thawing(served, release)
-                    if await agent.prepare(manager):
+                    told = await agent.prepare(manager)
+                    served.comms = told or served.comms.without_states()
+                    if told:
                         # All that it said before is with the pages then.
                         await wait_until_heard(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)

@@ -42,7 +42,7 @@ def _questions(
 
     def received(parts: list[bytes]) -> None:
         _, message = session.feed_identities(parts)
-        on_reply(session.deserialize(message)["content"])
+        on_reply(session.deserialize(message))
 
     streams = [getattr(manager, f"connect_{channel}")() for channel in channels]
     for stream in streams:
@@ -91,7 +91,9 @@ async def kernel_info(
     manager: ServerKernelManager, channel: str, timeout_seconds: float
 ) -> dict[str, Any]:
     """The kernel's `kernel_info_reply`; empty if it does not answer in time."""
-    return await ask(manager, channel, _INFO_REQUEST, {}, timeout_seconds)
+    reply = await ask(manager, channel, _INFO_REQUEST, {}, timeout_seconds)
+    info: dict[str, Any] = reply.get("content", {})
+    return info
 
 
 async def ask(
@@ -101,15 +103,15 @@ async def ask(
     content: dict[str, Any],
     timeout_seconds: float,
 ) -> dict[str, Any]:
-    """The content of the kernel's reply to a request; empty if it does not answer in time.
+    """The kernel's reply to a request, with its `content` and `buffers`; empty if it does not answer in time.
 
     On the channel `shell` an answer also means that no cell runs; on `control` it comes at once.
     """
     reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
-    def received(content: dict[str, Any]) -> None:
+    def received(message: dict[str, Any]) -> None:
         if not reply.done():
-            reply.set_result(content)
+            reply.set_result(message)
 
     with _questions(manager, [channel], received) as send:
         send(kind, content)

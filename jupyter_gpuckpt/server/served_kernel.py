@@ -14,6 +14,7 @@ from ..errors import ErrorRecord
 from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
 from ..states import KernelState
+from .comms import SavedComms
 from .kernel_output import KernelOutput
 
 #: States without a process: requests are answered from what is known, or kept.
@@ -84,6 +85,8 @@ class ServedKernel:
         self.connections: set[Connection] = set()
         #: Whether the agent runs in it.
         self.has_agent = False
+        #: Its comms and widgets as they were when it was last frozen.
+        self.comms = SavedComms()
         self._holds = 0
         self._reconnecting: asyncio.Task[None] | None = None
         #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
@@ -100,8 +103,12 @@ class ServedKernel:
         """The state that users see: `resuming` lasts until the kernel is heard again."""
         if self.kernel is None:
             return KernelState.STARTING
-        coming_back = self._reconnecting is not None and self._came_back
-        return KernelState.RESUMING if coming_back else self.kernel.state
+        return KernelState.RESUMING if self.is_being_heard_again else self.kernel.state
+
+    @property
+    def is_being_heard_again(self) -> bool:
+        """Whether it runs after a resume, but has not been told to speak yet."""
+        return self._reconnecting is not None and self._came_back
 
     @property
     def absent(self) -> bool:
@@ -169,7 +176,7 @@ class ServedKernel:
             self._reconnecting.cancel()
             self._reconnecting = None
         self.output.forget()
-        self.has_agent = False
+        self.has_agent, self.comms = False, SavedComms()
         for connection in list(self.connections):
             connection.drop_held()
         self._start_reconnecting(came_back=False)

@@ -2,6 +2,7 @@
 
 While the kernel cannot answer, requests are held in order and sent when it can; what pages ask by themselves when they are
 opened is answered from what is known, so that looking at a notebook needs no kernel. What somebody wants done wakes it.
+What is known about comms and widgets is in `comms.py`.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -10,18 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
     deserialize_binary_message,
     deserialize_msg_from_ws_v1,
+    serialize_binary_message,
     serialize_msg_to_ws_v1,
 )
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
+
+from .comms import PageComms, Said
 
 if TYPE_CHECKING:
     from ..errors import ErrorRecord
@@ -36,8 +41,7 @@ _V1 = "v1.kernel.websocket.jupyter.org"
 #: What somebody does to a notebook, not what a page asks by itself.
 _WAKING = frozenset({"execute_request", "input_reply"})
 #: What pages ask while somebody types or looks: answered without the kernel, which has nothing to say now.
-_EMPTY_REPLIES: dict[str | None, tuple[str, dict[str, Any]]] = {
-    "comm_info_request": ("comm_info_reply", {"status": "ok", "comms": {}}),
+_EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
     "complete_request": (
         "complete_reply",
         {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
@@ -49,11 +53,26 @@ _EMPTY_REPLIES: dict[str | None, tuple[str, dict[str, Any]]] = {
 }
 
 
+class _Request(NamedTuple):
+    """A message of a page. `content` may be empty where nobody looks at it; `raw` is what came."""
+
+    channel: str
+    header: dict[str, Any]
+    metadata: dict[str, Any]
+    content: dict[str, Any]
+    raw: Any
+
+    @property
+    def kind(self) -> str:
+        return str(self.header.get("msg_type"))
+
+
 class GatedConnection(_Base):
     """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
 
-    #: Channel, header, metadata, and the message as it came.
-    _held: list[tuple[str, dict[str, Any], dict[str, Any], Any]]
+    _held: list[_Request]
+    #: Set when it connects.
+    _comms: PageComms
 
     @property
     def _served(self) -> ServedKernel | None:
@@ -69,7 +88,7 @@ class GatedConnection(_Base):
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
         """Connect as usual; a page that finds no running kernel is told that it is idle."""
-        self._held = []
+        self._held, self._comms = [], PageComms()
         connected = super().connect()
         served = self._served
         if connected is not None and served is not None:
@@ -110,12 +129,14 @@ class GatedConnection(_Base):
             return
         if self.kernel_id not in self.multi_kernel_manager:
             return  # it was shut down a moment ago
-        channel, header, metadata = self._peek(incoming_msg)
+        request = self._peek(incoming_msg)
+        if self._comm_answered(served, request):
+            return
         if served.gate_is_open and not self._held:
-            self._send_on(served, header, metadata, incoming_msg)
-        elif not self._answered(served, channel, header):
-            self._held.append((channel, header, metadata, incoming_msg))
-            if header.get("msg_type") in _WAKING:
+            self._send_on(served, request)
+        elif not self._answered(served, request):
+            self._held.append(request)
+            if self._is_waking(served, request):
                 served.wake()
 
     def on_gate(self) -> None:
@@ -124,24 +145,30 @@ class GatedConnection(_Base):
         if served is None or not self._held:
             return
         waiting, self._held = self._held, []
-        for index, (channel, header, metadata, message) in enumerate(waiting):
+        for request in waiting:
             if served.gate_is_open:
-                self._send_on(served, header, metadata, message)
-            elif not self._answered(served, channel, header):
-                self._held.append(waiting[index])
+                self._send_on(served, request)
+            elif not (self._comm_answered(served, request) or self._answered(served, request)):
+                self._held.append(request)
+        # What came between the moment when the gate was shut and the one when the kernel was gone found nobody to wake.
+        if served.absent and any(self._is_waking(served, request) for request in self._held):
+            served.wake()
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """See `served_kernel.Connection`. A request without a reply of its own is dropped."""
+        """See `served_kernel.Connection`. What has no reply of its own is dropped."""
         waiting, self._held = self._held, []
         said = f"{error.message} {error.hint}".strip()
         failure = {"ename": "KernelNotResumed", "evalue": said, "traceback": [said]}
-        for channel, header, *_ in waiting:
-            kind = str(header.get("msg_type"))
-            if kind == "execute_request":
-                self._send("iopub", "error", failure, {"header": header})
-            if kind.endswith("_request"):
+        for request in waiting:
+            if request.kind == "execute_request":
+                self._send("iopub", "error", failure, {"header": request.header})
+            if request.kind.endswith("_request"):
                 reply = {"status": "error", "execution_count": 0, **failure}
-                self._reply(channel, kind.replace("_request", "_reply"), reply, header)
+                kind = request.kind.replace("_request", "_reply")
+                self._reply(request, kind, reply)
+            else:
+                # A widget sends its next value when the last one is done with.
+                self._say_done(request)
 
     def drop_held(self) -> None:
         """See `served_kernel.Connection`."""
@@ -149,44 +176,74 @@ class GatedConnection(_Base):
             self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
             self._held = []
 
-    def _send_on(
-        self, served: ServedKernel, header: dict[str, Any], metadata: dict[str, Any], message: Any
-    ) -> None:
-        if header.get("msg_type") == "execute_request":
-            cell = str(metadata.get("cellId") or "")  # JupyterLab says so
-            served.output.asked(self.client_session, str(header.get("msg_id")), cell)
-        super().handle_incoming_message(message)
+    def _send_on(self, served: ServedKernel, request: _Request) -> None:
+        if request.kind == "execute_request":
+            cell = str(request.metadata.get("cellId") or "")  # JupyterLab says so
+            msg_id = str(request.header.get("msg_id"))
+            served.output.asked(self.client_session, msg_id, cell)
+        super().handle_incoming_message(request.raw)
 
-    def _peek(self, message: Any) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Channel, header and metadata."""
+    def _peek(self, message: Any) -> _Request:
         if self.subprotocol == _V1:
             channel, parts = deserialize_msg_from_ws_v1(message)
-            return channel, self.session.unpack(parts[0]), self.session.unpack(parts[2])
+            header, metadata = self.session.unpack(parts[0]), self.session.unpack(parts[2])
+            about_comms = str(header.get("msg_type")).startswith("comm_")
+            content = self.session.unpack(parts[3]) if about_comms else {}
+            return _Request(channel, header, metadata, content, message)
         unpacked = (
             deserialize_binary_message(message)
             if isinstance(message, bytes)
             else json.loads(message)
         )
-        header, metadata = unpacked["header"], unpacked.get("metadata") or {}
-        return unpacked.get("channel") or "shell", header, metadata
+        channel = unpacked.get("channel") or "shell"
+        metadata, content = unpacked.get("metadata") or {}, unpacked.get("content") or {}
+        return _Request(channel, unpacked["header"], metadata, content, message)
 
-    def _answered(self, served: ServedKernel, channel: str, header: dict[str, Any]) -> bool:
+    def _is_waking(self, served: ServedKernel, request: _Request) -> bool:
+        if request.kind == "comm_msg":
+            return served.comms.wants_kernel(request.content)
+        return request.kind in _WAKING
+
+    def _comm_answered(self, served: ServedKernel, request: _Request) -> bool:
+        """Say in the kernel's place what its widgets would; whether that can be done."""
+        if not request.kind.startswith("comm_"):
+            return False
+        kind, content = request.kind, request.content
+        said = self._comms.answer(served.comms, kind, content, absent=served.absent)
+        if said is None:
+            return False
+        self._say_done(request, said)
+        self._say_idle()
+        return True
+
+    def _answered(self, served: ServedKernel, request: _Request) -> bool:
         """Answer in the kernel's place if that can be done; whether it was."""
-        kind = header.get("msg_type")
+        kind = request.kind
         if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
-            self._reply(channel, "kernel_info_reply", info, header)
+            self._reply(request, "kernel_info_reply", info)
+        elif kind == "comm_info_request" and served.absent:
+            listed = served.comms.listed(request.content.get("target_name"))
+            self._reply(request, "comm_info_reply", listed)
         elif kind in _EMPTY_REPLIES and served.absent:
-            self._reply(channel, *_EMPTY_REPLIES[kind], header)
+            self._reply(request, *_EMPTY_REPLIES[kind])
         else:
             return False
         # JupyterLab takes no status from a reply to these questions and would show "Unknown".
         self._say_idle()
         return True
 
-    def _reply(self, channel: str, kind: str, content: dict[str, Any], header: Any) -> None:
-        parent = {"header": header}
+    def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+        parent = {"header": request.header}
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
-        self._send(channel, kind, content, parent)
+        self._send(request.channel, kind, content, parent)
+        self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _say_done(self, request: _Request, said: Sequence[Said] = ()) -> None:
+        """What a kernel says of a message without a reply."""
+        parent = {"header": request.header}
+        self._send("iopub", "status", {"execution_state": "busy"}, parent)
+        for kind, content, buffers in said:
+            self._send("iopub", kind, content, parent, buffers)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
     def _say_idle(self) -> None:
@@ -194,7 +251,14 @@ class GatedConnection(_Base):
         if served is not None and served.absent:
             self._send("iopub", "status", {"execution_state": "idle"}, None)
 
-    def _send(self, channel: str, kind: str, content: dict[str, Any], parent: Any) -> None:
+    def _send(
+        self,
+        channel: str,
+        kind: str,
+        content: dict[str, Any],
+        parent: Any,
+        buffers: Sequence[bytes] = (),
+    ) -> None:
         """Send the page a message in the kernel's name."""
         message = self.session.msg(kind, content, parent=parent)
         served = self._served
@@ -203,10 +267,14 @@ class GatedConnection(_Base):
             message["header"]["session"] = served.output.kernel_session
         with suppress(WebSocketClosedError):
             if self.subprotocol == _V1:
-                packed = serialize_msg_to_ws_v1(message, channel, self.session.pack)
-                self.write_message(packed, binary=True)
+                names = ("header", "parent_header", "metadata", "content")
+                parts = [*(self.session.pack(message[name]) for name in names), *buffers]
+                self.write_message(serialize_msg_to_ws_v1(parts, channel), binary=True)
+                return
+            message |= {"channel": channel, "buffers": list(buffers)}
+            if buffers:
+                self.write_message(serialize_binary_message(message), binary=True)
             else:
-                message["channel"] = channel
                 self.write_message(json.dumps(message, default=json_default))
 
     # ---- from the kernel ---------------------------------------------------------------------------------------------

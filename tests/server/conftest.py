@@ -16,6 +16,7 @@ import httpx
 import pytest
 import websocket
 from jupyter_server.services.kernels.connection.base import (
+    deserialize_binary_message,
     deserialize_msg_from_ws_v1,
     serialize_msg_to_ws_v1,
 )
@@ -187,13 +188,16 @@ class Page:
                 names = ("header", "parent_header", "metadata", "content")
                 message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
                 message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
+                message["buffers"] = parts[4:]
+            elif isinstance(text, bytes):
+                message = deserialize_binary_message(text)
             else:
                 message = json.loads(text)
             with self._new:
                 self.received.append(message)
                 self._new.notify_all()
 
-    def send(self, kind, content, channel="shell"):
+    def send(self, kind, content, channel="shell", metadata=None):
         """Send a request; gives its id."""
         header = {
             "msg_id": uuid.uuid4().hex,
@@ -203,7 +207,8 @@ class Page:
             "version": "5.3",
             "date": datetime.now(UTC).isoformat(),
         }
-        message = {"header": header, "parent_header": {}, "metadata": {}, "content": content}
+        parts = {"parent_header": {}, "metadata": metadata or {}, "content": content}
+        message = {"header": header, **parts}
         if self._socket.subprotocol:
             packed = serialize_msg_to_ws_v1(
                 message, channel, lambda part: json.dumps(part).encode()
@@ -328,6 +333,17 @@ def eventually():
 def server(daemon_env, tmp_path):
     """A started server."""
     made = Server(tmp_path, daemon_env)
+    yield made.start()
+    if made.process.poll() is None:
+        made.kill()
+
+
+@pytest.fixture(scope="module")
+def shared_server(module_daemon_env, tmp_path_factory):
+    """A started server for all tests of a module, each with kernels of its own."""
+    # What one test shuts down shall not be in the next one's way.
+    options = ["--GpuCkptServer.undo_shutdown_for=0"]
+    made = Server(tmp_path_factory.mktemp("server"), module_daemon_env, *options)
     yield made.start()
     if made.process.poll() is None:
         made.kill()
