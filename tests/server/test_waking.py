@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,30 @@ def test_a_cell_sent_while_the_kernel_is_being_suspended_runs_afterwards(server)
     operation = server.begin("suspend", page.kernel_id)
     held = page.execute("x += 1; print(x)")
     assert server.finish(operation)["state"] == "succeeded"
+    assert page.output(held) == "42\n"
+
+
+SLOW_PREPARATION = """
+import pathlib, time
+agent = get_ipython().kernel.control_handlers["gpuckpt_request"].__self__
+prepare = agent._prepare
+def slowly():
+    pathlib.Path("begun").touch()
+    time.sleep(1)
+    prepare()
+agent._prepare = slowly
+"""
+
+
+def test_a_cell_sent_before_the_kernel_is_known_to_be_suspended_runs_afterwards(server):
+    page = server.open()
+    page.run(SLOW_PREPARATION)
+    with ThreadPoolExecutor(1) as threads:
+        operation = threads.submit(server.begin, "suspend", page.kernel_id)
+        while not (server.root / "begun").exists():
+            time.sleep(0.01)
+        held = page.execute("print(42)")
+        assert server.finish(operation.result())["state"] == "succeeded"
     assert page.output(held) == "42\n"
 
 
