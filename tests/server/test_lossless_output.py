@@ -1,5 +1,6 @@
 """What a busy kernel says is neither lost nor doubled, and the agent that sees to it is not noticed."""
 
+import os
 import time
 
 import pytest
@@ -46,24 +47,81 @@ def pages(server):
     return [first, server.page(first.kernel_id, binary=True)]
 
 
-def test_a_cell_that_prints_all_the_time_loses_no_line_over_ten_suspends(server, pages):
+COUNTING = """
+import pathlib, sys, time
+number = 0
+while not pathlib.Path("stop").exists():
+    print(number)
+    if number % 50 == 0:
+        print("error", number, file=sys.stderr)
+    number += 1
+    time.sleep(0.005)
+"""
+
+
+def is_counting_from_0(said):
+    return said == [str(number) for number in range(len(said))]
+
+
+#: The bar is 100, which takes minutes: GPUCKPT_CYCLES=100.
+CYCLES = int(os.environ.get("GPUCKPT_CYCLES", "10"))
+
+
+@pytest.mark.timeout(200 + 10 * CYCLES)
+def test_a_cell_that_prints_all_the_time_loses_and_doubles_nothing(server, pages):
+    """No line and no reply, for pages of either protocol and one that is reloaded in each suspend.
+
+    Every second resume is asked for by a page's next cell, which has to wait for the end of the one that prints.
+    """
     page = pages[0]
-    request = page.execute(CELL.format(count=2000))
-    for _ in range(10):
+    request = page.execute(COUNTING)
+    waiting, reloaded = [], server.page(page.kernel_id)
+    for cycle in range(CYCLES):
         wait_for_lines(page, request, len(lines(page, request)) + 20)
+        asker = pages[cycle % 2]
+        if cycle % 4 < 2:
+            waiting.append((asker, asker.execute(f"print('cell', {cycle})")))
         server.do("suspend", page.kernel_id)
-        server.do("resume", page.kernel_id)
-    for shown in pages:
-        assert shown.reply(request)["content"]["status"] == "ok" if shown is page else True
-        shown.wait_for(
-            lambda m: (
-                m["parent_header"].get("msg_id") == request
-                and m["content"].get("execution_state") == "idle"
-            )
-        )
-        assert lines(shown, request) == [str(number) for number in range(2000)]
-        errors = [f"error {number}" for number in range(0, 2000, 50)]
+        before, reloaded = reloaded, server.page(page.kernel_id, binary=bool(cycle % 3))
+        before.reply(before.send("kernel_info_request", {}))  # what was said before it has arrived
+        said = lines(before, request)
+        assert said
+        assert is_counting_from_0(said), f"cycle {cycle}: {said}"
+        before.close()
+        if cycle % 4 >= 2:
+            waiting.append((asker, asker.execute(f"print('cell', {cycle})")))
+        else:
+            server.do("resume", page.kernel_id)
+    (server.root / "stop").touch()
+    assert page.reply(request)["content"]["status"] == "ok"
+    for asker, cell in waiting:
+        asker.reply(cell)
+
+    replies = [
+        m["parent_header"]["msg_id"]
+        for shown in pages
+        for m in shown.received
+        if m["msg_type"] == "execute_reply"
+    ]
+    asked = [request, *(cell for _, cell in waiting)]
+    assert [replies.count(cell) for cell in asked] == [1] * len(asked)
+    total = len(lines(page, request))
+    for shown in [*pages, reloaded]:
+        for _, cell in waiting:
+            shown.wait_for(lambda m, cell=cell: ended(m, cell))
+        assert is_counting_from_0(lines(shown, request))
+        assert len(lines(shown, request)) == total
+        errors = [f"error {number}" for number in range(0, total, 50)]
         assert lines(shown, request, "stderr") == errors
+        answers = [lines(shown, cell) for _, cell in waiting]
+        assert sorted(answers) == sorted([f"cell {cycle}"] for cycle in range(CYCLES))
+    print(f"{CYCLES} cycles, {total} lines, {len(asked)} replies: none lost, none doubled")
+
+
+def ended(message, request):
+    """Whether the kernel says that it is done with a cell."""
+    same = message["parent_header"].get("msg_id") == request
+    return same and message["content"].get("execution_state") == "idle"
 
 
 def test_saves_lose_and_double_nothing(server, pages):
