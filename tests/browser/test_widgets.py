@@ -1,0 +1,59 @@
+"""Widgets of a suspended kernel: drawn on a page that is loaded meanwhile, and moved."""
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+SLIDER = 'import ipywidgets\nslider = ipywidgets.IntSlider(value=7, description="how far")\nslider'
+
+#: Opens Contextual Help and returns when a question of its kind has been answered, and with it all that were asked before.
+ASK_FOR_HELP = """async () => {
+  const { shell, commands } = window.jupyterapp;
+  const notebook = shell.currentWidget;
+  const kernel = notebook.sessionContext.session.kernel;
+  await commands.execute('inspector:open', { refresh: true });
+  shell.activateById(notebook.id);
+  await kernel.requestInspect({ code: 'slider', cursor_pos: 3, detail_level: 0 });
+}"""
+
+
+def test_a_slider_is_drawn_and_moved_while_the_kernel_is_suspended(open_notebook, expect):
+    cells = [SLIDER, "print(slider.value)", "slider.value = 30; print(slider.value)"]
+    notebook = open_notebook("slider.ipynb", *cells).require_engine()
+    # Contextual Help takes half of it, and the chip leaves a narrow toolbar.
+    notebook.page.set_viewport_size({"width": 1800, "height": 800})
+    cell = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").first
+    cell.locator(".cm-content").click()
+    notebook.page.keyboard.press("Shift+Enter")
+    readout = notebook.page.locator(
+        ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .widget-slider .widget-readout"
+    )
+    expect(readout).to_have_text("7")
+    notebook.page.keyboard.press("Control+s")
+    kernel_id = notebook.kernel_id()
+    notebook.press("suspend")
+    expect(notebook.chip).to_have_text("Suspended")
+
+    for _ in range(3):
+        notebook.reload()
+        expect(readout).to_have_text("7")
+        notebook.page.evaluate(ASK_FOR_HELP)
+        cell.locator(".cm-content").click()
+        expect(notebook.chip).to_have_text("Suspended")
+        kernel = notebook.server.get(f"api/gpuckpt/kernels/{kernel_id}")
+        assert kernel["state"] == "suspended"
+
+    # A cell brings the kernel back, and both sides know the slider.
+    notebook.run_cell(2, "30")
+    expect(notebook.chip).to_have_text("Running")
+    expect(readout).to_have_text("30")
+    notebook.press("suspend")
+    expect(notebook.chip).to_have_text("Suspended")
+
+    # So does somebody who moves it.
+    notebook.reload()
+    expect(readout).to_have_text("30")
+    notebook.page.locator(".widget-slider .noUi-handle").focus()
+    notebook.page.keyboard.press("ArrowRight")
+    expect(notebook.chip).to_have_text("Running")
+    notebook.run_cell(1, "31")
