@@ -1,8 +1,8 @@
 """What one kernel says on iopub: handed to every page, and kept on disk until somebody has seen it.
 
 One subscription for each kernel, whatever pages there are: a page that comes back gets what it has not got yet, a page that
-is new gets the running cell's output from its beginning. Survives the server (`description`, `restore`). Not covered: replies,
-which the kernel sends to the one page that asked.
+is new gets the running cell's output from its beginning, but for comms, which it asks for itself. Survives the server
+(`description`, `restore`). Not covered: replies, which the kernel sends to the one page that asked.
 
 The file holds frames: length (4 bytes, little-endian), then MessagePack of (sequence number, parts as they came).
 """
@@ -32,6 +32,7 @@ _BATCH_BYTES = 1_000_000
 _EXECUTE = "execute_request"
 #: Said even when the file is full: without them a page would wait for the end of the cell for ever.
 _SHORT = frozenset({"status", "execute_input", "clear_output"})
+_ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
 
 
 class Page(Protocol):
@@ -212,10 +213,11 @@ class KernelOutput:
         self._size += _LENGTH_BYTES + len(frame)
 
     async def _catch_up(self, page: Page) -> None:
+        is_new = page.client_session not in self._seen
         seen, sent = self._seen.get(page.client_session, 0), 0
         try:
             for number, parts in self._frames():
-                if number > seen:
+                if number > seen and not (is_new and _is_about_comms(parts)):
                     page.show_again(parts)
                     sent += sum(map(len, parts))
                 if sent > _BATCH_BYTES:
@@ -260,6 +262,12 @@ def _opened(path: Path) -> BinaryIO:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return os.fdopen(fd, "ab")
+
+
+def _is_about_comms(parts: list[bytes]) -> bool:
+    """What a new page asks for itself, as it is by then; a comm that it hears of before it knows the target it would close."""
+    header = msgspec.json.decode(parts[parts.index(_DELIMITER) + 2], type=_Header)
+    return header.msg_type in _ABOUT_COMMS
 
 
 def _with_cell(parts: list[bytes], cell: str) -> list[bytes]:

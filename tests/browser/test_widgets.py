@@ -1,5 +1,7 @@
 """Widgets of a suspended kernel: drawn on a page that is loaded meanwhile, and moved."""
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.browser
@@ -57,3 +59,38 @@ def test_a_slider_is_drawn_and_moved_while_the_kernel_is_suspended(open_notebook
     notebook.page.keyboard.press("ArrowRight")
     expect(notebook.chip).to_have_text("Running")
     notebook.run_cell(1, "31")
+
+
+RUNNING = """import ipywidgets, pathlib, time
+bar = ipywidgets.IntSlider(value=0, max=1_000_000)
+display(bar)
+while not pathlib.Path("stop").exists():
+    bar.value += 1
+    time.sleep(0.05)"""
+
+
+def test_a_slider_of_a_cell_that_runs_is_drawn_and_works_afterwards(
+    open_notebook, expect, lab_server
+):
+    cells = [RUNNING, "bar.value = 5; print(bar.value)", "print(bar.value)"]
+    notebook = open_notebook("running.ipynb", *cells).require_engine()
+    notebook.page.keyboard.press("Control+s")
+    cell = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").first
+    cell.locator(".cm-content").click()
+    notebook.page.keyboard.press("Shift+Enter")
+    readout = cell.locator(".widget-slider .widget-readout")
+    expect(readout).to_have_text(re.compile("[1-9]"))
+    notebook.press("suspend")
+    expect(notebook.chip).to_have_text("Suspended")
+
+    notebook.reload()
+    expect(readout).to_have_text(re.compile("[1-9]"))
+    drawn = readout.text_content()
+    notebook.press("resume")
+    expect(readout).not_to_have_text(drawn)
+    (lab_server.root_dir / "stop").touch()
+    notebook.run_cell(1, "5")
+    expect(readout).to_have_text("5")
+    cell.locator(".noUi-handle").focus()
+    notebook.page.keyboard.press("ArrowRight")
+    notebook.run_cell(2, "6")
