@@ -22,7 +22,7 @@ PE_LAZY, PE_PRESENT = 2, 4
 
 _REMAP_LINKED = 0
 _FILE_REG = 3
-_REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 1, 2, 6, 8, 11
+_REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
 #: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
 _REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 
@@ -178,13 +178,14 @@ def _comm(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RegularFile:
-    """A regular file that the tree has open or mapped. `length` None: CRIU does not check it."""
+    """A regular file that the tree has open or mapped. `length` None: CRIU does not check it. `mode`: as st_mode."""
 
     file_id: int
     path: str
     flags: int
     length: int | None
     build_id: str
+    mode: int = 0
 
 
 def regular_files(images: Path) -> list[RegularFile]:
@@ -211,7 +212,12 @@ def _regular(message: bytes) -> RegularFile:
             numbers[number] = value
     build_id = "".join(f"{word:08x}" for word in words)
     return RegularFile(
-        numbers[_REG_ID], path, numbers.get(_REG_FLAGS, 0), numbers.get(_REG_SIZE), build_id
+        numbers[_REG_ID],
+        path,
+        numbers.get(_REG_FLAGS, 0),
+        numbers.get(_REG_SIZE),
+        build_id,
+        numbers.get(_REG_MODE, 0),
     )
 
 
@@ -220,16 +226,23 @@ def link_remaps(images: Path) -> list[tuple[str, str]]:
 
     With --leave-stopped CRIU leaves these links behind: a second save would fail on them (criu/files-reg.c, linkat).
     """
-    path = images / "remap-fpath.img"
-    if not path.exists():
-        return []
     names = {file.file_id: "/" + file.path.lstrip("/") for file in regular_files(images)}
-    pairs = []
-    for message in messages(path):
-        values = _numbers(message)
-        if values.get(3, _REMAP_LINKED) == _REMAP_LINKED and values[2] in names:
-            pairs.append((names[values[2]], names.get(values[1], "")))
-    return pairs
+    return [
+        (names[values[2]], names.get(values[1], ""))
+        for values in _remaps(images)
+        if values.get(3, _REMAP_LINKED) == _REMAP_LINKED and values[2] in names
+    ]
+
+
+def remapped(images: Path) -> set[int]:
+    """The ids of files that CRIU finds in another way than by their name: deleted ones, mostly."""
+    return {values[1] for values in _remaps(images)}
+
+
+def _remaps(images: Path) -> list[dict[int, int]]:
+    """The entries of remap-fpath.img: 1 is the id of the file, 2 that of what stands for it, 3 what kind that is."""
+    path = images / "remap-fpath.img"
+    return [_numbers(message) for message in messages(path)] if path.exists() else []
 
 
 def relax_validation(path: Path) -> int:

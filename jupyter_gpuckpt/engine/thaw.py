@@ -15,13 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 from ..errors import GpuCkptError, KernelLost, ThawFailed
 from ..host import processes
 from ..model import Manifest
 from ..progress import Progress, Stage
-from . import capture, criu, criu_images, criu_log, gpu_processes, notify, server_files
+from . import (
+    capture,
+    criu,
+    criu_images,
+    criu_log,
+    gpu_processes,
+    missing_files,
+    notify,
+    server_files,
+)
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
@@ -42,6 +51,13 @@ class Content(Protocol):
 
     def reader(self, stream: str) -> Callable[[int, int], bytes]:
         """(offset, length) -> bytes, for page faults."""
+
+
+class Thawed(NamedTuple):
+    """A tree that runs again, and the files that had to be made for it because they were gone."""
+
+    tree: Tree
+    made: list[str]
 
 
 @dataclass
@@ -67,7 +83,7 @@ def thaw(
     jupyter_runtime_dir: str = "",
     gpu_map: dict[str, str],
     progress: Progress,
-) -> Tree:
+) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run. On any error nothing of it is left and ThawFailed (or what the
     content raised) says why."""
     exit_path.unlink(missing_ok=True)
@@ -96,6 +112,8 @@ def thaw(
         always.callback(remove_links, manifest)
         with progress.stage(Stage.IMAGES):
             _put_files(restore, images)
+            made = missing_files.put_in_place(images, restore.inside)
+            undo.callback(missing_files.remove, made, restore.inside)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
         _run_criu(restore, images, lazy=lazy)
@@ -106,7 +124,7 @@ def thaw(
             _let_go(tree, manifest)
         undo.pop_all()
         namespaces.close()
-    return tree
+    return Thawed(tree, made)
 
 
 @contextmanager

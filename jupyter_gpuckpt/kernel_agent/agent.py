@@ -1,7 +1,8 @@
 """Inside an ipykernel (6 or 7): keeps what the kernel says while nobody can hear it.
 
 Covers: output and replies between a freeze and the moment when every peer is connected again; what pages ask about comms and
-widgets meanwhile. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`). Sent as
+widgets meanwhile; what users registered for IPython's events `on_save` and `on_resume`, which are ours; history and environment
+after a resume. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`). Sent as
 text and run once, before the first cell; it uses nothing but the kernel's own packages, leaves no name in the user's namespace,
 and is spoken to by a control message of its own, so that no IPython event is triggered.
 
@@ -9,17 +10,26 @@ and is spoken to by a control message of its own, so that no IPython event is tr
                                         open comms; its buffers are the states of all widgets, if they can be told
     gpuckpt_request {"op": "probe"}     say something on iopub, past what is kept
     gpuckpt_request {"op": "thaw"}      say what was kept, in order
+    gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume
+    gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
+                                        call them, between cells; the reply tells whether that was possible
+    gpuckpt_request {"op": "resumed", "environment": {...}}
+                                        the server's variables are these now; history goes on where it cannot collide
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import sqlite3
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -31,6 +41,15 @@ _LONGEST_SILENCE = 30.0
 #: How long a reply is offered to a peer that has not connected again.
 _PATIENCE = 10.0
 _PAUSE = 0.01
+#: How long a cell may keep functions of the user's from being called, and how long they are waited for.
+_BEGIN_SECONDS = 0.2
+_CALLS_SECONDS = 10.0
+_EVENTS = ("on_save", "on_resume")
+_SESSION_START = "SELECT start FROM sessions WHERE session = ?"
+#: Variables that a server sets for its kernels: those of the last server are of no use under the next.
+_SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
+#: Set when the kernel was launched, for a reason.
+_KEPT_VARIABLES = frozenset({"JPY_PARENT_PID"})
 #: More than this is not told, and no longer is taken to tell it: the kernel is about to be frozen.
 _MOST_STATE_BYTES = 16 << 20
 _MOST_STATE_SECONDS = 0.5
@@ -50,6 +69,9 @@ class Agent:
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
         kernel.control_handlers["gpuckpt_request"] = self._handle
+        for event in _EVENTS:
+            kernel.shell.events.callbacks.setdefault(event, [])
+        self._history = _History(kernel.shell)
 
     @property
     def silent(self) -> bool:
@@ -110,9 +132,40 @@ class Agent:
             self._iopub.schedule(lambda: self._say(parts))
         elif op == "thaw":
             self._thaw()
+        elif op == "count":
+            callbacks = self._kernel.shell.events.callbacks
+            content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
+        elif op in _EVENTS:
+            content["called"] = await self._call(op)
+        elif op == "resumed":
+            _take_environment(parent["content"].get("environment", {}))
+            self._history.go_on()
         content["kept"] = len(self._kept_output)
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
+
+    async def _call(self, event: str) -> bool:
+        """Trigger an event of IPython's in the main thread, if no cell keeps that from beginning; whether that was possible."""
+        called: Future[None] = Future()
+
+        def call() -> None:
+            if called.set_running_or_notify_cancel():
+                try:
+                    self._kernel.shell.events.trigger(event)
+                finally:
+                    called.set_result(None)
+
+        self._kernel.io_loop.add_callback(call)
+        began = time.monotonic()
+        while not called.done():
+            spent = time.monotonic() - began
+            if spent > _BEGIN_SECONDS and not called.running():
+                # What is for the time after a resume comes when the cell has ended.
+                return event == "on_save" and not called.cancel()
+            if spent > _CALLS_SECONDS:
+                break
+            await asyncio.sleep(_PAUSE)
+        return True
 
     def _prepare(self) -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -162,6 +215,68 @@ def _offered(socket: Any, send: Callable[[], Any]) -> bool:
     finally:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
     return True
+
+
+class _History:
+    """IPython's history: after a resume its lines must not collide with those that others have written meanwhile."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._manager: Any = getattr(shell, "history_manager", None)
+        self._note()
+
+    def go_on(self) -> None:
+        """Open the history again if it is another file now; begin a new session of it where the old one is taken.
+
+        An older snapshot finds lines that the kernel wrote after it; on another machine the number is somebody else's.
+        """
+        if not getattr(self._manager, "enabled", False):
+            return
+        if self._identity() != self._file:
+            self._open_again()
+        last = self._ask("SELECT max(line) FROM history WHERE session = ?")
+        ahead = isinstance(last, int) and last >= self._shell.execution_count
+        if ahead or self._ask(_SESSION_START) != self._began:
+            with suppress(sqlite3.Error):
+                self._manager.new_session()
+        self._note()
+
+    def _note(self) -> None:
+        self._file, self._began = self._identity(), self._ask(_SESSION_START)
+
+    def _identity(self) -> tuple[int, int]:
+        try:
+            status = os.stat(str(self._manager.hist_file))  # noqa: PTH116 - it may be ":memory:"
+        except (OSError, AttributeError):
+            return 0, 0
+        return status.st_dev, status.st_ino
+
+    def _open_again(self) -> None:
+        """SQLite writes no more to a file that is not the one which it opened (SQLITE_READONLY_DBMOVED)."""
+        manager, former, thread = self._manager, self._manager.db, self._manager.save_thread
+        if thread is not None:
+            thread.stop()
+        manager.init_db()
+        former.close()
+        if thread is not None:
+            manager.save_thread = type(thread)(manager)
+            manager.save_thread.start()
+
+    def _ask(self, question: str) -> Any:
+        """The first value of the answer about this session; None where there is none, or no history."""
+        if not getattr(self._manager, "enabled", False):
+            return None
+        with suppress(sqlite3.Error):
+            found = self._manager.db.execute(question, (self._manager.session_number,)).fetchone()
+            return found[0] if found else None
+        return None
+
+
+def _take_environment(environment: dict[str, str]) -> None:
+    servers = {name for name in os.environ if name.startswith(_SERVER_VARIABLES)}
+    for name in servers - _KEPT_VARIABLES - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, cast
 
 from ..model import Cause
 from .comms import SavedComms
 from .probe import kernel_info
-from .sessions import restore_sessions
+from .sessions import environment_of, restore_sessions
 from .websocket import set_known_info
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ async def _adopt(
         kernel_id=kernel_id,
         kernel_name=kept["kernel_name"],
         cwd=saved.cwd,
-        env=_environment(kernels, rows),
+        env=environment_of(kernels, rows),
     )
     manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
     served = link.served[kernel_id]
@@ -115,12 +114,3 @@ def _expect_asker(
 async def _learn_state(manager: ServerKernelManager) -> None:
     if await kernel_info(manager, "shell", _ANSWER_SECONDS):
         manager.execution_state = "idle"
-
-
-def _environment(kernels: GpuCkptKernels, rows: list[dict[str, Any]]) -> dict[str, str]:
-    """What jupyter_server would give a kernel of this session."""
-    environment = dict(os.environ)
-    if rows and rows[0].get("path"):
-        cwd = kernels.cwd_for_path(rows[0]["path"])
-        environment["JPY_SESSION_NAME"] = os.path.join(cwd, rows[0].get("name") or "")  # noqa: PTH118
-    return environment

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 2.0
 #: A kernel that has just been started imports for a while.
 _START_SECONDS = 30.0
+#: A little more than the agent takes at most.
+_CALLS_SECONDS = 12.0
+_SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: IPython kernels say this of themselves.
 _IMPLEMENTATION = "ipython"
 
@@ -50,6 +53,37 @@ async def prepare(manager: ServerKernelManager) -> SavedComms | None:
     if not _is_ok(reply):
         return None
     return await asyncio.to_thread(SavedComms.told, reply["content"]["comms"], reply["buffers"])
+
+
+async def call_on_save(manager: ServerKernelManager) -> bool | None:
+    """Call what users registered for `on_save`; whether anything was called. None: the kernel does not answer at all."""
+    counted = await _op(manager, "count")
+    if not _is_ok(counted):
+        return None
+    return bool(counted["content"]["on_save"]) and await _call(manager, "on_save")
+
+
+async def call_on_resume(manager: ServerKernelManager) -> None:
+    """Call what users registered for `on_resume`."""
+    counted = await _op(manager, "count")
+    if _is_ok(counted) and counted["content"]["on_resume"]:
+        await _call(manager, "on_resume")
+
+
+async def _call(manager: ServerKernelManager, event: str) -> bool:
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": event}, _CALLS_SECONDS)
+    return _is_ok(reply) and bool(reply["content"]["called"])
+
+
+async def resumed(manager: ServerKernelManager, environment: dict[str, str]) -> None:
+    """Tell a kernel that it has come back under a server with this environment; the rest of it does not matter."""
+    variables = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_SERVER_VARIABLES) and name != "JPY_PARENT_PID"
+    }
+    content = {"op": "resumed", "environment": variables}
+    await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
 
 
 async def thaw(manager: ServerKernelManager) -> bool:

@@ -20,7 +20,7 @@ from ..states import KernelState
 from . import agent
 from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze
-from .sessions import sessions_of
+from .sessions import environment_of, sessions_of
 from .websocket import known_info, set_known_info
 
 if TYPE_CHECKING:
@@ -163,10 +163,15 @@ class ServerOperations:
                 served.kernel_id,
                 self._reconnect_timeout,
             )
-        if served.has_agent and not await agent.thaw(manager):
+        if not served.has_agent:
+            return
+        rows = sessions_of(self._sessions, served.kernel_id)
+        await agent.resumed(manager, environment_of(self._kernels, rows))
+        if not await agent.thaw(manager):
             self._log.warning(
                 "kernel %s was not told to speak again; it does by itself", served.kernel_id
             )
+        await agent.call_on_resume(manager)
 
     def wake(self, served: ServedKernel) -> None:
         """Bring a kernel back because somebody runs a cell; once, however many cells are sent meanwhile."""
@@ -246,8 +251,9 @@ class ServerOperations:
                 if not known_info(manager):
                     await self._learn_info(manager)
                 if served.has_agent:
+                    called = await agent.call_on_save(manager)
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
-                    release = self._thawing(served, release)
+                    release = self._thawing(served, release, called=bool(called))
                     told = await agent.prepare(manager)
                     served.comms = told or served.comms.without_states()
                     if told:
@@ -265,21 +271,33 @@ class ServerOperations:
             raise
         return self._track(served, operation, release)
 
-    def _thawing(self, served: ServedKernel, release: Release) -> Release:
-        """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does."""
+    def _thawing(self, served: ServedKernel, release: Release, *, called: bool) -> Release:
+        """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does.
+
+        `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell.
+        """
         told = False
+
+        async def thaw() -> None:
+            manager = self._manager(served.kernel_id)
+            await agent.thaw(manager)
+            if called:
+                await agent.call_on_resume(manager)
+                release()
 
         def thaw_and_release() -> None:
             nonlocal told
-            if not told and not served.absent:
-                told = True
-                self.spawn(self._thaw(served))
-            release()
+            if told:
+                return
+            told = True
+            if served.absent:
+                release()
+                return
+            self.spawn(thaw())
+            if not called:
+                release()
 
         return thaw_and_release
-
-    async def _thaw(self, served: ServedKernel) -> None:
-        await agent.thaw(self._manager(served.kernel_id))
 
     async def _learn_info(self, manager: ServerKernelManager) -> None:
         """No page has asked yet; one that opens while the kernel is suspended will."""

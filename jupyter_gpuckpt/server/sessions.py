@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     _Base = SessionManager
@@ -80,3 +81,14 @@ def path_below(path: str, *, saved_root: str, root: str) -> str:
     if not absolute.is_relative_to(root):
         return path
     return absolute.relative_to(root).as_posix()
+
+
+def environment_of(
+    kernels: AsyncMappingKernelManager, rows: list[dict[str, Any]]
+) -> dict[str, str]:
+    """What jupyter_server would give a kernel of this session."""
+    environment = dict(os.environ)
+    if rows and rows[0].get("path"):
+        cwd = kernels.cwd_for_path(rows[0]["path"])
+        environment["JPY_SESSION_NAME"] = os.path.join(cwd, rows[0].get("name") or "")  # noqa: PTH118
+    return environment

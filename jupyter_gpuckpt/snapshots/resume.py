@@ -45,7 +45,7 @@ def resume(
         here = fingerprint.host()
         check(manifest, here)
     content = _StoredContent(manifest, store, settings.threads, progress)
-    tree = thaw.thaw(
+    thawed = thaw.thaw(
         manifest,
         content,
         settings,
@@ -54,7 +54,8 @@ def resume(
         gpu_map=_gpu_map(manifest.host, here),
         progress=progress,
     )
-    return Resumed(tree, [])
+    gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
+    return Resumed(thawed.tree, gone)
 
 
 def check(manifest: Manifest, here: Host) -> None:

@@ -14,10 +14,9 @@ import pytest
 
 from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.engine.tree import Tree
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.progress import Progress
-from jupyter_gpuckpt.snapshots.resume import resume
+from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.store.local import LocalStore
 
@@ -82,16 +81,17 @@ class Program:
             progress=progress or Progress(),
         )
 
-    def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Tree:
+    def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Resumed:
         """Bring it back from a snapshot."""
-        self.tree = resume(
+        resumed = resume(
             self.store.manifest(snapshot_id),
             self.store,
             self.engine,
             exit_path=self._exit_path(),
             progress=progress or Progress(),
-        ).tree
-        return self.tree
+        )
+        self.tree = resumed.tree
+        return resumed
 
 
 @pytest.fixture

@@ -1,0 +1,114 @@
+"""What a kernel needs beside its memory to go on: history, the new server's environment, and a word to its user's own code."""
+
+import sqlite3
+from pathlib import Path
+
+CONNECTED = """
+import sqlite3
+def close(): global connection; connection.close(); connection = None
+def reopen(): global connection; connection = sqlite3.connect({path!r})
+reopen()
+get_ipython().events.register("on_save", close)
+get_ipython().events.register("on_resume", reopen)
+"""
+
+
+def history(page):
+    path = Path(page.run("print(get_ipython().history_manager.hist_file)").strip())
+    with sqlite3.connect(path) as connection:
+        return path, connection.execute("SELECT session, line, source_raw FROM history").fetchall()
+
+
+def test_on_save_and_on_resume_are_called_around_a_suspend(server, tmp_path):
+    page = server.open()
+    path = str(tmp_path / "data.sqlite")
+    page.run(CONNECTED.format(path=path))
+    page.run("connection.execute('CREATE TABLE t (x)')")
+    page.run("import os; seen = []")
+    page.run("get_ipython().events.register('on_save', lambda: seen.append(connection is None))")
+    server.do("suspend", page.kernel_id)
+    # The file may change meanwhile: nobody has it open.
+    with sqlite3.connect(path) as connection:
+        connection.execute("INSERT INTO t VALUES (42)")
+    assert page.run("print(seen, connection.execute('SELECT x FROM t').fetchall())") == (
+        "[True] [(42,)]\n"
+    )
+
+
+def test_after_a_save_on_resume_comes_before_the_next_cell(server, tmp_path):
+    page = server.open()
+    page.run(CONNECTED.format(path=str(tmp_path / "data.sqlite")))
+    for _ in range(3):
+        operation = server.begin("save", page.kernel_id)
+        assert page.run("print(connection is None)") == "False\n"
+        server.finish(operation)
+
+
+def test_a_running_cell_is_not_disturbed_and_on_resume_follows_it(server):
+    page = server.open()
+    page.run("calls = []")
+    for event in ("on_save", "on_resume"):
+        page.run(f"get_ipython().events.register({event!r}, lambda: calls.append({event!r}))")
+    request = page.execute("import time; time.sleep(2); print(calls)")
+    page.wait_for(
+        lambda m: m["msg_type"] == "execute_input" and m["parent_header"].get("msg_id") == request
+    )
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id)
+    assert page.output(request) == "[]\n"
+    assert page.run("print(calls)") == "['on_resume']\n"
+
+
+def test_one_that_fails_says_so_and_keeps_nothing_from_going_on(server):
+    page = server.open()
+    page.run("def broken(): raise RuntimeError('not now')")
+    page.run("get_ipython().events.register('on_save', broken)")
+    server.do("suspend", page.kernel_id)
+    assert page.run("print(1)") == "1\n"
+    errors = [m for m in page.received if m["msg_type"] == "error"]
+    assert [m["content"]["evalue"] for m in errors] == ["not now"]
+
+
+def test_history_goes_on_whatever_snapshot_is_resumed(server):
+    page = server.open()
+    page.run("x = 'before'")
+    older = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    for number in range(3):
+        page.run(f"x = {number}")
+    for number in range(2):
+        server.do("suspend", page.kernel_id)
+        server.do("resume", page.kernel_id, snapshot_id=older)
+        assert page.run(f"print(x, 'again {number}')") == f"before again {number}\n"
+    _, lines = history(page)
+    sources = [source for *_, source in lines]
+    expected = ["x = 0", "x = 1", "x = 2", "print(x, 'again 0')", "print(x, 'again 1')"]
+    assert [source for source in sources if source in expected] == expected
+
+
+def test_a_history_that_is_gone_keeps_no_kernel_from_coming_back(server):
+    page = server.open()
+    page.run("x = 1")
+    path, _ = history(page)
+    server.do("suspend", page.kernel_id)
+    for left in path.parent.glob("history.sqlite*"):
+        left.unlink()
+    assert page.run("print(x)") == "1\n"
+    assert page.run("print(x + 1)") == "2\n"
+
+
+def test_a_kernel_gets_the_variables_of_the_server_that_it_comes_back_under(make_server):
+    names = ("JUPYTERHUB_API_TOKEN", "JUPYTERHUB_SERVER_NAME", "JPY_API_TOKEN")
+    told = f"import os; print([os.environ.get(name) for name in {names!r}])"
+    first = {"JUPYTERHUB_SERVER_NAME": "old", "JPY_API_TOKEN": "first"}
+    server = make_server(env=first).start()
+    page = server.open()
+    assert page.run(told) == "[None, 'old', 'first']\n"
+    server.stop()
+    server.env = {key: value for key, value in server.env.items() if key not in first}
+    server.env |= {"JUPYTERHUB_API_TOKEN": "new", "JPY_API_TOKEN": "second"}
+    server.start()
+    page = server.page(page.kernel_id)
+    assert page.run(told) == "['new', None, 'second']\n"
+    assert page.run("print(os.environ['JPY_PARENT_PID'])") == "1\n"
+    name = page.run("print(os.environ['JPY_SESSION_NAME'])").strip()
+    assert name == str(server.root / "notebook.ipynb")

@@ -1,0 +1,60 @@
+"""Files that a program had open and that are gone when it is resumed."""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_gpuckpt.errors import HostIncompatible
+
+HOLDER = """
+    import os, time
+    os.makedirs("below", exist_ok=True)
+    written = open("below/written", "a")
+    both = open("both", "w+b")
+    {read}
+    gone = open("gone", "w+b")
+    gone.write(b"kept")
+    gone.flush()
+    os.unlink("gone")
+    count = 0
+    while True:
+        count += 1
+        gone.seek(0)
+        print(count, gone.read(), file=written, flush=True)
+        print(count, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_those_that_were_written_are_made_anew_and_said(run, tmp_path):
+    directory = tmp_path / "program-0"
+    program = run(HOLDER.format(read=""))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    for name in ("below/written", "both"):
+        (directory / name).unlink()
+    (directory / "below").rmdir()
+    resumed = program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
+    assert b"b'kept'" in (directory / "below" / "written").read_bytes()
+    assert (directory / "both").stat().st_size == 0
+    assert sorted(resumed.warnings) == [
+        f"The file {directory / name} was gone; an empty one is in its place."
+        for name in ("below/written", "both")
+    ]
+
+
+def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path):
+    directory = tmp_path / "program-0"
+    program = run(HOLDER.format(read="data = open('data.csv', 'a') and open('data.csv')"))
+    program.lines(more_than=3)
+    snapshot = program.save(stop=True).manifest.info.snapshot_id
+    (directory / "data.csv").unlink()
+    (directory / "both").unlink()
+    with pytest.raises(HostIncompatible, match=r"data\.csv") as caught:
+        program.resume(snapshot)
+    assert "Put them back" in caught.value.hint
+    assert not (directory / "both").exists()
+    (directory / "data.csv").write_text("1,2")
+    program.resume(snapshot)
+    program.lines(more_than=len(program.lines()) + 3)
