@@ -28,6 +28,9 @@ PROTOCOL = "v1.kernel.websocket.jupyter.org"
 class Server:
     """A running server; `stop` and `start` again keep its folders and its daemon."""
 
+    #: What comes before every path.
+    base = ""
+
     def __init__(self, folder, env, *options):
         self.root, self.env, self.options = folder / "root", env, options
         self.root.mkdir(exist_ok=True)
@@ -97,7 +100,7 @@ class Server:
 
     def request(self, method, path, *, ok=True, **arguments):
         headers = {"Authorization": f"token {self.token}"}
-        url = f"http://127.0.0.1:{self.port}/{path}"
+        url = f"http://127.0.0.1:{self.port}/{self.base}{path}"
         response = httpx.request(method, url, headers=headers, timeout=TIMEOUT, **arguments)
         if ok:
             assert response.is_success, (
@@ -164,7 +167,8 @@ class Page:
         self.client_id = client_id or uuid.uuid4().hex
         self.received = []
         self._new = threading.Condition()
-        url = f"ws://127.0.0.1:{server.port}/api/kernels/{kernel_id}/channels?session_id={self.client_id}"
+        path = f"{server.base}api/kernels/{kernel_id}/channels?session_id={self.client_id}"
+        url = f"ws://127.0.0.1:{server.port}/{path}"
         self._socket = websocket.create_connection(
             url,
             header=[f"Authorization: token {server.token}"],

@@ -1,0 +1,185 @@
+"""A spawner that suspends all kernels of a server before it stops it, and says at the next start that they are waiting.
+
+Covers: the stop, by whomever (user, administrator, idle culler, the hub's own end), and what the hub's pages show. Does not
+cover: bringing the kernels back. The next server lists them by itself.
+"""
+# jupyterhub carries no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Generator
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from jupyterhub import orm
+from jupyterhub.utils import make_ssl_context, maybe_future
+from traitlets import Bool, Float
+from traitlets.config import LoggingConfigurable
+from traitlets.utils.importstring import import_item
+
+from ..errors import GpuCkptError
+from . import server_request
+from .server_request import Report
+
+_Base: Any
+if TYPE_CHECKING:
+    _Base = object
+else:
+    _Base = LoggingConfigurable
+
+_STATE = "gpuckpt_waiting"
+#: A token for one question lives as long as the question may take, and this much longer.
+_TOKEN_SECONDS = 60
+#: So many notebooks are named, in the hub's pages and in its database.
+_NAMED = 5
+
+
+class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
+    """To be put before any spawner class: `class Mine(GpuCkptSpawnerMixin, DockerSpawner): ...`."""
+
+    suspend_before_stop = Bool(
+        True,
+        help="""Whether the kernels of a server are suspended before it is stopped. The next start of the server lists them
+        again; a cell brings them back.""",
+    ).tag(config=True)
+
+    suspend_timeout = Float(
+        60.0,
+        min=0.0,
+        help="""Seconds that suspending the kernels of a server may take, all of them together. Then it is stopped all the
+        same; smaller kernels are saved before larger ones.""",
+    ).tag(config=True)
+
+    #: While kernels are being suspended: what the hub's page about the stop says (templates/stop_pending.html).
+    suspending_message = ""
+    #: Names of the notebooks whose kernels wait for the next server. It survives `clear_state`, which comes between.
+    _waiting: tuple[str, ...] = ()
+    _started_again = False
+
+    async def stop(self, now: bool = False) -> None:
+        """Suspend the kernels, then stop as ever. Whatever goes wrong with the former, the latter happens."""
+        if self.suspend_before_stop and not now:
+            self._waiting, self._started_again = (), False
+            self.suspending_message = (
+                "The notebooks' sessions are being saved; you find them again at the next start."
+                f" This takes {self.suspend_timeout:.0f} seconds at most."
+            )
+            try:
+                await self._suspend_kernels()
+            except GpuCkptError as error:
+                hint = f" {error.hint}" if error.hint else ""
+                self.log.warning("%s: not suspended: %s%s", self._log_name, error, hint)
+            except Exception:
+                self.log.exception("%s: its kernels were not suspended", self._log_name)
+            finally:
+                self.suspending_message = ""
+        await maybe_future(super().stop(now=now))
+
+    async def start(self) -> object:
+        """As ever."""
+        url: object = await maybe_future(super().start())
+        # From here on it is up to the server; should it break down, nobody can say any more what waits.
+        self._started_again = True
+        return url
+
+    async def progress(self) -> AsyncIterator[dict[str, Any]]:
+        """What the page of a start shows: first what waits for the user."""
+        if self._waiting:
+            yield {"progress": 5, "message": waiting_message(self._waiting)}
+        async for event in super().progress():
+            yield event
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Also what waits for the next start."""
+        super().load_state(state)
+        self._waiting = tuple(state.get(_STATE, ()))
+
+    def get_state(self) -> dict[str, Any]:
+        """Also what waits for the next start, until that has happened."""
+        state: dict[str, Any] = super().get_state()
+        if self._waiting and not self._started_again:
+            state[_STATE] = list(self._waiting)
+        return state
+
+    async def _suspend_kernels(self) -> None:
+        if self.server is None:
+            return
+        tokens = self._tokens()
+        try:
+            report = await server_request.suspend_all(
+                self.server.url, tokens, self.suspend_timeout, self._ssl_context()
+            )
+        finally:
+            tokens.close()
+        self._waiting = tuple(one.name or one.kernel_id for one in report.kernels if one.saved)
+        self._log_report(report)
+
+    def _tokens(self) -> Generator[str]:
+        """The server's own token; where it is not known (after the hub's restart) or not enough, one for this question."""
+        if self.api_token:
+            yield self.api_token
+        token = self.user.new_api_token(
+            note="jupyter-gpuckpt: suspend the kernels before a stop",
+            expires_in=int(self.suspend_timeout) + _TOKEN_SECONDS,
+            scopes=[f"access:servers!server={self.user.name}/{self.name}"],
+        )
+        try:
+            yield token
+        finally:
+            found = orm.APIToken.find(self.db, token)
+            if found is not None:
+                self.db.delete(found)
+                self.db.commit()
+
+    def _ssl_context(self) -> ssl.SSLContext | None:
+        """As the hub itself speaks to servers with `internal_ssl`."""
+        settings = self.user.settings
+        if not settings.get("internal_ssl"):
+            return None
+        context: ssl.SSLContext = make_ssl_context(
+            settings["internal_ssl_key"],
+            settings["internal_ssl_cert"],
+            cafile=settings["internal_ssl_ca"],
+        )
+        return context
+
+    def _log_report(self, report: Report) -> None:
+        self.log.info(
+            "%s: %d of %d kernels suspended, %.1f s",
+            self._log_name,
+            len(self._waiting),
+            len(report.kernels),
+            report.seconds,
+        )
+        for outcome in report.kernels:
+            if not outcome.saved:
+                why = outcome.error.message if outcome.error else "The reason is not known."
+                self.log.warning(
+                    "%s: kernel %s was not suspended: %s", self._log_name, outcome.kernel_id, why
+                )
+
+
+def waiting_message(names: tuple[str, ...]) -> str:
+    """`3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb.`"""
+    shown = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
+    sessions = "session is" if len(names) == 1 else "sessions are"
+    return f"{len(names)} suspended {sessions} waiting: {shown}"
+
+
+def with_suspend(spawner: str | type) -> type:
+    """A spawner class that suspends kernels before it stops a server, made from any other.
+
+    `spawner`: the class, where it can be imported from, or what `c.JupyterHub.spawner_class` takes ("docker", "simple").
+    """
+    used = spawner if isinstance(spawner, type) else _found(spawner)
+    return type(f"GpuCkpt{used.__name__}", (GpuCkptSpawnerMixin, used), {"__doc__": used.__doc__})
+
+
+def _found(name: str) -> type:
+    for entry_point in metadata.entry_points(group="jupyterhub.spawners", name=name.lower()):
+        found: type = entry_point.load()
+        return found
+    imported: type = import_item(name)
+    return imported

@@ -1,0 +1,104 @@
+"""A user's server is stopped, by whomever, and started again: the user finds the variables and outputs left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+#: The culler is the real one; it ends servers that have done nothing for so long.
+IDLE_SECONDS = 3
+
+pytestmark = pytest.mark.slow
+
+
+class Two:
+    """Two users, each with a session, a value and an output that only they may see."""
+
+    def __init__(self, hub):
+        self.hub = hub
+        self.users = [hub.user("alice"), hub.user("bob")]
+        self._start()
+        self._pages = []
+        for user in self.users:
+            page = user.open(f"{user.name}.ipynb")
+            assert page.run(f"mine, count = '{user.name}', 0; print(mine)") == f"{user.name}\n"
+            self._pages.append(page)
+        self._count = 0
+
+    def _start(self):
+        with ThreadPoolExecutor(len(self.users)) as pool:
+            return list(pool.map(lambda user: user.start(), self.users))
+
+    def close_pages(self):
+        for user in self.users:
+            user.close_pages()
+
+    def find_again(self):
+        """Start both servers again: each lists its own session, and a cell goes on where it was."""
+        self._count += 1
+        for user, page, shown in zip(self.users, self._pages, self._start(), strict=True):
+            assert f"1 suspended session is waiting: {user.name}.ipynb" in shown, self.hub.log()
+            (session,) = user.get("api/sessions")
+            assert (session["id"], session["path"]) == (page.session_id, f"{user.name}.ipynb")
+            assert session["kernel"]["id"] == page.kernel_id
+            assert session["kernel"]["execution_state"] == "suspended"
+            again = user.page(page.kernel_id)
+            said = again.run("count += 1; print(mine, count)")
+            assert said == f"{user.name} {self._count}\n"
+            reply = next(m for m in again.received if m["msg_type"] == "execute_reply")
+            assert reply["content"]["execution_count"] == self._count + 1
+            snapshots = user.get("api/gpuckpt/snapshots")["snapshots"]
+            assert {snapshot["kernel_id"] for snapshot in snapshots} == {page.kernel_id}
+
+
+@pytest.fixture
+def two(hub):
+    return Two(hub)
+
+
+def test_a_stop_by_user_administrator_or_culler_keeps_what_two_users_left(hub, two):
+    alice, bob = two.users
+    bob.begin_stop(hub.user("ada").token)
+    alice.stop()
+    bob.wait_until_stopped()
+    two.find_again()
+    two.close_pages()
+    command = [
+        *(sys.executable, "-m", "jupyterhub_idle_culler", "--cull-every=1"),
+        *(f"--url=http://127.0.0.1:{hub.port}/hub/api", f"--timeout={IDLE_SECONDS}"),
+    ]
+    with hub.log_path.open("ab") as log:
+        environment = {**os.environ, "JUPYTERHUB_API_TOKEN": hub.secret}
+        culler = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        alice.wait_until_stopped()
+        bob.wait_until_stopped()
+    finally:
+        culler.terminate()
+        culler.wait(60)
+    two.find_again()
+    # Suspended before the spawner's own stop began, not by the server when it heard the signal.
+    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 4
+
+
+def test_a_stop_of_the_hub_keeps_what_two_users_left(hub, two):
+    two.close_pages()
+    hub.stop()
+    hub.start()
+    assert [user.model for user in two.users] == [None, None]
+    two.find_again()
+    two.close_pages()
+    # A hub that is killed leaves the servers alone, and does not know their tokens when it is back.
+    hub.stop(signal.SIGKILL)
+    os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGTERM)
+    hub.start()
+    assert all(user.model["ready"] for user in two.users)
+    for user in two.users:
+        user.begin_stop()
+    for user in two.users:
+        user.wait_until_stopped()
+    two.find_again()
+    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 4
