@@ -269,6 +269,9 @@ STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.DaemonUnavailable: (503, 7),
 }
 
+#: Beside the table, as it is no error: the exit code of a command that saved some of several kernels, but not all.
+SOME_NOT_SAVED = 11
+
 
 def http_status(kind: type[GpuCkptError]) -> int:
     """The HTTP status that answers an error of this class."""

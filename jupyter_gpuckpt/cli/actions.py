@@ -19,7 +19,7 @@ from ..errors import (
     error_from,
 )
 from ..protocol import Check, Kernel, Operation, OperationState, exit_code
-from . import output, summary
+from . import all_kernels, output, summary
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -106,7 +106,16 @@ def save(given: Namespace) -> int:
 
 
 def suspend(given: Namespace) -> int:
-    """Suspend a kernel and wait until it is gone."""
+    """Suspend a kernel, or all, and wait until it is gone."""
+    if given.all == bool(given.kernel):
+        raise ConfigurationError(
+            "Either one kernel or --all is suspended.",
+            hint="`jupyter gpuckpt ps` lists the kernels.",
+        )
+    if given.all:
+        return all_kernels.suspend(given)
+    if given.within is not None:
+        raise ConfigurationError("--within goes with --all.")
     return _operate(given, "suspending", lambda client, kernel: client.suspend(kernel))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
-from ..protocol import package_version
+from ..protocol import SOME_NOT_SAVED, package_version
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -19,8 +20,11 @@ Kernels and snapshots can be named by any beginning of their id that is unique.
 
 Exit status: 0 done, 1 something unexpected, 2 wrong usage, 3 this machine cannot,
 4 this kernel cannot be saved, 5 not found, 6 not now, 7 daemon or store out of reach,
-8 the save or resume failed, 9 no room, 10 the store is damaged, 130 interrupted.
+8 the save or resume failed, 9 no room, 10 the store is damaged, 11 some of several
+kernels were not saved, 130 interrupted.
 """
+
+_KERNEL_HELP = "its id, or the beginning of it"
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,7 +70,20 @@ def parser() -> argparse.ArgumentParser:
     )
     command("ps", "list the kernels", "PID is what `ps` and `nvidia-smi` outside a kernel show.")
     _kernel(command("save", "save a kernel and let it carry on"))
-    _kernel(command("suspend", "save a kernel, then stop its processes and free its memory"))
+    suspend = command(
+        "suspend",
+        "save a kernel, then stop its processes and free its memory",
+        "With --all every running kernel of this user, for the hook that runs before a machine or container is stopped: status"
+        f" {SOME_NOT_SAVED} if some could not be saved.",
+    )
+    suspend.add_argument("kernel", metavar="KERNEL", nargs="?", default="", help=_KERNEL_HELP)
+    suspend.add_argument("--all", action="store_true", help="all kernels that run")
+    suspend.add_argument(
+        "--within",
+        metavar="TIME",
+        type=_seconds,
+        help="with --all: what is not saved by then (25s, 2m) is undone and runs on",
+    )
     resume = command("resume", "bring a suspended kernel back")
     _kernel(resume)
     resume.add_argument(
@@ -89,4 +106,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _kernel(to: argparse.ArgumentParser) -> None:
-    to.add_argument("kernel", metavar="KERNEL", help="its id, or the beginning of it")
+    to.add_argument("kernel", metavar="KERNEL", help=_KERNEL_HELP)
+
+
+def _seconds(text: str) -> float:
+    """`25s`, `2m`, `1.5` as seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: 25s, 2m and 90 are")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -36,7 +36,18 @@ def test_without_a_command_the_help_goes_to_stderr(capsys):
     assert "usage: jupyter gpuckpt" in err
 
 
-@pytest.mark.parametrize("words", [["fly"], ["save"], ["rm"], ["ps", "extra"], ["ps", "--js"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fly"],
+        ["save"],
+        ["rm"],
+        ["ps", "extra"],
+        ["ps", "--js"],
+        ["suspend", "--all", "--within", "soon"],
+        ["suspend", "--all", "--within", "-5"],
+    ],
+)
 def test_wrong_usage_is_status_2_with_a_hint(words, capsys):
     assert app.main(words) == 2
     out, err = capsys.readouterr()
@@ -52,6 +63,24 @@ def test_wrong_usage_is_a_document_for_programs(capsys):
 def test_several_snapshots_can_be_removed_at_once():
     given = arguments.parser().parse_args(["rm", "-y", "a", "b"])
     assert (given.snapshot, given.yes) == (["a", "b"], True)
+
+
+@pytest.mark.parametrize(
+    "words", [["suspend"], ["suspend", "abc", "--all"], ["suspend", "abc", "--within", "5"]]
+)
+def test_one_kernel_or_all_are_suspended_and_only_all_within_a_time(words, capsys):
+    assert app.main([*words, "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["error"]["code"] == "configuration"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("25s", 25), ("2m", 120), ("90", 90), ("1.5", 1.5), ("0s", 0), ("1h", 3600), (None, None)],
+)
+def test_times_are_understood(text, seconds):
+    within = ["--within", text] if text else []
+    given = arguments.parser().parse_args(["suspend", "--all", *within])
+    assert (given.all, given.within) == (True, seconds)
 
 
 @pytest.mark.parametrize(

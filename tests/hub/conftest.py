@@ -41,7 +41,11 @@ c.Authenticator.admin_users = {{"ada"}}
 c.JupyterHub.tornado_settings = {{"slow_spawn_timeout": 0.1, "slow_stop_timeout": 0.1}}
 c.JupyterHub.services = [{{"name": "tests", "api_token": given["secret"]}}]
 c.JupyterHub.load_roles = [
-    {{"name": "tests", "services": ["tests"], "scopes": ["admin:users", "admin:servers", "tokens"]}}
+    {{
+        "name": "tests",
+        "services": ["tests"],
+        "scopes": ["admin:users", "admin:servers", "admin:server_state", "tokens"],
+    }}
 ]
 c.Spawner.cmd = [os.path.join(bin_dir, "jupyterhub-singleuser")]
 c.Spawner.ip = "127.0.0.1"

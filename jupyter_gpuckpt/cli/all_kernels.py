@@ -1,0 +1,148 @@
+"""Suspend all kernels of this user against a deadline: for hooks that run before a machine or container goes.
+
+The daemon is asked, not a Jupyter server: that may be hanging or gone. So what a busy kernel is just printing is not kept for its
+page, as it is when the server suspends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from argparse import Namespace
+from collections.abc import Awaitable
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+
+from ..errors import DaemonUnavailable, GpuCkptError
+from ..progress import ProgressRecord
+from ..protocol import SOME_NOT_SAVED, Kernel, Operation, SuspendOutcome, SuspendReport
+from ..states import ALIVE
+from . import output, triage
+
+if TYPE_CHECKING:
+    from ..client import AsyncClient
+    from ..model import SnapshotInfo
+
+_T = TypeVar("_T")
+
+
+def suspend(given: Namespace) -> int:
+    """Suspend them, print what became of each; `SOME_NOT_SAVED` if not all are saved."""
+    try:
+        report = asyncio.run(_suspend(given.within))
+    except KeyboardInterrupt:
+        output.warn("What was begun goes on in the daemon; `jupyter gpuckpt ps` shows how far.")
+        raise
+    if given.json:
+        output.say_json(report)
+    else:
+        _show(report)
+    return 0 if report.all_saved else SOME_NOT_SAVED
+
+
+async def _suspend(within_seconds: float | None) -> SuspendReport:
+    from ..client import AsyncClient  # noqa: PLC0415 - an HTTP library, too slow for --help
+    from ..client.batch import suspend_each  # noqa: PLC0415 - the same
+
+    began = time.monotonic()
+    client = await _in_time(AsyncClient.connect(), within_seconds)
+    async with client:
+        kernels = await _in_time(client.kernels(), _left(within_seconds, began))
+        running = {one.kernel_id: one for one in kernels if one.state in ALIVE}
+        try:
+            snapshots = await _in_time(client.snapshots(), _left(within_seconds, began))
+        except GpuCkptError:
+            snapshots = []  # they only tell what to expect
+        candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
+        # What has been spent so far counts: it is the caller's clock that runs.
+        left = _left(within_seconds, began)
+        first_to_last = triage.order(candidates, left, triage.measured_rate(snapshots))
+        with output.ProgressBar("suspending") as bar:
+            done: list[SuspendOutcome] = []
+
+            def on_outcome(outcome: SuspendOutcome) -> None:
+                done.append(outcome)
+                stage = f"{len(done)} of {len(running)} kernels"
+                bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
+
+            outcomes = await suspend_each(
+                [running[one.kernel_id] for one in first_to_last],
+                _AskedOfTheDaemon(client),
+                _left(within_seconds, began),
+                on_outcome,
+            )
+    return SuspendReport(outcomes, time.monotonic() - began)
+
+
+async def _in_time(answer: Awaitable[_T], within_seconds: float | None) -> _T:
+    try:
+        async with asyncio.timeout(within_seconds):
+            return await answer
+    except TimeoutError:
+        raise DaemonUnavailable(
+            "gpuckptd did not answer in time: nothing was suspended.", hint="Allow more time."
+        ) from None
+
+
+def _left(within_seconds: float | None, began: float) -> float | None:
+    if within_seconds is None:
+        return None
+    return max(0.0, within_seconds - (time.monotonic() - began))
+
+
+def _candidate(kernel: Kernel, snapshots: list[SnapshotInfo], now: float) -> triage.Candidate:
+    """At stake is what happened since the process began (at its launch or resume) or was last saved."""
+    since = [info.created for info in snapshots if info.snapshot_id == kernel.snapshot_id]
+    try:
+        since.append(psutil.Process(kernel.pid).create_time() if kernel.pid else now)
+    except psutil.Error:  # it has just ended
+        since.append(now)
+    return triage.Candidate(
+        kernel.kernel_id, kernel.memory_bytes + kernel.gpu_bytes, max(0.0, now - max(since))
+    )
+
+
+class _AskedOfTheDaemon:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def begin(self, kernel_id: str) -> Operation:
+        return await self._client.suspend(kernel_id)
+
+    async def finish(self, operation: Operation) -> Operation:
+        from ..client.calls import LONG_POLL_SECONDS, is_over  # noqa: PLC0415 - as above
+
+        while not is_over(operation):
+            operation = await self._client.operation(operation.operation_id, LONG_POLL_SECONDS)
+        return operation
+
+    async def cancel(self, operation_id: str) -> None:
+        await self._client.cancel(operation_id)
+
+
+def _show(report: SuspendReport) -> None:
+    if not report.kernels:
+        output.say("No kernels are running.")
+        return
+    short = output.short_ids(outcome.kernel_id for outcome in report.kernels)
+    rows = [
+        [
+            short[outcome.kernel_id],
+            outcome.name or "-",
+            output.size(outcome.size_bytes),
+            "suspended" if outcome.saved else "runs on",
+            output.duration(outcome.seconds) if outcome.saved else "-",
+            outcome.error.message if outcome.error else "",
+        ]
+        for outcome in report.kernels
+    ]
+    heads = ["KERNEL", "NAME", "MEMORY", "NOW", "TOOK", ""]
+    output.say(output.table(heads, rows, right={"MEMORY", "TOOK"}))
+    saved = sum(outcome.saved for outcome in report.kernels)
+    output.say(
+        f"{saved} of {len(report.kernels)} kernels suspended in {output.duration(report.seconds)}."
+    )
+    hints = dict.fromkeys(one.error.hint for one in report.kernels if one.error and one.error.hint)
+    for hint in hints:
+        output.note(f"Hint: {hint}")

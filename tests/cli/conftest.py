@@ -1,0 +1,103 @@
+"""The command as people and programs use it, and kernels without a Jupyter server."""
+
+import contextlib
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+#: Starts a kernel with the provisioner, prints its id, then answers every line with what it is worth.
+KERNEL = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel(startup_timeout=60)
+print(manager.kernel_id, flush=True)
+for line in sys.stdin:
+    # The reply alone: right after a resume the channel of outputs may not be connected yet.
+    reply = client.execute("", user_expressions={"it": line}, reply=True, timeout=60)
+    print(reply["content"]["user_expressions"]["it"]["data"]["text/plain"], flush=True)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
+
+
+class Kernel:
+    """A kernel and the program that talks to it."""
+
+    def __init__(self, env):
+        env = env | {"JUPYTER_DEFAULT_PROVISIONER_NAME": "gpuckpt-provisioner"}
+        self._program = subprocess.Popen(
+            [sys.executable, "-c", KERNEL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            text=True,
+        )
+        self.id = self._program.stdout.readline().strip()
+        assert self.id
+
+    def worth(self, expression):
+        self._program.stdin.write(f"{expression}\n")
+        self._program.stdin.flush()
+        return self._program.stdout.readline().strip()
+
+    def end(self):
+        self._program.stdin.close()
+        self._program.wait(60)
+        self._program.stdout.close()
+
+
+@pytest.fixture
+def gpuckpt(daemon_env):
+    """Run the command; stdin is empty, neither stdout nor stderr is a terminal."""
+
+    def run(*words, status=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=daemon_env,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def gpuckpt_json(gpuckpt):
+    """Run the command with --json and give its document; nothing else may be on stdout or stderr."""
+
+    def run(*words, status=0):
+        done = gpuckpt(*words, "--json", status=status)
+        assert done.stderr == ""
+        return json.loads(done.stdout)
+
+    return run
+
+
+@pytest.fixture
+def kernels(daemon_env):
+    """Start kernels beside each other."""
+    with contextlib.ExitStack() as stack:
+
+        def start(count):
+            with ThreadPoolExecutor(count) as pool:
+                made = list(pool.map(lambda _: Kernel(daemon_env), range(count)))
+            for kernel in made:
+                stack.callback(kernel.end)
+            return made
+
+        yield start
+
+
+@pytest.fixture
+def kernel(daemon_env):
+    started = Kernel(daemon_env)
+    yield started
+    started.end()

@@ -1,0 +1,97 @@
+"""Which kernel is saved first: the rule, and what it is worth against the best there is."""
+
+import itertools
+import random
+
+from jupyter_gpuckpt.cli.triage import (
+    BYTES_PER_SECOND,
+    FIXED_SECONDS,
+    Candidate,
+    measured_rate,
+    order,
+)
+from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+
+GB = 10**9
+HOUR = 3600.0
+
+
+def names(candidates, within, rate=GB):
+    made = [
+        Candidate(name, int(size * GB), hours * HOUR) for name, (size, hours) in candidates.items()
+    ]
+    return [one.kernel_id for one in order(made, within, rate)]
+
+
+def test_who_is_worth_most_for_each_second_comes_first():
+    kernels = {"large and old": (10, 5), "small and old": (1, 5), "small and new": (1, 1)}
+    assert names(kernels, 60) == ["small and old", "small and new", "large and old"]
+    assert names(kernels, None) == names(kernels, 60)
+
+
+def test_a_long_computation_goes_before_a_kernel_just_begun():
+    assert names({"begun": (0.1, 0.01), "training": (20, 72)}, 25) == ["training", "begun"]
+
+
+def test_what_is_not_expected_to_fit_comes_last_smallest_first():
+    kernels = {"huge": (60, 100), "larger": (40, 90), "fits": (10, 1)}
+    assert names(kernels, 25) == ["fits", "larger", "huge"]
+
+
+def test_one_that_does_not_fit_any_more_leaves_its_room_to_smaller_ones():
+    # 20 s of 25 are taken by the first; the second would need 11.
+    kernels = {"first": (20, 72), "second": (11, 20), "third": (3, 1)}
+    assert names(kernels, 25) == ["first", "third", "second"]
+
+
+def test_of_equals_the_smaller_comes_first_and_without_time_the_smallest():
+    assert names({"b": (2, 0), "a": (1, 0)}, 60) == ["a", "b"]
+    assert names({"b": (2, 9), "c": (3, 50), "a": (1, 0)}, 0) == ["a", "b", "c"]
+
+
+def test_nobody_is_left_out_and_nobody_doubled():
+    chance = random.Random(1)
+    for _ in range(200):
+        kernels = {
+            str(n): (chance.uniform(0, 50), chance.uniform(0, 50))
+            for n in range(chance.randint(0, 8))
+        }
+        assert sorted(names(kernels, chance.uniform(0, 60))) == sorted(kernels)
+
+
+def test_what_is_saved_in_time_is_worth_nearly_what_could_be():
+    """Against trying every order, one kernel after the other."""
+    chance = random.Random(2)
+    got = best = 0.0
+    for _ in range(60):
+        kernels = [
+            Candidate(str(n), int(chance.uniform(0.1, 30) * GB), chance.uniform(0.1, 72) * HOUR)
+            for n in range(5)
+        ]
+        got += worth(order(kernels, 25, GB))
+        best += max(worth(one) for one in itertools.permutations(kernels))
+    assert got > 0.9 * best
+
+
+def worth(kernels):
+    """What those are worth that are complete after 25 seconds."""
+    left = saved = 0.0
+    for one in kernels:
+        left += FIXED_SECONDS + one.size_bytes / GB
+        saved += one.at_stake_seconds if left <= 25 else 0
+    return saved
+
+
+def snapshot(size, seconds):
+    return SnapshotInfo("s", "k", 0.0, "suspend", sizes=Sizes(raw_bytes=size), seconds=seconds)
+
+
+def test_the_rate_is_that_of_earlier_snapshots_large_enough_to_tell():
+    assert measured_rate([]) == BYTES_PER_SECOND
+    assert measured_rate([snapshot(10**6, 1.0)]) == BYTES_PER_SECOND
+    assert measured_rate([snapshot(GB, 0.0)]) == BYTES_PER_SECOND
+    assert (
+        measured_rate([snapshot(GB, 1.0), snapshot(2 * GB, 1.0), snapshot(9 * GB, 1.0)]) == 2 * GB
+    )
+    older = [snapshot(9 * GB, 1.0)] * 20
+    assert measured_rate([snapshot(GB, 1.0)] * 10 + older) == GB
