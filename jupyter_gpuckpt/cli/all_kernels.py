@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import psutil
 
 from ..errors import DaemonUnavailable, GpuCkptError
+from ..model import Cause
 from ..progress import ProgressRecord
 from ..protocol import SOME_NOT_SAVED, Kernel, Operation, SuspendOutcome, SuspendReport
 from ..states import ALIVE
@@ -49,7 +50,8 @@ async def _suspend(within_seconds: float | None) -> SuspendReport:
     client = await _in_time(AsyncClient.connect(), within_seconds)
     async with client:
         kernels = await _in_time(client.kernels(), _left(within_seconds, began))
-        running = {one.kernel_id: one for one in kernels if one.state in ALIVE}
+        # One with an end is about to go: its user has shut it down.
+        running = {one.kernel_id: one for one in kernels if one.state in ALIVE and not one.ends_at}
         try:
             snapshots = await _in_time(client.snapshots(), _left(within_seconds, began))
         except GpuCkptError:
@@ -108,7 +110,7 @@ class _AskedOfTheDaemon:
         self._client = client
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._client.suspend(kernel_id)
+        return await self._client.suspend(kernel_id, cause=Cause.RECLAIM)
 
     async def finish(self, operation: Operation) -> Operation:
         from ..client.calls import LONG_POLL_SECONDS, is_over  # noqa: PLC0415 - as above

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from ..states import KernelState
 from .kernel_output import KernelOutput
 from .served_kernel import Provisioner, Reconnect, ServedKernel, Wake
 
@@ -51,6 +52,8 @@ class DaemonLink:
         self.on_change: Callable[[str], None] = lambda kernel_id: None
         #: Called with the daemon's record of a kernel whenever there is news of it.
         self.on_news: Callable[[Kernel], None] = lambda kernel: None
+        #: Called with a kernel that was just suspended, whoever asked for it.
+        self.on_suspended: Callable[[Kernel], None] = lambda kernel: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
         #: How subscribers come back after a resume; set before the first kernel is attached.
@@ -221,7 +224,10 @@ class DaemonLink:
     def _on_kernel(self, kernel: Kernel) -> None:
         served = self.served.get(kernel.kernel_id)
         if served is not None:
+            before = served.kernel.state if served.kernel else KernelState.SUSPENDED
             served.apply(kernel)
+            if kernel.state is KernelState.SUSPENDED and before is not KernelState.SUSPENDED:
+                self.on_suspended(kernel)
         self.on_news(kernel)
 
     async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:

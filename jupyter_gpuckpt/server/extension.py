@@ -244,7 +244,7 @@ class GpuCkptServer(ExtensionApp):
         link.describe, link.on_change = operations.description, self._on_change
         link.on_news = self._ended.hear
         link.begin, link.wake = operations.begin, operations.wake
-        link.reconnect = operations.reconnect
+        link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
         kernels.gpuckpt_stop_seconds = self.stop_timeout or None

@@ -221,6 +221,12 @@ class ServerOperations:
         if kernel_id in self._kernels and kernel_id in self._link.served and self._link.ready:
             self.spawn(self._report(kernel_id))
 
+    def note_suspended(self, kernel: Kernel) -> None:
+        """A kernel was suspended, perhaps by somebody else: what this server knows of it (whether a cell runs, say) goes along."""
+        ours = kernel.operation is not None and kernel.operation.operation_id in self._tasks
+        if not ours:
+            self.report(kernel.kernel_id)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the requests; asyncio itself keeps weak references to tasks only."""
         task = asyncio.ensure_future(work)

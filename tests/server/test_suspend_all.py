@@ -1,9 +1,12 @@
 """All kernels of a server are suspended within a time: what is saved first, and what happens to what does not make it."""
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
+
+from tests.conftest import wait_for
 
 
 def suspend_all(server, **body):
@@ -72,6 +75,24 @@ def test_output_of_busy_kernels_is_not_lost(server):
     for page in pages:
         server.do("resume", page.kernel_id)
         assert page.output(page.cell).split() == [str(number) for number in range(150)]
+
+
+def test_a_cell_that_runs_when_a_hook_suspends_everything_goes_on_under_the_next_server(server):
+    page = server.open()
+    page.run("import time, pathlib; said = []")
+    page.execute("while not pathlib.Path('enough').exists(): said.append(1); time.sleep(0.01)")
+    wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
+    # Beside the server, as before an instance is reclaimed.
+    hook = [sys.executable, "-m", "jupyter_gpuckpt.cli", "suspend", "--all", "--within", "60s"]
+    subprocess.run(hook, env=server.env, stdin=subprocess.DEVNULL, timeout=120, check=True)
+    wait_for(lambda: server.kernel(page.kernel_id)["state"] == "suspended")
+    server.stop()
+    server.start()
+    # Nobody asked for it: it was busy.
+    wait_for(lambda: server.kernel(page.kernel_id)["state"] == "running", 30)
+    (server.root / "enough").touch()
+    again = server.page(page.kernel_id)
+    assert int(again.run("print(len(said))")) > 0
 
 
 def test_without_time_nothing_is_touched(server):
