@@ -49,6 +49,7 @@ c.JupyterHub.load_roles = [
 ]
 c.Spawner.cmd = [os.path.join(bin_dir, "jupyterhub-singleuser")]
 c.Spawner.ip = "127.0.0.1"
+c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 c.Spawner.environment = given["environment"]
 c.Spawner.args = ["--allow-root", *(
     f"--ServerApp.jpserver_extensions={{name}}=False"

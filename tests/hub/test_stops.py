@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 
@@ -54,18 +55,47 @@ class Two:
             assert {snapshot["kernel_id"] for snapshot in snapshots} == {page.kernel_id}
 
 
-@pytest.fixture
-def two(hub):
-    return Two(hub)
-
-
-def test_a_stop_by_user_administrator_or_culler_keeps_what_two_users_left(hub, two):
+def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
+    two = Two(hub)
     alice, bob = two.users
+
+    # By an administrator, and by the user.
     bob.begin_stop(hub.user("ada").token)
     alice.stop()
     bob.wait_until_stopped()
     two.find_again()
+
+    # By the culler.
     two.close_pages()
+    with culling(hub):
+        alice.wait_until_stopped()
+        bob.wait_until_stopped()
+    two.find_again()
+
+    # With the hub.
+    two.close_pages()
+    hub.stop()
+    hub.start()
+    assert [user.model for user in two.users] == [None, None]
+    two.find_again()
+
+    # A hub that is killed leaves the servers alone, and does not know their tokens when it is back.
+    two.close_pages()
+    hub.stop(signal.SIGKILL)
+    os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGTERM)
+    hub.start()
+    assert all(user.model["ready"] for user in two.users)
+    bob.begin_stop()
+    alice.stop()
+    bob.wait_until_stopped()
+
+    # Each time they were suspended before the spawner's own stop, not by a server that heard the signal.
+    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 8
+
+
+@contextmanager
+def culling(hub):
+    """The real culler."""
     command = [
         *(sys.executable, "-m", "jupyterhub_idle_culler", "--cull-every=1"),
         *(f"--url=http://127.0.0.1:{hub.port}/hub/api", f"--timeout={IDLE_SECONDS}"),
@@ -74,31 +104,7 @@ def test_a_stop_by_user_administrator_or_culler_keeps_what_two_users_left(hub, t
         environment = {**os.environ, "JUPYTERHUB_API_TOKEN": hub.secret}
         culler = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
-        alice.wait_until_stopped()
-        bob.wait_until_stopped()
+        yield
     finally:
         culler.terminate()
         culler.wait(60)
-    two.find_again()
-    # Suspended before the spawner's own stop began, not by the server when it heard the signal.
-    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 4
-
-
-def test_a_stop_of_the_hub_keeps_what_two_users_left(hub, two):
-    two.close_pages()
-    hub.stop()
-    hub.start()
-    assert [user.model for user in two.users] == [None, None]
-    two.find_again()
-    two.close_pages()
-    # A hub that is killed leaves the servers alone, and does not know their tokens when it is back.
-    hub.stop(signal.SIGKILL)
-    os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGTERM)
-    hub.start()
-    assert all(user.model["ready"] for user in two.users)
-    for user in two.users:
-        user.begin_stop()
-    for user in two.users:
-        user.wait_until_stopped()
-    two.find_again()
-    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 4
