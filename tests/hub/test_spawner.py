@@ -5,9 +5,6 @@ import subprocess
 import sys
 
 import pytest
-
-pytest.importorskip("jupyterhub", reason="JupyterHub is in the extra `test`")
-
 from jupyterhub.spawner import LocalProcessSpawner, SimpleLocalProcessSpawner
 from traitlets.config import Config
 

@@ -30,6 +30,8 @@ class Server:
 
     #: What comes before every path.
     base = ""
+    #: What the server's command is started with.
+    prefix = ()
 
     def __init__(self, folder, env, *options):
         self.root, self.env, self.options = folder / "root", env, options
@@ -42,7 +44,14 @@ class Server:
     def start(self):
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "jupyter_server", "--allow-root", "--no-browser"]
+        command = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "jupyter_server",
+            "--allow-root",
+            "--no-browser",
+        ]
         options = [
             f"--ServerApp.root_dir={self.root}",
             f"--ServerApp.port={self.port}",
