@@ -74,6 +74,15 @@ def runtime_dir(environ: Mapping[str, str] = os.environ, uid: int | None = None)
     return directory
 
 
+def runtime_dirs() -> list[Path]:
+    """Where daemons of this user may listen: `runtime_dir`, and where it was for a service that began before its user logged in."""
+    uid, chosen = os.getuid(), runtime_dir()
+    if os.environ.get("JUPYTER_GPUCKPT_RUNTIME_DIR"):
+        return [chosen]
+    others = (Path(f"/run/user/{uid}/gpuckpt"), Path(f"/tmp/gpuckpt-{uid}"))  # noqa: S108 - its owner is checked
+    return [chosen, *(other for other in others if other != chosen and _is_ours(other, uid))]
+
+
 def socket_path(place: Place, directory: Path) -> Path:
     """Where the daemon of `place` listens; raises ConfigurationError when the path is longer than a socket's may be."""
     path = directory / f"{place.key}.sock"

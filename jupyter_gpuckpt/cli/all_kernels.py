@@ -7,6 +7,7 @@ page, as it is when the server suspends it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from argparse import Namespace
 from collections.abc import Awaitable
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 def suspend(given: Namespace) -> int:
     """Suspend them, print what became of each; `SOME_NOT_SAVED` if not all are saved."""
     try:
-        report = asyncio.run(_suspend(given.within))
+        report, all_seen = asyncio.run(_suspend(given.within))
     except KeyboardInterrupt:
         output.warn("What was begun goes on in the daemon; `jupyter gpuckpt ps` shows how far.")
         raise
@@ -39,23 +40,31 @@ def suspend(given: Namespace) -> int:
         output.say_json(report)
     else:
         _show(report)
-    return 0 if report.all_saved else SOME_NOT_SAVED
+    return 0 if report.all_saved and all_seen else SOME_NOT_SAVED
 
 
-async def _suspend(within_seconds: float | None) -> SuspendReport:
-    from ..client import AsyncClient  # noqa: PLC0415 - an HTTP library, too slow for --help
-    from ..client.batch import suspend_each  # noqa: PLC0415 - the same
+async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
+    """What became of the kernels, and whether all daemons could be asked for theirs."""
+    from ..client.batch import suspend_each  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     began = time.monotonic()
-    client = await _in_time(AsyncClient.connect(), within_seconds)
-    async with client:
-        kernels = await _in_time(client.kernels(), _left(within_seconds, began))
-        # One with an end is about to go: its user has shut it down.
-        running = {one.kernel_id: one for one in kernels if one.state in ALIVE and not one.ends_at}
-        try:
-            snapshots = await _in_time(client.snapshots(), _left(within_seconds, began))
-        except GpuCkptError:
-            snapshots = []  # they only tell what to expect
+    async with contextlib.AsyncExitStack() as stack:
+        clients, all_seen = await _in_time(_daemons(stack), within_seconds)
+        asked = _AskedOfTheDaemons()
+        snapshots: list[SnapshotInfo] = []
+        for client in clients:
+            try:
+                await _in_time(asked.look(client), _left(within_seconds, began))
+            except GpuCkptError as error:
+                if len(clients) == 1:
+                    raise
+                all_seen = False
+                output.warn(error.message)
+                continue
+            # They only tell what to expect.
+            with contextlib.suppress(GpuCkptError):
+                snapshots += await _in_time(client.snapshots(), _left(within_seconds, began))
+        running = asked.running
         candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
         # What has been spent so far counts: it is the caller's clock that runs.
         left = _left(within_seconds, began)
@@ -70,11 +79,28 @@ async def _suspend(within_seconds: float | None) -> SuspendReport:
 
             outcomes = await suspend_each(
                 [running[one.kernel_id] for one in first_to_last],
-                _AskedOfTheDaemon(client),
+                asked,
                 _left(within_seconds, began),
                 on_outcome,
             )
-    return SuspendReport(outcomes, time.monotonic() - began)
+    return SuspendReport(outcomes, time.monotonic() - began), all_seen
+
+
+async def _daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], bool]:
+    """This place's daemon, started if need be: it may find kernels whose daemon was killed. And this user's other ones.
+
+    A hook runs as a service of its own, so its place is seldom that of the kernels. Also whether none had to be left out.
+    """
+    from ..client import AsyncClient, starting  # noqa: PLC0415 - as above
+
+    clients = [await stack.enter_async_context(await AsyncClient.connect())]
+    others, strangers = await asyncio.to_thread(starting.others)
+    for stranger in strangers:
+        output.warn(
+            f"The kernels of process {stranger.pid} are not looked at: it is gpuckptd {stranger.version}."
+        )
+    clients += [await stack.enter_async_context(AsyncClient(other)) for other in others]
+    return clients, not strangers
 
 
 async def _in_time(answer: Awaitable[_T], within_seconds: float | None) -> _T:
@@ -83,7 +109,8 @@ async def _in_time(answer: Awaitable[_T], within_seconds: float | None) -> _T:
             return await answer
     except TimeoutError:
         raise DaemonUnavailable(
-            "gpuckptd did not answer in time: nothing was suspended.", hint="Allow more time."
+            "gpuckptd did not answer in time: its kernels are not suspended.",
+            hint="Allow more time.",
         ) from None
 
 
@@ -105,22 +132,33 @@ def _candidate(kernel: Kernel, snapshots: list[SnapshotInfo], now: float) -> tri
     )
 
 
-class _AskedOfTheDaemon:
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+class _AskedOfTheDaemons:
+    """Each suspend is asked of the daemon that has the kernel. `running`: the kernels, by id."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Kernel] = {}
+        self._daemons: dict[str, AsyncClient] = {}
+
+    async def look(self, daemon: AsyncClient) -> None:
+        for kernel in await daemon.kernels():
+            # One with an end is about to go: its user has shut it down.
+            if kernel.state in ALIVE and not kernel.ends_at:
+                self.running[kernel.kernel_id] = kernel
+                self._daemons[kernel.kernel_id] = daemon
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._client.suspend(kernel_id, cause=Cause.RECLAIM)
+        return await self._daemons[kernel_id].suspend(kernel_id, cause=Cause.RECLAIM)
 
     async def finish(self, operation: Operation) -> Operation:
         from ..client.calls import LONG_POLL_SECONDS, is_over  # noqa: PLC0415 - as above
 
+        daemon = self._daemons[operation.kernel_id]
         while not is_over(operation):
-            operation = await self._client.operation(operation.operation_id, LONG_POLL_SECONDS)
+            operation = await daemon.operation(operation.operation_id, LONG_POLL_SECONDS)
         return operation
 
-    async def cancel(self, operation_id: str) -> None:
-        await self._client.cancel(operation_id)
+    async def cancel(self, operation: Operation) -> None:
+        await self._daemons[operation.kernel_id].cancel(operation.operation_id)
 
 
 def _show(report: SuspendReport) -> None:

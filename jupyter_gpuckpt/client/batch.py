@@ -30,7 +30,7 @@ class Suspender(Protocol):
     async def finish(self, operation: Operation) -> Operation:
         """The operation when it is over."""
 
-    async def cancel(self, operation_id: str) -> object:
+    async def cancel(self, operation: Operation) -> object:
         """Ask it to stop and undo what it did."""
 
 
@@ -118,7 +118,7 @@ class _Batch:
         except TimeoutError:
             if operation.operation_id in self._of_others:
                 raise _late("Somebody else's suspend of it is still under way.") from None
-            await self._suspender.cancel(operation.operation_id)
+            await self._suspender.cancel(operation)
             return await self._suspender.finish(operation)
 
     def _outcome(self, kernel: Kernel, ended: Operation, began: float) -> SuspendOutcome:

@@ -19,12 +19,14 @@ import msgspec
 from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
-from ..place import Place, here, runtime_dir, socket_path
+from ..place import Place, here, runtime_dir, runtime_dirs, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import calls
 
 #: A machine under load may take this long to start a Python program.
 START_SECONDS = 30.0
+#: One that hangs must not hold up who looks for all of them.
+_OTHERS_SECONDS = 3.0
 #: How much of the daemon's log an error shows.
 _TAIL_BYTES = 4096
 _PAUSE = 0.05
@@ -45,6 +47,28 @@ def target(settings: Settings | None, *, start: bool) -> Target:
     settings = settings or daemon_settings.from_environment()
     place = here(settings.data)
     return Target(settings, place, socket_path(place, runtime_dir()), start)
+
+
+def others() -> tuple[list[Target], list[Handshake]]:
+    """Daemons of this user on this machine that run in other places (another service or data directory).
+
+    Those that can be spoken to, and those that cannot, being of another version.
+    """
+    ours = target(None, start=False)
+    found: list[Target] = []
+    strangers: list[Handshake] = []
+    for directory in runtime_dirs():
+        for path in sorted(directory.glob("*.sock")):
+            other = Target(ours.settings, ours.place, path, start=False)
+            handshake = _ask(other, _OTHERS_SECONDS) if path != ours.socket else None
+            if handshake is None or handshake.place == ours.place.key:
+                continue
+            same = (handshake.protocol, handshake.version) == (PROTOCOL_VERSION, package_version())
+            if same:
+                found.append(other)
+            else:
+                strangers.append(handshake)
+    return found, strangers
 
 
 def ensure(wanted: Target) -> Handshake:
@@ -93,12 +117,12 @@ def _started(wanted: Target, deadline: float) -> Handshake:
     raise _not_started(wanted, "it did not answer in time")
 
 
-def _ask(wanted: Target) -> Handshake | None:
+def _ask(wanted: Target, seconds: float = calls.ANSWER_SECONDS) -> Handshake | None:
     """The handshake of whoever listens; None if nobody does. Without httpx, which takes longer to set up."""
     call = calls.handshake()
     connection = HTTPConnection("gpuckptd")
     with socket.socket(socket.AF_UNIX) as connected:
-        connected.settimeout(call.seconds)
+        connected.settimeout(seconds)
         try:
             connected.connect(str(wanted.socket))
             connection.sock = connected

@@ -174,7 +174,8 @@ def with_suspend(spawner: str | type) -> type:
     `spawner`: the class, where it can be imported from, or what `c.JupyterHub.spawner_class` takes ("docker", "simple").
     """
     used = spawner if isinstance(spawner, type) else _found(spawner)
-    return type(f"GpuCkpt{used.__name__}", (GpuCkptSpawnerMixin, used), {"__doc__": used.__doc__})
+    named = {"__doc__": used.__doc__, "__module__": __name__}
+    return type(f"GpuCkpt{used.__name__}", (GpuCkptSpawnerMixin, used), named)
 
 
 def _found(name: str) -> type:

@@ -107,5 +107,5 @@ class _AsServer:
     async def finish(self, operation: Operation) -> Operation:
         return await self._operations.finish(operation)
 
-    async def cancel(self, operation_id: str) -> None:
-        await self._operations.cancel(operation_id)
+    async def cancel(self, operation: Operation) -> None:
+        await self._operations.cancel(operation.operation_id)

@@ -38,6 +38,23 @@ def test_all_kernels_are_suspended_and_a_report_says_so(kernels, gpuckpt, gpuckp
         gpuckpt("resume", kernel.id)
 
 
+def test_kernels_of_this_users_other_daemons_are_suspended_too(
+    kernels, gpuckpt, gpuckpt_json, daemon_env
+):
+    """A hook's place is seldom that of the kernels; here it is another for its data directory."""
+    (kernel,) = kernels(1)
+    assert kernel.worth("globals().update(x=41) or x") == "41"
+    ours = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = f"{ours}/hook"
+    assert gpuckpt_json("ps") == {"kernels": []}
+    (outcome,) = gpuckpt_json("suspend", "--all", "--within", "60s")["kernels"]
+    assert (outcome["kernel_id"], outcome["saved"]) == (kernel.id, True)
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = ours
+    assert states(gpuckpt_json) == {kernel.id: "suspended"}
+    gpuckpt("resume", kernel.id)
+    assert kernel.worth("x + 1") == "42"
+
+
 @pytest.fixture
 def slow_daemon(gpuckpt):
     """A daemon that is not too fast for the test: it has as many threads as processors."""

@@ -54,9 +54,9 @@ class Daemon:
             error=record_of(OperationCancelled("The operation was cancelled.")),
         )
 
-    async def cancel(self, operation_id):
-        self.cancelled.append(operation_id)
-        self._events[operation_id].set()
+    async def cancel(self, begun):
+        self.cancelled.append(begun.operation_id)
+        self._events[begun.operation_id].set()
 
 
 def kernels(*ids):
