@@ -1,0 +1,175 @@
+"""The pytest plugin for upstream suites: every kernel must run under the engine, and the deviations are applied.
+
+It is loaded by name beside the suite's own plugins; `Run` in `running.py` says what it is told in the environment. What it
+sees goes to the file that is named there (a JSON object), and launches to one beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from gpuckpt_provisioner import GpuCkptProvisioner
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
+from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+from jupyter_server.serverapp import ServerApp
+from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from tornado.httpclient import HTTPClientError
+from traitlets.config import Config
+
+from jupyter_gpuckpt.server.extension import PROVISIONER
+from jupyter_gpuckpt.server.kernel_manager import GpuCkptKernels
+from jupyter_gpuckpt.server.websocket import GatedConnection
+
+from .suites import DEVIATIONS, Change, Suite, Variant, suite_named
+
+SUITE: Suite = suite_named(os.environ["GPUCKPT_UPSTREAM_SUITE"])
+VARIANT = Variant(os.environ["GPUCKPT_UPSTREAM_VARIANT"])
+REPORT = Path(os.environ["GPUCKPT_UPSTREAM_REPORT"])
+LAUNCHES = REPORT.with_suffix(".launches")
+DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
+
+
+class Seen:
+    """What happened so far."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.changed: Counter[str] = Counter()
+        #: Launches that must not be, in the test that runs.
+        self.refused: list[str] = []
+        #: Whether the test that runs may use other provisioners.
+        self.others_allowed = False
+
+    def launch(self, how: str, why: str = "") -> None:
+        """Note a launch, in a file: some suites launch kernels in processes that they fork."""
+        if how == "other" and self.others_allowed:
+            how = "allowed"
+        elif how != "engine":
+            self.refused.append(f"{how}: {why}")
+        with LAUNCHES.open("a") as file:
+            file.write(json.dumps({"how": how, "why": why}) + "\n")
+
+
+_seen = Seen()
+
+
+def pytest_configure(config):
+    _wrap_launches()
+    if VARIANT is Variant.EXTENSION and SUITE.has_server:
+        _load_extension()
+    _choose_provisioner()
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        _seen.outcomes[report.outcome] += 1
+
+
+def pytest_deselected(items):
+    _seen.outcomes["deselected"] += len(items)
+
+
+def pytest_sessionfinish(session):
+    REPORT.write_text(json.dumps({"outcomes": _seen.outcomes, "changed": _seen.changed}))
+
+
+# ---- launches --------------------------------------------------------------------------------------------------------
+
+
+def _wrap_launches() -> None:
+    ours, stock = GpuCkptProvisioner.launch_kernel, LocalProvisioner.launch_kernel
+
+    async def launch_ours(self, cmd, **arguments):
+        info = await ours(self, cmd, **arguments)
+        _seen.launch("plain" if self.plain_reason else "engine", self.plain_reason)
+        return info
+
+    async def launch_stock(self, cmd, **arguments):
+        info = await stock(self, cmd, **arguments)
+        if not isinstance(self, GpuCkptProvisioner):
+            _seen.launch("other", type(self).__name__)
+        return info
+
+    GpuCkptProvisioner.launch_kernel = launch_ours
+    LocalProvisioner.launch_kernel = launch_stock
+
+
+@pytest.fixture(autouse=True)
+def gpuckpt_no_plain_launch():
+    yield
+    refused, _seen.refused = _seen.refused, []
+    assert not refused, f"launched without the engine: {refused}"
+
+
+def _choose_provisioner() -> None:
+    """Where there is no server, its extension's choice is made here; in variant A the environment makes it."""
+    KernelProvisionerFactory.clear_instance()
+    if VARIANT is Variant.EXTENSION and not SUITE.has_server:
+        KernelProvisionerFactory.instance().default_provisioner_name = PROVISIONER
+
+
+# ---- the server's extension ------------------------------------------------------------------------------------------
+
+
+def _load_extension() -> None:
+    """Enable the extension in whatever configuration a test gives its server, and see that it is in place."""
+    initialize = ServerApp.initialize
+
+    def with_extension(self, *arguments, **keywords):
+        # Tests replace the fixture jp_server_config, and some pass a configuration of their own.
+        self.update_config(Config({"ServerApp": {"jpserver_extensions": {"jupyter_gpuckpt": True}}}))
+        initialize(self, *arguments, **keywords)
+        # For a manager without asyncio the extension chooses the provisioner, and no more.
+        if isinstance(self.kernel_manager, AsyncMappingKernelManager):
+            assert isinstance(self.kernel_manager, GpuCkptKernels)
+            assert issubclass(self.kernel_websocket_connection_class, GatedConnection)
+            _seen.changed["servers with the extension"] += 1
+
+    ServerApp.initialize = with_extension
+
+
+# ---- deviations ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def gpuckpt_deviations(request, monkeypatch):
+    changes = {
+        deviation.change
+        for deviation in DEVIATIONS
+        if deviation.applies(VARIANT, request.module.__name__, request.fixturenames)
+    }
+    _seen.changed.update(changes)
+    _seen.others_allowed = Change.OTHER_PROVISIONERS in changes
+    if _seen.others_allowed:
+        monkeypatch.delenv(DEFAULT_PROVISIONER_ENV, raising=False)
+        KernelProvisionerFactory.clear_instance()
+    if Change.CULLED_IS_SUSPENDED in changes:
+        monkeypatch.setattr(request.module, "get_cull_status", _is_suspended)
+    yield
+    _choose_provisioner()
+
+
+async def _is_suspended(kernel_id, fetch):
+    """Whether a kernel is culled within the time that the suite gives it; one of ours must not be gone."""
+    from tests.services.kernels.test_cull import CULL_INTERVAL, CULL_TIMEOUT
+
+    owner = getattr(ServerApp.instance().kernel_manager, "gpuckpt_owner", None)
+    ours = owner is not None and kernel_id in owner.served
+    state, tries, pause = "", 0, 0.5
+    while state == "suspending" or tries < (CULL_TIMEOUT + CULL_INTERVAL) / pause:
+        try:
+            reply = await fetch("api", "kernels", kernel_id, method="GET")
+        except HTTPClientError as error:
+            assert (error.code, ours) == (404, False)
+            return True
+        state, tries = json.loads(reply.body)["execution_state"], tries + 1
+        if state == "suspended":
+            assert ours
+            return True
+        await asyncio.sleep(pause)
+    return False
