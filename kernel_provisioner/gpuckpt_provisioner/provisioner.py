@@ -7,8 +7,10 @@ and resume, which the server extension and the command line ask of the daemon. S
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -23,6 +25,7 @@ from jupyter_gpuckpt.errors import (
     HostError,
     KernelNotFound,
 )
+from jupyter_gpuckpt.place import start_time
 from jupyter_gpuckpt.states import KernelState
 
 from .exit_status import KILLED, exit_code
@@ -71,6 +74,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._saved: SuspendedKernel | None = None
         self._launched = False
         self._ended: int | None = None
+        #: Of the process with our pid: the two together name one for ever.
+        self._began_at: float | None = None
         #: The exit path of the only incarnation to believe news of; empty: of any.
         self._awaited = ""
 
@@ -195,6 +200,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self._awaited in {"", kernel.exit_path}:
             self._awaited = ""
             self.kernel = kernel
+            if kernel.pid != self.pid:
+                self._began_at = start_time(kernel.pid) if kernel.pid else None
             self.pid = self.pgid = kernel.pid or None
 
     def note_gone(self) -> None:
@@ -243,7 +250,22 @@ class GpuCkptProvisioner(LocalProvisioner):
             await super().send_signal(signum)
         # What is being shut down and does not run is killed in a moment: no need to wait for the operation.
         elif not self._shutting_down or self.kernel.state is KernelState.RUNNING:
-            await self._ask(lambda client: client.signal(self.kernel_id, signum))
+            if not (signum == signal.SIGINT and self._interrupted()):
+                await self._ask(lambda client: client.signal(self.kernel_id, signum))
+
+    def _interrupted(self) -> bool:
+        """Interrupt a running kernel as the base does: at once, and also while the daemon is being replaced."""
+        running = self.kernel is not None and self.kernel.state is KernelState.RUNNING
+        # Not our child, so another process may have got its pid since.
+        if not running or not self.pid or self._began_at is None:
+            return False
+        if start_time(self.pid) != self._began_at:
+            return False
+        with suppress(OSError):
+            if (group := os.getpgid(self.pid)) != os.getpgrp():
+                os.killpg(group, signal.SIGINT)
+                return True
+        return False
 
     async def kill(self, restart: bool = False) -> None:
         """End the kernel and everything it started, in whatever state it is; also forgets a suspended one."""

@@ -160,6 +160,28 @@ def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
     with_kernel(body)
 
 
+def test_an_interrupt_does_not_wait_for_the_daemon(with_kernel, ours, tmp_path):
+    sign = tmp_path / "running"
+
+    async def body(kernel):
+        with Client.connect() as client:
+            daemon = client.handshake().pid
+        cell = f"import time; open({str(sign)!r}, 'w').close(); time.sleep(1000)"
+        running = asyncio.ensure_future(kernel.run(cell))
+        async with asyncio.timeout(60):
+            while not sign.exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            await kernel.manager.interrupt_kernel()
+            reply, _ = await asyncio.wait_for(running, 20)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert reply["ename"] == "KeyboardInterrupt"
+
+    with_kernel(body)
+
+
 def test_the_kernels_own_output_goes_to_its_log(with_kernel, ours):
     async def body(kernel):
         logs = list(Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "kernels").iterdir())  # noqa: ASYNC240
