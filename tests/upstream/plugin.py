@@ -59,6 +59,8 @@ _seen = Seen()
 
 
 def pytest_configure(config):
+    # Upstream runs such tests again when they fail; here they must pass.
+    config.addinivalue_line("markers", "flaky")
     _wrap_launches()
     if VARIANT is Variant.EXTENSION and SUITE.has_server:
         _load_extension()
@@ -122,7 +124,9 @@ def _load_extension() -> None:
 
     def with_extension(self, *arguments, **keywords):
         # Tests replace the fixture jp_server_config, and some pass a configuration of their own.
-        self.update_config(Config({"ServerApp": {"jpserver_extensions": {"jupyter_gpuckpt": True}}}))
+        self.update_config(
+            Config({"ServerApp": {"jpserver_extensions": {"jupyter_gpuckpt": True}}})
+        )
         initialize(self, *arguments, **keywords)
         # For a manager without asyncio the extension chooses the provisioner, and no more.
         if isinstance(self.kernel_manager, AsyncMappingKernelManager):
