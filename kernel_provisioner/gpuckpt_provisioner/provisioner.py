@@ -248,18 +248,18 @@ class GpuCkptProvisioner(LocalProvisioner):
         """Send a signal to the kernel's process group; the daemon delivers it when an operation in flight is over."""
         if self.kernel is None:
             await super().send_signal(signum)
+            return
+        runs = self.kernel.state is KernelState.RUNNING
         # What is being shut down and does not run is killed in a moment: no need to wait for the operation.
-        elif not self._shutting_down or self.kernel.state is KernelState.RUNNING:
-            if not (signum == signal.SIGINT and self._interrupted()):
-                await self._ask(lambda client: client.signal(self.kernel_id, signum))
+        if self._shutting_down and not runs:
+            return
+        if not (runs and signum == signal.SIGINT and self._interrupted()):
+            await self._ask(lambda client: client.signal(self.kernel_id, signum))
 
     def _interrupted(self) -> bool:
-        """Interrupt a running kernel as the base does: at once, and also while the daemon is being replaced."""
-        running = self.kernel is not None and self.kernel.state is KernelState.RUNNING
+        """Interrupt the process group as the base does: at once, and also while the daemon is being replaced."""
         # Not our child, so another process may have got its pid since.
-        if not running or not self.pid or self._began_at is None:
-            return False
-        if start_time(self.pid) != self._began_at:
+        if not self.pid or self._began_at is None or start_time(self.pid) != self._began_at:
             return False
         with suppress(OSError):
             if (group := os.getpgid(self.pid)) != os.getpgrp():

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,27 +154,31 @@ def gpuckpt_deviations(request, monkeypatch):
         monkeypatch.delenv(DEFAULT_PROVISIONER_ENV, raising=False)
         KernelProvisionerFactory.clear_instance()
     if Change.CULLED_IS_SUSPENDED in changes:
-        monkeypatch.setattr(request.module, "get_cull_status", _is_suspended)
+        seconds = request.module.CULL_TIMEOUT + request.module.CULL_INTERVAL
+        monkeypatch.setattr(request.module, "get_cull_status", partial(_is_suspended, seconds))
     yield
     _choose_provisioner()
 
 
-async def _is_suspended(kernel_id, fetch):
-    """Whether a kernel is culled within the time that the suite gives it; one of ours must not be gone."""
-    from tests.services.kernels.test_cull import CULL_INTERVAL, CULL_TIMEOUT
-
+async def _is_suspended(seconds, kernel_id, fetch):
+    """Whether a kernel is culled within the suite's `seconds`; one of ours must be suspended then, and not be gone."""
     owner = getattr(ServerApp.instance().kernel_manager, "gpuckpt_owner", None)
     ours = owner is not None and kernel_id in owner.served
     state, tries, pause = "", 0, 0.5
-    while state == "suspending" or tries < (CULL_TIMEOUT + CULL_INTERVAL) / pause:
-        try:
-            reply = await fetch("api", "kernels", kernel_id, method="GET")
-        except HTTPClientError as error:
-            assert (error.code, ours) == (404, False)
+    while state == "suspending" or tries < seconds / pause:
+        status, state = await _state(kernel_id, fetch)
+        if status == 404 or state == "suspended":
+            assert ours == (state == "suspended")
             return True
-        state, tries = json.loads(reply.body)["execution_state"], tries + 1
-        if state == "suspended":
-            assert ours
-            return True
+        tries += 1
         await asyncio.sleep(pause)
     return False
+
+
+async def _state(kernel_id, fetch):
+    """The status of a request for the kernel, and the state that it tells."""
+    try:
+        reply = await fetch("api", "kernels", kernel_id, method="GET")
+    except HTTPClientError as error:
+        return error.code, ""
+    return reply.code, json.loads(reply.body)["execution_state"]
