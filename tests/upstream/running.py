@@ -17,7 +17,7 @@ from pathlib import Path
 from jupyter_gpuckpt.host import doctor, processes
 
 from .sdists import unpacked
-from .suites import Suite, Variant
+from .suites import WARNINGS_OF_TESTS, Suite, Variant
 
 _TESTS = Path(__file__).parent.parent
 #: A daemon without kernels leaves after this.
@@ -90,6 +90,7 @@ def _options() -> list[str]:
         *("-p", f"{__package__.rpartition('.')[2]}.plugin", "-p", "no:cacheprovider"),
         *("-o", "addopts=", "-o", f"timeout={_TEST_SECONDS}", "-o", "timeout_method=signal"),
         *("-o", "log_cli_level=CRITICAL", "-ra", "-q", "--durations=5"),
+        *(word for warning in WARNINGS_OF_TESTS for word in ("-W", warning)),
     ]
 
 
