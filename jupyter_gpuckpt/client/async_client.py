@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any, Self, TypeVar
 
 import httpx
@@ -158,7 +159,7 @@ class AsyncClient:
 
     async def events(
         self, owner: Owner, on_loss: OnLoss = lambda error: None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event]:
         """Keep an owner's connection open for as long as this is iterated; opened again, after `on_loss`, when it is lost.
 
         After each (re)connect comes one event for each kernel of the owner, then an empty one, then changes. Raises only
@@ -168,10 +169,11 @@ class AsyncClient:
         while True:
             try:
                 await asyncio.to_thread(starting.ensure, self._target)
-                async for event in self._lines(calls.events(owner)):
-                    connected = True
-                    backoff.succeeded()
-                    yield event
+                async with aclosing(self._lines(calls.events(owner))) as events:
+                    async for event in events:
+                        connected = True
+                        backoff.succeeded()
+                        yield event
                 loss: GpuCkptError = DaemonUnavailable("gpuckptd ended the connection.")
             except GpuCkptError as error:
                 loss = error
@@ -180,7 +182,7 @@ class AsyncClient:
             on_loss(loss)
             await asyncio.sleep(backoff.seconds())
 
-    async def _lines(self, call: Call[_Reply]) -> AsyncIterator[_Reply]:
+    async def _lines(self, call: Call[_Reply]) -> AsyncGenerator[_Reply]:
         with calls.transport_errors():
             async with self._http.stream(**call.arguments) as response:
                 if response.is_error:

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ..client import AsyncClient, Client, this_owner
@@ -73,10 +74,13 @@ class DaemonLink:
             jupyter_runtime_dir=jupyter_runtime_dir,
         )
         self._adoptions: dict[str, SuspendedKernel] = {}
+        #: What was being done with kernels that are gone.
+        self._ending: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
         self._heard_of: set[str] = set()
         self._failure: GpuCkptError | None = None
         self._sync: Client | None = None
+        self._sync_lock = threading.Lock()
         self._async: AsyncClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,6 +124,8 @@ class DaemonLink:
 
     async def close(self) -> None:
         """Let go; the daemon keeps the kernels for the next server."""
+        for served in self.served.values():
+            self._end(served)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -127,6 +133,8 @@ class DaemonLink:
             await self._async.close()
         if self._sync is not None:
             await asyncio.to_thread(self._sync.close)
+        if self._ending:
+            await asyncio.wait(self._ending)
 
     # ---- for provisioners --------------------------------------------------------------------------------------------
 
@@ -141,9 +149,10 @@ class DaemonLink:
             raise self._failure
         if not self._up.wait(_PATIENCE_SECONDS):
             raise DaemonUnavailable("The daemon did not come back in time.")
-        if self._sync is None:
-            self._sync = Client.connect(self.settings)
-        return self._sync
+        with self._sync_lock:
+            if self._sync is None:
+                self._sync = Client.connect(self.settings)
+            return self._sync
 
     def refusal(self, kernel_name: str) -> str:
         """Why the configuration keeps this kernelspec off the engine; empty if it does not."""
@@ -186,6 +195,13 @@ class DaemonLink:
         served = self.served.pop(kernel_id, None)
         if served is not None:
             served.output.discard()
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._end, served)
+
+    def _end(self, served: ServedKernel) -> None:
+        for task in served.end():
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     def _tell(self, kernel_id: str) -> None:
         self.on_change(kernel_id)
@@ -195,10 +211,11 @@ class DaemonLink:
     async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
         """Hear the daemon's events until the server ends; the client connects again by itself."""
         try:
-            async for event in client.events(self._owner, self._on_loss):
-                await self._on_event(client, event)
-                if self.ready and not first.done():
-                    first.set_result(None)
+            async with aclosing(client.events(self._owner, self._on_loss)) as events:
+                async for event in events:
+                    await self._on_event(client, event)
+                    if self.ready and not first.done():
+                        first.set_result(None)
         except GpuCkptError as error:
             if first.done():
                 raise

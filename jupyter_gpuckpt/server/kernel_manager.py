@@ -182,6 +182,7 @@ class GpuCkptKernels(_Base):
                 self.log.exception("Kernel %s was not detached.", kernel_id)
         try:
             await ensure_async(super().shutdown_all(now=now))
+            await self.gpuckpt_operations.close()
             await self.gpuckpt_owner.close()
         except Exception:
             self.log.exception("Shutting down the other kernels failed.")

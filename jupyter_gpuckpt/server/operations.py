@@ -148,7 +148,7 @@ class ServerOperations:
             finally:
                 release()
 
-        self.spawn(bring_in())
+        served.spawn(bring_in())
 
     async def reconnect(self, served: ServedKernel) -> None:
         """Hear the kernel again after a resume, then let it speak."""
@@ -232,6 +232,14 @@ class ServerOperations:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """The server ends: stop what is still being done beside the requests. Operations go on in the daemon."""
+        left = {task for task in (*self._background, *self._tasks.values()) if not task.done()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
 
     def _manager(self, kernel_id: str) -> ServerKernelManager:
         return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))

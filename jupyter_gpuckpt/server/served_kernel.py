@@ -7,7 +7,7 @@ it says. Nothing here decides about states: the daemon does, and tells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from ..errors import ErrorRecord
@@ -88,6 +88,7 @@ class ServedKernel:
         #: Its comms and widgets as they were when it was last frozen.
         self.comms = SavedComms()
         self._holds = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
         #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
         self._came_back = False
@@ -170,11 +171,23 @@ class ServedKernel:
         """Wait for the next change of state or gate."""
         await self._changed.wait()
 
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something with the kernel beside the requests, until it is done or the kernel is gone."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def end(self) -> set[asyncio.Task[None]]:
+        """The kernel is gone or no longer ours: stop what was spawned; the tasks, which may take a moment."""
+        for task in self._tasks:
+            task.cancel()
+        return set(self._tasks)
+
     def reset(self) -> None:
         """A fresh kernel is being launched under this id, on the sockets that pages were subscribed to."""
-        if self._reconnecting is not None:
-            self._reconnecting.cancel()
-            self._reconnecting = None
+        self.end()
+        self._reconnecting = None
         self.output.forget()
         self.has_agent, self.comms = False, SavedComms()
         for connection in list(self.connections):
@@ -185,7 +198,7 @@ class ServedKernel:
         if self._reconnecting is not None:
             return
         self._came_back = came_back
-        self._reconnecting = asyncio.ensure_future(self._run_reconnect())
+        self._reconnecting = self.spawn(self._run_reconnect())
 
     async def _run_reconnect(self) -> None:
         try:

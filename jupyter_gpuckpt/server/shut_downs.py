@@ -124,6 +124,8 @@ class ShutDowns:
                 self._log.exception(
                     "Kernel %s, which was shut down, is left to the daemon.", kernel_id
                 )
+            if kept.timer is not None:
+                kept.timer.cancel()
 
     async def _end_later(self, kernel_id: str, seconds: float) -> None:
         await asyncio.sleep(seconds)
