@@ -22,9 +22,12 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from tornado.httpclient import HTTPClientError
 from traitlets.config import Config
 
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.server.extension import PROVISIONER
 from jupyter_gpuckpt.server.kernel_manager import GpuCkptKernels
 from jupyter_gpuckpt.server.websocket import GatedConnection
+from jupyter_gpuckpt.states import KernelState
 
 from .suites import DEVIATIONS, Change, Suite, Variant, suite_named
 
@@ -107,6 +110,27 @@ def gpuckpt_no_plain_launch():
     yield
     refused, _seen.refused = _seen.refused, []
     assert not refused, f"launched without the engine: {refused}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """Tests have directories of their own, but not a store: what a server suspended at its stop would be there."""
+    result = yield
+    if VARIANT is Variant.EXTENSION and SUITE.has_server:
+        _forget_kernels()
+    return result
+
+
+def _forget_kernels() -> None:
+    try:
+        client = Client.connect(start=False)
+    except DaemonUnavailable:
+        return
+    with client:
+        kernels = client.kernels()
+        for kernel in kernels:
+            client.kill(kernel.kernel_id)
+    assert {kernel.state for kernel in kernels} <= {KernelState.SUSPENDED}, kernels
 
 
 def _choose_provisioner() -> None:
