@@ -261,20 +261,24 @@ class GpuCkptServer(ExtensionApp):
         if issubclass(type(sessions), SessionManager):
             sessions.__class__ = _mixed(ReportingSessions, type(sessions))
             sessions.gpuckpt_report = operations.report
-        self._install_connection(serverapp)
+        kernels.gpuckpt_suspends_idle = self._install_connection(serverapp)
         self._link, self._operations = link, operations
 
-    def _install_connection(self, serverapp: ServerApp) -> None:
+    def _install_connection(self, serverapp: ServerApp) -> bool:
+        """Put the gate into websockets; whether that can be done."""
         used = serverapp.kernel_websocket_connection_class
         if not issubclass(used, ZMQChannelsWebsocketConnection):
             self.log.warning(
-                "Websockets are served by %s: pages are not held back while a kernel is suspended.",
+                "Websockets are served by %s.%s: a cell does not wake a suspended kernel, so automatic suspend is off and idle "
+                "kernels are left alone. Suspend and resume by hand work.",
+                used.__module__,
                 used.__name__,
             )
-            return
+            return False
         gated: Any = _mixed(GatedConnection, used)
         serverapp.kernel_websocket_connection_class = gated
         serverapp.web_app.settings["kernel_websocket_connection_class"] = gated
+        return True
 
     def _install_signals(self, serverapp: ServerApp) -> None:
         """Stop in order for SIGINT and SIGHUP too, where nobody handles them, and let no signal be lost.

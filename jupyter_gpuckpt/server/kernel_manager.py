@@ -50,6 +50,8 @@ class GpuCkptKernels(_Base):
     gpuckpt_stop_seconds: float | None
     #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
+    #: Whether idle kernels may be suspended: only where a cell brings them back.
+    gpuckpt_suspends_idle: bool
     _gpuckpt_stop: asyncio.Task[None] | None
 
     def __len__(self) -> int:
@@ -128,6 +130,8 @@ class GpuCkptKernels(_Base):
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
         """As usual, by Jupyter's own settings, but what would be shut down is suspended."""
         served = self._served(kernel_id)
+        if served is not None and not self.gpuckpt_suspends_idle:
+            return  # once suspended, no cell would bring it back
         if served is not None and not served.gate_is_open:
             return  # it uses nothing, or something is being done with it
         culled = _culled.set(kernel_id)

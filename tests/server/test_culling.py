@@ -93,6 +93,19 @@ def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling):
     assert again.run("print(client.recv(1))") == "b''\n"
 
 
+def test_idle_kernels_are_left_alone_where_no_cell_would_wake_them(culling):
+    # As other extensions do it, to serve websockets in their own way.
+    other = "jupyter_server.services.kernels.connection.base.BaseKernelWebsocketConnection"
+    server = culling(f"--ServerApp.kernel_websocket_connection_class={other}")
+    assert "automatic suspend is off" in server.log()
+    kernel_id = server.request("POST", "api/kernels").json()["id"]
+    assert reaches(server, kernel_id, "running")
+    assert stays(server, kernel_id, "running", 5)
+    server.do("suspend", kernel_id)
+    server.do("resume", kernel_id)
+    assert server.kernel(kernel_id)["state"] == "running"
+
+
 def test_a_kernelspecs_own_timeout_counts(culling, daemon_env):
     folder = Path(daemon_env["JUPYTER_DATA_DIR"]) / "kernels" / "quick"
     folder.mkdir(parents=True)
