@@ -174,6 +174,8 @@ class GpuCkptKernels(_Base):
 
     async def _stop(self, *, now: bool) -> None:
         await self.gpuckpt_shut_downs.end_all()
+        if self._pending_kernels:  # what is just starting cannot be suspended yet
+            await asyncio.wait(list(self._pending_kernels.values()))
         managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
         if managed:
             self.log.info("Suspending %d kernels: the next server has them again.", len(managed))
