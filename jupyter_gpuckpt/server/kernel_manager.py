@@ -148,7 +148,14 @@ class GpuCkptKernels(_Base):
         dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
         if idle and not dead:
             await self._suspend_idle(kernel_id)
-        elif now or restart or dead or not await self.gpuckpt_shut_downs.keep(kernel_id):
+        # When the server stops nobody is left to undo it.
+        elif (
+            now
+            or restart
+            or dead
+            or self.gpuckpt_operations.stopping
+            or not await self.gpuckpt_shut_downs.keep(kernel_id)
+        ):
             await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
 
     async def _suspend_idle(self, kernel_id: str) -> None:
