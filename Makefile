@@ -2,6 +2,7 @@
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks
 # make lint    ruff, mypy and the layers
 #
@@ -24,7 +25,7 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
-.PHONY: setup demo lab test bench lint clean again
+.PHONY: setup demo lab test upstream bench lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -38,6 +39,9 @@ lab: setup
 
 test: setup $(STAMPS)/apt-test
 	$(as_root) $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+
+upstream: setup
+	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
 bench: setup
 	$(as_root) $(BIN)/python -m tests.benchmarks
