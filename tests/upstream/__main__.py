@@ -15,6 +15,7 @@ _WIDTHS = {
     "passed": 6,
     "skipped": 7,
     "failed": 6,
+    "again": 5,
     "deselected": 10,
     "launches": 8,
     "kernels": 7,
@@ -49,7 +50,8 @@ def table(outcomes: list[Outcome]) -> Iterator[str]:
         suite, tests, launches = outcome.suite, outcome.tests, outcome.launches
         cells = (
             *(f"{suite.distribution} {suite.version}", outcome.variant),
-            *(tests[key] for key in ("passed", "skipped", "failed", "deselected")),
+            *(tests["passed"], tests["skipped"], tests["failed"]),
+            *(len(outcome.again), tests["deselected"]),
             *(launches["engine"], outcome.kernels, launches["plain"], launches["other"]),
             outcome.daemons_left,
         )
@@ -58,6 +60,8 @@ def table(outcomes: list[Outcome]) -> Iterator[str]:
         ) + ("" if outcome.good else f"  WRONG (pytest ended with {outcome.status})")
     yield "launches: under the engine; kernels: those that the daemon knew; both must be more than none"
     for outcome in outcomes:
+        for name in outcome.again:
+            yield f"{outcome.suite.distribution} {outcome.variant}: failed at first: {name}"
         for deviation in DEVIATIONS:
             if count := outcome.changed.get(deviation.change, 0):
                 yield (

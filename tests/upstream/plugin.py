@@ -43,6 +43,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
+        self.failed: dict[str, None] = {}
         self.changed: Counter[str] = Counter()
         #: Launches that must not be, in the test that runs.
         self.refused: list[str] = []
@@ -74,6 +75,8 @@ def pytest_configure(config):
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         _seen.outcomes[report.outcome] += 1
+    if report.outcome == "failed":
+        _seen.failed[report.nodeid] = None
 
 
 def pytest_deselected(items):
@@ -81,7 +84,8 @@ def pytest_deselected(items):
 
 
 def pytest_sessionfinish(session):
-    REPORT.write_text(json.dumps({"outcomes": _seen.outcomes, "changed": _seen.changed}))
+    seen = {"outcomes": _seen.outcomes, "changed": _seen.changed, "failed": list(_seen.failed)}
+    REPORT.write_text(json.dumps(seen))
 
 
 # ---- launches --------------------------------------------------------------------------------------------------------
@@ -114,8 +118,12 @@ def gpuckpt_no_plain_launch():
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown():
-    """Tests have directories of their own, but not a store: what a server suspended at its stop would be there."""
+    """When all that the test changed is put back.
+
+    Tests have directories of their own, but not a store: what a server suspended at its stop would be there.
+    """
     result = yield
+    _choose_provisioner()
     if VARIANT is Variant.EXTENSION and SUITE.has_server:
         _forget_kernels()
     return result
@@ -180,8 +188,6 @@ def gpuckpt_deviations(request, monkeypatch):
     if Change.CULLED_IS_SUSPENDED in changes:
         seconds = request.module.CULL_TIMEOUT + request.module.CULL_INTERVAL
         monkeypatch.setattr(request.module, "get_cull_status", partial(_is_suspended, seconds))
-    yield
-    _choose_provisioner()
 
 
 async def _is_suspended(seconds, kernel_id, fetch):
