@@ -65,6 +65,8 @@ def run(suite: Suite, variant: Variant, arguments: list[str]) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix="gpuckpt-upstream-", dir="/tmp"))
     outcome = Outcome(suite, variant)
     try:
+        # A copy of its own: kernels over ipc have their sockets in the working directory.
+        shutil.copytree(unpacked(suite), folder / "suite")
         _run(outcome, folder, arguments)
         if outcome.tests["failed"]:
             outcome.again = outcome.failures
@@ -84,7 +86,7 @@ def _run(outcome: Outcome, folder: Path, arguments: list[str]) -> None:
     report.unlink(missing_ok=True)
     outcome.status = subprocess.run(
         [sys.executable, "-m", "pytest", *_options(folder), *arguments, *outcome.suite.modules],
-        cwd=unpacked(outcome.suite),
+        cwd=folder / "suite",
         env=_environment(outcome.suite, outcome.variant, folder, report),
         stdin=subprocess.DEVNULL,
         check=False,
