@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jupyter_client.kernelspec import KernelSpec, NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+from tornado import web
 
 from ..errors import GpuCkptError
 from ..model import Cause
@@ -119,8 +120,16 @@ class GpuCkptKernels(_Base):
         return found
 
     async def interrupt_kernel(self, kernel_id: str) -> None:  # type: ignore[override] # as the async base
-        """As usual, after an operation in flight. Nothing for a suspended kernel: a message would wait for its next cell."""
+        """As usual, after an operation in flight; one that was suspended in the middle of a cell comes back for it.
+
+        Nothing for a suspended kernel that was idle: a message would wait for its next cell.
+        """
         served = self._served(kernel_id)
+        if served is not None and served.state is KernelState.SUSPENDED and served.output.awaited:
+            operation = await self.gpuckpt_operations.resume(kernel_id)
+            ended = await self.gpuckpt_operations.finish(operation)
+            if ended.error is not None:
+                raise web.HTTPError(409, f"{ended.error.message} {ended.error.hint}".strip())
         while served is not None and not served.gate_is_open:
             if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
                 return
@@ -185,7 +194,10 @@ class GpuCkptKernels(_Base):
             await asyncio.wait(list(self._pending_kernels.values()))
         managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
         if managed:
-            self.log.info("Suspending %d kernels: the next server has them again.", len(managed))
+            self.log.info(
+                "Suspending %d kernels: the next server has them again. Terminals end with this one.",
+                len(managed),
+            )
         operations, seconds = self.gpuckpt_operations, self.gpuckpt_stop_seconds
         await suspend_all(operations, managed, seconds, Cause.SHUTDOWN)
         for kernel_id in managed:

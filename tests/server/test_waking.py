@@ -149,3 +149,15 @@ def test_a_kernel_of_another_kind_is_suspended_and_woken_as_well(server, daemon_
     assert page.run("one") == "one\n"
     server.do("suspend", page.kernel_id)
     assert page.run("two") == "one two\n"
+
+
+def test_an_interrupt_of_a_kernel_suspended_in_a_cell_brings_it_back_and_ends_the_cell(server):
+    page = server.open()
+    request = page.execute(
+        "import time\ntry:\n    time.sleep(100)\nexcept KeyboardInterrupt:\n    print('stopped')"
+    )
+    page.wait_for(lambda m: m["msg_type"] == "execute_input")
+    server.do("suspend", page.kernel_id)
+    assert server.request("POST", f"api/kernels/{page.kernel_id}/interrupt").status_code == 204
+    assert page.output(request) == "stopped\n"
+    assert server.kernel(page.kernel_id)["state"] == "running"
