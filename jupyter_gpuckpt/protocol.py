@@ -88,6 +88,8 @@ class OperationKind(StrEnum):
     SAVE = "save"
     SUSPEND = "suspend"
     RESUME = "resume"
+    PARK = "park"
+    UNPARK = "unpark"
 
 
 class OperationState(StrEnum):

@@ -32,6 +32,7 @@ class Verb(StrEnum):
     INTERRUPT = "interrupt"
     KILL = "kill"
     END = "shut down"
+    PARK = "park"
 
 
 class Answer(StrEnum):
@@ -50,9 +51,9 @@ _S, _V, _A = KernelState, Verb, Answer
 TRANSITIONS: dict[KernelState, frozenset[KernelState]] = {
     _S.STARTING: frozenset({_S.RUNNING, _S.LOST}),
     _S.RUNNING: frozenset({_S.SAVING, _S.PARKING, _S.SUSPENDING, _S.LOST}),
-    _S.SAVING: frozenset({_S.RUNNING, _S.SUSPENDING, _S.LOST}),
+    _S.SAVING: frozenset({_S.RUNNING, _S.PARKED, _S.SUSPENDING, _S.LOST}),
     _S.PARKING: frozenset({_S.PARKED, _S.RUNNING, _S.LOST}),
-    _S.PARKED: frozenset({_S.UNPARKING, _S.SUSPENDING, _S.LOST}),
+    _S.PARKED: frozenset({_S.UNPARKING, _S.SAVING, _S.SUSPENDING, _S.LOST}),
     _S.UNPARKING: frozenset({_S.RUNNING, _S.PARKED, _S.LOST}),
     _S.SUSPENDING: frozenset({_S.SUSPENDED, _S.RUNNING, _S.PARKED, _S.LOST}),
     _S.SUSPENDED: frozenset({_S.RESUMING}),
@@ -60,19 +61,19 @@ TRANSITIONS: dict[KernelState, frozenset[KernelState]] = {
     _S.LOST: frozenset({_S.RESUMING}),
 }
 
-_ROW = tuple[Answer, Answer, Answer, Answer, Answer, Answer]
+_ROW = tuple[Answer, ...]
 _TABLE: dict[KernelState, _ROW] = {
-    #                SAVE          SUSPEND       RESUME        INTERRUPT     KILL          END
-    _S.STARTING: (_A.CONFLICT, _A.CONFLICT, _A.NOTHING, _A.DO, _A.DO, _A.CONFLICT),
-    _S.RUNNING: (_A.DO, _A.DO, _A.NOTHING, _A.DO, _A.DO, _A.DO),
-    _S.SAVING: (_A.BUSY, _A.PREEMPT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.PREEMPT),
-    _S.PARKING: (_A.WAIT, _A.WAIT, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT),
-    _S.PARKED: (_A.DO, _A.DO, _A.DO, _A.WAIT, _A.DO, _A.DO),
-    _S.UNPARKING: (_A.WAIT, _A.WAIT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.WAIT),
-    _S.SUSPENDING: (_A.CONFLICT, _A.NOTHING, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT),
-    _S.SUSPENDED: (_A.CONFLICT, _A.NOTHING, _A.DO, _A.NOTHING, _A.DO, _A.DO),
-    _S.RESUMING: (_A.WAIT, _A.WAIT, _A.BUSY, _A.WAIT, _A.PREEMPT, _A.WAIT),
-    _S.LOST: (_A.CONFLICT, _A.CONFLICT, _A.DO, _A.NOTHING, _A.DO, _A.DO),
+    #                SAVE          SUSPEND       RESUME        INTERRUPT     KILL          END           PARK
+    _S.STARTING: (_A.CONFLICT, _A.CONFLICT, _A.NOTHING, _A.DO, _A.DO, _A.CONFLICT, _A.CONFLICT),
+    _S.RUNNING: (_A.DO, _A.DO, _A.NOTHING, _A.DO, _A.DO, _A.DO, _A.DO),
+    _S.SAVING: (_A.BUSY, _A.PREEMPT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.PREEMPT, _A.WAIT),
+    _S.PARKING: (_A.WAIT, _A.WAIT, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT, _A.NOTHING),
+    _S.PARKED: (_A.DO, _A.DO, _A.DO, _A.WAIT, _A.DO, _A.DO, _A.NOTHING),
+    _S.UNPARKING: (_A.WAIT, _A.WAIT, _A.NOTHING, _A.WAIT, _A.PREEMPT, _A.WAIT, _A.WAIT),
+    _S.SUSPENDING: (_A.CONFLICT, _A.NOTHING, _A.WAIT, _A.WAIT, _A.PREEMPT, _A.WAIT, _A.CONFLICT),
+    _S.SUSPENDED: (_A.CONFLICT, _A.NOTHING, _A.DO, _A.NOTHING, _A.DO, _A.DO, _A.CONFLICT),
+    _S.RESUMING: (_A.WAIT, _A.WAIT, _A.BUSY, _A.WAIT, _A.PREEMPT, _A.WAIT, _A.WAIT),
+    _S.LOST: (_A.CONFLICT, _A.CONFLICT, _A.DO, _A.NOTHING, _A.DO, _A.DO, _A.CONFLICT),
 }
 
 #: States in which the kernel has a process that runs or will run again without a resume.

@@ -119,6 +119,11 @@ def suspend(given: Namespace) -> int:
     return _operate(given, "suspending", lambda client, kernel: client.suspend(kernel))
 
 
+def park(given: Namespace) -> int:
+    """Park a kernel and wait until the GPU is free."""
+    return _operate(given, "parking", lambda client, kernel: client.park(kernel))
+
+
 def resume(given: Namespace) -> int:
     """Resume a kernel and wait until it runs."""
 
@@ -274,6 +279,7 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "ps": ps,
     "save": save,
     "suspend": suspend,
+    "park": park,
     "resume": resume,
     "list": list_snapshots,
     "show": show,

@@ -84,7 +84,14 @@ def parser() -> argparse.ArgumentParser:
         type=_seconds,
         help="with --all: what is not saved by then (25s, 2m) is undone and runs on",
     )
-    resume = command("resume", "bring a suspended kernel back")
+    _kernel(
+        command(
+            "park",
+            "move a kernel's GPU memory to RAM and free the GPU",
+            "Its process goes on; its next cell in a notebook, or `resume`, moves the memory back.",
+        )
+    )
+    resume = command("resume", "bring a suspended or parked kernel back")
     _kernel(resume)
     resume.add_argument(
         "--snapshot", metavar="ID", default="", help="the snapshot to go back to (the latest one)"

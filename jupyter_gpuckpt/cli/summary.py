@@ -17,6 +17,10 @@ def of_operation(operation: Operation) -> str:
     if result is None:
         return "Nothing had to be done."
     sizes, took = result.sizes, output.duration(result.seconds)
+    if operation.kind is OperationKind.PARK:
+        return f"Parked kernel {operation.kernel_id} in {took}: {output.size(sizes.gpu_bytes)} of GPU memory are free."
+    if operation.kind is OperationKind.UNPARK:
+        return f"Kernel {operation.kernel_id} has its GPU memory back after {took}."
     if operation.kind is OperationKind.RESUME:
         return f"Resumed kernel {operation.kernel_id} from snapshot {result.snapshot_id} in {took}."
     done = "Suspended" if operation.kind is OperationKind.SUSPEND else "Saved"

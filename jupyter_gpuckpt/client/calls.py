@@ -207,6 +207,11 @@ def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:
     return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", ResumeRequest(snapshot_id))
 
 
+def park(kernel_id: str) -> Call[Operation]:
+    """Move a kernel's GPU memory into RAM."""
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/park")
+
+
 def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Kernel]:
     """Replace what the door keeps with a kernel."""
     return Call(Kernel, "PUT", f"/kernels/{kernel_id}/jupyter", SaveRequest(name, jupyter))

@@ -103,6 +103,10 @@ class Client:
         """Start taking a snapshot, after which the process ends."""
         return self._do(calls.suspend(kernel_id, name, jupyter, cause))
 
+    def park(self, kernel_id: str) -> Operation:
+        """Start moving a kernel's GPU memory into RAM; `resume` moves it back."""
+        return self._do(calls.park(kernel_id))
+
     def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""
         return self._do(calls.resume(kernel_id, snapshot_id))

@@ -89,6 +89,15 @@ class ResumeHandler(BaseHandler):
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
+class ParkHandler(BaseHandler):
+    """Parks."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        operation = self.daemon.verbs.park(kernel_id)
+        self.reply(operation.public(), HTTPStatus.ACCEPTED)
+
+
 class SignalHandler(BaseHandler):
     """Signals."""
 
@@ -211,6 +220,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/save": SaveHandler,
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
+    "/kernels/{kernel_id}/park": ParkHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 
 from ..errors import KernelLost
+from ..model import Sizes
 from ..protocol import OperationKind, Result, SaveRequest
 from ..states import KernelState, Verb
 from .machine import Machine
 from .operations import RunningOperation
-from .records import KernelRecord
+from .records import KernelRecord, as_before
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
     """A save, or with `stop` a suspend. What `request` leaves out stays as the snapshot would have it from before."""
 
     def work(operation: RunningOperation) -> Outcome:
+        was_parked = record.previous is KernelState.PARKED
         name = request.name or record.name
         jupyter = record.jupyter if request.jupyter is None else request.jupyter
         if record.tree is None:
@@ -52,6 +54,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             stop=stop,
             name=name,
             cause=request.cause,
+            parked=was_parked,
             progress=operation.progress,
         )
         info = saved.manifest.info
@@ -63,7 +66,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             "error": None,
         }
         return Outcome(
-            KernelState.SUSPENDED if stop else KernelState.RUNNING,
+            KernelState.SUSPENDED if stop else as_before(record),
             changes | {"tree": None} if stop else changes,
             Result(
                 info.snapshot_id,
@@ -78,6 +81,37 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
     if stop:
         return Job(Verb.SUSPEND, OperationKind.SUSPEND, KernelState.SUSPENDING, work)
     return Job(Verb.SAVE, OperationKind.SAVE, KernelState.SAVING, work)
+
+
+def park(machine: Machine, record: KernelRecord) -> Job:
+    """Its GPU memory into RAM."""
+
+    def work(operation: RunningOperation) -> Outcome:
+        if record.tree is None:
+            raise KernelLost("The kernel has no process.")
+        moved = machine.park(record.tree, operation.progress)
+        result = _moved(record, operation, Sizes(gpu_bytes=moved))
+        return Outcome(KernelState.PARKED, {"error": None}, result)
+
+    return Job(Verb.PARK, OperationKind.PARK, KernelState.PARKING, work)
+
+
+def unpark(machine: Machine, record: KernelRecord) -> Job:
+    """Its GPU memory back to the GPU."""
+
+    def work(operation: RunningOperation) -> Outcome:
+        if record.tree is None:
+            raise KernelLost("The kernel has no process.")
+        machine.unpark(record.tree, operation.progress)
+        return Outcome(KernelState.RUNNING, {"error": None}, _moved(record, operation, Sizes()))
+
+    return Job(Verb.RESUME, OperationKind.UNPARK, KernelState.UNPARKING, work)
+
+
+def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> Result:
+    progress = operation.progress
+    spent = dict(progress.seconds_by_stage)
+    return Result(record.snapshot_id, progress.record().seconds, sizes, seconds_by_stage=spent)
 
 
 def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Path) -> Job:

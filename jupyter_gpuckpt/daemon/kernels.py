@@ -29,6 +29,10 @@ from .records import KernelRecord, Records, lost, settled
 
 _log = logging.getLogger(__name__)
 
+#: An operation that changes a running tree was in flight.
+_CUT_OFF = frozenset(
+    {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
+)
 #: Tells an owner's streams; the last argument is True for progress, which may be dropped.
 Tell = Callable[[str, Event, bool], None]
 
@@ -218,7 +222,7 @@ class Kernels:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
         was = record.state  # `settled` changes it
-        cut_off = was in {KernelState.SAVING, KernelState.SUSPENDING}
+        cut_off = was in _CUT_OFF
         kept = settled(record, alive=alive, snapshots=self._committed(record))
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step

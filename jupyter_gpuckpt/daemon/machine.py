@@ -12,6 +12,7 @@ import msgspec
 
 from ..daemon_settings import Settings
 from ..engine import launch as trees
+from ..engine import park as parking
 from ..engine import server_files, settle, thaw
 from ..engine.settings import INIT, EngineSettings
 from ..engine.standstill import Standstill
@@ -124,6 +125,7 @@ class Machine:
         stop: bool,
         name: str,
         cause: Cause,
+        parked: bool,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -135,9 +137,18 @@ class Machine:
             stop=stop,
             name=name,
             cause=cause,
+            parked=parked,
             progress=progress,
-            gpu_bytes=self.usage(tree)[1],
         )
+
+    def park(self, tree: Tree, progress: Progress) -> int:
+        """Move a tree's GPU memory into RAM; the bytes that were moved."""
+        held = self.usage(tree)[1]
+        return parking.park(tree, self._engine(), gpu_bytes=held, progress=progress)
+
+    def unpark(self, tree: Tree, progress: Progress) -> None:
+        """Move it back; raises FreezeFailed where the GPU has no room, and the tree stays parked."""
+        parking.unpark(tree, self._engine(), progress)
 
     def resume(
         self, manifest: Manifest, exit_path: Path, owner: Owner, progress: Progress

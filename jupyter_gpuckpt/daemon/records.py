@@ -228,7 +228,8 @@ def settled(
     """
     committed = next((info for info in snapshots if info.created >= record.since), None)
     ended = not alive and bool(record.exit_path) and Path(record.exit_path).exists()
-    if record.state in {KernelState.SUSPENDED, KernelState.LOST}:
+    parked = alive and record.state is KernelState.PARKED
+    if parked or record.state in {KernelState.SUSPENDED, KernelState.LOST}:
         return record
     if record.state is KernelState.RESUMING:
         # The new process tree is known only when a resume is complete; the snapshot is untouched.
@@ -244,6 +245,12 @@ def settled(
     if record.state is KernelState.SAVING and committed:
         record.snapshot_id = committed.snapshot_id
     return _became(record, KernelState.RUNNING)
+
+
+def as_before(record: KernelRecord) -> KernelState:
+    """Where a kernel is again after an operation that neither stopped nor started it."""
+    parked = record.previous is KernelState.PARKED
+    return KernelState.PARKED if parked else KernelState.RUNNING
 
 
 def lost() -> KernelLost:

@@ -31,14 +31,14 @@ from ..errors import (
 from ..host import processes
 from ..model import LaunchSpec
 from ..place import Place
-from ..protocol import Owner, Result, SaveRequest
+from ..protocol import OperationKind, Owner, Result, SaveRequest
 from ..states import Answer, KernelState, Verb, answer
 from . import jobs
 from .jobs import Job
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .operations import Operations, RunningOperation
-from .records import KernelRecord, Records, check_kernel_id, write_file
+from .records import KernelRecord, Records, as_before, check_kernel_id, write_file
 
 #: How many operations work at a time; more wait for a thread. Each uses many threads of its own.
 OPERATIONS_AT_ONCE = 4
@@ -46,6 +46,8 @@ OPERATIONS_AT_ONCE = 4
 _LOOK_AGAIN = 0.2
 #: Kernels in these states live in a snapshot.
 _NEED_SNAPSHOT = {KernelState.SUSPENDED, KernelState.RESUMING}
+#: Where a resume means: back to the GPU.
+_PARKED = {KernelState.PARKING, KernelState.PARKED, KernelState.UNPARKING}
 #: What can be done to a kernel that its user has shut down.
 _OF_ENDED = {Verb.END, Verb.KILL}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
@@ -111,10 +113,17 @@ class Verbs:
         return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
 
     def resume(self, kernel_id: str, snapshot_id: str) -> RunningOperation:
-        """Bring a kernel back; if that fails it is suspended (or lost) as before."""
+        """Bring a kernel back, a parked one to its GPU; if that fails it is suspended (parked, lost) as before."""
         kernel = self._kernels.get(kernel_id)
+        if kernel.state in _PARKED:
+            return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
         exit_path = self._records.new_exit_path(kernel_id)
         return self._begin(kernel, jobs.thaw(self._machine, kernel.record, snapshot_id, exit_path))
+
+    def park(self, kernel_id: str) -> RunningOperation:
+        """Move a kernel's GPU memory into RAM; its process goes on, and its CUDA calls wait."""
+        kernel = self._kernels.get(kernel_id)
+        return self._begin(kernel, jobs.park(self._machine, kernel.record))
 
     async def signal(self, kernel_id: str, signum: int) -> bool:
         """Send a signal to the kernel's process group; False when it is delivered later, after the operation in flight."""
@@ -263,15 +272,20 @@ class Verbs:
             if isinstance(error, KernelLost) and record.tree:
                 # What may be left of it is of no use, but holds memory.
                 await asyncio.to_thread(self._machine.kill, record.tree)
-            if job.verb is Verb.RESUME:
+            if job.kind is OperationKind.RESUME:
                 self._kernels.move(kernel, record.previous, **changes)
             elif await self._kernels.settle(kernel, why):
-                self._kernels.move(kernel, KernelState.RUNNING, **changes)
+                self._kernels.move(kernel, as_before(record), **changes)
         operation.fail(error)
 
     async def _signal_later(self, kernel: ManagedKernel, signum: int) -> None:
-        while answer(kernel.state, Verb.INTERRUPT) is Answer.WAIT and kernel.in_flight:
-            await kernel.in_flight.until_ended()
+        while answer(kernel.state, Verb.INTERRUPT) is Answer.WAIT:
+            if kernel.in_flight:
+                await kernel.in_flight.until_ended()
+            elif self._kernels.find(kernel.kernel_id) is kernel:
+                await asyncio.sleep(_LOOK_AGAIN)  # parked
+            else:
+                return
         if answer(kernel.state, Verb.INTERRUPT) is Answer.DO:
             with suppress(KernelNotFound):
                 _send(kernel, signum)

@@ -65,12 +65,18 @@ class Frozen:
 
 @contextmanager
 def frozen(
-    tree: Tree, plan: Plan, settings: EngineSettings, *, stop: bool, progress: Progress
+    tree: Tree,
+    plan: Plan,
+    settings: EngineSettings,
+    *,
+    stop: bool,
+    parked: bool = False,
+    progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they already run again.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
-    disk. Leaving it normally gives up the ghost and the images; a suspended tree has been killed by then.
+    disk. What was `parked` stays parked. Leaving it normally gives up the ghost and the images; a suspended tree has been killed by then.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
@@ -80,7 +86,7 @@ def frozen(
         gpu = GpuProcesses(tree, settings, progress)
         undo.callback(gpu.give_back)
         inside.callback(gpu.drop_files)
-        gpu.take()
+        gpu.take(parked=parked)
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)

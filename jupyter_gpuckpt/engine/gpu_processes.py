@@ -51,16 +51,21 @@ class GpuProcesses:
         self._locked: list[int] = []
         self._staged: dict[int, list[StagingFile]] = {}
         self._bytes: dict[int, int] = {}
+        #: Those that were parked before, and stay so whatever becomes of this freeze.
+        self._parked: set[int] = set()
         #: Where the memory of each came from, and how much of it.
         self._needs: dict[int, tuple[str, int]] = {}
 
-    def take(self) -> None:
+    def take(self, *, parked: bool = False) -> None:
         """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
 
-        What an earlier save could not give back is given back first. On an error `give_back` undoes what was done. Without a
-        GPU nothing happens.
+        What was `parked` is taken as it is. Otherwise what an earlier save could not give back is given back first. On an
+        error `give_back` undoes what was done. Without a GPU nothing happens.
         """
-        self._give_back_parked()
+        if parked:
+            self._take_parked()
+        else:
+            self.give_back_parked()
         with_gpu = [pid for pid in pids(self._tree) if cuda.holds_gpu(pid)]
         if not with_gpu:
             return
@@ -126,18 +131,33 @@ class GpuProcesses:
         if failed is not None and not later:
             raise failed
 
-    def _give_back_parked(self) -> None:
-        for pid in pids(self._tree):
-            if cuda.may_be_parked(pid) and cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
-                staged = (a.end - a.start for a in processes.maps(pid) if DIRECTORY in a.path)
-                self._needs[pid] = "", max(0, sum(staged) - _TOLERANCE_BYTES)
-                self._locked.append(pid)
+    def _checkpointed(self) -> list[int]:
+        return [
+            pid
+            for pid in pids(self._tree)
+            if cuda.may_be_parked(pid) and cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
+        ]
+
+    def _take_parked(self) -> None:
+        for pid in self._checkpointed():
+            paths = {area.path for area in processes.maps(pid) if DIRECTORY in area.path}
+            files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
+            self._staged[pid] = sorted(files)
+            self._bytes[pid] = sum(file.length for file in files)
+            self._parked.add(pid)
+
+    def give_back_parked(self) -> None:
+        """Give back what is checkpointed though no freeze is under way; raises as `give_back`."""
+        for pid in self._checkpointed():
+            staged = (a.end - a.start for a in processes.maps(pid) if DIRECTORY in a.path)
+            self._needs[pid] = "", max(0, sum(staged) - _TOLERANCE_BYTES)
+            self._locked.append(pid)
         self.give_back()
 
     def drop_files(self) -> None:
         """Remove the staging files; the driver has unmapped them by then."""
-        for files in self._staged.values():
-            for file in files:
+        for pid, files in self._staged.items():
+            for file in files if pid not in self._parked else ():
                 with suppress(OSError):
                     self._tree.inside(file.path).unlink(missing_ok=True)
 

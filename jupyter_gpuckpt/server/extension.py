@@ -33,6 +33,7 @@ from .handlers import PREFIX, ROUTES
 from .kernel_events import KernelEvents
 from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
+from .parking import IdleParking
 from .probe import AGENT_REQUEST
 from .sessions import ReportingSessions
 from .shut_downs import ShutDowns
@@ -94,6 +95,13 @@ class GpuCkptServer(ExtensionApp):
         min=0.0,
         help="""Seconds for which the shutdown of a kernel can be undone; until then its processes stand still and use no
         processor. 5 at most for a kernel that uses a GPU. 0: kernels end at once.""",
+    ).tag(config=True)
+
+    park_after = Float(
+        0.0,
+        min=0.0,
+        help="""Seconds without a cell after which a kernel's GPU memory is moved to RAM, so that others can use the GPU. The
+        next cell moves it back. 0: never.""",
     ).tag(config=True)
 
     stop_timeout = Float(
@@ -204,6 +212,14 @@ class GpuCkptServer(ExtensionApp):
             # A server inside somebody else's program (a test, say), whose signals are not ours.
             self.operations.spawn(self._bring_back())
 
+    def _start_parking(self) -> None:
+        if self.park_after and self._operations is not None:
+            kernels = cast("Any", self._server.kernel_manager)
+            idle = IdleParking(
+                kernels, self._operations, after_seconds=self.park_after, log=self.log
+            )
+            self._operations.spawn(idle.run())
+
     def current_activity(self) -> None:
         """Nothing of its own: kernels are counted by the kernel manager."""
         return
@@ -299,6 +315,7 @@ class GpuCkptServer(ExtensionApp):
         try:
             await self._connected_link.open()
             await self._adopt()
+            self._start_parking()
         except GpuCkptError as error:
             self._connected_link.notice_given = True
             self.log.warning(

@@ -126,6 +126,17 @@ class UndoShutdownHandler(GpuCkptHandler):
         self.reply(self.extension.view(kernel_id))
 
 
+class ParkHandler(GpuCkptHandler):
+    """Parks."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        """Start one."""
+        operation = await self.extension.operations.park(kernel_id)
+        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+
+
 class OperationHandler(GpuCkptHandler):
     """One operation."""
 
@@ -184,6 +195,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/save": SaveHandler,
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
+    "/kernels/{kernel_id}/park": ParkHandler,
     "/suspend_all": SuspendAllHandler,
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,

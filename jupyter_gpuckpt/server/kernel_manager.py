@@ -141,7 +141,8 @@ class GpuCkptKernels(_Base):
         served = self._served(kernel_id)
         if served is not None and not self.gpuckpt_suspends_idle:
             return  # once suspended, no cell would bring it back
-        if served is not None and not served.gate_is_open:
+        parked = served is not None and served.state is KernelState.PARKED
+        if served is not None and not (served.gate_is_open or parked):
             return  # it uses nothing, or something is being done with it
         culled = _culled.set(kernel_id)
         try:

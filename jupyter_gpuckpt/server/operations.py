@@ -19,7 +19,7 @@ from ..protocol import Kernel, Operation, OperationKind, OperationState
 from ..states import KernelState
 from . import agent
 from .probe import drained, kernel_info, wait_until_heard
-from .served_kernel import ABSENT, ServedKernel, is_past_freeze
+from .served_kernel import ABSENT, ServedKernel, is_past_freeze, not_managed
 from .sessions import environment_of, sessions_of
 from .websocket import known_info, set_known_info
 
@@ -105,6 +105,12 @@ class ServerOperations:
         operation = await self._link.daemon.resume(kernel_id, snapshot_id)
         return self._track(served, operation, lambda: None)
 
+    async def park(self, kernel_id: str) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+        served = self.served(kernel_id)
+        operation = await self._link.daemon.park(kernel_id)
+        return self._track(served, operation, lambda: None)
+
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
         task = self._tasks.get(operation_id)
@@ -182,11 +188,11 @@ class ServerOperations:
     async def _wake(self, served: ServedKernel) -> None:
         try:
             # One that is just being suspended is to be back right afterwards.
-            while served.state is KernelState.SUSPENDING:
+            while served.state in {KernelState.SUSPENDING, KernelState.PARKING}:
                 await served.change()
             if served.state is KernelState.LOST and served.kernel and served.kernel.error:
                 served.refuse_held(served.kernel.error)
-            if served.state is not KernelState.SUSPENDED or self.stopping:
+            if self.stopping or served.state not in {KernelState.SUSPENDED, KernelState.PARKED}:
                 return
             self._log.info("kernel %s is wanted: resuming it", served.kernel_id)
             ended = await self.finish(await self.resume(served.kernel_id))
@@ -261,7 +267,7 @@ class ServerOperations:
             manager = self._manager(kernel_id)
             while served.is_being_heard_again:
                 await served.change()  # what it says now would be lost
-            if served.state is KernelState.RUNNING:
+            if served.state in {KernelState.RUNNING, KernelState.PARKED}:
                 if not known_info(manager):
                     await self._learn_info(manager)
                 if served.has_agent:
@@ -357,6 +363,8 @@ class ServerOperations:
             OperationKind.SAVE: _PRESENT,
             OperationKind.SUSPEND: frozenset({KernelState.SUSPENDED}),
             OperationKind.RESUME: _PRESENT,
+            OperationKind.PARK: frozenset({KernelState.PARKED}),
+            OperationKind.UNPARK: _PRESENT,
         }[operation.kind]
         succeeded = operation.state is OperationState.SUCCEEDED
         if succeeded and await served.reaches(expected, _EVENT_SECONDS):
@@ -379,17 +387,3 @@ class ServerOperations:
         for key in ended[:-_REMEMBERED]:
             del self._tasks[key]
             self._latest.pop(key, None)
-
-
-def not_managed(manager: KernelManager) -> tuple[str, str]:
-    """Why a kernel does not run under the engine, and what would help."""
-    provisioner = getattr(manager, "provisioner", None)
-    if provisioner is None:
-        return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."
-    reason = getattr(provisioner, "plain_reason", "")
-    if reason:
-        return reason, getattr(provisioner, "plain_hint", "")
-    return (
-        f"It was started by {type(provisioner).__name__}.",
-        "Start it with the provisioner gpuckpt-provisioner.",
-    )

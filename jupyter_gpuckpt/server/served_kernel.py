@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ErrorRecord
 from ..progress import Stage
@@ -17,9 +17,14 @@ from ..states import KernelState
 from .comms import SavedComms
 from .kernel_output import KernelOutput
 
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
 #: States without a process: requests are answered from what is known, or kept.
 ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 
+#: The process is there, but what a cell does may have to wait for the GPU.
+PARKED = frozenset({KernelState.PARKING, KernelState.PARKED, KernelState.UNPARKING})
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
 #: Stages of a save during which the kernel runs again already.
 _AFTER_FREEZE = frozenset({Stage.STORE, Stage.COMMIT})
@@ -126,6 +131,11 @@ class ServedKernel:
             return operation is not None and is_past_freeze(operation)
         return self.state in _OPEN
 
+    @property
+    def is_parked(self) -> bool:
+        """Whether it answers questions, but is to be unparked before a cell runs."""
+        return not self._holds and self.state in PARKED
+
     def hold(self) -> Callable[[], None]:
         """Shut the gate until the returned function is called; calling it again does nothing."""
         held = True
@@ -220,3 +230,17 @@ class ServedKernel:
 def is_past_freeze(operation: Operation) -> bool:
     """Whether the kernel of a save runs again, while its memory is still being written."""
     return operation.kind is OperationKind.SAVE and operation.progress.stage in _AFTER_FREEZE
+
+
+def not_managed(manager: KernelManager) -> tuple[str, str]:
+    """Why a kernel does not run under the engine, and what would help."""
+    provisioner = getattr(manager, "provisioner", None)
+    if provisioner is None:
+        return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."
+    reason = getattr(provisioner, "plain_reason", "")
+    if reason:
+        return reason, getattr(provisioner, "plain_hint", "")
+    return (
+        f"It was started by {type(provisioner).__name__}.",
+        "Start it with the provisioner gpuckpt-provisioner.",
+    )

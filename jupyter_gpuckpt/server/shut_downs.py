@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 _DAEMON_LATER_SECONDS = 20.0
 #: GPU memory is scarce: who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
 _GPU_SECONDS = 5.0
-_KEPT_STATES = frozenset({KernelState.RUNNING, KernelState.SAVING, KernelState.SUSPENDED})
+_KEPT_STATES = frozenset(
+    {KernelState.RUNNING, KernelState.SAVING, KernelState.PARKED, KernelState.SUSPENDED}
+)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import msgspec
 
 from ..protocol import OperationState
 from ..states import KernelState
-from .operations import not_managed
+from .served_kernel import not_managed
 
 if TYPE_CHECKING:
     from ..errors import ErrorRecord

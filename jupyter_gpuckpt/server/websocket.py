@@ -132,7 +132,10 @@ class GatedConnection(_Base):
         request = self._peek(incoming_msg)
         if self._comm_answered(served, request):
             return
-        if served.gate_is_open and not self._held:
+        open_for_this = served.gate_is_open or (
+            served.is_parked and not self._is_waking(served, request)
+        )
+        if open_for_this and not self._held:
             self._send_on(served, request)
         elif not self._answered(served, request):
             self._held.append(request)

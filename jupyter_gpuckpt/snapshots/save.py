@@ -17,7 +17,7 @@ from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import KernelNotCheckpointable
-from ..host import connections, fingerprint
+from ..host import connections, fingerprint, gpu
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import Cause, ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
 from ..progress import Progress, Stage
@@ -46,20 +46,21 @@ def save(
     name: str,
     progress: Progress,
     cause: Cause = Cause.MANUAL,
-    gpu_bytes: int = 0,
+    parked: bool = False,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
-    `gpu_bytes` is what the kernel holds on GPUs, for the preflight. An idle kernel (`cause`) that has network connections to
-    others is not suspended: KernelNotCheckpointable names them.
+    What was `parked` stays so. An idle kernel (`cause`) that has network connections to others is not suspended:
+    KernelNotCheckpointable names them.
     """
     began = time.time()
     with progress.stage(Stage.PREFLIGHT):
         warnings = _connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
+        gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
-    with frozen(tree, chosen, settings, stop=stop, progress=progress) as state:
+    with frozen(tree, chosen, settings, stop=stop, parked=parked, progress=progress) as state:
         images, sources = _images(state)
         sources += state.memory
         for files in (state.captured_files, state.gpu_files):

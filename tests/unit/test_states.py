@@ -9,9 +9,9 @@ from jupyter_gpuckpt.states import ALIVE, TRANSITIONS, Answer, KernelState, Verb
 ALLOWED = {
     "starting": "running lost",
     "running": "saving parking suspending lost",
-    "saving": "running suspending lost",
+    "saving": "running parked suspending lost",
     "parking": "parked running lost",
-    "parked": "unparking suspending lost",
+    "parked": "unparking saving suspending lost",
     "unparking": "running parked lost",
     "suspending": "suspended running parked lost",
     "suspended": "resuming",
@@ -20,17 +20,17 @@ ALLOWED = {
 }
 
 ANSWERS = {
-    #            save     suspend  resume   interrupt kill    end
-    "starting": "conflict conflict nothing do do conflict",
-    "running": "do do nothing do do do",
-    "saving": "busy preempt nothing wait preempt preempt",
-    "parking": "wait wait wait wait preempt wait",
-    "parked": "do do do wait do do",
-    "unparking": "wait wait nothing wait preempt wait",
-    "suspending": "conflict nothing wait wait preempt wait",
-    "suspended": "conflict nothing do nothing do do",
-    "resuming": "wait wait busy wait preempt wait",
-    "lost": "conflict conflict do nothing do do",
+    #            save     suspend  resume   interrupt kill    end  park
+    "starting": "conflict conflict nothing do do conflict conflict",
+    "running": "do do nothing do do do do",
+    "saving": "busy preempt nothing wait preempt preempt wait",
+    "parking": "wait wait wait wait preempt wait nothing",
+    "parked": "do do do wait do do nothing",
+    "unparking": "wait wait nothing wait preempt wait wait",
+    "suspending": "conflict nothing wait wait preempt wait conflict",
+    "suspended": "conflict nothing do nothing do do conflict",
+    "resuming": "wait wait busy wait preempt wait wait",
+    "lost": "conflict conflict do nothing do do conflict",
 }
 
 

@@ -1,0 +1,56 @@
+"""Parking: a running tree's GPU memory in RAM, the GPU free, the processes alive; and back.
+
+CUDA calls of a parked process wait. What is parked can be frozen as it is (`freeze.frozen` with `parked`).
+"""
+
+from __future__ import annotations
+
+from ..errors import FreezeFailed, KernelLost, KernelNotCheckpointable
+from ..host import processes
+from ..progress import Progress, Stage
+from .capture import clear
+from .gpu_processes import DIRECTORY, GpuProcesses
+from .launch import alive
+from .settings import EngineSettings
+from .tree import Tree
+
+_MB = 1 << 20
+
+
+def park(tree: Tree, settings: EngineSettings, *, gpu_bytes: int, progress: Progress) -> int:
+    """Move the GPU memory of every CUDA process into RAM; the bytes that were moved. `gpu_bytes`: what it holds by NVML.
+
+    Raises KernelNotCheckpointable without a GPU in use, FreezeFailed when RAM is too short or the driver refuses; then the
+    kernel computes on as before.
+    """
+    if not alive(tree):
+        raise KernelLost("The kernel's process is gone.")
+    with progress.stage(Stage.PREFLIGHT):
+        needed = gpu_bytes + settings.headroom_bytes
+        available = processes.mem_available(tree.kernel_pid)
+        if needed > available:
+            raise FreezeFailed(
+                f"There is not enough memory to park the kernel: {needed // _MB} MB are needed, {available // _MB} MB are free.",
+                hint="Suspend it instead: that frees both.",
+            )
+    gpu = GpuProcesses(tree, settings, progress)
+    try:
+        gpu.take()
+        if not gpu.records():
+            raise KernelNotCheckpointable(
+                "The kernel uses no GPU.",
+                hint="There is nothing to park: suspend it to free its memory.",
+            )
+    except BaseException:
+        gpu.give_back()
+        gpu.drop_files()
+        raise
+    return sum(record.memory_bytes for record in gpu.records())
+
+
+def unpark(tree: Tree, settings: EngineSettings, progress: Progress) -> None:
+    """Move it back, and let CUDA calls go on. Raises FreezeFailed when the GPU has no room: the kernel stays parked."""
+    if not alive(tree):
+        raise KernelLost("The kernel's process is gone.")
+    GpuProcesses(tree, settings, progress).give_back_parked()
+    clear(tree.inside(DIRECTORY))
