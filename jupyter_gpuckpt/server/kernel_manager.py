@@ -158,14 +158,7 @@ class GpuCkptKernels(_Base):
         dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
         if idle and not dead:
             await self._suspend_idle(kernel_id)
-        # When the server stops nobody is left to undo it.
-        elif (
-            now
-            or restart
-            or dead
-            or self.gpuckpt_operations.stopping
-            or not await self.gpuckpt_shut_downs.keep(kernel_id)
-        ):
+        elif now or restart or dead or not await self.gpuckpt_shut_downs.keep(kernel_id):
             await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
 
     async def _suspend_idle(self, kernel_id: str) -> None:
@@ -190,9 +183,9 @@ class GpuCkptKernels(_Base):
         await asyncio.shield(self._gpuckpt_stop)
 
     async def _stop(self, *, now: bool) -> None:
-        await self.gpuckpt_shut_downs.end_all()
         if self._pending_kernels:  # what is just starting cannot be suspended yet
             await asyncio.wait(list(self._pending_kernels.values()))
+        await self.gpuckpt_shut_downs.end_all()
         managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
         if managed:
             self.log.info(

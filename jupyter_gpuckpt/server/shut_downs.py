@@ -67,6 +67,8 @@ class ShutDowns:
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._undo_seconds, self._log = undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
+        #: Set when the server stops: nobody is left then to undo anything.
+        self._stopped = False
 
     def __iter__(self) -> Any:
         return iter(self._kept.items())
@@ -74,7 +76,8 @@ class ShutDowns:
     async def keep(self, kernel_id: str) -> bool:
         """Take a kernel from the list and keep it; False if it is to be shut down at once, as ever."""
         served = self._link.served.get(kernel_id)
-        if not self._undo_seconds or served is None or served.state not in _KEPT_STATES:
+        keeps = self._undo_seconds > 0 and not self._stopped
+        if not keeps or served is None or served.state not in _KEPT_STATES:
             return False
         rows = sessions_of(self._sessions, kernel_id)
         open_gate = served.hold()
@@ -83,6 +86,10 @@ class ShutDowns:
             uses_gpu = (await daemon.kernel(kernel_id)).gpu_bytes > 0
             seconds = min(self._undo_seconds, _GPU_SECONDS) if uses_gpu else self._undo_seconds
             await daemon.end(kernel_id, seconds + _DAEMON_LATER_SECONDS)
+            if self._stopped:  # meanwhile
+                await daemon.undo_end(kernel_id)
+                open_gate()
+                return False
         except GpuCkptError as error:
             open_gate()
             self._log.warning("kernel %s is shut down for good: %s", kernel_id, error)
@@ -116,6 +123,7 @@ class ShutDowns:
 
     async def end_all(self) -> None:
         """The server stops: list those again that had a notebook or console, end the others. Never raises."""
+        self._stopped = True
         for kernel_id, kept in list(self._kept.items()):
             try:
                 if kept.sessions:
