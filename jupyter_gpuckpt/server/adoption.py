@@ -87,7 +87,7 @@ async def _adopt(
         if manager.execution_state == "busy":
             _expect_asker(kernels, manager, kernel_id, served.output.asked_by)
             if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
-                operations.wake(served)
+                link.wake(served)
     else:
         # Until it has answered it counts as busy, so that nobody culls a computation.
         manager.execution_state = "busy"

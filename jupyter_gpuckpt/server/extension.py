@@ -38,6 +38,7 @@ from .probe import AGENT_REQUEST
 from .sessions import ReportingSessions
 from .shut_downs import ShutDowns
 from .views import kernel_view
+from .waking import Waking
 from .websocket import GatedConnection
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class GpuCkptServer(ExtensionApp):
         self._ended = EndedOperations(serverapp.event_logger, self.log)
         link.describe, link.on_change = operations.description, self._on_change
         link.on_news = self._ended.hear
-        link.begin, link.wake = operations.begin, operations.wake
+        link.begin, link.wake = operations.begin, Waking(operations, self.log).wake
         link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None

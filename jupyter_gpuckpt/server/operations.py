@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from jupyter_server._tz import utcnow
 
-from ..errors import GpuCkptError, KernelNotFound, KernelNotManaged, KernelStateConflict, record_of
+from ..errors import (
+    GpuCkptError,
+    KernelNotFound,
+    KernelNotManaged,
+    KernelStateConflict,
+    record_of,
+)
 from ..model import Cause
 from ..protocol import Kernel, Operation, OperationKind, OperationState
 from ..states import KernelState
@@ -69,8 +75,6 @@ class ServerOperations:
         self._background: set[asyncio.Task[None]] = set()
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
-        #: Kernels that are just being brought back for somebody.
-        self._waking: set[str] = set()
 
     def served(self, kernel_id: str) -> ServedKernel:
         """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
@@ -178,30 +182,6 @@ class ServerOperations:
                 "kernel %s was not told to speak again; it does by itself", served.kernel_id
             )
         await agent.call_on_resume(manager)
-
-    def wake(self, served: ServedKernel) -> None:
-        """Bring a kernel back because somebody runs a cell; once, however many cells are sent meanwhile."""
-        if served.kernel_id not in self._waking and not self.stopping:
-            self._waking.add(served.kernel_id)
-            self.spawn(self._wake(served))
-
-    async def _wake(self, served: ServedKernel) -> None:
-        try:
-            # One that is just being suspended is to be back right afterwards.
-            while served.state in {KernelState.SUSPENDING, KernelState.PARKING}:
-                await served.change()
-            if served.state is KernelState.LOST and served.kernel and served.kernel.error:
-                served.refuse_held(served.kernel.error)
-            if self.stopping or served.state not in {KernelState.SUSPENDED, KernelState.PARKED}:
-                return
-            self._log.info("kernel %s is wanted: resuming it", served.kernel_id)
-            ended = await self.finish(await self.resume(served.kernel_id))
-            if ended.error is not None:
-                served.refuse_held(ended.error)
-        except GpuCkptError as error:
-            served.refuse_held(record_of(error))
-        finally:
-            self._waking.discard(served.kernel_id)
 
     def description(self, manager: KernelManager) -> dict[str, Any]:
         """What is kept with a kernel so that the next server can list it as it was."""

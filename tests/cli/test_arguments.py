@@ -7,7 +7,7 @@ import pytest
 from jupyter_gpuckpt.cli import actions, app, arguments
 from jupyter_gpuckpt.errors import ConfigurationError
 
-COMMANDS = ["doctor", "ps", "save", "suspend", "resume", "list", "show", "rm"]
+COMMANDS = ["doctor", "ps", "save", "suspend", "park", "resume", "list", "show", "rm"]
 
 
 def test_every_command_has_an_action_and_help(capsys):

@@ -1,6 +1,7 @@
 """What wakes a suspended kernel, what is answered in its place, and what is said when it cannot be woken."""
 
 import json
+import os
 import signal
 import sys
 import time
@@ -8,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from jupyter_gpuckpt.client import Client
 
 
 @pytest.fixture
@@ -161,3 +164,14 @@ def test_an_interrupt_of_a_kernel_suspended_in_a_cell_brings_it_back_and_ends_th
     assert server.request("POST", f"api/kernels/{page.kernel_id}/interrupt").status_code == 204
     assert page.output(request) == "stopped\n"
     assert server.kernel(page.kernel_id)["state"] == "running"
+
+
+def test_a_cell_waits_for_a_daemon_that_is_being_replaced(server, monkeypatch):
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    page = server.open()
+    page.run("x = 1")
+    server.do("suspend", page.kernel_id)
+    with Client.connect() as client:
+        os.kill(client.handshake().pid, signal.SIGKILL)
+    assert page.run("print(x)") == "1\n"
