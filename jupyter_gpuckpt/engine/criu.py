@@ -103,7 +103,9 @@ def dump_skeleton(
         def close_page_server() -> None:
             # The byte says that the images are there and the page server listens; EOF that CRIU failed before.
             if os.read(ready, 1):
-                ours.sendall(_CLOSE)
+                # One that was killed right after has its exit status for an error.
+                with suppress(ConnectionError):
+                    ours.sendall(_CLOSE)
 
         run.supervise(halt, {ready: close_page_server})
 

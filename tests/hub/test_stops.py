@@ -82,7 +82,7 @@ def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
     # A hub that is killed leaves the servers alone, and does not know their tokens when it is back.
     two.close_pages()
     hub.stop(signal.SIGKILL)
-    os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGTERM)
+    os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGKILL)
     hub.start()
     assert all(user.model["ready"] for user in two.users)
     bob.begin_stop()

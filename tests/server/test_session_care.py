@@ -1,6 +1,7 @@
 """What a kernel needs beside its memory to go on: history, the new server's environment, and a word to its user's own code."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 CONNECTED = """
@@ -15,8 +16,12 @@ get_ipython().events.register("on_resume", reopen)
 
 def history(page):
     path = Path(page.run("print(get_ipython().history_manager.hist_file)").strip())
-    with sqlite3.connect(path) as connection:
-        return path, connection.execute("SELECT session, line, source_raw FROM history").fetchall()
+    return path, written(path)
+
+
+def written(path):
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT session, line, source_raw FROM history").fetchall()
 
 
 def test_on_save_and_on_resume_are_called_around_a_suspend(server, tmp_path):
@@ -69,7 +74,7 @@ def test_one_that_fails_says_so_and_keeps_nothing_from_going_on(server):
     assert [m["content"]["evalue"] for m in errors] == ["not now"]
 
 
-def test_history_goes_on_whatever_snapshot_is_resumed(server):
+def test_history_goes_on_whatever_snapshot_is_resumed(server, eventually):
     page = server.open()
     page.run("x = 'before'")
     older = server.do("save", page.kernel_id)["result"]["snapshot_id"]
@@ -79,16 +84,18 @@ def test_history_goes_on_whatever_snapshot_is_resumed(server):
         server.do("suspend", page.kernel_id)
         server.do("resume", page.kernel_id, snapshot_id=older)
         assert page.run(f"print(x, 'again {number}')") == f"before again {number}\n"
-    _, lines = history(page)
-    sources = [source for *_, source in lines]
+    path, _ = history(page)
     expected = ["x = 0", "x = 1", "x = 2", "print(x, 'again 0')", "print(x, 'again 1')"]
-    assert [source for source in sources if source in expected] == expected
+    eventually(lambda: [source for *_, source in written(path) if source in expected] == expected)
 
 
-def test_a_history_that_is_gone_keeps_no_kernel_from_coming_back(server):
+def test_a_history_that_is_gone_keeps_no_kernel_from_coming_back(server, eventually):
     page = server.open()
     page.run("x = 1")
     path, _ = history(page)
+    page.run("x = 2 - 1")
+    # IPython writes in a thread; what it had not written is what it would complain of.
+    eventually(lambda: "x = 2 - 1" in [source for *_, source in written(path)])
     server.do("suspend", page.kernel_id)
     for left in path.parent.glob("history.sqlite*"):
         left.unlink()
