@@ -220,6 +220,8 @@ class KernelOutput:
                 if number > seen and not (is_new and _is_about_comms(parts)):
                     page.show_again(parts)
                     sent += sum(map(len, parts))
+                # It may go in the middle of it.
+                self._seen[page.client_session] = max(seen, number)
                 if sent > _BATCH_BYTES:
                     sent = 0
                     await asyncio.sleep(0)
