@@ -6,7 +6,7 @@ Sizes in bytes, times in seconds, pids as the kernel sees them.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -138,6 +138,31 @@ class Cause(StrEnum):
     RECLAIM = "reclaim"
     AUTOSAVE = "autosave"
 
+    @property
+    def automatic(self) -> bool:
+        """Whether nobody asked for this very snapshot."""
+        return self is not Cause.MANUAL
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which snapshots stay, as restic's `forget` has it: one that any keep rule holds of does (`store/retention.py`).
+
+    The keep rules look at each kernel by itself; 0 is no rule, and where there is none all stay. Then, if the snapshots
+    take more than `max_bytes` together (0: no limit), the oldest go until they do not. Applies to snapshots that were taken
+    automatically, with `manual_too` to those taken by hand as well; never to pinned ones, nor to what a kernel needs.
+    """
+
+    keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
+    #: Seconds before the latest snapshot of the kernel, whenever that was.
+    keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    manual_too: bool = False
+
+    @property
+    def removes_nothing(self) -> bool:
+        """Whether it says nothing at all."""
+        return not (self.keep_last or self.keep_within_seconds or self.max_bytes)
+
 
 class SnapshotInfo(msgspec.Struct, frozen=True):
     """What lists show of a snapshot."""
@@ -152,6 +177,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     host_name: str = ""
     cause: Cause = Cause.MANUAL
+    #: Retention never removes it: a user gave it a name.
+    pinned: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True):

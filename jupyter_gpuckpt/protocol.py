@@ -14,7 +14,7 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord, GpuCkptError
-from .model import Cause, LaunchSpec, Sizes
+from .model import Cause, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo
 from .progress import ProgressRecord
 from .states import KernelState
 
@@ -177,6 +177,10 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     jupyter: dict[str, Any] | None = None
     cause: Cause = Cause.MANUAL
+    #: Retention never removes the snapshot: a user gave it `name`.
+    pinned: bool = False
+    #: What is removed when this has succeeded; None: as the daemon's settings say.
+    retention: RetentionPolicy | None = None
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,6 +193,28 @@ class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /kernels/{id}/signal: to the kernel's process group (as jupyter_client does)."""
 
     signum: int
+
+
+class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /snapshots/prune: remove the snapshots that `policy` does not keep; `dry_run`: only say which."""
+
+    policy: RetentionPolicy
+    dry_run: bool = False
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What retention says of a snapshot: whether it goes, and why it stays or goes."""
+
+    snapshot: SnapshotInfo
+    removed: bool
+    reason: str
+
+
+class PruneReport(msgspec.Struct, frozen=True):
+    """What was removed, or would be, newest first, and what stays. `freed_bytes`: on the disk; 0 for a dry run."""
+
+    verdicts: list[Verdict] = []
+    freed_bytes: int = 0
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -26,6 +26,7 @@ from .packs import Entry
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -104,12 +105,14 @@ class Catalog:
 
         return {row[2]: Location._make(row[:6]) for row in self._run(find)}
 
-    def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
-        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
+    def add_pack(
+        self, name: str, length: int, entries: Iterable[Entry], *, replace: bool = False
+    ) -> None:
+        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there or `replace`."""
         with self._lock, self._connection:
             row = self._connection.execute("SELECT 1 FROM packs WHERE name = ?", (name,)).fetchone()
             if row is None:  # else it was read in by a rebuild in between
-                self._insert(name, length, entries, replace=False)
+                self._insert(name, length, entries, replace=replace)
 
     def remove_packs(self, names: Iterable[str]) -> int:
         """Delete the files of packs and forget what they hold; bytes that became free."""
@@ -147,6 +150,36 @@ class Catalog:
                 if digest in digests:
                     names.pop(pack, None)
             return set(names.values())
+
+        return self._run(find)
+
+    def used(self, digests: set[bytes]) -> dict[str, tuple[int, int]]:
+        """Of every pack its length in bytes, and how many of these are payload of `digests`."""
+
+        def find() -> dict[str, tuple[int, int]]:
+            used: dict[int, int] = {}
+            query = "SELECT digest, pack, stored_length FROM chunks"
+            for digest, pack, length in self._connection.execute(query):
+                if digest in digests:
+                    used[pack] = used.get(pack, 0) + length
+            listed = self._connection.execute("SELECT id, name, length FROM packs")
+            return {name: (length, used.get(pack, 0)) for pack, name, length in listed}
+
+        return self._run(find)
+
+    def entries(self, names: Collection[str]) -> dict[str, list[Entry]]:
+        """What the catalog knows to lie in these packs, as it lies there."""
+
+        def find() -> dict[str, list[Entry]]:
+            found: dict[str, list[Entry]] = {name: [] for name in names}
+            for batch in _batches(found):
+                marks = ",".join("?" * len(batch))
+                query = f"{_SELECT} WHERE packs.name IN ({marks})"
+                for name, offset, digest, *rest in self._connection.execute(query, batch):
+                    found[name].append(Entry(digest, offset, *rest[:3]))
+            for entries in found.values():
+                entries.sort(key=lambda entry: entry.offset)
+            return found
 
         return self._run(find)
 
@@ -269,8 +302,8 @@ class Catalog:
         self._insert(name, length, entries, replace=True)
 
 
-def _batches(digests: Collection[bytes]) -> Iterator[list[bytes]]:
-    left = iter(digests)
+def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
+    left = iter(items)
     while batch := list(islice(left, _BATCH)):
         yield batch
 

@@ -29,6 +29,8 @@ from .faults import store_errors
 from .leases import Leases
 from .lock import StoreLock
 from .packs import Entry
+from .repack import Repacking
+from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,15 @@ class LocalStore:
             except BaseException:
                 store_lock.release()
                 raise
+        self._repacking = Repacking(
+            self._manifests,
+            self._packs,
+            catalog=self._catalog,
+            leases=self._leases,
+            publishing=self._publishing,
+            lock=self._lock,
+            pack_bytes=pack_bytes,
+        )
         self._end = weakref.finalize(self, _close, self._catalog, store_lock)
 
     def close(self) -> None:
@@ -208,23 +219,38 @@ class LocalStore:
             infos = [info for info in infos if info.kernel_id == kernel_id]
         return sorted(infos, key=lambda info: info.created, reverse=True)
 
-    def delete(self, snapshot_id: str) -> None:
-        """Remove a snapshot, readable or not, and then the packs that nothing refers to any more.
+    def delete(self, *snapshot_ids: str) -> int:
+        """Remove snapshots, readable or not, and what only they needed; bytes that became free on the disk.
 
-        Chunks that others share, or that an operation in flight counts on, stay. Raises SnapshotNotFound.
+        Chunks that others share, or that an operation in flight counts on, stay, and some that lie among those may stay for
+        a while. Raises SnapshotNotFound, and then removes none.
         """
-        path = manifests.path_of(self._manifests, snapshot_id)
+        paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._publishing, store_errors(self.root):
-            if not path.exists():
-                manifests.read(path, manifests.Listed)  # raises SnapshotNotFound
-            path.unlink()
+            for path in paths:
+                if not path.exists():
+                    manifests.read(path, manifests.Listed)  # raises SnapshotNotFound
+            for path in paths:
+                path.unlink()
             packs.sync_directory(self._manifests)
-            self.sweep()
+            freed = self.sweep()
+        try:
+            with store_errors(self.root):
+                return freed + self._repacking.run()
+        except StoreError as error:
+            logger.warning("Packs of which little is needed stay as they are: %s", error)
+            return freed
 
-    def sweep(self) -> None:
-        """Remove the packs that nothing refers to."""
+    def sweep(self) -> int:
+        """Remove the packs that nothing refers to; bytes that became free."""
         with self._publishing, store_errors(self.root):
-            collect(self._manifests, catalog=self._catalog, leases=self._leases, lock=self._lock)
+            return collect(
+                self._manifests, catalog=self._catalog, leases=self._leases, lock=self._lock
+            )
+
+    def weights(self) -> Weights:
+        """Scales for retention."""
+        return Weights(self.root, self._manifests, self._catalog)
 
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 from ..errors import FormatTooNew, ObjectCorrupt
@@ -49,6 +51,11 @@ class Entry(NamedTuple):
     stored_length: int
     raw_length: int
     codec: int
+
+
+def new_name() -> str:
+    """A new pack's name; names sort by age, also in a copy of the store that has other times."""
+    return f"{time.time_ns():016x}-{token_hex(8)}"
 
 
 class PackFile:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from secrets import token_hex
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -16,7 +14,7 @@ from ..errors import StoreError, StoreFull
 from .catalog import Catalog
 from .faults import store_errors
 from .leases import Lease, Leases
-from .packs import Entry, PackFile
+from .packs import Entry, PackFile, new_name
 
 logger = logging.getLogger(__name__)
 
@@ -24,11 +22,6 @@ logger = logging.getLogger(__name__)
 PACK_BYTES = 256 << 20
 #: Packs that one writer fills at the same time, at most.
 _OPEN_PACKS = 4
-
-
-def _name() -> str:
-    """A new pack's name; names sort by age, also in a copy of the store that has other times."""
-    return f"{time.time_ns():016x}-{token_hex(8)}"
 
 
 class Record(NamedTuple):
@@ -60,7 +53,7 @@ class PackWriter:
         catalog: Catalog,
         leases: Leases,
         lock: threading.RLock,
-        sweep: Callable[[], None],
+        sweep: Callable[[], object],
         pack_bytes: int = PACK_BYTES,
     ) -> None:
         self._root, self._directory, self._pack_bytes = root, packs_directory, pack_bytes
@@ -178,7 +171,7 @@ class PackWriter:
         """The open pack with the fewest writers, or a new one when all are busy."""
         pack = min(self._open, key=lambda pack: pack.in_flight, default=None)
         if pack is None or (pack.in_flight and len(self._open) < _OPEN_PACKS):
-            pack = PackFile(self._directory, _name())
+            pack = PackFile(self._directory, new_name())
             self._open.append(pack)
         return pack
 

@@ -1,0 +1,150 @@
+"""Which snapshots may go: a pure function of what there is, what is needed, and what the user wants to keep.
+
+Semantics are those of restic's `forget`: a snapshot stays if any keep rule holds of it, and `keep_within` counts back from the
+kernel's latest snapshot instead of from now, so that a notebook nobody opened for a month loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from typing import Protocol
+
+from ..model import RetentionPolicy, SnapshotInfo
+from ..protocol import Verdict
+
+NEEDED = "a kernel needs it"
+LATEST = "the latest of a kernel that can go on from it"
+PINNED = "it has a name of its own"
+MANUAL = "taken by hand"
+NO_RULE = "no rule is set"
+WITHIN_BUDGET = "within the limit of bytes"
+OVER_BUDGET = "beyond the limit of bytes"
+NOT_KEPT = "no rule keeps it"
+
+
+class Scales(Protocol):
+    """What snapshots take together, what they share counted once (`store/weights.py`)."""
+
+    def weight(self, info: SnapshotInfo) -> int:
+        """Bytes that it takes beside those that were put on."""
+
+    def put_on(self, info: SnapshotInfo) -> None:
+        """It stays."""
+
+
+class Unshared:
+    """As if no two snapshots had anything in common, which is too much."""
+
+    def weight(self, info: SnapshotInfo) -> int:
+        """All that it refers to."""
+        return info.sizes.stored_bytes
+
+    def put_on(self, info: SnapshotInfo) -> None:
+        """Nothing changes."""
+
+
+def judge(
+    snapshots: Iterable[SnapshotInfo],
+    policy: RetentionPolicy,
+    *,
+    needed: Collection[str] = (),
+    living: Collection[str] = (),
+    scales: Scales | None = None,
+) -> list[Verdict]:
+    """What becomes of each of `snapshots`, newest first.
+
+    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each stays.
+
+    `scales` are used only where `max_bytes` is set (default: `Unshared`). What may not go is put on first, whatever it
+    takes, then the rest from the newest on. An old snapshot so weighs what its removal frees at least; one that weighs
+    nothing stays, and from the first that does not fit all others go.
+    """
+    ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
+    held = _held(ordered, policy, needed, living)
+    kept = dict(held)
+    for infos in _by_kernel(info for info in ordered if info.snapshot_id not in held):
+        kept |= _kept_by_rules(infos, policy)
+    over = set[str]()
+    if policy.max_bytes:
+        wanted = [info for info in ordered if info.snapshot_id in kept]
+        over = _over_budget(wanted, held, policy.max_bytes, scales or Unshared())
+    return [_verdict(info, policy, kept, over) for info in ordered]
+
+
+def _held(
+    ordered: list[SnapshotInfo],
+    policy: RetentionPolicy,
+    needed: Collection[str],
+    living: Collection[str],
+) -> dict[str, str]:
+    """Why those stay that no rule applies to, by id."""
+    held: dict[str, str] = {}
+    seen: set[str] = set()
+    for info in ordered:
+        latest = info.kernel_id not in seen
+        seen.add(info.kernel_id)
+        if info.snapshot_id in needed:
+            held[info.snapshot_id] = NEEDED
+        elif latest and info.kernel_id in living:
+            held[info.snapshot_id] = LATEST
+        elif info.pinned:
+            held[info.snapshot_id] = PINNED
+        elif not info.cause.automatic and not policy.manual_too:
+            held[info.snapshot_id] = MANUAL
+    return held
+
+
+def _by_kernel(infos: Iterable[SnapshotInfo]) -> Iterator[list[SnapshotInfo]]:
+    groups: dict[str, list[SnapshotInfo]] = {}
+    for info in infos:
+        groups.setdefault(info.kernel_id, []).append(info)
+    yield from groups.values()
+
+
+def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
+    """Of one kernel's, newest first."""
+    if not policy.keep_last and not policy.keep_within_seconds:
+        return {info.snapshot_id: NO_RULE for info in infos}
+    kept = {}
+    oldest = infos[0].created - policy.keep_within_seconds
+    for place, info in enumerate(infos):
+        if place < policy.keep_last:
+            kept[info.snapshot_id] = f"among the last {policy.keep_last} of its kernel"
+        elif policy.keep_within_seconds and info.created >= oldest:
+            kept[info.snapshot_id] = "recent enough"
+    return kept
+
+
+def _over_budget(
+    wanted: list[SnapshotInfo], held: Collection[str], max_bytes: int, scales: Scales
+) -> set[str]:
+    """Of those that the rules keep, newest first, the ones that the limit does not."""
+    total = 0
+    for info in wanted:
+        if info.snapshot_id in held:
+            total += scales.weight(info)
+            scales.put_on(info)
+    over: set[str] = set()
+    for info in wanted:
+        if info.snapshot_id in held:
+            continue
+        weight = scales.weight(info)
+        if weight and (over or total + weight > max_bytes):
+            over.add(info.snapshot_id)
+        else:
+            total += weight
+            scales.put_on(info)
+    return over
+
+
+def _verdict(
+    info: SnapshotInfo, policy: RetentionPolicy, kept: dict[str, str], over: set[str]
+) -> Verdict:
+    if info.snapshot_id in over:
+        return Verdict(info, removed=True, reason=OVER_BUDGET)
+    why = kept.get(info.snapshot_id)
+    if why is None:
+        return Verdict(info, removed=True, reason=NOT_KEPT)
+    if why == NO_RULE and policy.max_bytes:
+        why = WITHIN_BUDGET
+    return Verdict(info, removed=False, reason=why)

@@ -1,0 +1,181 @@
+"""Retention: what goes, what stays, and why."""
+
+import itertools
+import random
+
+import pytest
+
+from jupyter_gpuckpt.model import Cause, RetentionPolicy, Sizes, SnapshotInfo
+from jupyter_gpuckpt.store import retention
+from jupyter_gpuckpt.store.retention import judge
+
+DAY = 86400.0
+
+
+def snapshot(name, created=None, *, kernel="k", cause=Cause.AUTOSAVE, size=10, pinned=False):
+    """Named after its age: a1 is a day older than a0 unless `created` says otherwise."""
+    created = 100 * DAY - int(name[1:]) * DAY if created is None else created
+    sizes = Sizes(stored_bytes=size)
+    return SnapshotInfo(name, kernel, created, "save", sizes=sizes, cause=cause, pinned=pinned)
+
+
+def series(count, letter="a", **fields):
+    return [snapshot(f"{letter}{age}", **fields) for age in range(count)]
+
+
+def removed(snapshots, needed=(), living=(), scales=None, **policy):
+    verdicts = judge(
+        snapshots, RetentionPolicy(**policy), needed=needed, living=living, scales=scales
+    )
+    assert sorted(v.snapshot.snapshot_id for v in verdicts) == sorted(
+        info.snapshot_id for info in snapshots
+    )
+    assert all(verdict.reason for verdict in verdicts)
+    return [v.snapshot.snapshot_id for v in verdicts if v.removed]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        ({}, []),
+        ({"keep_last": 2}, ["a2", "a3", "a4"]),
+        ({"keep_last": 9}, []),
+        ({"keep_within_seconds": 2 * DAY}, ["a3", "a4"]),
+        ({"keep_within_seconds": 1}, ["a1", "a2", "a3", "a4"]),
+        # Any rule that holds keeps.
+        ({"keep_last": 1, "keep_within_seconds": 3 * DAY}, ["a4"]),
+        ({"keep_last": 4, "keep_within_seconds": DAY}, ["a4"]),
+        ({"max_bytes": 30}, ["a3", "a4"]),
+        ({"max_bytes": 29}, ["a2", "a3", "a4"]),
+        ({"max_bytes": 5}, ["a0", "a1", "a2", "a3", "a4"]),
+        ({"max_bytes": 1000}, []),
+        ({"keep_last": 4, "max_bytes": 20}, ["a2", "a3", "a4"]),
+        ({"keep_last": 1, "max_bytes": 20}, ["a1", "a2", "a3", "a4"]),
+    ],
+)
+def test_rules(policy, expected):
+    assert removed(series(5), **policy) == expected
+
+
+def test_every_kernel_is_looked_at_by_itself_but_for_the_bytes():
+    both = series(3) + series(3, "b", kernel="other")
+    assert removed(both, keep_last=1) == ["b1", "a1", "b2", "a2"]
+    assert removed(both, max_bytes=30) == ["a1", "b2", "a2"]
+
+
+def test_within_counts_from_the_kernels_latest_snapshot_not_from_today():
+    old = [snapshot("a0", 10.0), snapshot("a1", 5.0)]
+    assert removed([*old, *series(2, "b", kernel="other")], keep_within_seconds=6) == ["b1"]
+
+
+@pytest.mark.parametrize("cause", Cause)
+def test_what_was_taken_by_hand_stays_unless_it_is_meant_too(cause):
+    found = series(3, cause=cause)
+    expected = [] if cause is Cause.MANUAL else ["a1", "a2"]
+    assert removed(found, keep_last=1) == expected
+    assert removed(found, max_bytes=10) == expected
+    assert removed(found, keep_last=1, manual_too=True) == ["a1", "a2"]
+
+
+def test_what_was_taken_by_hand_does_not_use_up_the_rules():
+    found = [*series(2, "m", cause=Cause.MANUAL), snapshot("a2"), snapshot("a3"), snapshot("a4")]
+    assert removed(found, keep_last=2) == ["a4"]
+
+
+def test_a_pinned_one_never_goes():
+    found = [*series(3), snapshot("p9", pinned=True)]
+    policy = {"keep_last": 1, "max_bytes": 1, "manual_too": True}
+    assert removed(found, **policy) == ["a0", "a1", "a2"]
+    # It counts all the same.
+    assert removed(found, max_bytes=30) == ["a2"]
+
+
+def test_what_a_kernel_needs_never_goes():
+    found = series(4)
+    assert removed(found, needed={"a2"}, keep_last=1) == ["a1", "a3"]
+    assert removed(found, needed={"a3"}, living={"k"}, max_bytes=1) == ["a1", "a2"]
+    assert removed(found, living={"k"}, max_bytes=1) == ["a1", "a2", "a3"]
+    assert removed(found, living={"other"}, max_bytes=1) == ["a0", "a1", "a2", "a3"]
+
+
+def test_the_latest_of_a_living_kernel_is_the_latest_whoever_took_it():
+    found = [snapshot("m0", cause=Cause.MANUAL), *[snapshot(f"a{n}") for n in (1, 2)]]
+    assert removed(found, living={"k"}, max_bytes=1) == ["a1", "a2"]
+
+
+def test_one_moment_has_an_order_too():
+    same = [snapshot(f"a{n}", 5.0) for n in range(4)]
+    for order in itertools.permutations(same):
+        assert removed(order, keep_last=2) == ["a1", "a0"]
+
+
+class Shared:
+    """Scales for snapshots that consist of chunks of a byte each."""
+
+    def __init__(self, chunks):
+        self.chunks, self.on = chunks, set()
+
+    def weight(self, info):
+        return len(self.chunks[info.snapshot_id] - self.on)
+
+    def put_on(self, info):
+        self.on |= self.chunks[info.snapshot_id]
+
+
+def test_what_is_shared_counts_once_and_what_frees_nothing_stays():
+    chunks = {"a0": set("abcd"), "a1": set("abce"), "a2": set("abc"), "a3": set("xy")}
+    assert removed(series(4), scales=Shared(chunks), max_bytes=5) == ["a3"]
+    assert removed(series(4), scales=Shared(chunks), max_bytes=4) == ["a1", "a3"]
+    # What shares only with one that goes does not stay for that.
+    chunks = {"a0": set("a"), "a1": set("bcd"), "a2": set("bcd")}
+    assert removed(series(3), scales=Shared(chunks), max_bytes=2) == ["a1", "a2"]
+
+
+def test_properties_hold_for_whatever_there_is():
+    dice = random.Random(7)
+    for _ in range(300):
+        found = [
+            snapshot(
+                f"s{number}",
+                float(dice.randrange(20)),
+                kernel=dice.choice("klm"),
+                cause=dice.choice(list(Cause)),
+                size=dice.randrange(5),
+                pinned=dice.random() < 0.1,
+            )
+            for number in range(dice.randrange(15))
+        ]
+        needed = {info.snapshot_id for info in found if dice.random() < 0.1}
+        living = {kernel for kernel in "klm" if dice.random() < 0.5}
+        rules = {
+            "keep_within_seconds": float(dice.choice([0, 3])),
+            "manual_too": dice.random() < 0.5,
+        }
+        budget = dice.choice([0, 1, 10])
+        before = None
+        for keep_last in range(1, 5):
+            gone = set(removed(found, needed, living, keep_last=keep_last, **rules))
+            limited = {"keep_last": keep_last, "max_bytes": budget, **rules}
+            verdicts = judge(found, RetentionPolicy(**limited), needed=needed, living=living)
+            over = {v.snapshot.snapshot_id for v in verdicts if v.removed}
+            assert gone <= over
+            assert not over & needed
+            assert not {i.snapshot_id for i in found if i.pinned} & over
+            for kernel in living:
+                of_kernel = [v for v in verdicts if v.snapshot.kernel_id == kernel]
+                assert not of_kernel or not of_kernel[0].removed
+            kept = sum(v.snapshot.sizes.stored_bytes for v in verdicts if not v.removed)
+            free = [v for v in verdicts if v.reason.startswith(("among", "recent", "within"))]
+            assert (
+                not budget or kept <= budget or not any(v.snapshot.sizes.stored_bytes for v in free)
+            )
+            # More rules or higher numbers never remove more.
+            assert before is None or gone <= before
+            before = gone
+        assert not removed(found, needed, living)
+
+
+def test_a_policy_without_a_rule_says_so():
+    assert RetentionPolicy(manual_too=True).removes_nothing
+    assert not RetentionPolicy(keep_last=1).removes_nothing
+    assert [v.reason for v in judge(series(1), RetentionPolicy())] == [retention.NO_RULE]
