@@ -9,6 +9,7 @@ from traitlets.config import Configurable
 
 from . import daemon_settings
 from .daemon_settings import Settings
+from .model import RetentionPolicy
 
 
 class GpuCkptDaemon(Configurable):
@@ -42,6 +43,31 @@ class GpuCkptDaemon(Configurable):
         do not hold it. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
     ).tag(config=True)
 
+    keep_last = Int(
+        3,
+        min=0,
+        help="""How many of a kernel's snapshots stay that were taken automatically: periodically, when it was idle, when a
+        server stopped. Those beyond are removed after a save or suspend, unless another rule keeps them. Snapshots taken by
+        hand, those with a name of their own, and what a kernel needs to go on are never removed. Default: 3: the latest, one
+        from before a mistake that the latest holds already, and one more; each costs what changed since the one before.
+        0: no rule; without this and keep_within all stay.""",
+    ).tag(config=True)
+
+    keep_within = Float(
+        0.0,
+        min=0.0,
+        help="""Seconds before a kernel's latest automatic snapshot within which all of them stay, whatever keep_last says.
+        Default: 0, which means no rule.""",
+    ).tag(config=True)
+
+    max_bytes = Int(
+        0,
+        min=0,
+        help="""How many bytes all snapshots may take together in the store, what they share counted once. Beyond it the oldest
+        that were taken automatically are removed, also those that keep_last and keep_within keep; what may not be removed
+        is counted and may go beyond it. Default: 0, which means no limit.""",
+    ).tag(config=True)
+
     @default("data_dir")
     def _default_data_dir(self) -> str:
         return daemon_settings.default_data_dir()
@@ -67,3 +93,8 @@ class GpuCkptDaemon(Configurable):
             threads=self.threads,
             idle_exit_seconds=self.idle_exit,
         )
+
+    def retention(self) -> RetentionPolicy:
+        """What may be removed after a save or suspend. It goes with each of them instead of being a setting of the daemon:
+        whoever started that, the command line for one, need not know what the user of a server wants to keep."""
+        return RetentionPolicy(self.keep_last, self.keep_within, self.max_bytes)

@@ -179,7 +179,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cause: Cause = Cause.MANUAL
     #: Retention never removes the snapshot: a user gave it `name`.
     pinned: bool = False
-    #: What is removed when this has succeeded; None: as the daemon's settings say.
+    #: What is removed when this has succeeded, of all snapshots; None: nothing.
     retention: RetentionPolicy | None = None
 
 

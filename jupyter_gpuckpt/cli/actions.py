@@ -20,6 +20,7 @@ from ..errors import (
 )
 from ..protocol import Check, Kernel, Operation, OperationState, exit_code
 from . import all_kernels, output, summary
+from . import prune as pruning
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -239,6 +240,12 @@ def remove(given: Namespace) -> int:
     return 0
 
 
+def prune(given: Namespace) -> int:
+    """Delete the snapshots that no rule keeps."""
+    with _daemon() as client:
+        return pruning.run(given, client)
+
+
 def _one_kernel(prefix: str, client: Client) -> str:
     found = one_of(prefix, [kernel.kernel_id for kernel in client.kernels()])
     if not found:
@@ -284,4 +291,5 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "list": list_snapshots,
     "show": show,
     "rm": remove,
+    "prune": prune,
 }

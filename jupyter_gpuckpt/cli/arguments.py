@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from ..errors import ConfigurationError
 from ..protocol import SOME_NOT_SAVED, package_version
+from . import prune
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -109,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
         "snapshot", metavar="SNAPSHOT", nargs="+", help="their ids, or the beginnings of them"
     )
     remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     return top
 
 

@@ -11,7 +11,7 @@ import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause, LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
     Event,
     Handshake,
@@ -19,7 +19,9 @@ from ..protocol import (
     Kernel,
     Operation,
     Owner,
+    PruneReport,
     Result,
+    SaveRequest,
     SuspendedKernel,
 )
 from . import calls, starting
@@ -97,9 +99,13 @@ class AsyncClient:
         name: str = "",
         jupyter: dict[str, Any] | None = None,
         cause: Cause = Cause.MANUAL,
+        *,
+        pinned: bool = False,
+        retention: RetentionPolicy | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        return await self._do(calls.save(kernel_id, name, jupyter, cause))
+        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        return await self._do(calls.save(kernel_id, request))
 
     async def suspend(
         self,
@@ -107,9 +113,13 @@ class AsyncClient:
         name: str = "",
         jupyter: dict[str, Any] | None = None,
         cause: Cause = Cause.MANUAL,
+        *,
+        pinned: bool = False,
+        retention: RetentionPolicy | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return await self._do(calls.suspend(kernel_id, name, jupyter, cause))
+        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        return await self._do(calls.suspend(kernel_id, request))
 
     async def park(self, kernel_id: str) -> Operation:
         """Start moving a kernel's GPU memory into RAM; `resume` moves it back."""
@@ -138,6 +148,10 @@ class AsyncClient:
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; raises SnapshotInUse when a suspended kernel needs it."""
         await self._do(calls.delete_snapshot(snapshot_id))
+
+    async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
+        """Remove the snapshots that `policy` does not keep, or only say which those are."""
+        return await self._do(calls.prune(policy, dry_run=dry_run))
 
     async def set_jupyter(
         self, kernel_id: str, name: str, jupyter: dict[str, Any] | None

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from ..errors import DaemonUnavailable, ErrorRecord, error_from
-from ..model import Cause, LaunchSpec, SnapshotInfo
+from ..model import LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
     ClaimRequest,
     EndRequest,
@@ -25,6 +25,8 @@ from ..protocol import (
     Operation,
     OperationState,
     Owner,
+    PruneReport,
+    PruneRequest,
     Result,
     ResumeRequest,
     SaveRequest,
@@ -186,19 +188,13 @@ def signal(kernel_id: str, signum: int) -> Call[None]:
     return Call(type(None), "POST", f"/kernels/{kernel_id}/signal", SignalRequest(signum))
 
 
-def save(
-    kernel_id: str, name: str, jupyter: dict[str, Any] | None, cause: Cause
-) -> Call[Operation]:
+def save(kernel_id: str, request: SaveRequest) -> Call[Operation]:
     """Take a snapshot."""
-    request = SaveRequest(name, jupyter, cause)
     return Call(Operation, "POST", f"/kernels/{kernel_id}/save", request)
 
 
-def suspend(
-    kernel_id: str, name: str, jupyter: dict[str, Any] | None, cause: Cause
-) -> Call[Operation]:
+def suspend(kernel_id: str, request: SaveRequest) -> Call[Operation]:
     """Take a snapshot and end the process."""
-    request = SaveRequest(name, jupyter, cause)
     return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request)
 
 
@@ -247,6 +243,12 @@ def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
 def delete_snapshot(snapshot_id: str) -> Call[None]:
     """Remove a snapshot. Sweeping a large store takes a while."""
     return Call(type(None), "DELETE", f"/snapshots/{snapshot_id}", seconds=KILL_SECONDS)
+
+
+def prune(policy: RetentionPolicy, *, dry_run: bool) -> Call[PruneReport]:
+    """Remove what is not kept. Like a deletion it may take a while."""
+    request = PruneRequest(policy, dry_run)
+    return Call(PruneReport, "POST", "/snapshots/prune", request, seconds=KILL_SECONDS)
 
 
 def claim(owner_id: str) -> Call[list[SuspendedKernel]]:

@@ -9,8 +9,18 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import Cause, LaunchSpec, SnapshotInfo
-from ..protocol import Handshake, HostReport, Kernel, Operation, Owner, Result, SuspendedKernel
+from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
+from ..protocol import (
+    Handshake,
+    HostReport,
+    Kernel,
+    Operation,
+    Owner,
+    PruneReport,
+    Result,
+    SaveRequest,
+    SuspendedKernel,
+)
 from . import calls, starting
 from .calls import Call
 from .holding import Hold, OnEvent, OnLoss
@@ -89,9 +99,13 @@ class Client:
         name: str = "",
         jupyter: dict[str, Any] | None = None,
         cause: Cause = Cause.MANUAL,
+        *,
+        pinned: bool = False,
+        retention: RetentionPolicy | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        return self._do(calls.save(kernel_id, name, jupyter, cause))
+        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        return self._do(calls.save(kernel_id, request))
 
     def suspend(
         self,
@@ -99,9 +113,13 @@ class Client:
         name: str = "",
         jupyter: dict[str, Any] | None = None,
         cause: Cause = Cause.MANUAL,
+        *,
+        pinned: bool = False,
+        retention: RetentionPolicy | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        return self._do(calls.suspend(kernel_id, name, jupyter, cause))
+        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        return self._do(calls.suspend(kernel_id, request))
 
     def park(self, kernel_id: str) -> Operation:
         """Start moving a kernel's GPU memory into RAM; `resume` moves it back."""
@@ -130,6 +148,10 @@ class Client:
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot; raises SnapshotInUse when a suspended kernel needs it."""
         self._do(calls.delete_snapshot(snapshot_id))
+
+    def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
+        """Remove the snapshots that `policy` does not keep, or only say which those are."""
+        return self._do(calls.prune(policy, dry_run=dry_run))
 
     def set_jupyter(self, kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Kernel:
         """Replace what a door keeps with a kernel; an empty name or None leaves that part as it is."""

@@ -32,6 +32,7 @@ from .machine import Machine
 from .operations import Operations
 from .owners import Owners, Streams
 from .records import Records
+from .removal import Removal
 from .verbs import Verbs
 
 #: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
@@ -50,6 +51,8 @@ class Daemon:
         self.operations = Operations()
         self.kernels = Kernels(records, self.machine, self.streams.tell)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
+        self.removal = Removal(self.kernels, records, self.machine, self.operations)
+        self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
         self.owners = Owners(self.streams, self.kernels, self.verbs, records)
         self._left = asyncio.Event()
@@ -96,6 +99,7 @@ class Daemon:
         server.stop()
         await server.close_all_connections()
         await self.verbs.close()
+        await self.removal.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import asyncio
 from http import HTTPStatus
 
-from ..protocol import EndRequest, LaunchRequest, Owner, ResumeRequest, SaveRequest, SignalRequest
+from ..protocol import (
+    EndRequest,
+    LaunchRequest,
+    Owner,
+    PruneRequest,
+    ResumeRequest,
+    SaveRequest,
+    SignalRequest,
+)
 from .base_handler import BaseHandler
 from .owners import Stream
 
@@ -182,8 +190,17 @@ class SnapshotHandler(BaseHandler):
 
     async def delete(self, snapshot_id: str) -> None:
         """Remove it."""
-        await self.daemon.verbs.delete_snapshot(snapshot_id)
+        await self.daemon.removal.delete(snapshot_id)
         self.set_status(HTTPStatus.NO_CONTENT)
+
+
+class PruneHandler(BaseHandler):
+    """Retention by hand."""
+
+    async def post(self) -> None:
+        """Remove what a policy does not keep, or only say what that would be."""
+        request = self.record(PruneRequest)
+        self.reply(await self.daemon.removal.prune(request.policy, dry_run=request.dry_run))
 
 
 class OwnersHandler(BaseHandler):
@@ -228,6 +245,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/operations/{operation_id}/progress": ProgressHandler,
     "/operations/{operation_id}/cancel": CancelHandler,
     "/snapshots": SnapshotsHandler,
+    "/snapshots/prune": PruneHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,
     "/owners": OwnersHandler,
     "/owners/{owner_id}/claim": ClaimHandler,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import KernelLost
-from ..model import Sizes
+from ..model import RetentionPolicy, Sizes
 from ..protocol import OperationKind, Result, SaveRequest
 from ..states import KernelState, Verb
 from .machine import Machine
@@ -30,13 +30,15 @@ class Outcome:
 @dataclass(frozen=True)
 class Job:
     """An operation's particulars. `state` lasts while it runs, `entering` are fields of the record that change before it;
-    `work` runs in a thread and may raise any of the engine's errors."""
+    `work` runs in a thread and may raise any of the engine's errors. `retention`: what is removed after it has made a
+    snapshot."""
 
     verb: Verb
     kind: OperationKind
     state: KernelState
     work: Callable[[RunningOperation], Outcome]
     entering: dict[str, Any] = field(default_factory=dict)
+    retention: RetentionPolicy | None = None
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
@@ -55,6 +57,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             name=name,
             cause=request.cause,
             parked=was_parked,
+            pinned=request.pinned,
             progress=operation.progress,
         )
         info = saved.manifest.info
@@ -78,9 +81,12 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             ),
         )
 
-    if stop:
-        return Job(Verb.SUSPEND, OperationKind.SUSPEND, KernelState.SUSPENDING, work)
-    return Job(Verb.SAVE, OperationKind.SAVE, KernelState.SAVING, work)
+    what = (
+        (Verb.SUSPEND, OperationKind.SUSPEND, KernelState.SUSPENDING)
+        if stop
+        else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
+    )
+    return Job(*what, work, retention=request.retention)
 
 
 def park(machine: Machine, record: KernelRecord) -> Job:

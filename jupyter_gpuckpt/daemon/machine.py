@@ -126,6 +126,7 @@ class Machine:
         name: str,
         cause: Cause,
         parked: bool,
+        pinned: bool,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -138,6 +139,7 @@ class Machine:
             name=name,
             cause=cause,
             parked=parked,
+            pinned=pinned,
             progress=progress,
         )
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +25,6 @@ from ..errors import (
     KernelNotFound,
     KernelStateConflict,
     OperationCancelled,
-    SnapshotInUse,
     record_of,
 )
 from ..host import processes
@@ -44,8 +43,6 @@ from .records import KernelRecord, Records, as_before, check_kernel_id, write_fi
 OPERATIONS_AT_ONCE = 4
 #: How soon a waiting operation notices that it was cancelled, in seconds.
 _LOOK_AGAIN = 0.2
-#: Kernels in these states live in a snapshot.
-_NEED_SNAPSHOT = {KernelState.SUSPENDED, KernelState.RESUMING}
 #: Where a resume means: back to the GPU.
 _PARKED = {KernelState.PARKING, KernelState.PARKED, KernelState.UNPARKING}
 #: What can be done to a kernel that its user has shut down.
@@ -69,6 +66,8 @@ class Verbs:
     ) -> None:
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
+        #: Told when an operation is over.
+        self.on_end: Callable[[Job, RunningOperation], None] = lambda job, operation: None
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -158,25 +157,6 @@ class Verbs:
         while (decision := self._decide(kernel, verb)) is not Answer.DO:
             await self._give_way(kernel, decision)
 
-    async def delete_snapshot(self, snapshot_id: str) -> None:
-        """Remove a snapshot; raises SnapshotInUse when an operation reads it or a suspended kernel needs it."""
-        # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk.
-        records, snapshots = await asyncio.to_thread(
-            lambda: (self._records.all(), self._machine.snapshots(None))
-        )
-        of_kernel = {info.snapshot_id: info.kernel_id for info in snapshots}.get(snapshot_id)
-        ours = {kernel.kernel_id: kernel.record for kernel in self._kernels}
-        for record in ({record.kernel_id: record for record in records} | ours).values():
-            needed = record.state in _NEED_SNAPSHOT and record.snapshot_id == snapshot_id
-            # It may be the one that is being made: complete, but not yet known as the kernel's.
-            made = record.state is KernelState.SUSPENDING and record.kernel_id == of_kernel
-            if needed or made:
-                raise SnapshotInUse(
-                    f"Kernel {record.kernel_id} is {record.state} and needs snapshot {snapshot_id}.",
-                    hint="Resume or kill that kernel first.",
-                )
-        await asyncio.to_thread(lambda: self._machine.store.delete(snapshot_id))
-
     async def close(self) -> None:
         """Let go of the threads; nothing runs in them when the daemon leaves."""
         await asyncio.to_thread(self._threads.shutdown)
@@ -238,6 +218,8 @@ class Verbs:
         else:
             self._kernels.move(kernel, outcome.state, **outcome.changes)
             operation.succeed(outcome.result)
+        finally:
+            self.on_end(job, operation)
 
     async def _turn(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation

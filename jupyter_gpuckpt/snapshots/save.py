@@ -36,7 +36,7 @@ class Saved(NamedTuple):
     warnings: list[str]
 
 
-def save(
+def save(  # noqa: PLR0913 - all but the first four by name
     tree: Tree,
     spec: LaunchSpec,
     store: LocalStore,
@@ -47,6 +47,7 @@ def save(
     progress: Progress,
     cause: Cause = Cause.MANUAL,
     parked: bool = False,
+    pinned: bool = False,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
@@ -81,6 +82,7 @@ def save(
                 began=began,
                 host_name=host.name,
                 cause=cause,
+                pinned=pinned,
             ),
             launch=spec,
             host=host,
@@ -153,6 +155,7 @@ def _info(
     began: float,
     host_name: str,
     cause: Cause,
+    pinned: bool,
 ) -> SnapshotInfo:
     return SnapshotInfo(
         snapshot_id=uuid.uuid4().hex,
@@ -170,4 +173,5 @@ def _info(
         seconds=time.time() - began,
         host_name=host_name,
         cause=cause,
+        pinned=pinned,
     )

@@ -60,10 +60,12 @@ def judge(
     nothing stays, and from the first that does not fit all others go.
     """
     ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
-    held = _held(ordered, policy, needed, living)
-    kept = dict(held)
-    for infos in _by_kernel(info for info in ordered if info.snapshot_id not in held):
+    exempt = _exempt(ordered, policy)
+    held = exempt | _needed(ordered, needed, living)
+    kept: dict[str, str] = {}
+    for infos in _by_kernel(info for info in ordered if info.snapshot_id not in exempt):
         kept |= _kept_by_rules(infos, policy)
+    kept |= held
     over = set[str]()
     if policy.max_bytes:
         wanted = [info for info in ordered if info.snapshot_id in kept]
@@ -71,26 +73,29 @@ def judge(
     return [_verdict(info, policy, kept, over) for info in ordered]
 
 
-def _held(
-    ordered: list[SnapshotInfo],
-    policy: RetentionPolicy,
-    needed: Collection[str],
-    living: Collection[str],
+def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
+    """Why no rule applies to these, by id; they use none up either."""
+    exempt: dict[str, str] = {}
+    for info in ordered:
+        if info.pinned:
+            exempt[info.snapshot_id] = PINNED
+        elif not info.cause.automatic and not policy.manual_too:
+            exempt[info.snapshot_id] = MANUAL
+    return exempt
+
+
+def _needed(
+    ordered: Iterable[SnapshotInfo], needed: Collection[str], living: Collection[str]
 ) -> dict[str, str]:
-    """Why those stay that no rule applies to, by id."""
+    """Why these stay whatever the rules say."""
     held: dict[str, str] = {}
     seen: set[str] = set()
     for info in ordered:
-        latest = info.kernel_id not in seen
-        seen.add(info.kernel_id)
         if info.snapshot_id in needed:
             held[info.snapshot_id] = NEEDED
-        elif latest and info.kernel_id in living:
+        elif info.kernel_id in living and info.kernel_id not in seen:
             held[info.snapshot_id] = LATEST
-        elif info.pinned:
-            held[info.snapshot_id] = PINNED
-        elif not info.cause.automatic and not policy.manual_too:
-            held[info.snapshot_id] = MANUAL
+        seen.add(info.kernel_id)
     return held
 
 

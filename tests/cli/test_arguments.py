@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jupyter_gpuckpt.cli import actions, app, arguments
+from jupyter_gpuckpt.cli import actions, app, arguments, prune
 from jupyter_gpuckpt.errors import ConfigurationError
 
-COMMANDS = ["doctor", "ps", "save", "suspend", "park", "resume", "list", "show", "rm"]
+COMMANDS = ["doctor", "ps", "save", "suspend", "park", "resume", "list", "show", "rm", "prune"]
 
 
 def test_every_command_has_an_action_and_help(capsys):
@@ -93,3 +93,36 @@ def test_a_unique_beginning_names_an_id_and_a_whole_id_always_does(prefix, found
 def test_an_ambiguous_beginning_is_refused_and_names_the_ids():
     with pytest.raises(ConfigurationError, match="ab1, ab2"):
         actions.one_of("ab", ["ab1", "ab2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("90s", 90), ("5min", 300), ("12h", 43200), ("7d", 604800), ("1w2d", 777600), ("0.5h", 1800)],
+)
+def test_times_are_understood(text, found):
+    assert prune.seconds(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("500", 500), ("20G", 20e9), ("1.5t", 1.5e12), ("3MB", 3e6), ("2KiB", 2048), ("10B", 10)],
+)
+def test_sizes_are_understood(text, found):
+    assert prune.size_bytes(text) == found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--keep-last", "-1"],
+        ["--keep-last", "many"],
+        ["--keep-within", "7"],
+        ["--keep-within", "7d3"],
+        ["--keep-within", "soon"],
+        ["--max-bytes", "20 X"],
+        ["--max-bytes", "20i"],
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(words, capsys):
+    assert app.main(["prune", *words]) == 2
+    assert "Hint:" in capsys.readouterr().err

@@ -107,6 +107,32 @@ def test_the_snapshot_of_a_suspended_kernel_is_not_removed(kernel, gpuckpt, gpuc
     assert kernel.worth("1 + 1") == "2"
 
 
+def test_pruning_says_what_goes_and_why_and_does_it(kernel, gpuckpt, gpuckpt_json, daemon_env):
+    first, second, third = (
+        gpuckpt_json("save", kernel.id)["operation"]["result"]["snapshot_id"] for _ in range(3)
+    )
+    assert "Hint: Give --keep-last" in gpuckpt("prune", status=2).stderr
+    said = gpuckpt("prune", "--keep-last", "1").stdout
+    assert "taken by hand" in said
+    assert "0 deleted, 3 stay." in said
+    rules = ["--keep-last", "2", "--manual-too"]
+    said = gpuckpt("prune", *rules, "--dry-run").stdout
+    assert "1 would be deleted, 2 stay." in said
+    (line,) = (line for line in said.splitlines() if first[:8] in line)
+    assert "delete" in line
+    assert "no rule keeps it" in line
+    assert len(gpuckpt_json("list")["snapshots"]) == 3
+    asked = on_a_terminal(["prune", *rules], b"n\n", daemon_env, status=6)
+    assert b"Delete this snapshot for ever? [y/N]" in asked
+    pruned = gpuckpt_json("prune", *rules)["prune"]
+    assert [one["removed"] for one in pruned["verdicts"]] == [False, False, True]
+    assert pruned["freed_bytes"] >= 0
+    assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third, second]
+    # The kernel's own stays, whatever is asked.
+    gpuckpt("prune", "--max-bytes", "1", "--manual-too", "--yes")
+    assert [one["snapshot_id"] for one in gpuckpt_json("list")["snapshots"]] == [third]
+
+
 def test_on_a_terminal_removing_asks_first_and_saving_draws_a_bar(kernel, gpuckpt_json, daemon_env):
     said = on_a_terminal(["save", kernel.id], b"", daemon_env)
     assert b"\x1b[K" in said

@@ -93,6 +93,8 @@ def test_a_pinned_one_never_goes():
 def test_what_a_kernel_needs_never_goes():
     found = series(4)
     assert removed(found, needed={"a2"}, keep_last=1) == ["a1", "a3"]
+    # It is one of those that are counted.
+    assert removed(found, needed={"a0", "a1"}, living={"k"}, keep_last=2) == ["a2", "a3"]
     assert removed(found, needed={"a3"}, living={"k"}, max_bytes=1) == ["a1", "a2"]
     assert removed(found, living={"k"}, max_bytes=1) == ["a1", "a2", "a3"]
     assert removed(found, living={"other"}, max_bytes=1) == ["a0", "a1", "a2", "a3"]

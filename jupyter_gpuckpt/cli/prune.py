@@ -1,0 +1,134 @@
+"""`jupyter gpuckpt prune`: snapshots that no rule keeps are removed, as the daemon decides (`store/retention.py`)."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigurationError, OperationCancelled
+from ..model import RetentionPolicy
+from ..protocol import PruneReport, Verdict
+from . import output
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from ..client import Client
+
+SUMMARY = "delete the snapshots that no rule keeps"
+DESCRIPTION = """\
+A snapshot stays if it is among the last N of its kernel, or was taken within that time before the kernel's latest one. Then, if
+all snapshots take more bytes together than they may, the oldest go. Those taken by hand stay without --manual-too; those with a
+name of their own, and those that a kernel needs to go on, always do. The same happens by itself after every save of a Jupyter
+server, by its settings GpuCkptDaemon.keep_last, keep_within and max_bytes.
+"""
+
+_UNITS_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_POWERS = " kmgt"
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """What can be typed after `prune`."""
+    to.add_argument(
+        "--keep-last", metavar="N", type=_count, default=0, help="keep the last N of every kernel"
+    )
+    to.add_argument(
+        "--keep-within",
+        metavar="TIME",
+        type=seconds,
+        default=0.0,
+        help="keep those taken within TIME before the kernel's latest: 90min, 12h, 7d, 2w",
+    )
+    to.add_argument(
+        "--max-bytes",
+        metavar="SIZE",
+        type=size_bytes,
+        default=0,
+        help="then delete the oldest until all take no more than SIZE: 500M, 20G, 1.5T",
+    )
+    to.add_argument("--manual-too", action="store_true", help="also those that were taken by hand")
+    to.add_argument("-n", "--dry-run", action="store_true", help="only say what would be deleted")
+    to.add_argument("-y", "--yes", action="store_true", help="do not ask")
+
+
+def run(given: Namespace, client: Client) -> int:
+    """Ask the daemon, on a terminal also the user; say what was deleted and what stays."""
+    policy = RetentionPolicy(
+        given.keep_last, given.keep_within, given.max_bytes, manual_too=given.manual_too
+    )
+    if policy.removes_nothing:
+        raise ConfigurationError(
+            "No rule is given that says which snapshots to keep.",
+            hint="Give --keep-last, --keep-within or --max-bytes; --dry-run shows what they would do.",
+        )
+    report = client.prune(policy, dry_run=True)
+    doomed = sum(verdict.removed for verdict in report.verdicts)
+    if not given.json:
+        output.say(_table(report) if report.verdicts else "No snapshots.")
+    if doomed and not given.dry_run:
+        if not given.yes and sys.stdin.isatty():
+            those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
+            if not output.ask(f"Delete {those} for ever?"):
+                raise OperationCancelled("Nothing was deleted.")
+        report = client.prune(policy)
+        doomed = sum(verdict.removed for verdict in report.verdicts)
+    if given.json:
+        output.say_json({"dry_run": given.dry_run, "prune": report})
+    elif report.verdicts:
+        output.say(_summary(report, doomed, dry_run=given.dry_run))
+    return 0
+
+
+def _summary(report: PruneReport, doomed: int, *, dry_run: bool) -> str:
+    stay = f"{len(report.verdicts) - doomed} stay."
+    if dry_run:
+        return f"\n{doomed} would be deleted, {stay}"
+    return f"\n{doomed} deleted, {stay} {output.size(max(0, report.freed_bytes))} became free."
+
+
+def _table(report: PruneReport) -> str:
+    infos = [verdict.snapshot for verdict in report.verdicts]
+    snapshots = output.short_ids(info.snapshot_id for info in infos)
+    kernels = output.short_ids(info.kernel_id for info in infos)
+    now = time.time()
+
+    def row(verdict: Verdict) -> list[str]:
+        info = verdict.snapshot
+        return [
+            snapshots[info.snapshot_id],
+            kernels[info.kernel_id],
+            info.cause.value,
+            info.name or "-",
+            output.age(now - info.created),
+            output.size(info.sizes.stored_bytes),
+            "delete" if verdict.removed else "keep",
+            verdict.reason,
+        ]
+
+    heads = ["SNAPSHOT", "KERNEL", "CAUSE", "NAME", "CREATED", "STORED", "", "WHY"]
+    return output.table(heads, [row(one) for one in report.verdicts], right={"STORED"})
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"not a number of snapshots: {text!r}")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """`90min`, `12h`, `7d`, `1w2d` in seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(s|min|h|d|w)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise argparse.ArgumentTypeError(f"not a time such as 90min, 12h, 7d or 2w: {text!r}")
+    return sum(float(number) * _UNITS_SECONDS[unit] for number, unit in parts)
+
+
+def size_bytes(text: str) -> int:
+    """`500M`, `20G`, `20GB` (powers of 1000, as sizes are shown), `20GiB` (powers of 1024) in bytes."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.lower())
+    if found is None or (found[3] and not found[2]):
+        raise argparse.ArgumentTypeError(f"not a size such as 500M, 20G or 20GiB: {text!r}")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** _POWERS.index(found[2] or " "))

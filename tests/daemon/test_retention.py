@@ -1,0 +1,152 @@
+"""Retention in the daemon: after saves by itself, and when asked; what a kernel needs stays, and the disk gets smaller."""
+
+import sys
+
+import pytest
+
+from jupyter_gpuckpt.errors import SnapshotNotFound
+from jupyter_gpuckpt.model import Cause, RetentionPolicy
+from jupyter_gpuckpt.states import KernelState
+
+#: Holds random memory; most of it becomes other memory, and a little stays for good, whenever the file `.change` is there.
+CHANGING = """
+import mmap, os, sys, time
+lasting, data, count = [], mmap.mmap(-1, 20 << 20, mmap.MAP_PRIVATE), 0
+while True:
+    count += 1
+    if os.path.exists(sys.argv[1] + ".change"):
+        for start in range(0, len(data), 1 << 16):
+            data[start : start + (1 << 16)] = os.urandom(1 << 16)
+        lasting.append(os.urandom(200_000))
+        os.unlink(sys.argv[1] + ".change")
+    with open(sys.argv[1], "w") as file:
+        file.write(str(count))
+    time.sleep(0.01)
+"""
+MB = 1_000_000
+
+
+@pytest.fixture
+def changing(client, owner, spec, counts, short_dir, eventually):
+    argv = [sys.executable, "-c", CHANGING, str(short_dir / "changing")]
+    launched = client.launch(owner.owner_id, spec(argv, kernel_id="changing"))
+    eventually(lambda: counts("changing"), 30)
+    return launched
+
+
+@pytest.fixture
+def change(short_dir, eventually):
+    def once():
+        path = short_dir / "changing.change"
+        path.touch()
+        eventually(lambda: not path.exists())
+
+    return once
+
+
+@pytest.fixture
+def save(client):
+    def take(kernel, cause=Cause.AUTOSAVE, verb="save", **options):
+        begin = getattr(client, verb)
+        result = client.wait(begin(kernel.kernel_id, cause=cause, **options).operation_id)
+        return result.snapshot_id
+
+    return take
+
+
+@pytest.fixture
+def ids(client):
+    return lambda: [info.snapshot_id for info in client.snapshots()]
+
+
+@pytest.fixture
+def stored(settings):
+    return lambda: sum(path.stat().st_size for path in (settings.store / "packs").iterdir())
+
+
+def test_only_the_last_automatic_saves_stay_and_the_disk_gets_the_rest_back(
+    client, changing, change, save, ids, stored, settings, counts, eventually
+):
+    policy = RetentionPolicy(keep_last=2)
+    manual = save(changing, Cause.MANUAL)
+    base = stored()
+    assert base < 10 * MB
+    taken = []
+    for _ in range(5):
+        change()
+        taken.append(save(changing, retention=policy))
+    eventually(lambda: ids() == [*reversed(taken[-2:]), manual], 30)
+    # Five saves brought 100 MB; what two of them and the manual one need stays.
+    eventually(lambda: stored() < base + 2 * 21 * MB + 10 * MB, 30)
+    assert "retention removed" in settings.log_file.read_text()
+
+    # The latest of the suspended kernel is the only one that stays, and the kernel is in it.
+    last = save(changing, Cause.SHUTDOWN, "suspend", retention=RetentionPolicy(keep_last=1))
+    eventually(lambda: ids() == [last, manual], 30)
+    before = counts("changing")
+    client.wait(client.resume("changing").operation_id)
+    eventually(lambda: counts("changing") > before)
+    # The oldest can still be gone back to.
+    save(changing, Cause.MANUAL, "suspend")
+    client.wait(client.resume("changing", snapshot_id=manual).operation_id)
+    before = counts("changing")
+    eventually(lambda: counts("changing") > before)
+
+
+def test_without_a_policy_nothing_goes(kernel, save, ids, client):
+    taken = [save(kernel) for _ in range(3)]
+    assert client.prune(RetentionPolicy(keep_last=1), dry_run=True).freed_bytes == 0
+    assert ids() == taken[::-1]
+
+
+def test_what_is_needed_or_pinned_stays_whatever_is_asked(
+    client, owner, spec, counts, kernel, save, ids, eventually
+):
+    other = client.launch(owner.owner_id, spec())
+    eventually(lambda: counts(other.kernel_id))
+    pinned = save(kernel, Cause.MANUAL, name="before the long run", pinned=True)
+    former = save(kernel)
+    latest = save(kernel)
+    old = save(other)
+    suspended = save(other, Cause.IDLE, "suspend")
+    policy = RetentionPolicy(max_bytes=1, manual_too=True)
+    planned = client.prune(policy, dry_run=True)
+    assert len(ids()) == 5
+    done = client.prune(policy)
+    assert [v.removed for v in done.verdicts] == [v.removed for v in planned.verdicts]
+    assert {v.snapshot.snapshot_id for v in done.verdicts if v.removed} == {former, old}
+    assert ids() == [suspended, latest, pinned]
+    client.wait(client.resume(other.kernel_id).operation_id)
+    before = counts(other.kernel_id)
+    eventually(lambda: counts(other.kernel_id) > before)
+    # Now it lives without the snapshot that it was in, but may have to go back to it.
+    assert not any(v.removed for v in client.prune(policy).verdicts)
+
+
+def test_what_a_kernel_came_back_from_stays_though_it_is_not_its_latest(client, kernel, save, ids):
+    first, second = save(kernel), save(kernel)
+    third = save(kernel, verb="suspend")
+    client.wait(client.resume(kernel.kernel_id, snapshot_id=first).operation_id)
+    client.prune(RetentionPolicy(max_bytes=1))
+    assert ids() == [third, first]
+    with pytest.raises(SnapshotNotFound):
+        client.delete_snapshot(second)
+
+
+def test_snapshots_of_a_kernel_that_is_gone_follow_the_rules_too(client, kernel, save, ids):
+    taken = [save(kernel) for _ in range(3)]
+    manual = save(kernel, Cause.MANUAL)
+    client.kill(kernel.kernel_id)
+    client.prune(RetentionPolicy(keep_last=2))
+    assert ids() == [manual, taken[2], taken[1]]
+    client.prune(RetentionPolicy(max_bytes=1))
+    assert ids() == [manual]
+
+
+def test_a_save_that_fails_removes_nothing(client, kernel, save, ids, eventually):
+    taken = [save(kernel) for _ in range(3)]
+    operation = client.save(kernel.kernel_id, retention=RetentionPolicy(keep_last=1))
+    client.cancel(operation.operation_id)
+    eventually(lambda: client.kernel(kernel.kernel_id).state is KernelState.RUNNING)
+    if client.operation(operation.operation_id).result is None:  # else it was quicker
+        assert ids() == taken[::-1]
