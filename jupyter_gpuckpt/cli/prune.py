@@ -26,7 +26,7 @@ name of their own, and those that a kernel needs to go on, always do. The same h
 server, by its settings GpuCkptDaemon.keep_last, keep_within and max_bytes.
 """
 
-_UNITS_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _POWERS = " kmgt"
 
 
@@ -40,7 +40,7 @@ def add_arguments(to: ArgumentParser) -> None:
         metavar="TIME",
         type=seconds,
         default=0.0,
-        help="keep those taken within TIME before the kernel's latest: 90min, 12h, 7d, 2w",
+        help="keep those taken within TIME before the kernel's latest: 90m, 12h, 7d, 2w",
     )
     to.add_argument(
         "--max-bytes",
@@ -119,10 +119,10 @@ def _count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """`90min`, `12h`, `7d`, `1w2d` in seconds."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(s|min|h|d|w)", text)
+    """`90m`, `12h`, `7d`, `1w2d` in seconds."""
+    parts = re.findall(r"(\d+(?:\.\d+)?)(s|m|h|d|w)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise argparse.ArgumentTypeError(f"not a time such as 90min, 12h, 7d or 2w: {text!r}")
+        raise argparse.ArgumentTypeError(f"not a time such as 90m, 12h, 7d or 2w: {text!r}")
     return sum(float(number) * _UNITS_SECONDS[unit] for number, unit in parts)
 
 

@@ -91,6 +91,8 @@ async def _adopt(
     else:
         # Until it has answered it counts as busy, so that nobody culls a computation.
         manager.execution_state = "busy"
+        # What it did while no server listened, nobody knows.
+        served.output.changes += 1
         operations.spawn(_learn_state(manager))
         # The last server may have died with the kernel's words held back.
         operations.spawn(operations.reconnect(served))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
+from ..model import RetentionPolicy
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
 from ..states import KernelState
 from .kernel_output import KernelOutput
@@ -57,6 +58,8 @@ class DaemonLink:
         self.on_suspended: Callable[[Kernel], None] = lambda kernel: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
         self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
+        #: What may be removed after a save or suspend.
+        self.retention: RetentionPolicy | None = None
         #: How subscribers come back after a resume; set before the first kernel is attached.
         self.reconnect: Reconnect
         #: What is done with a new kernel before anybody else speaks to it; set as `reconnect` is.

@@ -27,6 +27,7 @@ from ..client import AsyncClient
 from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
 from .adoption import adopt_all
+from .autosave import Autosave
 from .daemon_link import DaemonLink
 from .ended_operations import EndedOperations
 from .handlers import PREFIX, ROUTES
@@ -34,7 +35,7 @@ from .kernel_events import KernelEvents
 from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
 from .parking import IdleParking
-from .probe import AGENT_REQUEST
+from .probe import AGENT_REQUEST, AGENT_WORD
 from .sessions import ReportingSessions
 from .shut_downs import ShutDowns
 from .views import kernel_view
@@ -91,6 +92,20 @@ class GpuCkptServer(ExtensionApp):
         anybody opens its notebook.""",
     ).tag(config=True)
 
+    autosave_interval = Float(
+        0.0,
+        min=0.0,
+        help="""Seconds after which a running kernel that changed is saved, again and again, while it runs on: what is lost at
+        most when the machine is. How many of these snapshots stay, GpuCkptDaemon.keep_last and its like say. 0: never.""",
+    ).tag(config=True)
+
+    autosave_rest = Float(
+        10.0,
+        min=0.0,
+        help="""How many times as long as its last periodic save took a kernel is left alone by them, if that is longer than
+        autosave_interval: what takes long does not happen all the time.""",
+    ).tag(config=True)
+
     undo_shutdown_for = Float(
         30.0,
         min=0.0,
@@ -126,6 +141,7 @@ class GpuCkptServer(ExtensionApp):
         self._shut_downs: ShutDowns | None = None
         self._events: KernelEvents | None = None
         self._ended: EndedOperations | None = None
+        self._autosave: Autosave | None = None
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
 
@@ -221,6 +237,11 @@ class GpuCkptServer(ExtensionApp):
             )
             self._operations.spawn(idle.run())
 
+    async def stop_extension(self) -> None:
+        """The server stops; its kernels are suspended next (`kernel_manager.py`)."""
+        if self._autosave is not None:
+            await self._autosave.close()
+
     def current_activity(self) -> None:
         """Nothing of its own: kernels are counted by the kernel manager."""
         return
@@ -262,6 +283,7 @@ class GpuCkptServer(ExtensionApp):
         link.on_news = self._ended.hear
         link.begin, link.wake = operations.begin, Waking(operations, self.log).wake
         link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
+        link.retention = GpuCkptDaemon(parent=self).retention()
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None
         kernels.gpuckpt_stop_seconds = self.stop_timeout or None
@@ -273,13 +295,26 @@ class GpuCkptServer(ExtensionApp):
             log=self.log,
         )
         # Talk with the agent says nothing about whether a cell runs.
-        kernels.untracked_message_types = [*kernels.untracked_message_types, AGENT_REQUEST]
+        kernels.untracked_message_types = [
+            *kernels.untracked_message_types,
+            AGENT_REQUEST,
+            AGENT_WORD,
+        ]
         kernels.__class__ = _mixed(GpuCkptKernels, type(kernels))
         if issubclass(type(sessions), SessionManager):
             sessions.__class__ = _mixed(ReportingSessions, type(sessions))
             sessions.gpuckpt_report = operations.report
         kernels.gpuckpt_suspends_idle = self._install_connection(serverapp)
         self._link, self._operations = link, operations
+        if self.autosave_interval:
+            self._autosave = Autosave(
+                operations,
+                self.kernel_ids,
+                interval_seconds=self.autosave_interval,
+                rest=self.autosave_rest,
+                log=self.log,
+            )
+            operations.give_way = self._autosave.give_way
 
     def _install_connection(self, serverapp: ServerApp) -> bool:
         """Put the gate into websockets; whether that can be done."""
@@ -326,6 +361,8 @@ class GpuCkptServer(ExtensionApp):
             )
         except Exception:
             self.log.exception("Kernels of an earlier server could not be listed.")
+        if self._autosave is not None and self._connected_link.ready:
+            self._autosave.start()
 
     async def _adopt(self) -> None:
         kernels = cast("GpuCkptKernels", self._server.kernel_manager)

@@ -21,7 +21,8 @@ PREFIX = "/api/gpuckpt"
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend: what lists show for the snapshot; by default the notebook's path."""
+    """Body of a save or suspend: what lists show for the snapshot, which is then never removed by itself; by default the
+    notebook's path."""
 
     name: str = ""
 

@@ -125,6 +125,9 @@ class GpuCkptKernels(_Base):
         Nothing for a suspended kernel that was idle: a message would wait for its next cell.
         """
         served = self._served(kernel_id)
+        if served is not None:
+            # The daemon delivers it after the save, which may take minutes that nobody has asked for.
+            await self.gpuckpt_operations.give_way(kernel_id)
         if served is not None and served.state is KernelState.SUSPENDED and served.output.awaited:
             operation = await self.gpuckpt_operations.resume(kernel_id)
             ended = await self.gpuckpt_operations.finish(operation)

@@ -33,6 +33,21 @@ _EXECUTE = "execute_request"
 #: Said even when the file is full: without them a page would wait for the end of the cell for ever.
 _SHORT = frozenset({"status", "execute_input", "clear_output"})
 _ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
+#: What pages ask to show something, which leaves a kernel as it is, and its end.
+_LOOKING = frozenset(
+    {
+        "comm_info_request",
+        "complete_request",
+        "debug_request",
+        "history_request",
+        "inspect_request",
+        "is_complete_request",
+        "kernel_info_request",
+        "shutdown_request",
+    }
+)
+#: What a kernel says by itself when it starts, warnings included, and whenever somebody subscribes.
+_UNASKED = frozenset({"iopub_welcome", "status", "stream"})
 
 
 class Page(Protocol):
@@ -86,6 +101,8 @@ class KernelOutput:
         self.asked_by = ""
         #: `header.session` of the kernel's own messages.
         self.kernel_session = ""
+        #: Counts what the kernel said that may have changed it, in this life of it.
+        self.changes = 0
         #: Set when a message has come that answers a question of this server's own.
         self.heard = asyncio.Event()
 
@@ -110,6 +127,8 @@ class KernelOutput:
             self.heard.set()
             return
         self.kernel_session = header.session
+        unasked = not parent.msg_type and header.msg_type in _UNASKED
+        self.changes += not unasked and parent.msg_type not in _LOOKING
         ended = self._follow(header, parent, parts[at + 5])
         if self._running or ended or not self._pages or self._joining:
             self._keep(header, parent, parts)
@@ -133,6 +152,7 @@ class KernelOutput:
 
     def forget(self) -> None:
         """Nobody will miss anything: a fresh kernel is being started."""
+        self.changes = 0
         self._running.clear()
         self._asked.clear()
         self._clear()

@@ -75,6 +75,8 @@ class ServerOperations:
         self._background: set[asyncio.Task[None]] = set()
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
+        #: Waits until no periodic save of a kernel is in the way of what a user wants (`autosave.py`).
+        self.give_way: Callable[[str], Coroutine[Any, Any, None]] = lambda _: asyncio.sleep(0)
 
     def served(self, kernel_id: str) -> ServedKernel:
         """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
@@ -240,6 +242,8 @@ class ServerOperations:
     async def _freeze(
         self, kind: OperationKind, kernel_id: str, name: str, cause: Cause
     ) -> Operation:
+        if cause is not Cause.AUTOSAVE:
+            await self.give_way(kernel_id)
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
@@ -260,16 +264,15 @@ class ServerOperations:
                         # All that it said before is with the pages then.
                         await wait_until_heard(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
+            changes = served.output.changes
             default_name, jupyter = await self._sent_with(kernel_id)
-            name = name or default_name
-            if kind is OperationKind.SAVE:
-                operation = await daemon.save(kernel_id, name, jupyter, cause)
-            else:
-                operation = await daemon.suspend(kernel_id, name, jupyter, cause)
+            start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
+            kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
+            operation = await start(kernel_id, name or default_name, jupyter, cause, **kept)
         except BaseException:
             release()
             raise
-        return self._track(served, operation, release)
+        return self._track(served, operation, release, changes)
 
     def _thawing(self, served: ServedKernel, release: Release, *, called: bool) -> Release:
         """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does.
@@ -279,11 +282,12 @@ class ServerOperations:
         told = False
 
         async def thaw() -> None:
-            manager = self._manager(served.kernel_id)
-            await agent.thaw(manager)
-            if called:
-                await agent.call_on_resume(manager)
-                release()
+            if served.kernel_id in self._kernels:  # else it was shut down meanwhile
+                manager = self._manager(served.kernel_id)
+                await agent.thaw(manager)
+                if called:
+                    await agent.call_on_resume(manager)
+            release()
 
         def thaw_and_release() -> None:
             nonlocal told
@@ -311,23 +315,27 @@ class ServerOperations:
         name = described["path"] or manager.kernel_name
         return name, {**self.served(kernel_id).provisioner.described_manager(), **described}
 
-    def _track(self, served: ServedKernel, operation: Operation, release: Release) -> Operation:
-        """Follow an operation to its end, beside the request that started it."""
+    def _track(
+        self, served: ServedKernel, operation: Operation, release: Release, changes: int = 0
+    ) -> Operation:
+        """Follow an operation to its end, beside the request that started it. `changes`: the kernel's when it began."""
         self._latest[operation.operation_id] = operation
-        task = asyncio.ensure_future(self._follow(served, operation, release))
+        task = asyncio.ensure_future(self._follow(served, operation, release, changes))
         task.add_done_callback(lambda _: self._link.on_change(served.kernel_id))
         self._tasks[operation.operation_id] = task
         self._forget_old()
         return operation
 
-    async def _follow(self, served: ServedKernel, started: Operation, release: Release) -> None:
+    async def _follow(
+        self, served: ServedKernel, started: Operation, release: Release, changes: int
+    ) -> None:
         try:
             daemon = self._link.daemon
             async for operation in daemon.follow(started.operation_id):
                 self._latest[started.operation_id] = operation
                 if is_past_freeze(operation):
                     release()
-            await self._settled(served, self._latest[started.operation_id], daemon)
+            await self._settled(served, self._latest[started.operation_id], daemon, changes)
         except GpuCkptError as error:
             self._latest[started.operation_id] = msgspec.structs.replace(
                 started, state=OperationState.FAILED, error=record_of(error)
@@ -336,7 +344,7 @@ class ServerOperations:
             release()
 
     async def _settled(
-        self, served: ServedKernel, operation: Operation, daemon: AsyncClient
+        self, served: ServedKernel, operation: Operation, daemon: AsyncClient, changes: int
     ) -> None:
         """Wait until this server sees the kernel as the operation left it."""
         expected = {
@@ -347,6 +355,8 @@ class ServerOperations:
             OperationKind.UNPARK: _PRESENT,
         }[operation.kind]
         succeeded = operation.state is OperationState.SUCCEEDED
+        if succeeded and operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:
+            served.note_saved(changes)
         if succeeded and await served.reaches(expected, _EVENT_SECONDS):
             return
         served.apply(await daemon.kernel(served.kernel_id))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 PROBE_SESSION = "gpuckpt-probe"
 #: The message that a kernel's agent understands (`kernel_agent/agent.py`).
 AGENT_REQUEST = "gpuckpt_request"
+#: What it says when it is asked to say something.
+AGENT_WORD = "gpuckpt_probe"
 _INFO_REQUEST = "kernel_info_request"
 _REPEAT_SECONDS = 0.1
 _ESTABLISHED = "01"

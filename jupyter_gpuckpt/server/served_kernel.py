@@ -92,6 +92,8 @@ class ServedKernel:
         self.has_agent = False
         #: Its comms and widgets as they were when it was last frozen.
         self.comms = SavedComms()
+        #: How many snapshots this server has made of it, and what `output.changes` was at the last one.
+        self.saves = self._saved_changes = 0
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -135,6 +137,16 @@ class ServedKernel:
     def is_parked(self) -> bool:
         """Whether it answers questions, but is to be unparked before a cell runs."""
         return not self._holds and self.state in PARKED
+
+    @property
+    def changed(self) -> bool:
+        """Whether a cell runs, or something has been said since this server's last snapshot."""
+        return self.output.awaited or self.output.changes != self._saved_changes
+
+    def note_saved(self, changes: int) -> None:
+        """A snapshot was made when `output.changes` was that."""
+        self.saves += 1
+        self._saved_changes = changes
 
     def hold(self) -> Callable[[], None]:
         """Shut the gate until the returned function is called; calling it again does nothing."""
@@ -200,6 +212,7 @@ class ServedKernel:
         self._reconnecting = None
         self.output.forget()
         self.has_agent, self.comms = False, SavedComms()
+        self._saved_changes = 0
         for connection in list(self.connections):
             connection.drop_held()
         self._start_reconnecting(came_back=False)

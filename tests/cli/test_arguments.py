@@ -97,9 +97,9 @@ def test_an_ambiguous_beginning_is_refused_and_names_the_ids():
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("90s", 90), ("5min", 300), ("12h", 43200), ("7d", 604800), ("1w2d", 777600), ("0.5h", 1800)],
+    [("90s", 90), ("5m", 300), ("12h", 43200), ("7d", 604800), ("1w2d", 777600), ("0.5h", 1800)],
 )
-def test_times_are_understood(text, found):
+def test_spans_of_time_are_understood(text, found):
     assert prune.seconds(text) == found
 
 

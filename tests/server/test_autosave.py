@@ -1,0 +1,185 @@
+"""Periodic saves: of kernels that changed and of no others, while they run on, out of everybody's way."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+INTERVAL = 0.5
+#: Holds memory that does not compress, so that a save takes long enough to be met in flight.
+LARGE = "import os; data = [os.urandom(1 << 20) for _ in range(600)]"
+#: Counts aloud until somebody says that it is enough.
+COUNTING = """
+import os, time
+count = 0
+while not os.path.exists({path!r}):
+    time.sleep(0.01)
+    count += 1
+    print(count, flush=True)
+"""
+
+
+@pytest.fixture
+def start(make_server):
+    def started(*options, interval=INTERVAL):
+        every = {"autosave_interval": interval, "autosave_rest": 0}
+        words = [f"--GpuCkptServer.{name}={value}" for name, value in every.items()]
+        return make_server(*words, *options).start()
+
+    return started
+
+
+def snapshots(server, kernel_id, cause="autosave", after=0.0):
+    """Newest first, those begun after a moment."""
+    listed = server.get("api/gpuckpt/snapshots")["snapshots"]
+    mine = [one for one in listed if one["kernel_id"] == kernel_id and one["created"] > after]
+    return [one["snapshot_id"] for one in mine if one["cause"] == cause]
+
+
+def eventually(condition, server, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"did not come true in time\n{server.log()}"
+        time.sleep(0.05)
+    return value
+
+
+def saved_once(server, kernel_id):
+    """The snapshot that is made of a kernel in which nothing runs from now on; no other follows."""
+    now = time.time()
+    eventually(lambda: snapshots(server, kernel_id, after=now), server)
+    time.sleep(4 * INTERVAL)
+    (snapshot_id,) = snapshots(server, kernel_id, after=now)
+    return snapshot_id
+
+
+def saving(server, kernel_id):
+    return eventually(lambda: server.kernel(kernel_id)["state"] == "saving", server)
+
+
+def test_a_kernel_that_changed_is_saved_once_and_one_that_did_not_is_not(start):
+    server = start()
+    page, other = server.open(), server.open("other.ipynb")
+    # A page that looks is no change.
+    other.reply(other.send("complete_request", {"code": "im", "cursor_pos": 2}))
+    page.run("x = 41")
+    saved_once(server, page.kernel_id)
+    assert snapshots(server, other.kernel_id) == []
+    assert page.run("x += 1; print(x)") == "42\n"
+    snapshot_id = saved_once(server, page.kernel_id)
+    view = server.kernel(page.kernel_id)
+    assert (view["state"], view["snapshot_id"]) == ("running", snapshot_id)
+    # What comes back from it is the kernel as it was, though it has said more since.
+    page.run("x = None")
+    server.do("suspend", page.kernel_id)
+    server.do("resume", page.kernel_id, snapshot_id=snapshot_id)
+    assert page.run("print(x)") == "42\n"
+
+
+def test_a_busy_kernel_is_saved_while_it_runs_on(start, tmp_path):
+    server = start("--GpuCkptDaemon.keep_last=2")
+    page = server.open()
+    manual = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    request, enough, seen = page.execute(COUNTING.format(path=str(tmp_path / "enough"))), 4, set()
+
+    def saved_often():
+        seen.update(snapshots(server, page.kernel_id))
+        return len(seen) >= enough
+
+    eventually(saved_often, server)
+    (tmp_path / "enough").touch()
+    numbers = [int(line) for line in page.output(request).splitlines()]
+    assert numbers == list(range(1, len(numbers) + 1))
+    last = saved_once(server, page.kernel_id)
+    eventually(lambda: len(snapshots(server, page.kernel_id)) == 2, server)
+    assert snapshots(server, page.kernel_id)[0] == last
+    assert snapshots(server, page.kernel_id, "manual") == [manual]
+
+
+def test_the_work_of_a_thread_that_says_nothing_is_a_change(start):
+    server = start()
+    page = server.open()
+    page.run("""
+import threading
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        sum(range(10_000))
+threading.Thread(target=work, daemon=True).start()
+""")
+    now = time.time()
+    eventually(lambda: len(snapshots(server, page.kernel_id, after=now)) >= 3, server)
+    page.run("stop.set()")
+    saved_once(server, page.kernel_id)
+
+
+def test_what_a_user_wants_comes_first(start):
+    server = start(interval=2)
+    page = server.open()
+    page.run(LARGE)
+    saving(server, page.kernel_id)
+    done = server.do("save", page.kernel_id, name="mine")
+    listed = server.get("api/gpuckpt/snapshots")["snapshots"]
+    pinned = [one["snapshot_id"] for one in listed if one["pinned"]]
+    assert pinned == [done["result"]["snapshot_id"]]
+    assert page.run("print(len(data))") == "600\n"
+    # An interrupt does not wait for the end of one.
+    endless = page.execute("import time\nwhile True: time.sleep(0.01)")
+    page.wait_for(lambda message: message["parent_header"].get("msg_id") == endless)
+    saving(server, page.kernel_id)
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
+    assert page.reply(endless)["content"]["ename"] == "KeyboardInterrupt"
+    page.run("data.append(b'')")
+    saving(server, page.kernel_id)
+    server.do("suspend", page.kernel_id)
+    assert page.run("print(len(data))") == "601\n"
+
+
+def test_a_server_that_stops_in_the_middle_of_one_loses_nothing(start):
+    server = start(interval=2)
+    page = server.open()
+    page.run(LARGE + "; x = 41")
+    saving(server, page.kernel_id)
+    server.stop()
+    assert "Traceback" not in server.log_path.read_text()
+    assert "was destroyed" not in server.log_path.read_text()
+    server.start()
+    page = server.page(page.kernel_id)
+    assert page.run("print(x + len(data))") == "641\n"
+
+
+def test_why_a_kernel_is_not_saved_is_said_once(start, daemon_env):
+    server = start()
+    page = server.open()
+    page.run("x = 41")
+    saved_once(server, page.kernel_id)
+    data = Path(daemon_env["JUPYTER_GPUCKPT_DATA_DIR"])
+    # Not even root can write packs into a file.
+    packs, away = data / "store" / "packs", data / "store" / "away"
+    packs.rename(away)
+    packs.touch()
+    page.run("x = 42")
+
+    def failed():
+        log = (data / "log" / "gpuckptd.log").read_text()
+        return log.count(f"save of kernel {page.kernel_id} failed;")
+
+    eventually(lambda: failed() >= 3, server)
+    assert server.log_path.read_text().count("is not saved periodically") == 1
+    assert page.run("print(x)") == "42\n"
+    packs.unlink()
+    away.rename(packs)
+    saved_once(server, page.kernel_id)
+
+
+def test_a_restarted_kernel_is_not_the_one_that_changed(start):
+    server = start()
+    page = server.open()
+    page.run("x = 41")
+    saved_once(server, page.kernel_id)
+    now = time.time()
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart", json={})
+    time.sleep(4 * INTERVAL)
+    assert snapshots(server, page.kernel_id, after=now) == []
+    page.run("x = 42")
+    saved_once(server, page.kernel_id)
