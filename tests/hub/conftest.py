@@ -1,17 +1,21 @@
 """A JupyterHub as a process of its own with a real proxy, and its users as they see it: through the proxy, with a token."""
 
 import json
+import os
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
+from jupyter_gpuckpt.host import processes
 from tests.conftest import missing
 from tests.server.conftest import TIMEOUT, Server
 
@@ -129,11 +133,14 @@ class Hub:
 
     def stop(self, how=signal.SIGTERM):
         """End it and wait until it is gone; by SIGTERM it stops its users' servers."""
+        left = processes.children(self.process.pid)
         self.process.send_signal(how)
         try:
             self.process.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             pytest.fail(f"the hub does not end\n{self.log()}", pytrace=False)
+        # Other tests may have made this process the parent of orphans; to a hub a zombie is a process that does not stop.
+        threading.Thread(target=reap, args=(left,), daemon=True).start()
 
     def log(self):
         return self.log_path.read_text(errors="replace")[-8000:]
@@ -216,6 +223,15 @@ class UserServer(Server):
         while not condition():
             assert time.monotonic() < deadline, self.log()
             time.sleep(0.05)
+
+
+def reap(pids):
+    """Wait for the end of those that are, or become, children of this process."""
+    while pids := [pid for pid in pids if processes.exists(pid)]:
+        for pid in pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.05)
 
 
 @pytest.fixture
