@@ -7,12 +7,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import pytest
-
 #: The culler is the real one; it ends servers that have done nothing for so long.
 IDLE_SECONDS = 3
-
-pytestmark = pytest.mark.slow
 
 
 class Two:
