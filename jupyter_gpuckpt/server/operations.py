@@ -233,8 +233,8 @@ class ServerOperations:
         return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
 
     async def _report(self, kernel_id: str) -> None:
-        name, jupyter = await self._sent_with(kernel_id)
         try:
+            name, jupyter = await self._sent_with(kernel_id)
             await self._link.daemon.set_jupyter(kernel_id, name, jupyter)
         except GpuCkptError as error:
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
@@ -282,20 +282,22 @@ class ServerOperations:
         told = False
 
         async def thaw() -> None:
-            if served.kernel_id in self._kernels:  # else it was shut down meanwhile
-                manager = self._manager(served.kernel_id)
-                await agent.thaw(manager)
-                if called:
-                    await agent.call_on_resume(manager)
-            release()
+            try:
+                if served.kernel_id in self._kernels:  # else it was shut down meanwhile
+                    manager = self._manager(served.kernel_id)
+                    await agent.thaw(manager)
+                    if called:
+                        await agent.call_on_resume(manager)
+            finally:
+                release()
 
         def thaw_and_release() -> None:
             nonlocal told
             if told:
                 return
             told = True
-            if served.absent:
-                release()
+            if served.absent or served.is_held_by_others:
+                release()  # a suspend that took this one's place has the kernel keep what it says
                 return
             self.spawn(thaw())
             if not called:

@@ -134,6 +134,11 @@ class ServedKernel:
         return self.state in _OPEN
 
     @property
+    def is_held_by_others(self) -> bool:
+        """Whether more than one holds the gate shut."""
+        return self._holds > 1
+
+    @property
     def is_parked(self) -> bool:
         """Whether it answers questions, but is to be unparked before a cell runs."""
         return not self._holds and self.state in PARKED

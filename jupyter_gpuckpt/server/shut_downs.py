@@ -18,6 +18,7 @@ from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import KernelState
+from . import agent
 from .sessions import restore_sessions, sessions_of
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class ShutDowns:
             )
             raise
         self._list(kernel_id, kept)
+        if kept.served.has_agent and not kept.served.absent:
+            await agent.thaw(kept.manager)  # a save may have been cut off for the shutdown
         kept.open_gate()
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 
