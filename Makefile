@@ -38,7 +38,7 @@ lab: setup
 	$(as_root) $(BIN)/python tools/lab.py
 
 test: setup $(STAMPS)/apt-test
-	$(as_root) $(BIN)/python -m pytest -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(as_root) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 upstream: setup
 	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))

@@ -61,3 +61,18 @@ def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, 
     busy.run_cell(1, "599")
     other.reload()
     other.run_cell(1, "42")
+
+
+def test_an_open_page_connects_again_by_itself_and_shows_the_rest(
+    open_notebook, lab_server, expect
+):
+    notebook = open_notebook("open.ipynb", COUNT, "print(number)").require_engine()
+    notebook.start_cell(0)
+    expect(notebook.cell(0)).to_contain_text("50")
+    lab_server.restart()
+    # JupyterLab says that it has lost the server; it tries again every now and then.
+    dismiss = notebook.page.get_by_role("dialog").get_by_role("button").last
+    if dismiss.is_visible():
+        dismiss.click()
+    expect_everything(notebook, 0, expect)
+    notebook.run_cell(1, "599")
