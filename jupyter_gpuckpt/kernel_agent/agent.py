@@ -64,7 +64,11 @@ class Agent:
         self._lock = threading.Lock()
         self._silent, self._since = False, 0.0
         self._kept_output: deque[Any] = deque()
-        self._kept_replies: deque[list[bytes]] = deque()
+        #: When each was given, and its parts.
+        self._kept_replies: deque[tuple[float, list[bytes]]] = deque()
+        self._answering = False
+        #: When the kernel was told to speak again; peers connect again some time after that.
+        self._thawed = -_PATIENCE
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
@@ -93,10 +97,15 @@ class Agent:
     # In the thread of the shell's stream.
     def _reply(self, message: Any, *arguments: Any, **options: Any) -> None:
         with self._lock:
-            if self._silent or self._kept_replies:
-                self._kept_replies.append([bytes(getattr(part, "bytes", part)) for part in message])
-                return
-        self._answer(message, *arguments, **options)
+            now = time.monotonic()
+            careful = self._silent or self._kept_replies or now < self._thawed + _PATIENCE
+            if careful:
+                parts = [bytes(getattr(part, "bytes", part)) for part in message]
+                self._kept_replies.append((now, parts))
+        if careful:
+            self._answer_soon()
+        else:
+            self._answer(message, *arguments, **options)
 
     # In the thread that runs the cell: the only one that is sent to directly is stdin's socket.
     def _ask(self, stream: Any, *arguments: Any, **options: Any) -> Any:
@@ -181,26 +190,42 @@ class Agent:
             while True:
                 with self._lock:
                     if not self._kept_output:
-                        self._silent = False
+                        self._silent, self._thawed = False, time.monotonic()
                         break
                     message, arguments, options = self._kept_output.popleft()
                 self._say(message, *arguments, **options)
-            self._shell.io_loop.add_callback(self._answer_all, time.monotonic() + _PATIENCE)
+            self._answer_soon()
 
         self._iopub.schedule(say_all)
 
-    def _answer_all(self, deadline: float) -> None:
-        """Send the replies that were kept; a peer that has not connected again is waited for."""
-        while self._kept_replies:
-            socket, reply = self._shell.socket, self._kept_replies[0]
-            sent = _offered(socket, lambda: socket.send_multipart(reply, zmq.NOBLOCK))  # noqa: B023
-            if not sent and time.monotonic() < deadline:
-                self._shell.io_loop.call_later(_PAUSE, self._answer_all, deadline)
+    def _answer_soon(self) -> None:
+        with self._lock:
+            if self._answering or self._silent:
                 return
+            self._answering = True
+        self._shell.io_loop.add_callback(self._answer_all)
+
+    def _answer_all(self) -> None:
+        """Send the replies that were kept; a peer that has not connected again is waited for, the others are not kept waiting."""
+        away: set[bytes] = set()
+        for kept in list(self._kept_replies):
+            given, reply = kept
+            if self._silent or reply[0] in away:
+                continue
+            socket = self._shell.socket
+            sent = _offered(socket, lambda: socket.send_multipart(reply, zmq.NOBLOCK))  # noqa: B023
+            if not sent and time.monotonic() < max(given, self._thawed) + _PATIENCE:
+                away.add(reply[0])
+                continue
             with self._lock:
-                self._kept_replies.popleft()
+                self._kept_replies.remove(kept)
         # Sending past the stream may have taken an edge that it waits for (zmq_getsockopt, ZMQ_FD).
         self._shell._update_handler(self._shell._state)
+        with self._lock:
+            self._answering = bool(self._kept_replies) and not self._silent
+            again = self._answering
+        if again:
+            self._shell.io_loop.call_later(_PAUSE, self._answer_all)
 
 
 def _offered(socket: Any, send: Callable[[], Any]) -> bool:

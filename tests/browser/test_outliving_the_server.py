@@ -63,6 +63,7 @@ def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, 
     other.run_cell(1, "42")
 
 
+@pytest.mark.slow
 def test_an_open_page_connects_again_by_itself_and_shows_the_rest(
     open_notebook, lab_server, expect
 ):

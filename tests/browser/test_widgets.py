@@ -70,6 +70,7 @@ while not pathlib.Path("stop").exists():
     time.sleep(0.05)"""
 
 
+@pytest.mark.slow
 def test_a_slider_of_a_cell_that_runs_is_drawn_and_works_afterwards(
     open_notebook, expect, lab_server
 ):

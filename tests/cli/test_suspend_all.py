@@ -64,6 +64,7 @@ def slow_daemon(gpuckpt):
     os.sched_setaffinity(0, before)
 
 
+@pytest.mark.slow
 def test_what_fits_is_begun_first_and_what_does_not_fit_runs_on(
     slow_daemon, kernels, gpuckpt, gpuckpt_json
 ):

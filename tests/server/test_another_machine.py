@@ -103,6 +103,7 @@ def test_a_kernel_moves_to_another_machine_and_what_differs_is_named_first(
     assert again.run("print(mine.zlibVersion() != 0)") == "True\n"
 
 
+@pytest.mark.slow
 def test_a_machine_that_dies_leaves_its_suspended_kernels_to_the_next(machine):
     first = machine("first")
     page = first.open("notebook.ipynb")

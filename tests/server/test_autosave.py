@@ -96,6 +96,7 @@ def test_a_busy_kernel_is_saved_while_it_runs_on(start, tmp_path):
     assert snapshots(server, page.kernel_id, "manual") == [manual]
 
 
+@pytest.mark.slow
 def test_the_work_of_a_thread_that_says_nothing_is_a_change(start):
     server = start()
     page = server.open()
@@ -135,6 +136,7 @@ def test_what_a_user_wants_comes_first(start):
     assert page.run("print(len(data))") == "601\n"
 
 
+@pytest.mark.slow
 def test_a_server_that_stops_in_the_middle_of_one_loses_nothing(start):
     server = start(interval=2)
     page = server.open()
@@ -172,6 +174,7 @@ def test_why_a_kernel_is_not_saved_is_said_once(start, daemon_env):
     saved_once(server, page.kernel_id)
 
 
+@pytest.mark.slow
 def test_a_restarted_kernel_is_not_the_one_that_changed(start):
     server = start()
     page = server.open()

@@ -8,6 +8,10 @@ import re
 import signal
 import time
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 COUNT = int(os.environ.get("GPUCKPT_KERNELS", "6"))
 BUSY = max(2, COUNT // 4)
 DEADLINE_SECONDS = 60
