@@ -104,17 +104,17 @@ def environment(criu: Path, folder: Path) -> dict[str, str]:
 
 def end_everything_below(directory: Path) -> None:
     """Kill the daemon and the inits that were started for this directory: they name it in environment or arguments."""
-    marker = str(directory).encode()
-    for pid in _mine(marker):
+    for pid in processes_naming(directory):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    wait_for(lambda: not _mine(marker), 10)
+    wait_for(lambda: not processes_naming(directory), 10)
 
 
-def _mine(marker: bytes) -> list[int]:
-    found = []
+def processes_naming(directory: Path) -> list[int]:
+    """Other processes that have this directory in their environment or arguments."""
+    marker, found = str(directory).encode(), list[int]()
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         try:
@@ -126,10 +126,12 @@ def _mine(marker: bytes) -> list[int]:
     return found
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    """Wait until `condition` is true; fails the test after `seconds`."""
+def wait_for(
+    condition: Callable[[], object], seconds: float = 10.0, said: Callable[[], str] = lambda: ""
+) -> None:
+    """Wait until `condition` is true; fails the test after `seconds`, with what was `said` meanwhile."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            pytest.fail(f"did not come true within {seconds} s: {condition}")
+            pytest.fail(f"did not come true within {seconds} s: {condition} {said()}")
         time.sleep(0.01)

@@ -31,7 +31,7 @@ from ..host import processes
 from ..model import LaunchSpec
 from ..place import Place
 from ..protocol import OperationKind, Owner, Result, SaveRequest
-from ..states import Answer, KernelState, Verb, answer
+from ..states import GPU_AWAY, Answer, KernelState, Verb, answer
 from . import jobs
 from .jobs import Job
 from .kernels import Kernels, ManagedKernel
@@ -43,8 +43,6 @@ from .records import KernelRecord, Records, as_before, check_kernel_id, write_fi
 OPERATIONS_AT_ONCE = 4
 #: How soon a waiting operation notices that it was cancelled, in seconds.
 _LOOK_AGAIN = 0.2
-#: Where a resume means: back to the GPU.
-_PARKED = {KernelState.PARKING, KernelState.PARKED, KernelState.UNPARKING}
 #: What can be done to a kernel that its user has shut down.
 _OF_ENDED = {Verb.END, Verb.KILL}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
@@ -114,7 +112,7 @@ class Verbs:
     def resume(self, kernel_id: str, snapshot_id: str) -> RunningOperation:
         """Bring a kernel back, a parked one to its GPU; if that fails it is suspended (parked, lost) as before."""
         kernel = self._kernels.get(kernel_id)
-        if kernel.state in _PARKED:
+        if kernel.state in GPU_AWAY:
             return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
         exit_path = self._records.new_exit_path(kernel_id)
         return self._begin(kernel, jobs.thaw(self._machine, kernel.record, snapshot_id, exit_path))

@@ -6,8 +6,7 @@ All of it comes from the daemon's news of this server's kernels. Prometheus read
 from __future__ import annotations
 
 import functools
-from collections import Counter as Count
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     from jupyter_events import EventLogger
 
+    from ..model import Sizes
     from ..protocol import Kernel
 
 SCHEMA = Path(__file__).parent / "events" / "operation.yaml"
@@ -72,11 +72,11 @@ class EndedOperations:
             self._running.discard(operation.operation_id)
             self._tell(operation, kernel.name)
 
-    def count(self, states: Iterable[KernelState]) -> None:
-        """The kernels of this server are in these states."""
-        found = Count(states)
+    def count(self, states: Callable[[], list[KernelState]]) -> None:
+        """Count the kernels of this server by state, whenever the metrics are read."""
         for state in KernelState:
-            _metrics().kernels.labels(state=str(state)).set(found[state])
+            gauge = _metrics().kernels.labels(state=str(state))
+            gauge.set_function(functools.partial(_count, states, state))
 
     def _tell(self, operation: Operation, name: str) -> None:
         failed = operation.state is not OperationState.SUCCEEDED
@@ -87,17 +87,20 @@ class EndedOperations:
             for stage, seconds in result.seconds_by_stage.items():
                 metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
             if kind != "resume":
-                self._count_bytes(operation)
+                _count_bytes(result.sizes)
         if self._logger is not None:
             data: dict[str, Any] = {**operation_view(operation), "name": name}
             del data["progress"]
             self._logger.emit(schema_id=SCHEMA_ID, data=data)
 
-    def _count_bytes(self, operation: Operation) -> None:
-        if operation.result is None:
-            return
-        sizes, counter = operation.result.sizes, _metrics().sizes
-        counter.labels(what="raw").inc(sizes.raw_bytes)
-        counter.labels(what="stored").inc(sizes.stored_bytes)
-        counter.labels(what="new").inc(sizes.new_bytes)
-        counter.labels(what="deduplicated").inc(max(0, sizes.stored_bytes - sizes.new_bytes))
+
+def _count_bytes(sizes: Sizes) -> None:
+    counter = _metrics().sizes
+    counter.labels(what="raw").inc(sizes.raw_bytes)
+    counter.labels(what="stored").inc(sizes.stored_bytes)
+    counter.labels(what="new").inc(sizes.new_bytes)
+    counter.labels(what="deduplicated").inc(max(0, sizes.stored_bytes - sizes.new_bytes))
+
+
+def _count(states: Callable[[], list[KernelState]], state: KernelState) -> int:
+    return states().count(state)

@@ -140,7 +140,6 @@ class GpuCkptServer(ExtensionApp):
         self._operations: ServerOperations | None = None
         self._shut_downs: ShutDowns | None = None
         self._events: KernelEvents | None = None
-        self._ended: EndedOperations | None = None
         self._autosave: Autosave | None = None
 
     # ---- what handlers ask -------------------------------------------------------------------------------------------
@@ -278,9 +277,10 @@ class GpuCkptServer(ExtensionApp):
         operations = ServerOperations(
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
         )
-        self._ended = EndedOperations(serverapp.event_logger, self.log)
+        ended = EndedOperations(serverapp.event_logger, self.log)
+        ended.count(lambda: [served.state for served in list(link.served.values())])
         link.describe, link.on_change = operations.description, self._on_change
-        link.on_news = self._ended.hear
+        link.on_news = ended.hear
         link.begin, link.wake = operations.begin, Waking(operations, self.log).wake
         link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
         link.retention = GpuCkptDaemon(parent=self).retention()
@@ -377,8 +377,6 @@ class GpuCkptServer(ExtensionApp):
         )
 
     def _on_change(self, kernel_id: str) -> None:
-        if self._link is not None and self._ended is not None:
-            self._ended.count([served.state for served in self._link.served.values()])
         if self._events is None:
             return
         if kernel_id in self.kernel_ids():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import ErrorRecord
 from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
-from ..states import KernelState
+from ..states import GPU_AWAY, KernelState
 from .comms import SavedComms
 from .kernel_output import KernelOutput
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 #: States without a process: requests are answered from what is known, or kept.
 ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 
-#: The process is there, but what a cell does may have to wait for the GPU.
-PARKED = frozenset({KernelState.PARKING, KernelState.PARKED, KernelState.UNPARKING})
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
 #: Stages of a save during which the kernel runs again already.
 _AFTER_FREEZE = frozenset({Stage.STORE, Stage.COMMIT})
@@ -141,7 +139,7 @@ class ServedKernel:
     @property
     def is_parked(self) -> bool:
         """Whether it answers questions, but is to be unparked before a cell runs."""
-        return not self._holds and self.state in PARKED
+        return not self._holds and self.state in GPU_AWAY
 
     @property
     def changed(self) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 
 import pytest
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.host import gpu
+from tests.conftest import wait_for
 from tests.server.conftest import make_server  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.gpu
@@ -24,11 +26,7 @@ CHECK = "print(int(big[12345]), int(big.sum(dtype=torch.int64)))"
 EXPECTED = f"12345 {(1 << 28) * ((1 << 28) - 1) // 2}\n"
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+wait_for = partial(wait_for, seconds=60)
 
 
 def used():

@@ -1,17 +1,15 @@
 """A cell that runs when the server stops goes on under the next one, and what it says meanwhile waits for its pages."""
 
 import stat
-import time
+from functools import partial
 from pathlib import Path
+
+from tests.conftest import wait_for
 
 COUNT = "import time\nfor number in range({count}):\n    print(number)\n    time.sleep(0.005)"
 
 
-def wait_for(condition, seconds=30, said=lambda: ""):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.02)
+wait_for = partial(wait_for, seconds=30)
 
 
 def stop(server):

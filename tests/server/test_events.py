@@ -1,18 +1,14 @@
 """What pages hear about kernels."""
 
-import time
+from functools import partial
 
 import pytest
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
+from tests.conftest import wait_for
 
-
-def wait_for(condition, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+wait_for = partial(wait_for, seconds=20)
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """A shutdown can be undone for a while, and File -> Shut Down, which shuts down all kernels first, loses none."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt.host import processes
+from tests.conftest import wait_for
 
-
-def wait_for(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+wait_for = partial(wait_for, seconds=30)
 
 
 def pid_of(page):

@@ -14,7 +14,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jupyter_gpuckpt.host import doctor, processes
+from jupyter_gpuckpt.host import doctor
+from tests.conftest import processes_naming
 
 from .sdists import unpacked
 from .suites import WARNINGS_OF_TESTS, Suite, Variant
@@ -76,7 +77,7 @@ def run(suite: Suite, variant: Variant, arguments: list[str]) -> Outcome:
         outcome.daemons_left = _left(folder)
         return outcome
     finally:
-        for pid in _processes_of(folder):
+        for pid in processes_naming(folder):
             os.kill(pid, signal.SIGKILL)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -143,21 +144,8 @@ def _environment(suite: Suite, variant: Variant, folder: Path, report: Path) -> 
 def _left(folder: Path) -> int:
     """How many processes of the daemon and its kernels do not leave by themselves."""
     deadline = time.monotonic() + _IDLE_EXIT_SECONDS + _DAEMON_SECONDS
-    while (left := _processes_of(folder)) and time.monotonic() < deadline:
+    while (left := processes_naming(folder)) and time.monotonic() < deadline:
         time.sleep(0.2)
     for pid in left:
         print(f"left: {pid} {Path(f'/proc/{pid}/cmdline').read_bytes()}", flush=True)
     return len(left)
-
-
-def _processes_of(folder: Path) -> list[int]:
-    marker, found = str(folder).encode(), []
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        try:
-            text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if marker in text and pid != os.getpid() and processes.state(pid) not in (None, "Z"):
-            found.append(pid)
-    return found
