@@ -20,6 +20,7 @@ import msgspec
 from ..engine.tree import Tree
 from ..errors import ErrorRecord, KernelNotFound, StoreError, record_of
 from ..host import processes
+from ..host.ports import HeldPorts
 from ..model import SnapshotInfo
 from ..protocol import Event, Kernel, Owner
 from ..states import ALIVE, KernelState, may_follow
@@ -48,6 +49,8 @@ class ManagedKernel:
         self.doomed = False
         self.launched = asyncio.Event()
         self.memory_bytes = self.gpu_bytes = 0
+        # From before it listens until it is forgotten, also while it is suspended: it comes back to the same ports.
+        self.ports = HeldPorts(record.spec.own_ports)
 
     def __repr__(self) -> str:
         return f"<kernel {self.kernel_id} {self.state}>"
@@ -129,6 +132,7 @@ class Kernels:
         """Manage a kernel from now on; `update` writes its record."""
         record.since = record.since or time.time()
         kernel = self._kernels[record.kernel_id] = ManagedKernel(record, self.announce)
+        kernel.ports.hold()
         return kernel
 
     def move(self, kernel: ManagedKernel, state: KernelState, **changes: Any) -> Awaitable[None]:
@@ -137,6 +141,8 @@ class Kernels:
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
         record.previous, record.state, record.since = record.state, state, time.time()
+        if state is KernelState.SUSPENDED:
+            kernel.ports.hold()  # it listened there when this daemon adopted it
         return self.update(kernel, **changes)
 
     def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
@@ -151,6 +157,7 @@ class Kernels:
 
     def forget(self, kernel: ManagedKernel) -> None:
         """It has ended: remove its record and tell its owner. Its snapshots stay."""
+        kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
             return
         del self._kernels[kernel.kernel_id]
@@ -216,6 +223,8 @@ class Kernels:
         """Stop watching, finish writing."""
         for pidfd in list(self._watched):
             self._unwatch(pidfd)
+        for kernel in self._kernels.values():
+            kernel.ports.release()
         await asyncio.to_thread(self._writer.shutdown)
 
     def _settle_record(self, record: KernelRecord) -> KernelRecord | None:

@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
@@ -238,9 +239,7 @@ def lab_server(tmp_path_factory):
     # A socket's path is short, so this one does not lie below the tests' folder.
     runtime_dir = Path(tempfile.mkdtemp(prefix="gpuckpt-"))
     write_folders(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     token = secrets.token_hex(16)
     log = folder / "server.log"
     arguments = [

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ import pytest
 
 from jupyter_gpuckpt.host import processes
 from tests.conftest import missing
+from tests.ports import free_port
 from tests.server.conftest import TIMEOUT, Server
 
 CONFIG = """
@@ -64,20 +64,12 @@ c.SimpleLocalProcessSpawner.home_dir_template = given["folder"] + "/home/{{usern
 """
 
 
-def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 class Hub:
     """A running hub; `stop` and `start` again keep its database and its users' homes."""
 
     def __init__(self, folder, env, more=""):
         self.folder, self.log_path = folder, folder / "hub.log"
-        self.port, hub_port, proxy_port = free_ports(3)
+        self.port, hub_port, proxy_port = (free_port() for _ in range(3))
         self.secret = secrets.token_hex(16)
         # Each user has a home and, as no other directory is named, data, daemon and snapshots of their own.
         environment = {

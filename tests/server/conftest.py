@@ -3,7 +3,6 @@
 import json
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,8 @@ from jupyter_server.services.kernels.connection.base import (
     deserialize_msg_from_ws_v1,
     serialize_msg_to_ws_v1,
 )
+
+from tests.ports import free_port
 
 TIMEOUT = 60
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
@@ -38,12 +39,11 @@ class Server:
         self.root.mkdir(exist_ok=True)
         self.log_path = folder / "server.log"
         self.token = secrets.token_hex(8)
-        self.process = self.port = None
+        self.port = free_port()
+        self.process = None
         self.pages = []
 
     def start(self):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
         command = [
             *self.prefix,
             sys.executable,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.client import Client
+from tests.ports import free_port
 
 
 def wait_until(condition, seconds=20):
@@ -245,11 +246,13 @@ def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(serv
     look = "print(sorted(server['port'] for server in list_running_servers()))"
     assert page.run(look) == f"[{server.port}]\n"
     server.stop()
+    server.port = free_port()
     server.start()
     again = server.page(page.kernel_id)
     server.do("resume", page.kernel_id)
     assert again.run(look) == f"[{server.port}]\n"
     server.kill()
+    server.port = free_port()
     server.start()
     # The kernel runs on under a server whose file was not there when it came back; that is seen to within seconds.
     time.sleep(6)

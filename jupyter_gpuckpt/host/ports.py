@@ -1,0 +1,39 @@
+"""Ports kept for a process that does not listen on them yet, or not at the moment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+
+
+class HeldPorts:
+    """TCP ports that nobody else gets while they are held.
+
+    Each is bound and not listened on, with SO_REUSEADDR (man socket(7)): a socket that sets it too, as those of ZMQ, of
+    asyncio and of CRIU's restore do, may bind and listen there all the same. A port picked as free (bind to port 0) is never
+    one of these. A port on which somebody listens already cannot be held and is skipped; `hold` again when that may be over.
+    """
+
+    def __init__(self, ports: Iterable[int]) -> None:
+        #: Those that are not held.
+        self.missing = set(ports)
+        self._sockets: list[socket.socket] = []
+
+    def hold(self) -> None:
+        """Hold those that are not held yet; never raises."""
+        for port in sorted(self.missing):
+            held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            with suppress(OSError):
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                held.bind(("", port))
+                self.missing.remove(port)
+                self._sockets.append(held)
+                continue
+            held.close()
+
+    def release(self) -> None:
+        """Let go of them for good."""
+        self.missing.clear()
+        while self._sockets:
+            self._sockets.pop().close()

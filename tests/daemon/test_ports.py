@@ -1,0 +1,84 @@
+"""The ports of a kernel stay its own: before it listens, while it is suspended, and under the next daemon."""
+
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+
+import pytest
+
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.states import KernelState
+
+LISTENER = """
+import socket, sys, time
+time.sleep(float(sys.argv[2]))
+with socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=8) as listener:
+    while True:
+        with listener.accept()[0] as peer:
+            peer.recv(1)  # who closes last leaves nothing in TIME_WAIT
+"""
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def launch(client, owner, spec, port):
+    def start(after=0.0):
+        argv = [sys.executable, "-c", LISTENER, str(port), str(after)]
+        return client.launch(owner.owner_id, spec(argv, own_ports=[port]))
+
+    return start
+
+
+def answers(port):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
+
+
+def taken(port):
+    try:
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+    except OSError:
+        return True
+    return False
+
+
+def test_nobody_gets_the_ports_of_a_kernel_that_is_just_starting(launch, port, eventually):
+    launch(after=0.5)
+    assert not answers(port)
+    assert taken(port)
+    eventually(lambda: answers(port))
+
+
+def test_nor_those_of_a_suspended_one_which_listens_there_again(client, launch, port, eventually):
+    kernel = launch()
+    eventually(lambda: answers(port))
+    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    assert not answers(port)
+    assert taken(port)
+    client.wait(client.resume(kernel.kernel_id).operation_id)
+    eventually(lambda: answers(port))
+    client.kill(kernel.kernel_id)
+    eventually(lambda: not answers(port))
+    assert not taken(port)
+
+
+def test_nor_after_the_daemon_was_replaced(client, launch, port, settings, eventually):
+    kernel = launch()
+    eventually(lambda: answers(port))
+    os.kill(client.handshake().pid, signal.SIGKILL)
+    with Client.connect(settings) as following:
+        following.wait(following.suspend(kernel.kernel_id).operation_id)
+        assert following.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+        assert not answers(port)
+        assert taken(port)
+        following.wait(following.resume(kernel.kernel_id).operation_id)
+        eventually(lambda: answers(port))

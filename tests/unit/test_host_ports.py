@@ -1,0 +1,57 @@
+"""Ports kept for a process that does not listen yet."""
+
+import socket
+
+import pytest
+import zmq
+
+from jupyter_gpuckpt.host.ports import HeldPorts
+
+
+@pytest.fixture
+def port():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def held(port):
+    ports = HeldPorts([port])
+    ports.hold()
+    yield ports
+    ports.release()
+
+
+def plain_bind(port):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+
+
+def test_nobody_else_gets_a_held_port(held, port):
+    with pytest.raises(OSError, match="in use"):
+        plain_bind(port)
+
+
+def test_its_owner_listens_there_and_comes_back_to_it(held, port):
+    with zmq.Context() as context:
+        for _ in range(2):
+            with context.socket(zmq.ROUTER) as listener:
+                listener.bind(f"tcp://127.0.0.1:{port}")
+                with socket.create_connection(("127.0.0.1", port), timeout=10):
+                    pass
+            with socket.create_server(("127.0.0.1", port)):
+                pass
+
+
+def test_a_port_that_is_listened_on_is_held_later(port):
+    ports = HeldPorts([port])
+    with socket.create_server(("127.0.0.1", port)):
+        ports.hold()
+    plain_bind(port)
+    ports.hold()
+    with pytest.raises(OSError, match="in use"):
+        plain_bind(port)
+    ports.release()
+    plain_bind(port)
+    ports.hold()
+    plain_bind(port)
