@@ -53,8 +53,8 @@ VICTIMS = {
         import os, signal, threading, time
         seen = []
         signal.signal(signal.SIGUSR1, lambda *_: seen.append(1))
-        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+        signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
         while True:
             before = len(seen)
             while len(seen) < before + 5:

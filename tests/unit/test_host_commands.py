@@ -94,7 +94,11 @@ def test_a_spawned_program_leads_a_session_of_its_own_and_has_only_passed_descri
     try:
         assert processes.session(process.pid) == process.pid
         assert processes.process_group(process.pid) == process.pid
-        assert set(processes.descriptors(process.pid)) == {0, 1, 2, writer}
+        # Until it sleeps, the loader has its libraries open now and then.
+        deadline = time.monotonic() + 20
+        while (found := set(processes.descriptors(process.pid))) != {0, 1, 2, writer}:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
         assert commands.wait(process, 0.01) is None
     finally:
         commands.stop(process)
