@@ -137,6 +137,10 @@ class Cause(StrEnum):
     SHUTDOWN = "shutdown"
     RECLAIM = "reclaim"
     AUTOSAVE = "autosave"
+    #: Before the kernel went back to an older snapshot.
+    ROLLBACK = "rollback"
+    #: Before the kernel was restarted.
+    RESTART = "restart"
 
     @property
     def automatic(self) -> bool:

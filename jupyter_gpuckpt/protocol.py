@@ -80,6 +80,8 @@ class Result(msgspec.Struct, frozen=True):
     seconds_by_stage: dict[str, float] = {}
     #: Said to the user though the operation succeeded, e.g. files that changed since the snapshot.
     warnings: list[str] = []
+    #: Of a resume: the ports of listeners that were taken, old to new; not those of `LaunchSpec.own_ports`.
+    moved_ports: dict[int, int] = {}
 
 
 class OperationKind(StrEnum):
@@ -90,6 +92,10 @@ class OperationKind(StrEnum):
     RESUME = "resume"
     PARK = "park"
     UNPARK = "unpark"
+    #: The first resume of a kernel that was made from a snapshot of another one.
+    BRANCH = "branch"
+    #: A snapshot of now, then a resume from an older one; done by a server, of two operations.
+    ROLL_BACK = "roll_back"
 
 
 class OperationState(StrEnum):
@@ -152,6 +158,8 @@ class Kernel(msgspec.Struct, frozen=True):
     gpu_bytes: int = 0
     #: When it is killed because its user has shut it down (seconds since the epoch); 0: not. Until then it stands still.
     ends_at: float = 0.0
+    #: The snapshot of another kernel that it was made from.
+    parent_snapshot_id: str = ""
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -166,6 +174,22 @@ class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/resume. An empty snapshot_id means the latest one."""
 
     snapshot_id: str = ""
+
+
+class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /branches: a new kernel, suspended, whose resume brings back what `snapshot_id` holds, beside the kernel it is of.
+
+    It listens on `own_ports` instead of on those of the snapshot's launch, in their order. `jupyter` and `name`: as in
+    `SaveRequest`.
+    """
+
+    owner_id: str
+    snapshot_id: str
+    kernel_id: str
+    own_ports: list[int]
+    log_path: str
+    name: str = ""
+    jupyter: dict[str, Any] = {}
 
 
 class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -13,6 +13,7 @@ from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
+    BranchRequest,
     Event,
     Handshake,
     HostReport,
@@ -128,6 +129,14 @@ class AsyncClient:
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""
         return await self._do(calls.resume(kernel_id, snapshot_id))
+
+    async def branch(self, request: BranchRequest) -> Kernel:
+        """Make a new kernel, suspended in a snapshot of another; `resume` brings it up beside that one."""
+        return await self._do(calls.branch(request))
+
+    async def launch_spec(self, snapshot_id: str) -> LaunchSpec:
+        """How the kernel of a snapshot was started: environment and connection key are in it, so it is never passed on."""
+        return await self._do(calls.launch_spec(snapshot_id))
 
     async def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

@@ -15,6 +15,7 @@ import msgspec
 from ..errors import DaemonUnavailable, ErrorRecord, error_from
 from ..model import LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
+    BranchRequest,
     ClaimRequest,
     EndRequest,
     Event,
@@ -201,6 +202,16 @@ def suspend(kernel_id: str, request: SaveRequest) -> Call[Operation]:
 def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:
     """Bring a kernel back."""
     return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", ResumeRequest(snapshot_id))
+
+
+def branch(request: BranchRequest) -> Call[Kernel]:
+    """Make a kernel from a snapshot."""
+    return Call(Kernel, "POST", "/branches", request)
+
+
+def launch_spec(snapshot_id: str) -> Call[LaunchSpec]:
+    """How the kernel of a snapshot was started."""
+    return Call(LaunchSpec, "GET", f"/snapshots/{snapshot_id}/launch")
 
 
 def park(kernel_id: str) -> Call[Operation]:

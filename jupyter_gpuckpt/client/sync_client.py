@@ -11,6 +11,7 @@ import httpx
 from ..daemon_settings import Settings
 from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
+    BranchRequest,
     Handshake,
     HostReport,
     Kernel,
@@ -128,6 +129,14 @@ class Client:
     def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""
         return self._do(calls.resume(kernel_id, snapshot_id))
+
+    def branch(self, request: BranchRequest) -> Kernel:
+        """Make a new kernel, suspended in a snapshot of another; `resume` brings it up beside that one."""
+        return self._do(calls.branch(request))
+
+    def launch_spec(self, snapshot_id: str) -> LaunchSpec:
+        """How the kernel of a snapshot was started: environment and connection key are in it, so it is never passed on."""
+        return self._do(calls.launch_spec(snapshot_id))
 
     def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

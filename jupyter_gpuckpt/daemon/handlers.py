@@ -6,6 +6,7 @@ import asyncio
 from http import HTTPStatus
 
 from ..protocol import (
+    BranchRequest,
     EndRequest,
     LaunchRequest,
     Owner,
@@ -67,6 +68,26 @@ class KernelHandler(BaseHandler):
         """Kill it."""
         await self.daemon.verbs.kill(kernel_id)
         self.set_status(HTTPStatus.NO_CONTENT)
+
+
+class BranchesHandler(BaseHandler):
+    """Kernels made from snapshots."""
+
+    async def post(self) -> None:
+        """Make one, suspended; its resume does the rest."""
+        request = self.record(BranchRequest)
+        owner = await self.daemon.owners.awaited(request.owner_id)
+        kernel = await self.daemon.verbs.branch(owner, request)
+        self.reply(kernel.public(), HTTPStatus.CREATED)
+
+
+class LaunchSpecHandler(BaseHandler):
+    """How the kernel of a snapshot was started."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """All of it, with environment and connection key: for doors, which never pass it on."""
+        manifest = await asyncio.to_thread(self.daemon.machine.store.manifest, snapshot_id)
+        self.reply(manifest.launch)
 
 
 class SaveHandler(BaseHandler):
@@ -241,6 +262,8 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
+    "/branches": BranchesHandler,
+    "/snapshots/{snapshot_id}/launch": LaunchSpecHandler,
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/progress": ProgressHandler,
     "/operations/{operation_id}/cancel": CancelHandler,

@@ -124,8 +124,8 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
     """A resume from `snapshot_id`, or from the latest one if that is empty."""
 
     def work(operation: RunningOperation) -> Outcome:
-        manifest = machine.manifest(record.kernel_id, snapshot_id or record.snapshot_id)
-        resumed = machine.resume(manifest, exit_path, record.owner, operation.progress)
+        manifest = machine.manifest(record, snapshot_id or record.snapshot_id)
+        resumed = machine.resume(manifest, record, exit_path, operation.progress)
         chosen = manifest.info.snapshot_id
         return Outcome(
             KernelState.RUNNING,
@@ -136,9 +136,12 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
                 manifest.info.sizes,
                 seconds_by_stage=dict(operation.progress.seconds_by_stage),
                 warnings=list(resumed.warnings),
+                moved_ports=resumed.moved_ports,
             ),
         )
 
+    # One that never had a process was made from another's snapshot.
+    kind = OperationKind.RESUME if record.exit_path else OperationKind.BRANCH
     return Job(
-        Verb.RESUME, OperationKind.RESUME, KernelState.RESUMING, work, {"exit_path": str(exit_path)}
+        Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)}
     )

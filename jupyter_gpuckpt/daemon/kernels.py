@@ -91,6 +91,7 @@ class ManagedKernel:
             memory_bytes=self.memory_bytes,
             gpu_bytes=self.gpu_bytes,
             ends_at=record.ends_at,
+            parent_snapshot_id=record.parent_snapshot_id,
         )
 
 
@@ -243,7 +244,7 @@ class Kernels:
             self._machine.kill_strays(exit_path)
         if was is KernelState.RESUMING:
             try:
-                self._machine.settle_resume(record.kernel_id)
+                self._machine.settle_resume(record)
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
         return kept

@@ -29,6 +29,7 @@ from ..store.local import LocalStore
 if TYPE_CHECKING:
     from ..snapshots.resume import Resumed
     from ..snapshots.save import Saved
+    from .records import KernelRecord
 
 _log = logging.getLogger(__name__)
 
@@ -89,10 +90,13 @@ class Machine:
         """Let a tree run on whose freeze was cut off when a daemon was killed."""
         settle.settle(tree)
 
-    def settle_resume(self, kernel_id: str) -> None:
+    def settle_resume(self, record: KernelRecord) -> None:
         """Remove the files that a resume which was cut off laid beside a kernel's own."""
-        for info in self.snapshots(kernel_id):
-            thaw.remove_links(self.store.manifest(info.snapshot_id))
+        possible = {info.snapshot_id for info in self.snapshots(record.kernel_id)}
+        if record.parent_snapshot_id:
+            possible.add(record.parent_snapshot_id)
+        for snapshot_id in possible:
+            thaw.remove_links(self.store.manifest(snapshot_id))
 
     def stand_still(self, tree: Tree) -> None:
         """Stop all processes of a tree until `go_on`, which another daemon may call; raises FreezeFailed."""
@@ -153,7 +157,7 @@ class Machine:
         parking.unpark(tree, self._engine(), progress)
 
     def resume(
-        self, manifest: Manifest, exit_path: Path, owner: Owner, progress: Progress
+        self, manifest: Manifest, record: KernelRecord, exit_path: Path, progress: Progress
     ) -> Resumed:
         """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
         return resume.resume(
@@ -161,19 +165,21 @@ class Machine:
             self.store,
             self._engine(),
             exit_path=exit_path,
-            jupyter_runtime_dir=owner.jupyter_runtime_dir,
+            jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
+            own_ports=record.spec.own_ports,
             progress=progress,
         )
 
-    def manifest(self, kernel_id: str, snapshot_id: str) -> Manifest:
-        """One of a kernel's own snapshots, the newest if `snapshot_id` is empty; raises SnapshotNotFound."""
+    def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
+        """One of a kernel's own snapshots, or the one it was made from; its newest if `snapshot_id` is empty. SnapshotNotFound."""
+        kernel_id = record.kernel_id
         if not snapshot_id:
             snapshots = self.snapshots(kernel_id)
             if not snapshots:
                 raise SnapshotNotFound(f"There is no snapshot of kernel {kernel_id}.")
             snapshot_id = snapshots[0].snapshot_id
         manifest = self.store.manifest(snapshot_id)
-        if manifest.info.kernel_id != kernel_id:
+        if manifest.info.kernel_id != kernel_id and snapshot_id != record.parent_snapshot_id:
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
         return manifest
 

@@ -69,6 +69,8 @@ class KernelRecord(msgspec.Struct):
     cause: Cause = Cause.MANUAL
     #: When it is killed because its user has shut it down (seconds since the epoch); 0: not.
     ends_at: float = 0.0
+    #: The snapshot of another kernel that it was made from; empty: it was launched.
+    parent_snapshot_id: str = ""
     error: ErrorRecord | None = None
 
     @property

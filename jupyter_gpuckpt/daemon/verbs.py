@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..engine import outside_signals
 from ..errors import (
     ConfigurationError,
@@ -30,7 +32,7 @@ from ..errors import (
 from ..host import processes
 from ..model import LaunchSpec
 from ..place import Place
-from ..protocol import OperationKind, Owner, Result, SaveRequest
+from ..protocol import BranchRequest, Owner, Result, SaveRequest
 from ..states import GPU_AWAY, Answer, KernelState, Verb, answer
 from . import jobs
 from .jobs import Job
@@ -97,6 +99,47 @@ class Verbs:
         finally:
             kernel.launched.set()
         await self._kernels.move(kernel, KernelState.RUNNING, tree=tree)
+        return kernel
+
+    async def branch(self, owner: Owner, request: BranchRequest) -> ManagedKernel:
+        """Make a new kernel that is suspended in a snapshot of another one; on return that is on disk.
+
+        Raises SnapshotNotFound, and ConfigurationError where the ports are not as many as the snapshot's.
+        """
+        check_kernel_id(request.kernel_id)
+        manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
+        if self._kernels.find(request.kernel_id):
+            raise KernelStateConflict(f"There is a kernel {request.kernel_id} already.")
+        launch = manifest.launch
+        if len(request.own_ports) != len(launch.own_ports):
+            raise ConfigurationError(
+                f"The kernel of snapshot {request.snapshot_id} listens on {len(launch.own_ports)} ports of its own,"
+                f" not on {len(request.own_ports)}."
+            )
+        spec = msgspec.structs.replace(
+            launch,
+            kernel_id=request.kernel_id,
+            own_ports=request.own_ports,
+            log_path=request.log_path,
+            jupyter=request.jupyter,
+        )
+        record = KernelRecord(
+            spec,
+            owner,
+            self._place,
+            KernelState.SUSPENDED,
+            name=request.name or manifest.info.name,
+            jupyter=request.jupyter,
+            snapshot_id=request.snapshot_id,
+            parent_snapshot_id=request.snapshot_id,
+        )
+        kernel = self._kernels.add(record)
+        kernel.launched.set()
+        try:
+            await self._kernels.update(kernel)
+        except BaseException:
+            self._kernels.forget(kernel)
+            raise
         return kernel
 
     def save(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
@@ -252,7 +295,7 @@ class Verbs:
             if isinstance(error, KernelLost) and record.tree:
                 # What may be left of it is of no use, but holds memory.
                 await asyncio.to_thread(self._machine.kill, record.tree)
-            if job.kind is OperationKind.RESUME:
+            if job.state is KernelState.RESUMING:
                 self._kernels.move(kernel, record.previous, **changes)
             elif await self._kernels.settle(kernel, why):
                 self._kernels.move(kernel, as_before(record), **changes)
@@ -273,8 +316,8 @@ class Verbs:
     def _kill(self, record: KernelRecord) -> None:
         if record.tree:
             self._machine.kill(record.tree)
-        path = Path(record.exit_path)
-        if not path.exists():
+        # One that was branched has no process before its first resume.
+        if record.exit_path and not (path := Path(record.exit_path)).exists():
             write_file(path, _KILLED)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

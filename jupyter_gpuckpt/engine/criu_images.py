@@ -92,6 +92,14 @@ def messages(path: Path) -> Iterator[bytes]:
         at += length
 
 
+def replace(path: Path, entries: list[bytes]) -> None:
+    """Replace the messages of an image file."""
+    out = bytearray(path.read_bytes()[:_MAGIC_BYTES])
+    for message in entries:
+        out += _LENGTH.pack(len(message)) + message
+    path.write_bytes(out)
+
+
 def _numbers(message: bytes) -> dict[int, int]:
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
 
@@ -131,10 +139,7 @@ def add_lazy(images: Path, nspid: int, extents: list[Extent]) -> None:
         if wide:
             counts.append((5, _VARINT, pages))
         listed.append((extent.address, encode([(1, _VARINT, extent.address), *counts])))
-    out = bytearray(path.read_bytes()[:_MAGIC_BYTES])
-    for message in (head, *(entry for _, entry in sorted(listed))):
-        out += _LENGTH.pack(len(message)) + message
-    path.write_bytes(out)
+    replace(path, [head, *(entry for _, entry in sorted(listed))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +256,7 @@ def relax_validation(path: Path) -> int:
     Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel. Edits
     files.img in place; returns how many entries changed.
     """
-    data = path.read_bytes()
-    out, changed = bytearray(data[:_MAGIC_BYTES]), 0
+    edited, changed = [], 0
     for message in messages(path):
         parts = list(fields(message))
         for index, (number, wire, value) in enumerate(parts):
@@ -264,7 +268,6 @@ def relax_validation(path: Path) -> int:
                 kept = [part for part in inner if part[0] not in _REG_VALIDATION]
                 parts[index] = (number, wire, encode(kept))
                 changed += 1
-        encoded = encode(parts)
-        out += _LENGTH.pack(len(encoded)) + encoded
-    path.write_bytes(out)
+        edited.append(encode(parts))
+    replace(path, edited)
     return changed

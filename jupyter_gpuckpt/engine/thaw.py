@@ -30,6 +30,7 @@ from . import (
     missing_files,
     notify,
     server_files,
+    socket_images,
 )
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
@@ -54,10 +55,12 @@ class Content(Protocol):
 
 
 class Thawed(NamedTuple):
-    """A tree that runs again, and the files that had to be made for it because they were gone."""
+    """A tree that runs again, the files that had to be made for it because they were gone, and its listeners' ports that were
+    taken, old to new."""
 
     tree: Tree
     made: list[str]
+    moved_ports: dict[int, int]
 
 
 @dataclass
@@ -81,15 +84,19 @@ def thaw(
     *,
     exit_path: Path,
     jupyter_runtime_dir: str = "",
+    own_ports: Sequence[int] | None = None,
     gpu_map: dict[str, str],
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run. On any error nothing of it is left and ThawFailed (or what the
-    content raised) says why."""
+    content raised) says why.
+
+    `own_ports`: where it is to listen instead of on the ports that its launch names, in their order.
+    """
     exit_path.unlink(missing_ok=True)
     lazy = manifest.method == "skeleton"
     directory = (
-        criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{manifest.info.snapshot_id}")
+        criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
     )
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
@@ -114,6 +121,13 @@ def thaw(
             _put_files(restore, images)
             made = missing_files.put_in_place(images, restore.inside)
             undo.callback(missing_files.remove, made, restore.inside)
+            moved = socket_images.move(
+                images / "files.img",
+                namespaces.init_pid,
+                _new_ports(manifest.launch.own_ports, own_ports),
+                private_shm=manifest.launch.private_shm,
+            )
+            always.callback(moved.release)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
         _run_criu(restore, images, lazy=lazy)
@@ -124,7 +138,12 @@ def thaw(
             _let_go(tree, manifest)
         undo.pop_all()
         namespaces.close()
-    return Thawed(tree, made)
+    return Thawed(tree, made, moved.ports)
+
+
+def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int]:
+    pairs = zip(saved, saved if now is None else now, strict=True)
+    return {before: after for before, after in pairs if before != after}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import Self
 
 
 class HeldPorts:
@@ -16,24 +17,40 @@ class HeldPorts:
     """
 
     def __init__(self, ports: Iterable[int]) -> None:
-        #: Those that are not held.
-        self.missing = set(ports)
+        self.ports = list(ports)
+        self._missing = set(self.ports)
         self._sockets: list[socket.socket] = []
+
+    @classmethod
+    def free(cls, count: int) -> Self:
+        """Ports on which nobody listens, held."""
+        held = cls([])
+        while len(held.ports) < count:
+            with socket.create_server(("127.0.0.1", 0)) as probe:
+                port = probe.getsockname()[1]
+            held._missing.add(port)
+            held.hold()
+            # In the moment between the two somebody else may have been quicker.
+            if port in held._missing:
+                held._missing.remove(port)
+            else:
+                held.ports.append(port)
+        return held
 
     def hold(self) -> None:
         """Hold those that are not held yet; never raises."""
-        for port in sorted(self.missing):
+        for port in sorted(self._missing):
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             with suppress(OSError):
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 held.bind(("", port))
-                self.missing.remove(port)
+                self._missing.remove(port)
                 self._sockets.append(held)
                 continue
             held.close()
 
     def release(self) -> None:
         """Let go of them for good."""
-        self.missing.clear()
+        self._missing.clear()
         while self._sockets:
             self._sockets.pop().close()

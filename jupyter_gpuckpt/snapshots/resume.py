@@ -21,10 +21,11 @@ from .save import IMAGES_STREAM
 
 
 class Resumed(NamedTuple):
-    """What a resume made. `warnings` are said to the user."""
+    """What a resume made. `warnings` are said to the user; `moved_ports`: of listeners whose ports were taken, old to new."""
 
     tree: Tree
     warnings: list[str]
+    moved_ports: dict[int, int]
 
 
 def resume(
@@ -34,10 +35,12 @@ def resume(
     *,
     exit_path: Path,
     jupyter_runtime_dir: str = "",
+    own_ports: Sequence[int] | None = None,
     progress: Progress,
 ) -> Resumed:
-    """Bring the kernel of `manifest` back; on return it runs.
+    """Bring the kernel of `manifest` back, or a second one from it; on return it runs.
 
+    `own_ports`: where it listens now, in the order of its launch's own ports; None: where it did.
     Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
     failed, ObjectCorrupt when the store is damaged.
     """
@@ -51,11 +54,12 @@ def resume(
         settings,
         exit_path=exit_path,
         jupyter_runtime_dir=jupyter_runtime_dir,
+        own_ports=own_ports,
         gpu_map=_gpu_map(manifest.host, here),
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
-    return Resumed(thawed.tree, gone)
+    return Resumed(thawed.tree, gone, thawed.moved_ports)
 
 
 def check(manifest: Manifest, here: Host) -> None:

@@ -33,14 +33,14 @@ def test_nobody_else_gets_a_held_port(held, port):
 
 
 def test_its_owner_listens_there_and_comes_back_to_it(held, port):
-    with zmq.Context() as context:
-        for _ in range(2):
-            with context.socket(zmq.ROUTER) as listener:
-                listener.bind(f"tcp://127.0.0.1:{port}")
-                with socket.create_connection(("127.0.0.1", port), timeout=10):
-                    pass
-            with socket.create_server(("127.0.0.1", port)):
+    for _ in range(2):
+        # A socket of ZMQ's is closed when its context has ended, not before.
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
+            listener.bind(f"tcp://127.0.0.1:{port}")
+            with socket.create_connection(("127.0.0.1", port), timeout=10):
                 pass
+        with socket.create_server(("127.0.0.1", port)):
+            pass
 
 
 def test_a_port_that_is_listened_on_is_held_later(port):

@@ -1,0 +1,160 @@
+"""Sockets in CRIU's images: given other ports and names where the snapshot's are taken, e.g. by the kernel it was branched from.
+
+CRIU restores listeners with SO_REUSEADDR and SO_REUSEPORT (criu/sk-inet.c) and removes a unix socket's file before it binds it
+anew (criu/sk-unix.c). So a second copy of a snapshot would come back without an error, and share ports or take over names with
+the first. Here is where that is seen before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import ThawFailed
+from ..host.ports import HeldPorts
+from ..model import SCRATCH
+from . import criu_images
+from .criu_images import Field
+
+#: file_entry (images/fdinfo.proto).
+_INET, _UNIX = 4, 16
+#: inet_sk_entry (images/sk-inet.proto).
+_FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION = 3, 4, 5, 6, 7, 8
+#: unix_sk_entry (images/sk-unix.proto).
+_UNIX_STATE, _UNIX_NAME = 4, 11
+#: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
+_LISTEN = 10
+#: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
+_CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
+#: A kernel's own copies of these are no names of anybody else's.
+_PRIVATE = ("/dev/shm/", f"{SCRATCH}/")  # noqa: S108 - the kernel's own
+
+
+@dataclass
+class Moved:
+    """What was changed. `ports`: of the tree's listeners, old to new, but those that the caller had named."""
+
+    ports: dict[int, int] = field(default_factory=dict)
+    #: The new ones are held until the tree listens on them.
+    held: list[HeldPorts] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Let go of the new ports: the tree has them."""
+        for ports in self.held:
+            ports.release()
+
+
+def move(files: Path, init_pid: int, ports: Mapping[int, int], *, private_shm: bool) -> Moved:
+    """Edit files.img so that its tree can live beside whatever has its ports and names now.
+
+    `ports`: old to new for those that somebody outside has to know; a listener on any other port that is taken gets a free
+    one. Raises ThawFailed for the name of a unix socket that is in use.
+    """
+    entries = list(criu_images.messages(files))
+    moved = Moved()
+    for port, family in _listeners(entries):
+        if port not in ports and port not in moved.ports and _is_taken(port, family):
+            free = HeldPorts.free(1)
+            moved.held.append(free)
+            [moved.ports[port]] = free.ports
+    private = _PRIVATE if private_shm else _PRIVATE[1:]
+    _check_names(entries, private)
+    namespace = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
+    changes = {**ports, **moved.ports}
+    edited = [_edited(entry, changes, namespace) for entry in entries]
+    if edited != entries:
+        criu_images.replace(files, edited)
+    return moved
+
+
+def _inner(entry: bytes, kind: int) -> Iterator[list[Field]]:
+    for number, _, value in criu_images.fields(entry):
+        if number == kind and isinstance(value, bytes):
+            yield list(criu_images.fields(value))
+
+
+def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Port and address family of every TCP listener."""
+    for entry in entries:
+        for parts in _inner(entry, _INET):
+            values = {number: value for number, _, value in parts if isinstance(value, int)}
+            if (values[_TYPE], values[_STATE]) == (socket.SOCK_STREAM, _LISTEN):
+                yield values[_SOURCE], values[_FAMILY]
+
+
+def _is_taken(port: int, family: int) -> bool:
+    """Whether somebody listens there. Without SO_REUSEPORT, which would let us in beside a restored listener."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+            probe.listen()
+        except OSError:
+            return True
+    return False
+
+
+def _check_names(entries: list[bytes], private: tuple[str, ...]) -> None:
+    """Raise ThawFailed for a listening unix socket whose file another program listens on."""
+    used: set[str] | None = None
+    for entry in entries:
+        for parts in _inner(entry, _UNIX):
+            state = next(value for number, _, value in parts if number == _UNIX_STATE)
+            name = next(value for number, _, value in parts if number == _UNIX_NAME)
+            if state != _LISTEN or not isinstance(name, bytes) or not name.startswith(b"/"):
+                continue
+            path = os.fsdecode(name.rstrip(b"\0"))
+            if path.startswith(private):
+                continue
+            used = _names_in_use() if used is None else used
+            if path in used:
+                raise ThawFailed(
+                    f"The kernel listens on the socket {path}, on which another program listens now.",
+                    hint="Suspend or shut down the kernel that this one was branched from, then try again. The snapshot is"
+                    " untouched.",
+                )
+
+
+def _names_in_use() -> set[str]:
+    """The paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
+    found = set()
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+            columns = line.split(maxsplit=7)
+            if len(columns) == 8:
+                found.add(columns[7])
+    return found
+
+
+def _edited(entry: bytes, ports: Mapping[int, int], namespace: int) -> bytes:
+    parts = list(criu_images.fields(entry))
+    for index, (number, wire, value) in enumerate(parts):
+        if number == _INET and isinstance(value, bytes):
+            inner = [_with_ports(part, ports) for part in criu_images.fields(value)]
+            parts[index] = (number, wire, criu_images.encode(inner))
+        elif number == _UNIX and isinstance(value, bytes):
+            inner = [_with_namespace(part, namespace) for part in criu_images.fields(value)]
+            parts[index] = (number, wire, criu_images.encode(inner))
+    return criu_images.encode(parts)
+
+
+def _with_ports(part: Field, ports: Mapping[int, int]) -> Field:
+    number, wire, value = part
+    # Also of closed connections: CRIU binds them to where they were.
+    if number in {_SOURCE, _DESTINATION} and isinstance(value, int):
+        return number, wire, ports.get(value, value)
+    return part
+
+
+def _with_namespace(part: Field, namespace: int) -> Field:
+    """The driver names its socket by its namespace, and a copy of the process lives in another one."""
+    number, wire, value = part
+    if number == _UNIX_NAME and isinstance(value, bytes) and (match := _CUDA_NAME.match(value)):
+        renamed = b"\0cuda-uvmfd-%d-%s" % (namespace, match[2])
+        return number, wire, renamed + value[match.end() :]
+    return part
