@@ -80,7 +80,7 @@ class Result(msgspec.Struct, frozen=True):
     seconds_by_stage: dict[str, float] = {}
     #: Said to the user though the operation succeeded, e.g. files that changed since the snapshot.
     warnings: list[str] = []
-    #: Of a resume: the ports of listeners that were taken, old to new; not those of `LaunchSpec.own_ports`.
+    #: Of a resume: the ports of the user's listeners that were taken, old to new.
     moved_ports: dict[int, int] = {}
 
 
@@ -160,6 +160,8 @@ class Kernel(msgspec.Struct, frozen=True):
     ends_at: float = 0.0
     #: The snapshot of another kernel that it was made from.
     parent_snapshot_id: str = ""
+    #: The ports that its last resume gave it instead of those of the snapshot, old to new.
+    moved_ports: dict[int, int] = {}
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -187,7 +189,6 @@ class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_id: str
     kernel_id: str
     own_ports: list[int]
-    log_path: str
     name: str = ""
     jupyter: dict[str, Any] = {}
 

@@ -127,9 +127,16 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
         manifest = machine.manifest(record, snapshot_id or record.snapshot_id)
         resumed = machine.resume(manifest, record, exit_path, operation.progress)
         chosen = manifest.info.snapshot_id
+        own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)
+        moved = {before: after for before, after in own if before != after}
         return Outcome(
             KernelState.RUNNING,
-            {"tree": resumed.tree, "snapshot_id": chosen, "error": None},
+            {
+                "tree": resumed.tree,
+                "snapshot_id": chosen,
+                "error": None,
+                "moved_ports": moved | resumed.moved_ports,
+            },
             Result(
                 chosen,
                 operation.progress.record().seconds,

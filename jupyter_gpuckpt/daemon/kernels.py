@@ -92,6 +92,7 @@ class ManagedKernel:
             gpu_bytes=self.gpu_bytes,
             ends_at=record.ends_at,
             parent_snapshot_id=record.parent_snapshot_id,
+            moved_ports=record.moved_ports,
         )
 
 

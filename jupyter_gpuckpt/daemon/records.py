@@ -71,6 +71,7 @@ class KernelRecord(msgspec.Struct):
     ends_at: float = 0.0
     #: The snapshot of another kernel that it was made from; empty: it was launched.
     parent_snapshot_id: str = ""
+    moved_ports: dict[int, int] = {}
     error: ErrorRecord | None = None
 
     @property

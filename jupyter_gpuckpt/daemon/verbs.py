@@ -120,7 +120,6 @@ class Verbs:
             launch,
             kernel_id=request.kernel_id,
             own_ports=request.own_ports,
-            log_path=request.log_path,
             jupyter=request.jupyter,
         )
         record = KernelRecord(

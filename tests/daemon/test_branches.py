@@ -1,0 +1,210 @@
+"""Kernels made from a snapshot of another one, beside it."""
+
+import os
+import signal
+import socket
+import sys
+import uuid
+from contextlib import ExitStack
+
+import pytest
+
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.errors import (
+    ConfigurationError,
+    KernelStateConflict,
+    SnapshotInUse,
+    SnapshotNotFound,
+    ThawFailed,
+)
+from jupyter_gpuckpt.host.ports import HeldPorts
+from jupyter_gpuckpt.protocol import BranchRequest, OperationKind
+from jupyter_gpuckpt.states import KernelState
+
+#: Keeps a word; each connection to its first port may say another, and is told the word and the number of the second port.
+KEEPER = """
+import os, select, socket, sys
+word = "first"
+first = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+second = socket.create_server(("127.0.0.1", int(sys.argv[2])))
+if len(sys.argv) > 3:
+    named = socket.socket(socket.AF_UNIX)
+    named.bind(sys.argv[3])
+    named.listen()
+while True:
+    for ready in select.select([first, second], [], [])[0]:
+        with ready.accept()[0] as peer:
+            if ready is second:
+                peer.sendall(word.encode())
+                continue
+            said = peer.recv(100).decode().strip()
+            word = said or word
+            peer.sendall(f"{word} {second.getsockname()[1]}".encode())
+"""
+
+
+def ask(port, word=""):
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+        peer.sendall(f"{word}\n".encode())
+        found = peer.makefile().read()
+    said, second = found.split()
+    return said, int(second)
+
+
+def word_at(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as peer:
+        return peer.makefile().read()
+
+
+@pytest.fixture
+def ports():
+    held = HeldPorts.free(2)
+    yield held.ports
+    held.release()
+
+
+@pytest.fixture
+def keeper(client, owner, spec, ports, eventually):
+    """A kernel that keeps a word."""
+
+    def start(*more):
+        argv = [sys.executable, "-c", KEEPER, *map(str, ports), *map(str, more)]
+        kernel = client.launch(owner.owner_id, spec(argv, own_ports=ports[:1]))
+
+        def answers():
+            try:
+                return ask(ports[0])
+            except OSError:
+                return None
+
+        eventually(answers)
+        return kernel
+
+    return start
+
+
+@pytest.fixture
+def branch(owner):
+    """Makes a kernel from a snapshot and brings it up."""
+    with ExitStack() as held:
+
+        def make(client, snapshot_id, count=1):
+            free = HeldPorts.free(count)
+            held.callback(free.release)
+            kernel_id = str(uuid.uuid4())
+            request = BranchRequest(owner.owner_id, snapshot_id, kernel_id, free.ports)
+            return client.branch(request), free.ports
+
+        yield make
+
+
+def resumed(client, kernel_id):
+    return client.wait(client.resume(kernel_id).operation_id)
+
+
+def test_three_branches_live_beside_the_kernel_and_go_their_own_ways(client, keeper, branch, ports):
+    kernel = keeper()
+    ask(ports[0], "saved")
+    snapshot_id = client.wait(client.save(kernel.kernel_id).operation_id).snapshot_id
+    ask(ports[0], "later")
+    words = {ports[0]: ("later", ports[1])}
+    for word in ("one", "two", "three"):
+        made, (port,) = branch(client, snapshot_id)
+        assert (made.state, made.parent_snapshot_id) == (KernelState.SUSPENDED, snapshot_id)
+        operation = client.resume(made.kernel_id)
+        assert operation.kind is OperationKind.BRANCH
+        result = client.wait(operation.operation_id)
+        assert ask(port) == ("saved", result.moved_ports[ports[1]])
+        words[port] = ask(port, word)
+    assert {port: ask(port) for port in words} == words
+    # Also on the ports that nobody had named: each has its own.
+    assert {word_at(second): word for word, second in words.values()} == {
+        word: word for word, _ in words.values()
+    }
+    assert len({kernel.pid for kernel in client.kernels()}) == 4
+
+
+def test_a_branch_is_a_kernel_like_any_other(client, keeper, branch, ports):
+    kernel = keeper()
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    made, (port,) = branch(client, saved.snapshot_id)
+    # Its snapshot is another's, and needed all the same.
+    with pytest.raises(SnapshotInUse):
+        client.delete_snapshot(saved.snapshot_id)
+    resumed(client, made.kernel_id)
+    ask(port, "branched")
+    client.kill(kernel.kernel_id)
+    suspended = client.wait(client.suspend(made.kernel_id).operation_id)
+    assert [s.kernel_id for s in client.snapshots(made.kernel_id)] == [made.kernel_id]
+    operation = client.resume(made.kernel_id)
+    assert operation.kind is OperationKind.RESUME
+    client.wait(operation.operation_id)
+    assert ask(port)[0] == "branched"
+    # A branch of a branch, from either of its snapshots.
+    for snapshot_id, word in ((suspended.snapshot_id, "branched"), (saved.snapshot_id, "first")):
+        again, (other,) = branch(client, snapshot_id)
+        resumed(client, again.kernel_id)
+        assert ask(other)[0] == word
+    # It may also go back to the snapshot that it was made from.
+    client.wait(client.suspend(made.kernel_id).operation_id)
+    client.wait(client.resume(made.kernel_id, saved.snapshot_id).operation_id)
+    assert ask(port)[0] == "first"
+
+
+def test_a_port_that_somebody_took_meanwhile_is_another_one_after_a_resume(client, keeper, ports):
+    kernel = keeper()
+    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    with socket.create_server(("127.0.0.1", ports[1])):
+        result = resumed(client, kernel.kernel_id)
+        assert ask(ports[0]) == ("first", result.moved_ports[ports[1]])
+
+
+def test_a_socket_file_is_not_taken_over(client, keeper, branch, short_dir):
+    path = short_dir / "named.socket"
+    kernel = keeper(path)
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    made, _ = branch(client, saved.snapshot_id)
+    with pytest.raises(ThawFailed, match=r"named\.socket") as caught:
+        resumed(client, made.kernel_id)
+    assert "branched from" in caught.value.hint
+    assert client.kernel(made.kernel_id).state is KernelState.SUSPENDED
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(path))
+    client.kill(kernel.kernel_id)
+    resumed(client, made.kernel_id)
+
+
+def test_a_daemon_that_is_killed_in_a_branch_leaves_it_suspended(
+    client, keeper, branch, ports, settings, eventually
+):
+    kernel = keeper()
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    made, (port,) = branch(client, saved.snapshot_id)
+    client.resume(made.kernel_id)
+    os.kill(client.handshake().pid, signal.SIGKILL)
+    with Client.connect(settings) as following:
+        state = following.kernel(made.kernel_id).state
+        assert state in {KernelState.SUSPENDED, KernelState.RUNNING}
+        if state is KernelState.SUSPENDED:
+            resumed(following, made.kernel_id)
+        assert ask(port)[0] == "first"
+        assert ask(ports[0])[0] == "first"
+
+
+def test_what_cannot_be_branched_is_refused(client, keeper, branch, owner):
+    kernel = keeper()
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    with pytest.raises(ConfigurationError, match="listens on 1 ports"):
+        branch(client, saved.snapshot_id, count=2)
+    with pytest.raises(SnapshotNotFound):
+        branch(client, "none")
+    with pytest.raises(KernelStateConflict):
+        client.branch(BranchRequest(owner.owner_id, saved.snapshot_id, kernel.kernel_id, [1]))
+
+
+def test_how_the_kernel_was_started_is_told_to_doors_only(client, keeper, ports):
+    kernel = keeper()
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    launch = client.launch_spec(saved.snapshot_id)
+    assert (launch.kernel_id, launch.own_ports) == (kernel.kernel_id, ports[:1])
+    assert launch.env["SECRET"] == "not-for-the-log"
