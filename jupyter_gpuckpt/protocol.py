@@ -282,6 +282,32 @@ class SuspendReport(msgspec.Struct, frozen=True):
         return all(outcome.saved for outcome in self.kernels)
 
 
+class Change(StrEnum):
+    """What became of a file."""
+
+    CHANGED = "changed"
+    REMOVED = "removed"
+    SMALLER = "smaller"
+
+
+class FileChange(msgspec.Struct, frozen=True):
+    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0 for one that is gone; lengths in bytes,
+    None where not known."""
+
+    path: str
+    change: Change
+    mtime: float
+    length_then: int | None = None
+    length_now: int | None = None
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """GET /snapshots/{id}/changes: files that differ, and what keeps it from being resumed here, a sentence each."""
+
+    files: list[FileChange] = []
+    obstacles: list[str] = []
+
+
 class Check(msgspec.Struct, frozen=True):
     """One line of the doctor's report. `ok` None: does not apply here. `fix` is the one command that changes it."""
 

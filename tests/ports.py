@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jupyter_gpuckpt.host.ports import HeldPorts
+from jupyter_gpuckpt.ports import HeldPorts
 
 _held: list[HeldPorts] = []
 

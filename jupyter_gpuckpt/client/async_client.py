@@ -14,6 +14,7 @@ from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
     BranchRequest,
+    Changes,
     Event,
     Handshake,
     HostReport,
@@ -137,6 +138,10 @@ class AsyncClient:
     async def launch_spec(self, snapshot_id: str) -> LaunchSpec:
         """How the kernel of a snapshot was started: environment and connection key are in it, so it is never passed on."""
         return await self._do(calls.launch_spec(snapshot_id))
+
+    async def changes(self, snapshot_id: str) -> Changes:
+        """What differs since a snapshot was taken: files its kernel had open, and what keeps it from being resumed here."""
+        return await self._do(calls.changes(snapshot_id))
 
     async def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

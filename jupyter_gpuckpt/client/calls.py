@@ -16,6 +16,7 @@ from ..errors import DaemonUnavailable, ErrorRecord, error_from
 from ..model import LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
     BranchRequest,
+    Changes,
     ClaimRequest,
     EndRequest,
     Event,
@@ -212,6 +213,11 @@ def branch(request: BranchRequest) -> Call[Kernel]:
 def launch_spec(snapshot_id: str) -> Call[LaunchSpec]:
     """How the kernel of a snapshot was started."""
     return Call(LaunchSpec, "GET", f"/snapshots/{snapshot_id}/launch")
+
+
+def changes(snapshot_id: str) -> Call[Changes]:
+    """What differs since a snapshot."""
+    return Call(Changes, "GET", f"/snapshots/{snapshot_id}/changes")
 
 
 def park(kernel_id: str) -> Call[Operation]:

@@ -12,6 +12,7 @@ from ..daemon_settings import Settings
 from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
 from ..protocol import (
     BranchRequest,
+    Changes,
     Handshake,
     HostReport,
     Kernel,
@@ -137,6 +138,10 @@ class Client:
     def launch_spec(self, snapshot_id: str) -> LaunchSpec:
         """How the kernel of a snapshot was started: environment and connection key are in it, so it is never passed on."""
         return self._do(calls.launch_spec(snapshot_id))
+
+    def changes(self, snapshot_id: str) -> Changes:
+        """What differs since a snapshot was taken: files its kernel had open, and what keeps it from being resumed here."""
+        return self._do(calls.changes(snapshot_id))
 
     def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

@@ -90,6 +90,14 @@ class LaunchSpecHandler(BaseHandler):
         self.reply(manifest.launch)
 
 
+class ChangesHandler(BaseHandler):
+    """What became of files."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """Look now."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
+
+
 class SaveHandler(BaseHandler):
     """Saves."""
 
@@ -264,6 +272,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/branches": BranchesHandler,
     "/snapshots/{snapshot_id}/launch": LaunchSpecHandler,
+    "/snapshots/{snapshot_id}/changes": ChangesHandler,
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/progress": ProgressHandler,
     "/operations/{operation_id}/cancel": CancelHandler,

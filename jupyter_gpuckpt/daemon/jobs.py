@@ -149,6 +149,4 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
 
     # One that never had a process was made from another's snapshot.
     kind = OperationKind.RESUME if record.exit_path else OperationKind.BRANCH
-    return Job(
-        Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)}
-    )
+    return Job(Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)})

@@ -20,8 +20,8 @@ import msgspec
 from ..engine.tree import Tree
 from ..errors import ErrorRecord, KernelNotFound, StoreError, record_of
 from ..host import processes
-from ..host.ports import HeldPorts
 from ..model import SnapshotInfo
+from ..ports import HeldPorts
 from ..protocol import Event, Kernel, Owner
 from ..states import ALIVE, KernelState, may_follow
 from .machine import Machine

@@ -22,8 +22,8 @@ from ..host import doctor, gpu, processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
-from ..protocol import HostReport, Owner
-from ..snapshots import resume, save
+from ..protocol import Changes, HostReport, Owner
+from ..snapshots import changes, resume, save
 from ..store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -169,6 +169,10 @@ class Machine:
             own_ports=record.spec.own_ports,
             progress=progress,
         )
+
+    def changes(self, snapshot_id: str) -> Changes:
+        """What differs since a snapshot was taken."""
+        return changes.changes(self.store.manifest(snapshot_id), self.store)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
         """One of a kernel's own snapshots, or the one it was made from; its newest if `snapshot_id` is empty. SnapshotNotFound."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ThawFailed
-from ..host.ports import HeldPorts
 from ..model import SCRATCH
+from ..ports import HeldPorts
 from . import criu_images
 from .criu_images import Field
 

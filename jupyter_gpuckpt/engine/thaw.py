@@ -95,9 +95,7 @@ def thaw(
     """
     exit_path.unlink(missing_ok=True)
     lazy = manifest.method == "skeleton"
-    directory = (
-        criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
-    )
+    directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
             namespaces = start_namespaces(

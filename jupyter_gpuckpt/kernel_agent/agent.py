@@ -13,8 +13,9 @@ and is spoken to by a control message of its own, so that no IPython event is tr
     gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply tells whether that was possible
-    gpuckpt_request {"op": "resumed", "environment": {...}}
-                                        the server's variables are these now; history goes on where it cannot collide
+    gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...}
+                                        the server's variables are these now, and the ports that the kernel knows as its own;
+                                        history goes on where it cannot collide
 """
 
 from __future__ import annotations
@@ -147,8 +148,10 @@ class Agent:
         elif op in _EVENTS:
             content["called"] = await self._call(op)
         elif op == "resumed":
-            _take_environment(parent["content"].get("environment", {}))
-            self._history.go_on()
+            told = parent["content"]
+            _take_environment(told["environment"])
+            _take_ports(told["moved_ports"], told["connection_file"], self._iopub)
+            self._history.go_on(branched=told["branched"])
         content["kept"] = len(self._kept_output)
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
@@ -250,10 +253,11 @@ class _History:
         self._manager: Any = getattr(shell, "history_manager", None)
         self._note()
 
-    def go_on(self) -> None:
+    def go_on(self, *, branched: bool) -> None:
         """Open the history again if it is another file now; begin a new session of it where the old one is taken.
 
-        An older snapshot finds lines that the kernel wrote after it; on another machine the number is somebody else's.
+        An older snapshot finds lines that the kernel wrote after it; on another machine the number is somebody else's; the
+        kernel that a branch was made from goes on with it.
         """
         if not getattr(self._manager, "enabled", False):
             return
@@ -261,7 +265,7 @@ class _History:
             self._open_again()
         last = self._ask("SELECT max(line) FROM history WHERE session = ?")
         ahead = isinstance(last, int) and last >= self._shell.execution_count
-        if ahead or self._ask(_SESSION_START) != self._began:
+        if branched or ahead or self._ask(_SESSION_START) != self._began:
             with suppress(sqlite3.Error):
                 self._manager.new_session()
         self._note()
@@ -302,6 +306,22 @@ def _take_environment(environment: dict[str, str]) -> None:
     for name in servers - _KEPT_VARIABLES - set(environment):
         del os.environ[name]
     os.environ.update(environment)
+
+
+def _take_ports(told: dict[str, int], connection_file: str, iopub: Any) -> None:
+    """Make ipykernel know the ports on which it listens now: it tells them, and connects to two of them itself."""
+    app, moved = IPKernelApp.instance(), {int(before): now for before, now in told.items()}
+    app.connection_file = connection_file  # which the kernel removes when it ends
+    shell = app.shell_port
+    for name in ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"):
+        if (port := getattr(app, name)) in moved:
+            setattr(app, name, moved[port])
+    if (pipe := getattr(iopub, "_pipe_port", None)) in moved:
+        iopub._pipe_port = moved[pipe]  # where forked children say what they print
+    if (debugger := getattr(app, "debug_shell_socket", None)) and shell in moved:
+        address = f"{app.transport}://{app.ip}:"
+        debugger.disconnect(f"{address}{shell}")
+        debugger.connect(f"{address}{moved[shell]}")
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:

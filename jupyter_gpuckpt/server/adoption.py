@@ -43,14 +43,14 @@ async def adopt_all(
     """
     for saved in await link.claim():
         try:
-            await _adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
+            await adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
         except Exception:
             log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
         else:
             log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
 
 
-async def _adopt(
+async def adopt(
     saved: SuspendedKernel,
     link: DaemonLink,
     kernels: GpuCkptKernels,
@@ -59,6 +59,7 @@ async def _adopt(
     *,
     resume_busy: bool,
 ) -> None:
+    """List a kernel that `link` has been offered, with its sessions."""
     kernel_id, kept = saved.kernel.kernel_id, saved.jupyter
     kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
     rows = restore_sessions(

@@ -75,14 +75,29 @@ async def _call(manager: ServerKernelManager, event: str) -> bool:
     return _is_ok(reply) and bool(reply["content"]["called"])
 
 
-async def resumed(manager: ServerKernelManager, environment: dict[str, str]) -> None:
-    """Tell a kernel that it has come back under a server with this environment; the rest of it does not matter."""
+async def resumed(
+    manager: ServerKernelManager,
+    environment: dict[str, str],
+    moved_ports: dict[int, int],
+    *,
+    branched: bool,
+) -> None:
+    """Tell a kernel that it has come back under a server with this environment, of which only the server's own variables matter.
+
+    `moved_ports`: where it listens now instead of on its former ports. `branched`: the kernel that it was made from may go on.
+    """
     variables = {
         name: value
         for name, value in environment.items()
         if name.startswith(_SERVER_VARIABLES) and name != "JPY_PARENT_PID"
     }
-    content = {"op": "resumed", "environment": variables}
+    content = {
+        "op": "resumed",
+        "environment": variables,
+        "moved_ports": {str(before): after for before, after in moved_ports.items()},
+        "connection_file": str(manager.connection_file),
+        "branched": branched,
+    }
     await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
 
 

@@ -122,8 +122,12 @@ class DaemonLink:
         """The kernels that earlier servers left for this one; each is offered to the provisioner that adopts it."""
         claimed = await self.daemon.claim(self.owner_id)
         for saved in claimed:
-            self._adoptions[saved.kernel.kernel_id] = saved
+            self.offer(saved)
         return claimed
+
+    def offer(self, saved: SuspendedKernel) -> None:
+        """Have the provisioner that is started with this kernel's id adopt it."""
+        self._adoptions[saved.kernel.kernel_id] = saved
 
     async def close(self) -> None:
         """Let go; the daemon keeps the kernels for the next server."""

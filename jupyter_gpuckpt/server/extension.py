@@ -14,20 +14,21 @@ import os
 import re
 import signal
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 from jupyter_server.extension.application import ExtensionApp
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
-from traitlets import Bool, Float, Int, List, Unicode
 
 from ..client import AsyncClient
 from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
+from . import time_travel_handlers
 from .adoption import adopt_all
 from .autosave import Autosave
+from .branching import Branching
 from .daemon_link import DaemonLink
 from .ended_operations import EndedOperations
 from .handlers import PREFIX, ROUTES
@@ -36,8 +37,11 @@ from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
 from .parking import IdleParking
 from .probe import AGENT_REQUEST, AGENT_WORD
+from .restart_snapshots import RestartSnapshots
+from .rolling_back import RollingBack
 from .sessions import ReportingSessions
 from .shut_downs import ShutDowns
+from .traits import ServerTraits
 from .views import kernel_view
 from .waking import Waking
 from .websocket import GatedConnection
@@ -48,11 +52,12 @@ if TYPE_CHECKING:
     from ..protocol import HostReport
 
 PROVISIONER = "gpuckpt-provisioner"
+_Part = TypeVar("_Part")
 _PROVISIONERS = "jupyter_client.kernel_provisioners"
 _DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
 
 
-class GpuCkptServer(ExtensionApp):
+class GpuCkptServer(ServerTraits, ExtensionApp):
     """Save, suspend and resume for the kernels of this server."""
 
     name = "jupyter_gpuckpt"
@@ -61,84 +66,13 @@ class GpuCkptServer(ExtensionApp):
     extension_url = "/"
     classes = [GpuCkptDaemon]  # noqa: RUF012 - traitlets' own declaration
 
-    use_for_all_kernels = Bool(
-        True,
-        help="""Whether kernels start under the engine where their kernelspec names no provisioner. Off: only kernelspecs
-        whose metadata names gpuckpt-provisioner do. A configured
-        KernelProvisionerFactory.default_provisioner_name is never changed.""",
-    ).tag(config=True)
-
-    allowed_kernelspecs = List(
-        Unicode(),
-        default_value=["*"],
-        help="""Names of the kernelspecs whose kernels start under the engine, with * and ? as in file names.""",
-    ).tag(config=True)
-
-    excluded_kernelspecs = List(
-        Unicode(),
-        help="""Names of kernelspecs whose kernels start plainly although allowed_kernelspecs names them, with * and ?.""",
-    ).tag(config=True)
-
-    reconnect_timeout = Float(
-        20.0,
-        min=0.0,
-        help="""Seconds that a resume waits at most for the kernel to answer and for every open page to be connected to it
-        again. After that it counts as done, and output of the first moments may be missing in a page.""",
-    ).tag(config=True)
-
-    resume_busy = Bool(
-        True,
-        help="""Whether a kernel that was running a cell when its server stopped goes on under the next server, before
-        anybody opens its notebook.""",
-    ).tag(config=True)
-
-    autosave_interval = Float(
-        0.0,
-        min=0.0,
-        help="""Seconds after which a running kernel that changed is saved, again and again, while it runs on: what is lost at
-        most when the machine is. How many of these snapshots stay, GpuCkptDaemon.keep_last and its like say. 0: never.""",
-    ).tag(config=True)
-
-    autosave_rest = Float(
-        10.0,
-        min=0.0,
-        help="""How many times as long as its last periodic save took a kernel is left alone by them, if that is longer than
-        autosave_interval: what takes long does not happen all the time.""",
-    ).tag(config=True)
-
-    undo_shutdown_for = Float(
-        30.0,
-        min=0.0,
-        help="""Seconds for which the shutdown of a kernel can be undone; until then its processes stand still and use no
-        processor. 5 at most for a kernel that uses a GPU. 0: kernels end at once.""",
-    ).tag(config=True)
-
-    park_after = Float(
-        0.0,
-        min=0.0,
-        help="""Seconds without a cell after which a kernel's GPU memory is moved to RAM, so that others can use the GPU. The
-        next cell moves it back. 0: never.""",
-    ).tag(config=True)
-
-    stop_timeout = Float(
-        0.0,
-        min=0.0,
-        help="""Seconds that the stop of the server waits at most for its kernels to be suspended, the smallest first. One that
-        takes longer runs on until the daemon ends. 0: as long as it takes.""",
-    ).tag(config=True)
-
-    kept_output_bytes = Int(
-        64_000_000,
-        min=0,
-        help="""How many bytes of a kernel's output are kept on disk while a cell runs or no page is connected, for the page
-        that connects next. What goes beyond that is counted, and the page is told.""",
-    ).tag(config=True)
-
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._link: DaemonLink | None = None
         self._operations: ServerOperations | None = None
         self._shut_downs: ShutDowns | None = None
+        self._branching: Branching | None = None
+        self._rolling_back: RollingBack | None = None
         self._events: KernelEvents | None = None
         self._autosave: Autosave | None = None
 
@@ -147,19 +81,22 @@ class GpuCkptServer(ExtensionApp):
     @property
     def operations(self) -> ServerOperations:
         """The operations; raises DaemonUnavailable where kernels run elsewhere."""
-        if self._operations is None:
-            raise DaemonUnavailable(
-                "The kernels of this server do not run under jupyter-gpuckpt.",
-                hint="Kernels behind a gateway cannot be saved, nor those of a kernel manager without asyncio.",
-            )
-        return self._operations
+        return _installed(self._operations)
 
     @property
     def shut_downs(self) -> ShutDowns:
         """The kernels that were shut down a moment ago; raises DaemonUnavailable where kernels run elsewhere."""
-        if self._shut_downs is None:
-            raise DaemonUnavailable("The kernels of this server do not run under jupyter-gpuckpt.")
-        return self._shut_downs
+        return _installed(self._shut_downs)
+
+    @property
+    def branching(self) -> Branching:
+        """Makes branches; raises DaemonUnavailable where kernels run elsewhere."""
+        return _installed(self._branching)
+
+    @property
+    def rolling_back(self) -> RollingBack:
+        """Goes back to older snapshots; raises DaemonUnavailable where kernels run elsewhere."""
+        return _installed(self._rolling_back)
 
     @property
     def daemon(self) -> AsyncClient:
@@ -205,7 +142,8 @@ class GpuCkptServer(ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """The routes, and with them everything that needs the server's managers."""
-        self.handlers.extend((_pattern(route), handler) for route, handler in ROUTES.items())
+        routes = {**ROUTES, **time_travel_handlers.ROUTES}
+        self.handlers.extend((_pattern(route), handler) for route, handler in routes.items())
         if self._server.event_logger is not None:
             self._events = KernelEvents(self._server.event_logger)
         if not isinstance(self._server.kernel_manager, AsyncMappingKernelManager):
@@ -293,6 +231,13 @@ class GpuCkptServer(ExtensionApp):
             sessions,
             undo_seconds=self.undo_shutdown_for,
             log=self.log,
+        )
+        self._branching = Branching(
+            link, kernels, sessions, serverapp.contents_manager, operations, self.log
+        )
+        self._rolling_back = RollingBack(link, operations, self.log)
+        kernels.gpuckpt_restart_snapshots = RestartSnapshots(
+            link, operations, within_seconds=self.undo_restart_within, log=self.log
         )
         # Talk with the agent says nothing about whether a cell runs.
         kernels.untracked_message_types = [
@@ -383,6 +328,15 @@ class GpuCkptServer(ExtensionApp):
             self._events.tell(self.view(kernel_id))
         else:
             self._events.forget(kernel_id)
+
+
+def _installed(part: _Part | None) -> _Part:
+    if part is None:
+        raise DaemonUnavailable(
+            "The kernels of this server do not run under jupyter-gpuckpt.",
+            hint="Kernels behind a gateway cannot be saved, nor those of a kernel manager without asyncio.",
+        )
+    return part
 
 
 def _mixed(mixin: type, used: type) -> type:

@@ -25,6 +25,7 @@ from .suspend_all import suspend_all
 if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .operations import ServerOperations
+    from .restart_snapshots import RestartSnapshots
     from .served_kernel import ServedKernel
     from .shut_downs import ShutDowns
 
@@ -47,6 +48,7 @@ class GpuCkptKernels(_Base):
     gpuckpt_owner: DaemonLink
     gpuckpt_operations: ServerOperations
     gpuckpt_shut_downs: ShutDowns
+    gpuckpt_restart_snapshots: RestartSnapshots
     #: How long the server's stop waits for suspends, in seconds; None: as long as they take.
     gpuckpt_stop_seconds: float | None
     #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
@@ -138,6 +140,12 @@ class GpuCkptKernels(_Base):
                 return
             await served.change()
         await ensure_async(super().interrupt_kernel(kernel_id))
+
+    async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
+        """As usual; what the kernel held can be gone back to."""
+        if self._served(kernel_id) is not None:
+            await self.gpuckpt_restart_snapshots.keep(kernel_id)
+        await ensure_async(super().restart_kernel(kernel_id, now=now))
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
         """As usual, by Jupyter's own settings, but what would be shut down is suspended."""

@@ -27,6 +27,7 @@ from . import agent
 from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze, not_managed
 from .sessions import environment_of, sessions_of
+from .tracked_operations import TrackedOperations
 from .websocket import known_info, set_known_info
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
     from ..client import AsyncClient
     from .daemon_link import DaemonLink
 
-#: How many ended operations can still be asked for.
-_REMEMBERED = 200
 _DRAIN_SECONDS = 2.0
 #: A new kernel that has not answered by then gets no agent.
 _BEGIN_SECONDS = 60.0
@@ -70,8 +69,7 @@ class ServerOperations:
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._reconnect_timeout = reconnect_timeout
         self._log = log
-        self._latest: dict[str, Operation] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.tracked = TrackedOperations(self._on_end)
         self._background: set[asyncio.Task[None]] = set()
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
@@ -119,20 +117,13 @@ class ServerOperations:
 
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
-        task = self._tasks.get(operation_id)
-        if task is not None:
-            await asyncio.wait({task}, timeout=timeout_seconds)
-        if operation_id in self._latest:
-            return self.as_seen(self._latest[operation_id])
-        # Started by somebody else, the command line for instance.
-        return await self._link.daemon.operation(operation_id, wait=timeout_seconds)
+        ours = await self.tracked.wait(operation_id, timeout_seconds)
+        # Else it was started by somebody else, the command line for instance.
+        return ours or await self._link.daemon.operation(operation_id, wait=timeout_seconds)
 
     async def finish(self, operation: Operation) -> Operation:
         """Wait for the end, however long it takes."""
-        task = self._tasks.get(operation.operation_id)
-        if task is not None:
-            await asyncio.wait({task})
-        return self.as_seen(self._latest.get(operation.operation_id, operation))
+        return await self.tracked.wait(operation.operation_id, None) or operation
 
     async def cancel(self, operation_id: str) -> None:
         """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
@@ -178,7 +169,11 @@ class ServerOperations:
         if not served.has_agent:
             return
         rows = sessions_of(self._sessions, served.kernel_id)
-        await agent.resumed(manager, environment_of(self._kernels, rows))
+        moved = served.kernel.moved_ports if served.kernel else {}
+        await agent.resumed(
+            manager, environment_of(self._kernels, rows), moved, branched=served.is_new_branch
+        )
+        served.is_new_branch = False
         if not await agent.thaw(manager):
             self._log.warning(
                 "kernel %s was not told to speak again; it does by itself", served.kernel_id
@@ -211,7 +206,7 @@ class ServerOperations:
 
     def note_suspended(self, kernel: Kernel) -> None:
         """A kernel was suspended, perhaps by somebody else: what this server knows of it (whether a cell runs, say) goes along."""
-        ours = kernel.operation is not None and kernel.operation.operation_id in self._tasks
+        ours = kernel.operation is not None and kernel.operation.operation_id in self.tracked
         if not ours:
             self.report(kernel.kernel_id)
 
@@ -223,11 +218,14 @@ class ServerOperations:
 
     async def close(self) -> None:
         """The server ends: stop what is still being done beside the requests. Operations go on in the daemon."""
-        left = {task for task in (*self._background, *self._tasks.values()) if not task.done()}
+        left = {task for task in self._background if not task.done()} | self.tracked.running()
         for task in left:
             task.cancel()
         if left:
             await asyncio.wait(left)
+
+    def _on_end(self, kernel_id: str) -> None:
+        self._link.on_change(kernel_id)
 
     def _manager(self, kernel_id: str) -> ServerKernelManager:
         return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
@@ -321,11 +319,7 @@ class ServerOperations:
         self, served: ServedKernel, operation: Operation, release: Release, changes: int = 0
     ) -> Operation:
         """Follow an operation to its end, beside the request that started it. `changes`: the kernel's when it began."""
-        self._latest[operation.operation_id] = operation
-        task = asyncio.ensure_future(self._follow(served, operation, release, changes))
-        task.add_done_callback(lambda _: self._link.on_change(served.kernel_id))
-        self._tasks[operation.operation_id] = task
-        self._forget_old()
+        self.tracked.track(operation, self._follow(served, operation, release, changes))
         return operation
 
     async def _follow(
@@ -334,14 +328,16 @@ class ServerOperations:
         try:
             daemon = self._link.daemon
             async for operation in daemon.follow(started.operation_id):
-                self._latest[started.operation_id] = operation
+                self.tracked.note(started.operation_id, operation)
                 if is_past_freeze(operation):
                     release()
-            await self._settled(served, self._latest[started.operation_id], daemon, changes)
+            ended = self.tracked.latest(started.operation_id)
+            await self._settled(served, ended, daemon, changes)
         except GpuCkptError as error:
-            self._latest[started.operation_id] = msgspec.structs.replace(
+            failed = msgspec.structs.replace(
                 started, state=OperationState.FAILED, error=record_of(error)
             )
+            self.tracked.note(started.operation_id, failed)
         finally:
             release()
 
@@ -353,6 +349,7 @@ class ServerOperations:
             OperationKind.SAVE: _PRESENT,
             OperationKind.SUSPEND: frozenset({KernelState.SUSPENDED}),
             OperationKind.RESUME: _PRESENT,
+            OperationKind.BRANCH: _PRESENT,
             OperationKind.PARK: frozenset({KernelState.PARKED}),
             OperationKind.UNPARK: _PRESENT,
         }[operation.kind]
@@ -364,18 +361,3 @@ class ServerOperations:
         served.apply(await daemon.kernel(served.kernel_id))
         if succeeded:
             await served.reaches(expected, self._reconnect_timeout + _EVENT_SECONDS)
-
-    def as_seen(self, operation: Operation) -> Operation:
-        """An operation is not over before this server is done with it."""
-        task = self._tasks.get(operation.operation_id)
-        if task is None or task.done() or operation.state is OperationState.RUNNING:
-            return operation
-        return msgspec.structs.replace(
-            operation, state=OperationState.RUNNING, result=None, error=None
-        )
-
-    def _forget_old(self) -> None:
-        ended = [key for key, task in self._tasks.items() if task.done()]
-        for key in ended[:-_REMEMBERED]:
-            del self._tasks[key]
-            self._latest.pop(key, None)

@@ -7,7 +7,8 @@ it says. Nothing here decides about states: the daemon does, and tells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ErrorRecord
@@ -92,6 +93,10 @@ class ServedKernel:
         self.comms = SavedComms()
         #: How many snapshots this server has made of it, and what `output.changes` was at the last one.
         self.saves = self._saved_changes = 0
+        #: Whether it was just made from a snapshot of a kernel that may go on beside it.
+        self.is_new_branch = False
+        #: Whether it goes back to an older snapshot: a cell waits for the end of that and wakes nothing.
+        self.is_rolling_back = False
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -124,7 +129,7 @@ class ServedKernel:
     @property
     def gate_is_open(self) -> bool:
         """Whether requests go through to the kernel."""
-        if self._holds or self._reconnecting:
+        if self._holds or self._reconnecting or self.is_rolling_back:
             return False
         if self.state is KernelState.SAVING:
             operation = self.kernel.operation if self.kernel else None
@@ -139,7 +144,7 @@ class ServedKernel:
     @property
     def is_parked(self) -> bool:
         """Whether it answers questions, but is to be unparked before a cell runs."""
-        return not self._holds and self.state in GPU_AWAY
+        return not (self._holds or self.is_rolling_back) and self.state in GPU_AWAY
 
     @property
     def changed(self) -> bool:
@@ -164,6 +169,16 @@ class ServedKernel:
 
         self._holds += 1
         return release
+
+    @contextmanager
+    def rolling_back(self) -> Iterator[None]:
+        """Keep the gate shut, and the kernel from being woken, over all that this takes."""
+        self.is_rolling_back = True
+        try:
+            yield
+        finally:
+            self.is_rolling_back = False
+            self._tell()
 
     def apply(self, kernel: Kernel) -> None:
         """The daemon's news."""

@@ -41,7 +41,7 @@ def kernel_view(
         return view
     kernel = served.kernel
     error = kernel.error
-    operation = operations.as_seen(kernel.operation) if kernel.operation else None
+    operation = operations.tracked.as_seen(kernel.operation) if kernel.operation else None
     in_flight = operation is not None and operation.state is OperationState.RUNNING
     return view | {
         "reason": error.message if error else None,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 #: How long a cell waits for a daemon that is just being started again.
 _PATIENCE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
+_ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
 
 
 class Waking:
@@ -37,7 +38,7 @@ class Waking:
     async def _wake(self, served: ServedKernel) -> None:
         try:
             # One that is just being suspended is to be back right afterwards.
-            while served.state in {KernelState.SUSPENDING, KernelState.PARKING}:
+            while served.is_rolling_back or served.state in _ON_ITS_WAY:
                 await served.change()
             if served.state is KernelState.LOST and served.kernel and served.kernel.error:
                 served.refuse_held(served.kernel.error)

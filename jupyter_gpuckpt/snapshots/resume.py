@@ -64,13 +64,7 @@ def resume(
 
 def check(manifest: Manifest, here: Host) -> None:
     """Whether this machine can hold the kernel. Raises HostIncompatible naming everything that differs."""
-    problems = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
-    problems += [
-        text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))
-    ]
-    cwd = Path(manifest.launch.cwd)
-    if not cwd.is_dir():
-        problems.append(f"The working directory {cwd} is gone.")
+    problems = obstacles(manifest, here)
     needed = sum(
         stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
     )
@@ -93,6 +87,16 @@ def check(manifest: Manifest, here: Host) -> None:
             hint=" ".join([*hints, "The snapshot is untouched."]),
             details="\n".join([*shortages, *problems]),
         )
+
+
+def obstacles(manifest: Manifest, here: Host) -> list[str]:
+    """What differs from the machine of the snapshot, a sentence each, whatever memory is free."""
+    found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
+    found += [text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))]
+    cwd = Path(manifest.launch.cwd)
+    if not cwd.is_dir():
+        found.append(f"The working directory {cwd} is gone.")
+    return found
 
 
 def _gpu_map(saved: Host, here: Host) -> dict[str, str]:

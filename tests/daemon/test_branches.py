@@ -17,7 +17,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
     ThawFailed,
 )
-from jupyter_gpuckpt.host.ports import HeldPorts
+from jupyter_gpuckpt.ports import HeldPorts
 from jupyter_gpuckpt.protocol import BranchRequest, OperationKind
 from jupyter_gpuckpt.states import KernelState
 

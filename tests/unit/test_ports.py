@@ -5,7 +5,7 @@ import socket
 import pytest
 import zmq
 
-from jupyter_gpuckpt.host.ports import HeldPorts
+from jupyter_gpuckpt.ports import HeldPorts
 
 
 @pytest.fixture

@@ -1,0 +1,206 @@
+"""Branches of a notebook's kernel, and ways back to its older snapshots, as pages see them."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+
+
+@pytest.fixture(scope="module")
+def server(shared_server):
+    return shared_server
+
+
+@pytest.fixture
+def page(server, request):
+    name = f"{request.node.name}.ipynb"
+    (server.root / name).write_text(json.dumps(NOTEBOOK))
+    page = server.open(name)
+    page.notebook = name
+    yield page
+    for session in server.get("api/sessions"):
+        server.request("DELETE", f"api/sessions/{session['id']}")
+
+
+def branch(server, snapshot_id, **body):
+    """A page on a new branch."""
+    answer = server.request("POST", f"api/gpuckpt/snapshots/{snapshot_id}/branch", json=body).json()
+    operation = server.finish(answer)
+    assert operation["state"] == "succeeded", operation
+    assert operation["kind"] == "branch"
+    made = server.page(answer["kernel_id"])
+    made.notebook = answer["path"]
+    return made
+
+
+def wait_until_it_is(state, server, page):
+    deadline = time.monotonic() + 20
+    while server.get(f"api/kernels/{page.kernel_id}")["execution_state"] != state:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
+    page.run("import os, random; x = ['common']; counter = 0")
+    snapshot_id = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x.append('first')")
+    pages = [page, *(branch(server, snapshot_id) for _ in range(3))]
+    for number, each in enumerate(pages[1:]):
+        assert each.run(f"x.append({number}); print(x)") == f"['common', {number}]\n"
+    assert page.run("print(x)") == "['common', 'first']\n"
+    # Each is a kernel with a notebook, a session and ports of its own.
+    sessions = {row["kernel"]["id"]: row["path"] for row in server.get("api/sessions")}
+    stem = page.notebook.removesuffix(".ipynb")
+    assert sessions == {each.kernel_id: each.notebook for each in pages}
+    assert [each.notebook for each in pages[1:]] == [f"{stem}-branch-{n}.ipynb" for n in (1, 2, 3)]
+    assert all((server.root / each.notebook).exists() for each in pages)
+    files = [
+        each.run("from ipykernel import get_connection_file as f; print(f())") for each in pages
+    ]
+    for each, file in zip(pages, files, strict=True):
+        assert each.kernel_id in file
+        info = each.run("%connect_info")
+        told = json.loads(Path(file.strip()).read_text())
+        assert f'"shell_port": {told["shell_port"]}' in info
+    # What forked children print comes out where they were forked.
+    fork = "pid = os.fork()\nif not pid:\n    print('child', x[1]); os._exit(0)\nos.waitpid(pid, 0)"
+    for each, word in zip(pages, ("first", 0, 1, 2), strict=True):
+        assert each.run(f"{fork}\nimport time; time.sleep(0.5)") == f"child {word}\n"
+    # The debugger of each is its own.
+    name = "IPKernelApp.instance().debug_shell_socket.getsockopt_string(32)"
+    for each in pages:
+        where = each.run(f"from ipykernel.kernelapp import IPKernelApp; print({name})").strip()
+        port = each.run("print(IPKernelApp.instance().shell_port)").strip()
+        assert where.endswith(f":{port}")
+    # And so is its history.
+    numbers = [each.run("print(get_ipython().history_manager.session_number)") for each in pages]
+    assert len(set(numbers)) == len(pages)
+
+
+def test_a_branch_outlives_the_server_and_the_kernel_that_it_was_made_from(server, page):
+    page.run("x = 1")
+    snapshot_id = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    made = branch(server, snapshot_id)
+    made.run("x = 2")
+    server.request("DELETE", f"api/sessions/{page.session_id}")
+    server.stop()
+    server.start()
+    rows = {row["kernel"]["id"]: row["path"] for row in server.get("api/sessions")}
+    assert rows == {made.kernel_id: made.notebook}
+    assert server.page(made.kernel_id).run("print(x)") == "2\n"
+
+
+def test_a_branch_goes_where_one_wants_it_and_what_cannot_be_made_leaves_nothing(server, page):
+    page.run("x = 1")
+    saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    (server.root / "there").mkdir(exist_ok=True)
+    made = branch(server, saved, path="there/other.ipynb")
+    assert made.notebook == "there/other.ipynb"
+    assert json.loads((server.root / "there/other.ipynb").read_text())["nbformat"] == 4
+    before = sorted(path.name for path in server.root.rglob("*"))
+    kernels = {kernel["id"] for kernel in server.get("api/kernels")}
+    status, error = server.refused("POST", "snapshots/none/branch", json={})
+    assert (status, error["code"]) == (404, "snapshot_not_found")
+    status, _ = server.refused("POST", f"snapshots/{saved}/branch", json={"path": "no/where.ipynb"})
+    assert status == 400
+    # A branch that does not come up: its working directory is gone when it is tried.
+    moved = server.root / "gone"
+    moved.mkdir()
+    page.run(f"import os; os.chdir({str(moved)!r})")
+    page.run("lock = open('lock', 'w')")
+    fails = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    (moved / "lock").unlink()
+    moved.rmdir()
+    answer = server.request("POST", f"api/gpuckpt/snapshots/{fails}/branch", json={}).json()
+    operation = server.finish(answer)
+    assert operation["state"] == "failed"
+    deadline = time.monotonic() + 20
+    while {kernel["id"] for kernel in server.get("api/kernels")} != kernels:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    while sorted(path.name for path in server.root.rglob("*")) != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert page.run("print(x)") == "1\n"
+
+
+def test_a_kernel_goes_back_and_what_it_was_is_kept(server, page):
+    page.run("x = 'then'")
+    then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 'now'")
+    operation = server.do("roll_back", page.kernel_id, snapshot_id=then)
+    assert operation["kind"] == "roll_back"
+    assert page.run("print(x)") == "then\n"
+    snapshots = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
+    assert [snapshot["cause"] for snapshot in snapshots] == ["rollback", "manual"]
+    # Which can be undone the same way.
+    server.do("roll_back", page.kernel_id, snapshot_id=snapshots[0]["snapshot_id"])
+    assert page.run("print(x)") == "now\n"
+
+
+def test_a_cell_that_is_sent_meanwhile_runs_in_what_was_gone_back_to(server, page):
+    page.run("x = 'then'")
+    then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 'now'")
+    operation = server.begin("roll_back", page.kernel_id, snapshot_id=then)
+    assert page.run("print(x)") == "then\n"
+    assert server.finish(operation)["state"] == "succeeded"
+
+
+def test_nobody_goes_back_under_a_running_cell_or_to_where_no_way_leads(server, page):
+    page.run("x = 1; import time")
+    then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    other = server.open("other.ipynb")
+    theirs = server.do("save", other.kernel_id)["result"]["snapshot_id"]
+    path = f"kernels/{page.kernel_id}/roll_back"
+    status, error = server.refused("POST", path, json={"snapshot_id": theirs})
+    assert (status, error["code"]) == (400, "configuration")
+    status, _ = server.refused("POST", path, json={"snapshot_id": "none"})
+    assert status == 404
+    page.execute("time.sleep(60)")
+    wait_until_it_is("busy", server, page)
+    status, error = server.refused("POST", path, json={"snapshot_id": then})
+    assert status == 409
+    assert "interrupt" in error["hint"]
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
+    wait_until_it_is("idle", server, page)
+    assert page.run("print(x)") == "1\n"
+
+
+def test_what_changed_since_a_snapshot_is_named(server, page):
+    data = server.root / "data.txt"
+    data.write_text("before")
+    page.run(f"file = open({str(data)!r}); x = 1")
+    saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    assert server.get(f"api/gpuckpt/snapshots/{saved}/changes") == {"files": [], "obstacles": []}
+    data.write_text("and after")
+    changes = server.get(f"api/gpuckpt/snapshots/{saved}/changes")
+    assert [(f["path"], f["change"]) for f in changes["files"]] == [(str(data), "changed")]
+    assert (changes["files"][0]["length_then"], changes["files"][0]["length_now"]) == (6, 9)
+
+
+def test_a_restart_can_be_undone(server, page):
+    page.run("x = 'before'")
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    assert page.run("print('x' in dir())") == "False\n"
+    [kept] = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
+    assert kept["cause"] == "restart"
+    page.run("x = 'after'")
+    server.request("POST", f"api/kernels/{page.kernel_id}/restart")
+    deadline = time.monotonic() + 20
+    while (
+        len(
+            snapshots := server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")[
+                "snapshots"
+            ]
+        )
+        != 1
+    ):
+        assert time.monotonic() < deadline  # that of the last restart goes in the background
+        time.sleep(0.05)
+    assert page.run("print('x' in dir())") == "False\n"
+    server.do("roll_back", page.kernel_id, snapshot_id=snapshots[0]["snapshot_id"])
+    assert page.run("print(x)") == "after\n"
