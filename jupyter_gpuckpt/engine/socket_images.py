@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..errors import ThawFailed
 from ..model import SCRATCH
 from ..ports import HeldPorts
 from . import criu_images
@@ -49,11 +48,11 @@ class Moved:
             ports.release()
 
 
-def move(files: Path, init_pid: int, ports: Mapping[int, int], *, private_shm: bool) -> Moved:
-    """Edit files.img so that its tree can live beside whatever has its ports and names now.
+def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
+    """Edit files.img so that its tree can live beside whatever has its ports now.
 
     `ports`: old to new for those that somebody outside has to know; a listener on any other port that is taken gets a free
-    one. Raises ThawFailed for the name of a unix socket that is in use.
+    one.
     """
     entries = list(criu_images.messages(files))
     moved = Moved()
@@ -62,8 +61,6 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int], *, private_shm: b
             free = HeldPorts.free(1)
             moved.held.append(free)
             [moved.ports[port]] = free.ports
-    private = _PRIVATE if private_shm else _PRIVATE[1:]
-    _check_names(entries, private)
     namespace = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
     changes = {**ports, **moved.ports}
     edited = [_edited(entry, changes, namespace) for entry in entries]
@@ -99,28 +96,22 @@ def _is_taken(port: int, family: int) -> bool:
     return False
 
 
-def _check_names(entries: list[bytes], private: tuple[str, ...]) -> None:
-    """Raise ThawFailed for a listening unix socket whose file another program listens on."""
-    used: set[str] | None = None
-    for entry in entries:
+def listening_files(files: Path, *, private_shm: bool) -> list[str]:
+    """The paths of files.img's listening unix sockets that are seen outside of the kernel too."""
+    private = _PRIVATE if private_shm else _PRIVATE[1:]
+    found = []
+    for entry in criu_images.messages(files):
         for parts in _inner(entry, _UNIX):
             state = next(value for number, _, value in parts if number == _UNIX_STATE)
             name = next(value for number, _, value in parts if number == _UNIX_NAME)
-            if state != _LISTEN or not isinstance(name, bytes) or not name.startswith(b"/"):
-                continue
-            path = os.fsdecode(name.rstrip(b"\0"))
-            if path.startswith(private):
-                continue
-            used = _names_in_use() if used is None else used
-            if path in used:
-                raise ThawFailed(
-                    f"The kernel listens on the socket {path}, on which another program listens now.",
-                    hint="Suspend or shut down the kernel that this one was branched from, then try again. The snapshot is"
-                    " untouched.",
-                )
+            if state == _LISTEN and isinstance(name, bytes) and name.startswith(b"/"):
+                path = os.fsdecode(name.rstrip(b"\0"))
+                if not path.startswith(private):
+                    found.append(path)
+    return found
 
 
-def _names_in_use() -> set[str]:
+def names_in_use() -> set[str]:
     """The paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
     found = set()
     with suppress(OSError):

@@ -30,6 +30,7 @@ from . import (
     missing_files,
     notify,
     server_files,
+    socket_directories,
     socket_images,
 )
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
@@ -119,12 +120,9 @@ def thaw(
             _put_files(restore, images)
             made = missing_files.put_in_place(images, restore.inside)
             undo.callback(missing_files.remove, made, restore.inside)
-            moved = socket_images.move(
-                images / "files.img",
-                namespaces.init_pid,
-                _new_ports(manifest.launch.own_ports, own_ports),
-                private_shm=manifest.launch.private_shm,
-            )
+            _separate_sockets(restore, images)
+            ports = _new_ports(manifest.launch.own_ports, own_ports)
+            moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
             always.callback(moved.release)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
@@ -137,6 +135,18 @@ def thaw(
         undo.pop_all()
         namespaces.close()
     return Thawed(tree, made, moved.ports)
+
+
+def _separate_sockets(restore: _Restore, images: Path) -> None:
+    """See to it that sockets in the file system find their directories, and take nobody's place."""
+    private = restore.manifest.launch.private_shm
+    paths = socket_images.listening_files(images / "files.img", private_shm=private)
+    for path in paths:
+        # Of a temporary directory that was cleaned up meanwhile, or of another machine.
+        restore.inside(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if taken := set(paths) & socket_images.names_in_use():
+        init_pid = restore.namespaces.init_pid
+        socket_directories.separate(init_pid, taken, restore.inside)
 
 
 def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int]:

@@ -1,11 +1,13 @@
 """Kernels made from a snapshot of another one, beside it."""
 
 import os
+import shutil
 import signal
 import socket
 import sys
 import uuid
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -159,19 +161,52 @@ def test_a_port_that_somebody_took_meanwhile_is_another_one_after_a_resume(clien
         assert ask(ports[0]) == ("first", result.moved_ports[ports[1]])
 
 
-def test_a_socket_file_is_not_taken_over(client, keeper, branch, short_dir):
-    path = short_dir / "named.socket"
+def connects(path):
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(20)
+        try:
+            peer.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+def test_a_branch_listens_in_a_temporary_directory_of_its_own(client, keeper, branch, short_dir):
+    path = short_dir / "temporary" / "named.socket"
+    path.parent.mkdir()
+    (path.parent / "beside").write_text("something")
+    kernel = keeper(path)
+    saved = client.wait(client.save(kernel.kernel_id).operation_id)
+    made, (port,) = branch(client, saved.snapshot_id)
+    resumed(client, made.kernel_id)
+    theirs = Path(f"/proc/{client.kernel(made.kernel_id).pid}/root{path}")
+    assert path.stat().st_ino != theirs.stat().st_ino
+    assert (theirs.parent / "beside").read_text() == "something"
+    # Again beside its original, then without it and its directory.
+    client.wait(client.suspend(made.kernel_id).operation_id)
+    resumed(client, made.kernel_id)
+    assert connects(path)
+    client.wait(client.suspend(made.kernel_id).operation_id)
+    client.kill(kernel.kernel_id)
+    shutil.rmtree(path.parent)
+    resumed(client, made.kernel_id)
+    assert ask(port)[0] == "first"
+    assert connects(path)
+
+
+def test_a_socket_elsewhere_is_not_taken_over(client, keeper, branch):
+    path = Path(f"/tmp/gpuckpt-test-{uuid.uuid4().hex}")
     kernel = keeper(path)
     saved = client.wait(client.save(kernel.kernel_id).operation_id)
     made, _ = branch(client, saved.snapshot_id)
-    with pytest.raises(ThawFailed, match=r"named\.socket") as caught:
+    with pytest.raises(ThawFailed, match="socket in /tmp,") as caught:
         resumed(client, made.kernel_id)
     assert "branched from" in caught.value.hint
     assert client.kernel(made.kernel_id).state is KernelState.SUSPENDED
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.connect(str(path))
+    assert connects(path)
     client.kill(kernel.kernel_id)
     resumed(client, made.kernel_id)
+    path.unlink()
 
 
 def test_a_daemon_that_is_killed_in_a_branch_leaves_it_suspended(
