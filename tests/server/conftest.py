@@ -343,12 +343,18 @@ def eventually():
 
 
 @pytest.fixture
-def server(daemon_env, tmp_path):
-    """A started server."""
+def own_server(daemon_env, tmp_path):
+    """A started server for one test."""
     made = Server(tmp_path, daemon_env)
     yield made.start()
     if made.process.poll() is None:
         made.kill()
+
+
+@pytest.fixture
+def server(own_server):
+    """The server of a test, in most modules."""
+    return own_server
 
 
 @pytest.fixture(scope="module")
@@ -360,6 +366,22 @@ def shared_server(module_daemon_env, tmp_path_factory):
     yield made.start()
     if made.process.poll() is None:
         made.kill()
+
+
+@pytest.fixture
+def clean_server(shared_server):
+    """The module's server, running and without kernels; a module whose tests need no server of their own calls it `server`."""
+    if shared_server.process.poll() is not None:
+        shared_server.start()
+    yield shared_server
+    for page in shared_server.pages:
+        page.close()
+    shared_server.pages = []
+    if shared_server.process.poll() is None:
+        for session in shared_server.get("api/sessions"):
+            shared_server.request("DELETE", f"api/sessions/{session['id']}")
+        for kernel in shared_server.get("api/kernels"):
+            shared_server.request("DELETE", f"api/kernels/{kernel['id']}")
 
 
 @pytest.fixture

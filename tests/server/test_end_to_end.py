@@ -12,6 +12,11 @@ from jupyter_gpuckpt.client import Client
 from tests.ports import free_port
 
 
+@pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
 def wait_until(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
@@ -240,25 +245,25 @@ def test_a_killed_server_leaves_its_kernels_running_for_the_next(server):
     wait_until(lambda: server.get("api/kernels")[0]["execution_state"] == "idle")
 
 
-def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(server, tmp_path):
-    page = server.open()
+def test_a_kernel_that_looks_for_servers_finds_this_one_and_removes_no_file(own_server, tmp_path):
+    page = own_server.open()
     page.run("from jupyter_server.serverapp import list_running_servers")
     look = "print(sorted(server['port'] for server in list_running_servers()))"
-    assert page.run(look) == f"[{server.port}]\n"
-    server.stop()
-    server.port = free_port()
-    server.start()
-    again = server.page(page.kernel_id)
-    server.do("resume", page.kernel_id)
-    assert again.run(look) == f"[{server.port}]\n"
-    server.kill()
-    server.port = free_port()
-    server.start()
+    assert page.run(look) == f"[{own_server.port}]\n"
+    own_server.stop()
+    own_server.port = free_port()
+    own_server.start()
+    again = own_server.page(page.kernel_id)
+    own_server.do("resume", page.kernel_id)
+    assert again.run(look) == f"[{own_server.port}]\n"
+    own_server.kill()
+    own_server.port = free_port()
+    own_server.start()
     # The kernel runs on under a server whose file was not there when it came back; that is seen to within seconds.
     time.sleep(6)
-    assert f"{server.port}" in server.page(page.kernel_id).run(look)
-    runtime = Path(server.env["JUPYTER_RUNTIME_DIR"])
-    assert (runtime / f"jpserver-{server.process.pid}.json").exists()
+    assert f"{own_server.port}" in own_server.page(page.kernel_id).run(look)
+    runtime = Path(own_server.env["JUPYTER_RUNTIME_DIR"])
+    assert (runtime / f"jpserver-{own_server.process.pid}.json").exists()
 
 
 def test_a_renamed_notebook_is_listed_under_its_new_name_even_after_a_kill(server):
@@ -271,12 +276,12 @@ def test_a_renamed_notebook_is_listed_under_its_new_name_even_after_a_kill(serve
     assert [s["path"] for s in server.get("api/sessions")] == ["new.ipynb"]
 
 
-def test_a_server_of_a_directory_below_lists_the_path_below_it(server, make_server):
-    (server.root / "below").mkdir()
-    page = server.open("below/notebook.ipynb")
-    server.stop()
+def test_a_server_of_a_directory_below_lists_the_path_below_it(own_server, make_server):
+    (own_server.root / "below").mkdir()
+    page = own_server.open("below/notebook.ipynb")
+    own_server.stop()
     other = make_server()
-    other.root = server.root / "below"
+    other.root = own_server.root / "below"
     other.start()
     [session] = other.get("api/sessions")
     assert (session["id"], session["path"]) == (page.session_id, "notebook.ipynb")

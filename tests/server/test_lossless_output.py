@@ -15,6 +15,11 @@ for number in range({count}):
 """
 
 
+@pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
 def lines(page, request, name="stdout"):
     """What a cell has printed so far."""
     return "".join(

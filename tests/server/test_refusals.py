@@ -6,6 +6,11 @@ import pytest
 
 
 @pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+@pytest.fixture
 def stock_kernelspec(tmp_path):
     """A kernelspec that asks for the local provisioner; gives the folder to search."""
     folder = tmp_path / "share" / "kernels" / "stock"

@@ -14,6 +14,11 @@ from jupyter_gpuckpt.client import Client
 
 
 @pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+@pytest.fixture
 def suspended(server):
     """A page of a kernel that is suspended; `x` is 41 in it."""
     page = server.open("notebook.ipynb")
@@ -139,7 +144,7 @@ IPKernelApp.launch_instance(kernel_class=Echo)
 """
 
 
-def test_a_kernel_of_another_kind_is_suspended_and_woken_as_well(server, daemon_env):
+def test_a_kernel_of_another_kind_is_suspended_and_woken_as_well(own_server, daemon_env):
     folder = Path(daemon_env["JUPYTER_DATA_DIR"]) / "kernels" / "echo"
     folder.mkdir(parents=True)
     spec = {
@@ -148,9 +153,9 @@ def test_a_kernel_of_another_kind_is_suspended_and_woken_as_well(server, daemon_
         "language": "echo",
     }
     (folder / "kernel.json").write_text(json.dumps(spec))
-    page = server.open("echo.ipynb", kernel="echo")
+    page = own_server.open("echo.ipynb", kernel="echo")
     assert page.run("one") == "one\n"
-    server.do("suspend", page.kernel_id)
+    own_server.do("suspend", page.kernel_id)
     assert page.run("two") == "one two\n"
 
 
