@@ -19,7 +19,8 @@
     ├─ OperationNotFound
     ├─ OperationCancelled
     ├─ StoreError
-    │  ├─ SnapshotNotFound, SnapshotInUse
+    │  ├─ SnapshotNotFound, SnapshotInUse, SnapshotExists
+    │  ├─ ArchiveInvalid            what was to be imported is no export, or not a whole one
     │  ├─ ObjectCorrupt, ManifestInvalid, FormatTooNew
     │  ├─ StoreUnavailable          (retryable)
     │  └─ StoreFull
@@ -169,6 +170,18 @@ class SnapshotInUse(StoreError):
     """The snapshot is being read by an operation, or a suspended kernel would be lost with it."""
 
     code = "snapshot_in_use"
+
+
+class SnapshotExists(StoreError):
+    """A snapshot of this id is in the store already."""
+
+    code = "snapshot_exists"
+
+
+class ArchiveInvalid(StoreError):
+    """What was to be imported is not an export of a snapshot, or is truncated or altered."""
+
+    code = "archive_invalid"
 
 
 class ObjectCorrupt(StoreError):

@@ -181,8 +181,11 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     host_name: str = ""
     cause: Cause = Cause.MANUAL
-    #: Retention never removes it: a user gave it a name.
+    #: Retention never removes it.
     pinned: bool = False
+    #: What its user calls it, and has to say of it. What was changed since lies beside the manifest (`store/annotation_files.py`).
+    title: str = ""
+    note: str = ""
 
 
 class Manifest(msgspec.Struct, frozen=True):

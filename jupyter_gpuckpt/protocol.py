@@ -16,6 +16,7 @@ from . import errors
 from .errors import ErrorRecord, GpuCkptError
 from .model import Cause, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo
 from .progress import ProgressRecord
+from .snapshot_records import SnapshotChange
 from .states import KernelState
 
 #: Clients and daemon refuse each other when this differs.
@@ -165,11 +166,13 @@ class Kernel(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One line of an owner's stream: a kernel of this owner changed (state or progress), or a keep-alive with neither."""
+    """One line of an owner's stream: a kernel of this owner changed (state or progress), a snapshot did, or a keep-alive."""
 
     kernel: Kernel | None = None
     #: The kernel is forgotten (killed, or ended by itself).
     gone: str = ""
+    #: Of any kernel: all owners hear of it.
+    snapshot: SnapshotChange | None = None
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -202,10 +205,12 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     jupyter: dict[str, Any] | None = None
     cause: Cause = Cause.MANUAL
-    #: Retention never removes the snapshot: a user gave it `name`.
+    #: Retention never removes the snapshot.
     pinned: bool = False
     #: What is removed when this has succeeded, of all snapshots; None: nothing.
     retention: RetentionPolicy | None = None
+    #: What its user calls the snapshot.
+    title: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -343,6 +348,8 @@ STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.StoreError: (500, 10),
     errors.SnapshotNotFound: (404, 5),
     errors.SnapshotInUse: (409, 6),
+    errors.SnapshotExists: (409, 6),
+    errors.ArchiveInvalid: (400, 2),
     errors.StoreUnavailable: (503, 7),
     errors.StoreFull: (507, 9),
     errors.DaemonUnavailable: (503, 7),

@@ -141,6 +141,15 @@ class Catalog:
         """The file of a pack."""
         return self._packs / (pack + packs.SUFFIX)
 
+    def disk_bytes(self) -> int:
+        """What all packs take on the disk."""
+
+        def find() -> int:
+            (total,) = self._connection.execute("SELECT total(length) FROM packs").fetchone()
+            return int(total)
+
+        return self._run(find)
+
     def packs_without(self, digests: set[bytes]) -> set[str]:
         """Names of the packs that hold none of `digests`."""
 

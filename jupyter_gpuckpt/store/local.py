@@ -2,6 +2,7 @@
 
 packs/<time>-<random>.pack    chunks (packs.py)
 manifests/<snapshot>.manifest one per snapshot, written last (manifests.py)
+manifests/<snapshot>.annotations what its user changed since (annotation_files.py)
 catalog.sqlite                which pack holds which chunk; can be made again (catalog.py)
 lock                          keeps it to one process (lock.py)
 """
@@ -17,19 +18,24 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from ..errors import ConfigurationError, ObjectCorrupt, StoreError, StoreFull
+import msgspec
+
+from ..errors import ConfigurationError, ObjectCorrupt, SnapshotExists, StoreError, StoreFull
 from ..model import Manifest, SnapshotInfo
-from . import faults, manifests, packs
+from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
+from . import annotation_files, faults, manifests, packs
 from .catalog import Catalog, Location
 from .codecs import CodecError, decompress, digest_of
 from .collect import collect
 from .faults import store_errors
 from .leases import Leases
+from .listing import Listed, Listing
 from .lock import StoreLock
 from .packs import Entry
 from .repack import Repacking
+from .usage import Usage
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
 
@@ -51,6 +57,8 @@ class LocalStore:
         pack_bytes: int = PACK_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        #: Told of every change, in any thread, when it is on the disk.
+        self.on_change: Callable[[SnapshotChange], None] = lambda change: None
         self.root = root
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
@@ -59,7 +67,7 @@ class LocalStore:
         self._lock = threading.RLock()
         # Keeps publishing and collecting apart. Held while files are written; taken before `_lock`.
         self._publishing = threading.RLock()
-        self._listed: dict[str, tuple[tuple[int, int, int], SnapshotInfo | None]] = {}
+        self._listing = Listing(self._manifests)
         self._rebuilt = False
         with store_errors(root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -87,6 +95,7 @@ class LocalStore:
             lock=self._lock,
             pack_bytes=pack_bytes,
         )
+        self._usage = Usage(root, self._manifests, self._catalog)
         self._end = weakref.finalize(self, _close, self._catalog, store_lock)
 
     def close(self) -> None:
@@ -185,10 +194,11 @@ class LocalStore:
     def publish(self, manifest: Manifest) -> None:
         """Make the snapshot exist: durable when this returns, and then only.
 
-        Raises ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
+        Raises SnapshotExists, ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
         """
         digests = manifests.references(manifest)
         with self._publishing, store_errors(self.root):
+            self.require_absent(manifest.info.snapshot_id)
             self.locate(digests)
             try:
                 with store_errors(self.root):
@@ -201,39 +211,116 @@ class LocalStore:
                 raise
             with self._lock:
                 self._leases.published(digests)
+        self._tell(manifest.info, SnapshotChangeKind.ADDED)
+
+    def require_absent(self, snapshot_id: str) -> None:
+        """Raise SnapshotExists if there is a snapshot of this id, also a deleted one that is still kept."""
+        if manifests.path_of(self._manifests, snapshot_id).exists():
+            raise SnapshotExists(
+                f"There is a snapshot {snapshot_id} in the store already.",
+                hint="It is the same one: use it, undo its deletion, or delete it first.",
+            )
 
     def manifest(self, snapshot_id: str) -> Manifest:
-        """The manifest, verified. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
+        """The manifest, verified, with what was changed since. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
         with store_errors(self.root):
-            return manifests.read(manifests.path_of(self._manifests, snapshot_id), Manifest)
+            manifest = manifests.read(manifests.path_of(self._manifests, snapshot_id), Manifest)
+            return msgspec.structs.replace(manifest, info=self._listing.get(snapshot_id).info)
+
+    def manifest_file(self, snapshot_id: str) -> bytes:
+        """The manifest as it lies on the disk, for an export. Raises as `manifest` does."""
+        self.manifest(snapshot_id)
+        with store_errors(self.root):
+            return manifests.path_of(self._manifests, snapshot_id).read_bytes()
 
     def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
         """What lists show, newest first, of all snapshots or of one kernel's. A damaged manifest is logged and left out."""
         with store_errors(self.root):
-            paths = list(self._manifests.glob("*" + manifests.SUFFIX))
-            infos = [info for path in paths if (info := self._info(path)) is not None]
-        names = {path.name for path in paths}
-        for name in [name for name in tuple(self._listed) if name not in names]:
-            self._listed.pop(name, None)
-        if kernel_id is not None:
-            infos = [info for info in infos if info.kernel_id == kernel_id]
-        return sorted(infos, key=lambda info: info.created, reverse=True)
+            found = [one.info for one in self._listing.all() if not one.annotations.deleted]
+        return [info for info in found if kernel_id in {None, info.kernel_id}]
+
+    def deleted(self) -> list[Listed]:
+        """The snapshots that are there only until their deletion cannot be undone any more."""
+        with store_errors(self.root):
+            return [one for one in self._listing.all() if one.annotations.deleted]
+
+    def annotate(self, snapshot_id: str, changes: dict[str, Any]) -> SnapshotInfo:
+        """Change title, note or pinned. Raises SnapshotNotFound, StoreFull, StoreUnavailable."""
+        with self._publishing, store_errors(self.root):
+            before = self._listing.get(snapshot_id)
+            after = self._listing.alter(before, changes)
+        if after != before:
+            self._tell(after.info, SnapshotChangeKind.CHANGED)
+        return after.info
+
+    def mark_deleted(self, snapshot_id: str, undo_seconds: float) -> float:
+        """Take a snapshot out of lists and use; when it goes for good (seconds since the epoch), which `purge` does.
+
+        On a full disk, and where the manifest cannot be read, it goes at once. Raises SnapshotNotFound.
+        """
+        now = time.time()
+        changes = {"deleted_at": now, "kept_until": now + undo_seconds}
+        with self._publishing, store_errors(self.root):
+            readable = self._listing.find(snapshot_id) is not None
+            if readable and undo_seconds:
+                try:
+                    with store_errors(self.root):
+                        gone = self._listing.alter(self._listing.get(snapshot_id), changes)
+                except StoreFull:
+                    logger.warning("The disk is full: snapshot %s goes at once.", snapshot_id)
+                else:
+                    self._tell(gone.info, SnapshotChangeKind.REMOVED)
+                    return now + undo_seconds
+        self.delete(snapshot_id)
+        return now
+
+    def undelete(self, snapshot_id: str) -> SnapshotInfo:
+        """Undo that; nothing to do for one that was not deleted. Raises SnapshotNotFound when it is too late."""
+        with self._publishing, store_errors(self.root):
+            listed = self._listing.find(snapshot_id)
+            if listed is not None and not listed.annotations.deleted:
+                return listed.info
+            if listed is None or listed.annotations.kept_until <= time.time():
+                raise manifests.not_found(snapshot_id)
+            back = self._listing.alter(listed, {"deleted_at": 0.0, "kept_until": 0.0})
+        self._tell(back.info, SnapshotChangeKind.RESTORED)
+        return back.info
+
+    def purge(self) -> list[str]:
+        """Remove the deleted snapshots whose time is over; their ids."""
+        with self._publishing:
+            now = time.time()
+            due = [
+                listed.info.snapshot_id
+                for listed in self.deleted()
+                if listed.annotations.kept_until <= now
+            ]
+            if due:
+                self.delete(*due)
+            return due
 
     def delete(self, *snapshot_ids: str) -> int:
-        """Remove snapshots, readable or not, and what only they needed; bytes that became free on the disk.
+        """Remove snapshots for good, readable or not, and what only they needed; bytes that became free on the disk.
 
         Chunks that others share, or that an operation in flight counts on, stay, and some that lie among those may stay for
         a while. Raises SnapshotNotFound, and then removes none.
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._publishing, store_errors(self.root):
-            for path in paths:
+            for snapshot_id, path in zip(snapshot_ids, paths, strict=True):
                 if not path.exists():
-                    manifests.read(path, manifests.Listed)  # raises SnapshotNotFound
+                    raise manifests.not_found(snapshot_id)
+            listed = [self._listing.find(snapshot_id) for snapshot_id in snapshot_ids]
             for path in paths:
                 path.unlink()
+                # After it, or a crash in between would bring a deleted snapshot back.
+                path.with_suffix(annotation_files.SUFFIX).unlink(missing_ok=True)
             packs.sync_directory(self._manifests)
             freed = self.sweep()
+        for snapshot_id, one in zip(snapshot_ids, listed, strict=True):
+            if one is None or not one.annotations.deleted:  # else it was told when that happened
+                kernel_id = one.info.kernel_id if one else ""
+                self.on_change(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.REMOVED))
         try:
             with store_errors(self.root):
                 return freed + self._repacking.run()
@@ -252,6 +339,11 @@ class LocalStore:
         """Scales for retention."""
         return Weights(self.root, self._manifests, self._catalog)
 
+    def usage(self) -> StoreUsage:
+        """What the snapshots take. Reads manifests when there are others than the last time: to be called in a thread."""
+        with store_errors(self.root):
+            return self._usage.of(self.snapshots())
+
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
         digests = manifests.references(self.manifest(snapshot_id))
@@ -265,22 +357,8 @@ class LocalStore:
         with store_errors(self.root):
             return faults.free_bytes(self.root)
 
-    def _info(self, path: Path) -> SnapshotInfo | None:
-        """From memory if the file is the one that was read before, as lists are asked for often."""
-        try:
-            facts = path.stat()
-            identity = (facts.st_ino, facts.st_size, facts.st_mtime_ns)
-            known = self._listed.get(path.name)
-            if known is None or known[0] != identity:
-                info = None
-                try:
-                    info = manifests.read(path, manifests.Listed).info
-                except StoreError as error:
-                    logger.warning("A snapshot is left out of the list: %s", error)
-                known = self._listed[path.name] = (identity, info)
-        except FileNotFoundError:  # deleted meanwhile
-            return None
-        return known[1]
+    def _tell(self, info: SnapshotInfo, change: SnapshotChangeKind) -> None:
+        self.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, change))
 
     def _remove_leftovers(self) -> None:
         for path in (
@@ -289,6 +367,9 @@ class LocalStore:
         ):
             logger.info("Removing %s, which a crash left half-written.", path)
             path.unlink(missing_ok=True)
+        for path in self._manifests.glob("*" + annotation_files.SUFFIX):
+            if not path.with_suffix(manifests.SUFFIX).exists():
+                path.unlink(missing_ok=True)
 
 
 def _close(catalog: Catalog, lock: StoreLock) -> None:

@@ -23,6 +23,9 @@ SUFFIX = ".manifest"
 #: Follows the name of a manifest that is being written; whatever is called so when a store opens was cut off.
 TEMPORARY = ".tmp"
 
+#: A manifest has some 40 bytes for each chunk, which is a quarter of a megabyte of memory as a rule.
+MOST_BYTES = 1 << 30
+
 _HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
 _MAGIC = b"GPUCKPT\n"
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -59,20 +62,24 @@ def path_of(directory: Path, snapshot_id: str) -> Path:
 def write(directory: Path, manifest: Manifest) -> None:
     """Write the manifest so that it is there completely or not at all, also after a power cut. Raises OSError."""
     path = path_of(directory, manifest.info.snapshot_id)
-    temporary = path.with_name(path.name + TEMPORARY)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
+    replace_file(path, _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file that has its new content or its old one, also after a power cut. Raises OSError."""
+    temporary = path.with_name(path.name + TEMPORARY)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
         with open(os.open(temporary, flags, 0o600), "wb") as file:  # noqa: PTH123 - a descriptor
-            file.write(_HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)))
-            file.write(body)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(directory)
+    sync_directory(path.parent)
 
 
 def read(path: Path, kind: type[_Part]) -> _Part:
@@ -80,14 +87,24 @@ def read(path: Path, kind: type[_Part]) -> _Part:
 
     Raises SnapshotNotFound, ManifestInvalid (naming file and snapshot), FormatTooNew, OSError.
     """
-    snapshot_id = path.name.removesuffix(SUFFIX)
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise SnapshotNotFound(
-            f"There is no snapshot {snapshot_id}.",
-            hint="It may have been deleted; list the snapshots again.",
-        ) from error
+        raise not_found(path.name.removesuffix(SUFFIX)) from error
+    return parse(path, data, kind)
+
+
+def not_found(snapshot_id: str) -> SnapshotNotFound:
+    """The error for a snapshot that is not, or no longer, there."""
+    return SnapshotNotFound(
+        f"There is no snapshot {snapshot_id}.",
+        hint="It may have been deleted; list the snapshots again.",
+    )
+
+
+def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
+    """What `read` makes of the content of `path`."""
+    snapshot_id = path.name.removesuffix(SUFFIX)
     if len(data) < _HEADER.size:
         raise _invalid(path, "it is truncated")
     magic, version, digest = _HEADER.unpack_from(data)
@@ -102,6 +119,9 @@ def read(path: Path, kind: type[_Part]) -> _Part:
     if digest_of(body) != digest:
         raise _invalid(path, "it is truncated or was altered")
     try:
+        length = zstandard.frame_content_size(body)
+        if length > MOST_BYTES:
+            raise _invalid(path, f"it would be {length:,} bytes long")
         part = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(body), type=kind)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise _invalid(path, f"it does not make sense ({error})") from error

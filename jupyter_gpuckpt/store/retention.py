@@ -14,7 +14,7 @@ from ..protocol import Verdict
 
 NEEDED = "a kernel needs it"
 LATEST = "the latest of a kernel that can go on from it"
-PINNED = "it has a name of its own"
+PINNED = "it is pinned"
 MANUAL = "taken by hand"
 NO_RULE = "no rule is set"
 WITHIN_BUDGET = "within the limit of bytes"

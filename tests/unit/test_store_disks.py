@@ -145,6 +145,19 @@ def test_a_snapshot_can_be_deleted_from_a_full_disk(mount):
         ).new_bytes
 
 
+def test_a_deletion_on_a_full_disk_makes_room_at_once(mount):
+    disk = mount("size=4m")
+    with LocalStore(disk / "store") as store:
+        streams = pack(
+            [BytesSource("a", os.urandom(2 << 20))], store, threads=2, progress=Progress()
+        ).streams
+        store.publish(manifest(*streams))
+        fill(disk)
+        store.mark_deleted("s1", 60)
+        assert store.deleted() == []
+        assert store.free_bytes() > 1 << 20
+
+
 def test_a_disk_without_a_byte_left_is_said_when_the_store_is_opened(mount):
     disk = mount("size=1m")
     fill(disk)

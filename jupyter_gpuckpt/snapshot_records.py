@@ -1,0 +1,92 @@
+"""What the daemon and its clients say to each other about snapshots: part of the protocol (`protocol.py` has the rest)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from .model import SnapshotInfo
+
+
+class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
+    """GET /snapshots: a snapshot as it is now. `deleted_at`: when it was deleted, if that can still be undone, which it can until
+    `kept_until` (seconds since the epoch)."""
+
+    #: A kernel is in it, or is just coming out of it: it cannot be deleted.
+    needed: bool = False
+    #: Its kernel is one of this daemon's, running or suspended.
+    kernel_live: bool = False
+    deleted_at: float | None = None
+    kept_until: float | None = None
+
+
+class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """PATCH /snapshots/{id}: what is None stays as it is."""
+
+    title: Annotated[str, msgspec.Meta(max_length=300)] | None = None
+    note: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
+    pinned: bool | None = None
+
+
+class SnapshotChangeKind(StrEnum):
+    """What became of a snapshot; `restored`: its deletion was undone."""
+
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+    RESTORED = "restored"
+
+
+class SnapshotChange(msgspec.Struct, frozen=True):
+    """A snapshot came, changed or went. `kernel_id` is empty where its manifest cannot be read."""
+
+    snapshot_id: str
+    kernel_id: str
+    change: SnapshotChangeKind
+
+
+class Verification(msgspec.Struct, frozen=True):
+    """POST /snapshots/{id}/verify: every chunk was read and its digest compared. `checked_bytes`: before compression."""
+
+    snapshot_id: str
+    ok: bool
+    checked_bytes: int
+    seconds: float
+    #: What is damaged, a sentence each; beyond a hundred they are only counted.
+    problems: list[str] = []
+
+
+class NameUsage(msgspec.Struct, frozen=True):
+    """What the snapshots of one name, a notebook's path as a rule, take. `exclusive_bytes`: what no other name's snapshots need."""
+
+    name: str
+    snapshots: int
+    stored_bytes: int
+    raw_bytes: int
+    exclusive_bytes: int
+
+
+class Growth(msgspec.Struct, frozen=True):
+    """By when (seconds since the epoch) how many bytes the snapshots that exist had brought."""
+
+    time: float
+    stored_bytes: int
+
+
+class StoreUsage(msgspec.Struct, frozen=True):
+    """GET /store: what snapshots hold (`raw_bytes`), what of it differs (`unique_bytes`), what that takes compressed
+    (`stored_bytes`), and what the store takes on its disk (`disk_bytes`), deleted snapshots that are still kept included."""
+
+    path: str
+    free_bytes: int
+    disk_bytes: int
+    stored_bytes: int
+    raw_bytes: int
+    unique_bytes: int
+    snapshots: int
+    #: Largest first.
+    by_name: list[NameUsage] = []
+    #: Oldest first, sixty at most.
+    growth: list[Growth] = []

@@ -1,0 +1,96 @@
+"""What lists show of all snapshots, kept in memory for as long as the files on the disk are the same: lists are asked for often.
+
+Nothing here takes a lock for the files: who changes them does (`local.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from ..errors import StoreError
+from ..model import SnapshotInfo
+from . import annotation_files, manifests
+from .annotation_files import Annotations
+
+logger = logging.getLogger(__name__)
+
+_Identity = tuple[int, int, int]
+
+
+class Listed(NamedTuple):
+    """A snapshot as its user made it: `info` has the annotations' title, note and pin."""
+
+    info: SnapshotInfo
+    annotations: Annotations
+
+
+class Listing:
+    """Of one folder of manifests. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, tuple[tuple[_Identity, _Identity], Listed | None]] = {}
+
+    def all(self) -> list[Listed]:
+        """Newest first, deleted ones included. A damaged manifest is logged and left out. Raises OSError."""
+        paths = list(self._directory.glob("*" + manifests.SUFFIX))
+        found = [listed for path in paths if (listed := self._look(path)) is not None]
+        names = {path.name for path in paths}
+        for name in [name for name in tuple(self._known) if name not in names]:
+            self._known.pop(name, None)
+        return sorted(found, key=lambda listed: listed.info.created, reverse=True)
+
+    def find(self, snapshot_id: str) -> Listed | None:
+        """One of them; None where there is none that can be read. Raises OSError."""
+        return self._look(manifests.path_of(self._directory, snapshot_id))
+
+    def get(self, snapshot_id: str) -> Listed:
+        """One that is not deleted. Raises SnapshotNotFound, OSError."""
+        listed = self.find(snapshot_id)
+        if listed is None or listed.annotations.deleted:
+            raise manifests.not_found(snapshot_id)
+        return listed
+
+    def alter(self, listed: Listed, changes: dict[str, Any]) -> Listed:
+        """Change annotations; on return that is on the disk. Raises FormatTooNew, OSError."""
+        path = annotation_files.path_of(self._directory, listed.info.snapshot_id)
+        before = annotation_files.read(path)  # raises what is only logged for lists
+        altered = msgspec.structs.replace(before, **changes)
+        if altered != before:
+            annotation_files.write(path, altered)
+        return Listed(altered.over(listed.info), altered)
+
+    def _look(self, path: Path) -> Listed | None:
+        beside = path.with_suffix(annotation_files.SUFFIX)
+        identity = (_identity(path), _identity(beside))
+        known = self._known.get(path.name)
+        if known is None or known[0] != identity:
+            known = self._known[path.name] = (identity, _read(path, beside))
+        return known[1]
+
+
+def _read(path: Path, beside: Path) -> Listed | None:
+    try:
+        info = manifests.read(path, manifests.Listed).info
+    except StoreError as error:
+        if path.exists():
+            logger.warning("A snapshot is left out of the list: %s", error)
+        return None
+    try:
+        said = annotation_files.read(beside)
+    except StoreError as error:
+        logger.warning("That snapshot stays as it is: %s", error)
+        said = Annotations(pinned=True)
+    return Listed(said.over(info), said)
+
+
+def _identity(path: Path) -> _Identity:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return (0, 0, 0)
+    return (facts.st_ino, facts.st_size, facts.st_mtime_ns)

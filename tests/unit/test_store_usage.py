@@ -1,0 +1,85 @@
+"""What snapshots take: counted once where it is the same, and whose it is."""
+
+import os
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.model import Sizes, SnapshotInfo
+from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.usage import MOST_POINTS, growth
+from tests.unit.test_store_local import manifest, pack_files, put
+
+A, B, C, D = (os.urandom(10_000 * number) for number in range(1, 5))
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store") as store:
+        yield store
+
+
+def publish(store, snapshot_id, name, *chunks, created):
+    made = manifest(snapshot_id, *chunks, created=created)
+    new = put(store, *chunks)
+    raw = sum(map(len, chunks))
+    info = msgspec.structs.replace(made.info, name=name, sizes=Sizes(raw, raw, new, 0))
+    store.publish(msgspec.structs.replace(made, info=info))
+
+
+def test_shared_chunks_count_once_and_belong_to_nobody_alone(store):
+    publish(store, "s1", "a.ipynb", A, B, created=1)
+    publish(store, "s2", "a.ipynb", B, C, C, created=2)
+    publish(store, "s3", "b.ipynb", B, D, created=3)
+    usage = store.usage()
+    assert (usage.snapshots, usage.path) == (3, str(store.root))
+    assert usage.stored_bytes == usage.unique_bytes == len(A + B + C + D)
+    assert usage.raw_bytes == len(A + B + B + C + C + B + D)
+    assert usage.disk_bytes > sum(path.stat().st_size for path in pack_files(store))
+    assert abs(usage.free_bytes - store.free_bytes()) < 1 << 30
+    first, second = usage.by_name
+    assert (first.name, first.snapshots, first.stored_bytes) == ("a.ipynb", 2, len(A + B + C))
+    assert (first.exclusive_bytes, first.raw_bytes) == (len(A + C), len(A + B + B + C + C))
+    assert (second.name, second.stored_bytes, second.exclusive_bytes) == (
+        "b.ipynb",
+        len(B + D),
+        len(D),
+    )
+    grown = [len(A + B), len(A + B + C), len(A + B + C + D)]
+    assert [(point.time, point.stored_bytes) for point in usage.growth] == list(
+        zip([1, 2, 3], grown, strict=True)
+    )
+
+
+def test_it_follows_the_snapshots(store):
+    assert (store.usage().snapshots, store.usage().by_name, store.usage().growth) == (0, [], [])
+    publish(store, "s1", "a.ipynb", A, created=1)
+    publish(store, "s2", "b.ipynb", A, B, created=2)
+    assert [one.exclusive_bytes for one in store.usage().by_name] == [len(B), 0]
+    store.mark_deleted("s2", 60)
+    usage = store.usage()
+    assert [(one.name, one.exclusive_bytes) for one in usage.by_name] == [("a.ipynb", len(A))]
+    assert usage.stored_bytes == len(A)
+    assert usage.disk_bytes > len(A + B)  # it may come back
+    store.undelete("s2")
+    assert store.usage().stored_bytes == len(A + B)
+
+
+def test_manifests_are_read_once(store, monkeypatch):
+    publish(store, "s1", "a.ipynb", A, created=1)
+    first = store.usage()
+    monkeypatch.setattr(manifests, "read", lambda *_: pytest.fail("read again"))
+    assert store.usage().by_name == first.by_name
+
+
+def test_growth_is_thinned_out_but_ends_where_it_ends():
+    infos = [
+        SnapshotInfo(f"s{number}", "k", number, "save", sizes=Sizes(new_bytes=10))
+        for number in range(1000)
+    ]
+    points = growth(infos)
+    assert len(points) == MOST_POINTS
+    assert (points[0].stored_bytes, points[-1].stored_bytes) == (10, 10_000)
+    assert points == sorted(points, key=lambda point: point.time)
+    assert [point.stored_bytes for point in growth(infos[:2])] == [10, 20]
