@@ -77,7 +77,7 @@ class PackFile:
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         try:
-            _write(self._descriptor, _HEADER.pack(_HEADER_MAGIC, FORMAT_VERSION), 0)
+            _write(self._descriptor, file_header(), 0)
         except OSError:
             self.discard()
             raise
@@ -99,7 +99,7 @@ class PackFile:
             group = entries[first : first + _RECORDS_PER_CALL]
             pieces: list[bytes | memoryview] = []
             for entry, payload in zip(group, payloads[first:], strict=False):
-                pieces += (_record_header(entry), payload)
+                pieces += (record_header(entry), payload)
             start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
             written = os.pwritev(self._descriptor, pieces, start)
             if written < end - start:
@@ -109,11 +109,7 @@ class PackFile:
     def seal(self) -> int:
         """Write the index, bring all to the disk, give the file its final name; its length in bytes. Raises OSError."""
         entries = sorted(self.entries, key=lambda entry: entry.offset)
-        index = b"".join(
-            _INDEX.pack(e.digest, e.offset, e.stored_length, e.raw_length, e.codec) for e in entries
-        )
-        trailer = _TRAILER.pack(self._end, len(entries), digest_of(index), _TRAILER_MAGIC)
-        _write(self._descriptor, index + trailer, self._end)
+        _write(self._descriptor, file_end(entries, self._end), self._end)
         os.fsync(self._descriptor)
         length = os.fstat(self._descriptor).st_size
         self._path = self._path.rename(self._final)
@@ -140,7 +136,7 @@ def read_index(path: Path) -> list[Entry]:
     Raises ObjectCorrupt when the pack is truncated or its index altered, FormatTooNew, OSError.
     """
     with path.open("rb") as file:
-        _check_header(path, file.read(HEADER_BYTES))
+        check_header(path, file.read(HEADER_BYTES))
         length = os.fstat(file.fileno()).st_size
         if length < HEADER_BYTES + _TRAILER.size:
             raise _damaged(path, "it is truncated")
@@ -162,18 +158,18 @@ def scan(path: Path) -> Iterator[Entry]:
     """
     with path.open("rb") as file:
         with suppress(ObjectCorrupt):  # the header's own bytes may be what is damaged
-            _check_header(path, file.read(HEADER_BYTES))
+            check_header(path, file.read(HEADER_BYTES))
         offset = HEADER_BYTES + RECORD_BYTES
         file.seek(HEADER_BYTES)
         while len(header := file.read(RECORD_BYTES)) == RECORD_BYTES:
-            magic, codec, stored_length, raw_length, digest = _RECORD.unpack(header)
-            if magic != _RECORD_MAGIC:
+            entry = parse_record_header(header, offset - RECORD_BYTES)
+            if entry is None:
                 return
-            payload = file.read(stored_length)
+            payload = file.read(entry.stored_length)
             with suppress(CodecError, MemoryError):
-                if digest_of(decompress(codec, payload, raw_length)) == digest:
-                    yield Entry(digest, offset, stored_length, raw_length, codec)
-            offset += stored_length + RECORD_BYTES
+                if digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest:
+                    yield entry
+            offset += entry.stored_length + RECORD_BYTES
 
 
 def read_payload(path: Path, entry: Entry) -> bytes:
@@ -181,7 +177,7 @@ def read_payload(path: Path, entry: Entry) -> bytes:
     length = RECORD_BYTES + entry.stored_length
     record = bytearray(length)
     got = read_run(path, entry.offset - RECORD_BYTES, memoryview(record))
-    if got != length or record[:RECORD_BYTES] != _record_header(entry):
+    if got != length or record[:RECORD_BYTES] != record_header(entry):
         raise damaged_chunk(path, entry.digest, "its record is missing, truncated or altered")
     return bytes(memoryview(record)[RECORD_BYTES:])
 
@@ -219,13 +215,36 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def _record_header(entry: Entry) -> bytes:
+def file_header() -> bytes:
+    """What a pack begins with."""
+    return _HEADER.pack(_HEADER_MAGIC, FORMAT_VERSION)
+
+
+def record_header(entry: Entry) -> bytes:
+    """What a record begins with."""
     return _RECORD.pack(
         _RECORD_MAGIC, entry.codec, entry.stored_length, entry.raw_length, entry.digest
     )
 
 
-def _check_header(path: Path, header: bytes) -> None:
+def parse_record_header(header: bytes, offset: int) -> Entry | None:
+    """The record that `header`, found at `offset`, begins; None where it is no record, as after the last one."""
+    magic, codec, stored_length, raw_length, digest = _RECORD.unpack(header)
+    if magic != _RECORD_MAGIC:
+        return None
+    return Entry(digest, offset + RECORD_BYTES, stored_length, raw_length, codec)
+
+
+def file_end(entries: Sequence[Entry], start: int) -> bytes:
+    """Index and trailer, which follow the records at `start`; `entries` in the order of their offsets."""
+    index = b"".join(
+        _INDEX.pack(e.digest, e.offset, e.stored_length, e.raw_length, e.codec) for e in entries
+    )
+    return index + _TRAILER.pack(start, len(entries), digest_of(index), _TRAILER_MAGIC)
+
+
+def check_header(path: Path, header: bytes) -> None:
+    """Raise ObjectCorrupt if a pack does not begin like this, FormatTooNew."""
     if len(header) < HEADER_BYTES:
         raise _damaged(path, "it is truncated")
     magic, version = _HEADER.unpack(header)

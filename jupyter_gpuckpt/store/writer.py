@@ -165,6 +165,9 @@ class PackWriter:
         finally:
             if not self._finished:
                 self._abandon(error)
+            elif error is not None:  # no manifest will be published
+                with self._store_lock:
+                    self._leases.release(self._lease)
             self._sealer.shutdown()
 
     def _choose(self) -> PackFile:

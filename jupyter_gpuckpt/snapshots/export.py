@@ -1,0 +1,120 @@
+"""A snapshot as a tar archive that is a store of its own: packs with exactly its chunks, its annotations, its manifest.
+
+    manifests/<snapshot>.annotations   first: who reads it knows at once whose snapshot this is
+    packs/<time>-<random>.pack
+    manifests/<snapshot>.manifest      last, as in a store: an archive that was cut off holds no snapshot
+
+Unpacked into an empty directory it can be used as a store. All lengths are known before the first byte is sent, no file is
+written, and one chunk is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..store import annotation_files, manifests, packs
+from ..store.annotation_files import Annotations
+from ..store.codecs import CodecError, decompress, digest_of
+from ..store.local import LocalStore
+from ..store.pack_streams import PackPlan
+from ..store.packs import Entry
+from ..store.writer import PACK_BYTES
+
+#: A piece is this long at least, so that handing it on costs little.
+_PIECE_BYTES = 1 << 20
+_END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+class Export:
+    """An archive that can be read once. `length`: of all of it, in bytes."""
+
+    def __init__(self, store: LocalStore, snapshot_id: str, pack_bytes: int) -> None:
+        self._store = store
+        manifest = store.manifest(snapshot_id)
+        info = manifest.info
+        said = Annotations(title=info.title, note=info.note, pinned=info.pinned)
+        name = f"manifests/{snapshot_id}"
+        self._modified = int(info.created)
+        self._first = (name + annotation_files.SUFFIX, annotation_files.encoded(said))
+        self._last = (name + manifests.SUFFIX, store.manifest_file(snapshot_id))
+        self._plans = _plans(store, manifests.references(manifest), pack_bytes)
+        self.length = (
+            sum(map(_length_as_member, (len(self._first[1]), len(self._last[1]))))
+            + sum(_length_as_member(plan.length) for plan in self._plans)
+            + len(_END)
+        )
+
+    def pieces(self) -> Iterator[bytes]:
+        """The archive. Raises ObjectCorrupt at a chunk that is damaged, StoreUnavailable: what was read then is of no use."""
+        gathered: list[bytes] = []
+        room = _PIECE_BYTES
+        for piece in self._parts():
+            gathered.append(piece)
+            room -= len(piece)
+            if room <= 0:
+                yield b"".join(gathered)
+                gathered, room = [], _PIECE_BYTES
+        yield b"".join(gathered)
+
+    def _parts(self) -> Iterator[bytes]:
+        yield from self._small(*self._first)
+        for plan in self._plans:
+            yield self._header(f"packs/{packs.new_name()}{packs.SUFFIX}", plan.length)
+            yield from plan.pieces(self._read)
+            yield _padding(plan.length)
+        yield from self._small(*self._last)
+        yield _END
+
+    def _read(self, digest: bytes) -> tuple[int, bytes, int]:
+        codec, payload, raw_length = self._store.read(digest)
+        try:
+            intact = digest_of(decompress(codec, payload, raw_length)) == digest
+        except CodecError:
+            intact = False
+        if not intact:
+            self._store.load(digest)  # raises, naming the pack
+        return codec, payload, raw_length
+
+    def _small(self, name: str, content: bytes) -> Iterator[bytes]:
+        yield self._header(name, len(content))
+        yield content
+        yield _padding(len(content))
+
+    def _header(self, name: str, length: int) -> bytes:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode, member.mtime = length, 0o600, self._modified
+        return member.tobuf(tarfile.USTAR_FORMAT)
+
+
+@contextmanager
+def export(
+    store: LocalStore, snapshot_id: str, *, pack_bytes: int = PACK_BYTES
+) -> Iterator[Export]:
+    """An archive of a snapshot; inside, nothing that it needs goes. Raises SnapshotNotFound, ManifestInvalid, ObjectCorrupt."""
+    digests = manifests.references(store.manifest(snapshot_id))
+    with store.holding(digests):
+        yield Export(store, snapshot_id, pack_bytes)
+
+
+def _plans(store: LocalStore, digests: set[bytes], pack_bytes: int) -> list[PackPlan]:
+    """Packs of about `pack_bytes`, with the chunks as they lie on the disk."""
+    groups: list[Sequence[Entry]] = []
+    room = 0
+    for place in sorted(store.locate(digests).values()):
+        if room <= 0:
+            group: list[Entry] = []
+            groups.append(group)
+            room = pack_bytes
+        group.append(Entry(place.digest, place.offset, *place[3:]))
+        room -= place.stored_length
+    return [PackPlan(group) for group in groups]
+
+
+def _length_as_member(length: int) -> int:
+    return tarfile.BLOCKSIZE + length + len(_padding(length))
+
+
+def _padding(length: int) -> bytes:
+    return bytes(-length % tarfile.BLOCKSIZE)

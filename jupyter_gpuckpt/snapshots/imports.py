@@ -1,0 +1,200 @@
+"""Snapshots from archives that `export.py` made, here or on another machine.
+
+The archive comes as a stream and may come from anybody: names lead nowhere, lengths are bounded before anything is read, and
+no byte is believed. Chunks go into the store as they come, each compared with its digest; what the store has already is not
+stored again. Snapshots are listed when the archive has ended as it should and everything they need is there; whatever happens
+before that leaves the store as it was. An archive of a whole store (`tar`) is taken as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+import msgspec
+
+from ..errors import (
+    ArchiveInvalid,
+    GpuCkptError,
+    ManifestInvalid,
+    SnapshotNotFound,
+    StoreError,
+)
+from ..model import Manifest, SnapshotInfo
+from ..store import annotation_files, manifests, pack_streams
+from ..store.annotation_files import Annotations
+from ..store.local import LocalStore
+from ..store.pack_streams import Take
+from ..store.writer import PackWriter, Record
+
+logger = logging.getLogger(__name__)
+
+#: All manifests and annotations of an archive together, which are in memory until its end.
+_MOST_HELD_BYTES = 256 << 20
+#: Chunks are appended when they are as many bytes together.
+_APPEND_BYTES = 8 << 20
+_SKIP_BYTES = 1 << 20
+_NAME = re.compile(r"(packs|manifests)/([A-Za-z0-9_][A-Za-z0-9._-]*)\.(pack|manifest|annotations)")
+#: What else lies in a store.
+_IGNORED = re.compile(r"\.?|packs|manifests|catalog\.sqlite(-\w+)?|lock")
+
+
+def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
+    """Bring in the snapshots of an archive; `take` gives the next so many bytes of it, fewer only at its end.
+
+    Raises ArchiveInvalid, SnapshotExists, FormatTooNew, StoreFull, StoreUnavailable, and what `take` raises.
+    """
+    try:
+        with store.writer() as writer:
+            found = _Archive(store, writer, take).read()
+            writer.finish()
+            return _publish(store, found)
+    except BaseException:
+        # What came in goes again, as far as nobody else counts on it by now.
+        try:
+            store.sweep()
+        except StoreError as error:
+            logger.warning("Packs of an import that failed are still there: %s", error)
+        raise
+
+
+class _Archive:
+    """One archive while it is read."""
+
+    def __init__(self, store: LocalStore, writer: PackWriter, take: Take) -> None:
+        self._store, self._writer, self._source = store, writer, take
+        self._manifests: dict[str, Manifest] = {}
+        self._annotations: dict[str, Annotations] = {}
+        self._held_bytes = 0
+
+    def read(self) -> list[tuple[Manifest, Annotations]]:
+        """The snapshots in it, whose chunks are all in the store now."""
+        for member in self._members():
+            name = _name_of(member)
+            match = _NAME.fullmatch(name)
+            if match is None:
+                self._skip(member.size)
+            elif match[3] == "pack":
+                self._pack(name, member.size)
+            elif match[3] == "manifest":
+                self._manifest(match[2], member.size)
+            else:
+                self._annotation(match[2], member.size)
+            self._take(-member.size % tarfile.BLOCKSIZE)
+        if not self._manifests:
+            raise _invalid("there is no snapshot in it")
+        for snapshot_id, manifest in self._manifests.items():
+            digests = manifests.references(manifest)
+            missing = len(digests) - len(self._writer.known(digests))
+            if missing:
+                raise _invalid(f"{missing} chunks of snapshot {snapshot_id} are missing")
+        return [
+            (manifest, self._annotations.get(snapshot_id, Annotations()))
+            for snapshot_id, manifest in self._manifests.items()
+        ]
+
+    def _members(self) -> Iterator[tarfile.TarInfo]:
+        # Not tarfile's own reader: that takes extended headers into memory, however long they say they are.
+        while True:
+            block = self._take(tarfile.BLOCKSIZE)
+            if not block.strip(b"\0"):
+                self._take(tarfile.BLOCKSIZE)
+                while self._source(_SKIP_BYTES):  # tar fills its last record
+                    pass
+                return
+            try:
+                member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+            except tarfile.HeaderError as error:
+                raise _invalid("it is no tar archive, or was altered") from error
+            if member.isdir():
+                member.size = 0
+            elif not member.isreg() or member.size < 0:
+                raise _invalid(f"{member.name!r} in it is no ordinary file")
+            yield member
+
+    def _pack(self, name: str, length: int) -> None:
+        gathered: list[Record] = []
+        size = 0
+        for record in pack_streams.records(PurePosixPath(name).name, length, self._take):
+            gathered.append(record)
+            size += len(record.payload)
+            if size >= _APPEND_BYTES:
+                self._writer.append_all(gathered)
+                gathered, size = [], 0
+        if gathered:
+            self._writer.append_all(gathered)
+
+    def _manifest(self, snapshot_id: str, length: int) -> None:
+        self._require_new(snapshot_id)
+        path = manifests.path_of(self._store.root, snapshot_id)
+        try:
+            self._manifests[snapshot_id] = manifests.parse(path, self._held(length), Manifest)
+        except ManifestInvalid as error:
+            raise _invalid(error.message.rstrip(".")) from error
+
+    def _annotation(self, snapshot_id: str, length: int) -> None:
+        self._require_new(snapshot_id)
+        try:
+            said = annotation_files.parse(snapshot_id, self._held(length))
+        except msgspec.DecodeError as error:
+            raise _invalid(f"the annotations of {snapshot_id} do not make sense") from error
+        self._annotations[snapshot_id] = msgspec.structs.replace(
+            said, deleted_at=0.0, kept_until=0.0
+        )
+
+    def _held(self, length: int) -> bytes:
+        """The next bytes, which stay in memory."""
+        self._held_bytes += tarfile.BLOCKSIZE + length
+        if self._held_bytes > _MOST_HELD_BYTES:
+            raise _invalid("its manifests are longer than can be")
+        return self._take(length)
+
+    def _require_new(self, snapshot_id: str) -> None:
+        try:
+            self._store.require_absent(snapshot_id)
+        except SnapshotNotFound as error:
+            raise _invalid(f"{snapshot_id!r} is not the id of a snapshot") from error
+
+    def _skip(self, length: int) -> None:
+        while length:
+            length -= len(self._take(min(length, _SKIP_BYTES)))
+
+    def _take(self, count: int) -> bytes:
+        taken = self._source(count)
+        if len(taken) < count:
+            raise _invalid("it is truncated")
+        return taken
+
+
+def _publish(store: LocalStore, found: list[tuple[Manifest, Annotations]]) -> list[SnapshotInfo]:
+    done: list[SnapshotInfo] = []
+    try:
+        for manifest, said in found:
+            store.publish(manifest)
+            done.append(manifest.info)
+            changes = {name: getattr(said, name) for name in ("title", "note", "pinned")}
+            stated = {name: value for name, value in changes.items() if value is not None}
+            done[-1] = store.annotate(manifest.info.snapshot_id, stated)
+    except GpuCkptError:
+        if done:
+            store.delete(*(info.snapshot_id for info in done))
+        raise
+    return done
+
+
+def _name_of(member: tarfile.TarInfo) -> str:
+    """The member's name, which is one of those that lie in a store."""
+    name = member.name.removeprefix("./").rstrip("/")
+    if not _NAME.fullmatch(name) and not _IGNORED.fullmatch(name):
+        raise _invalid(f"{member.name!r} does not belong there")
+    return name
+
+
+def _invalid(why: str) -> ArchiveInvalid:
+    return ArchiveInvalid(
+        f"The archive cannot be imported: {why}.",
+        hint="It has to be one that `jupyter gpuckpt export` made. The store is as it was.",
+    )

@@ -1,0 +1,69 @@
+"""Is a snapshot whole? Every chunk of it is read the way a resume reads it, and compared with its digest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from ..errors import ManifestInvalid, OperationCancelled, StoreError
+from ..images.workers import share_out
+from ..snapshot_records import Verification
+from ..store import manifests
+from ..store.local import LocalStore
+
+#: Damage that is told in words; of a disk that is gone every chunk would be.
+MOST_PROBLEMS = 100
+
+
+def verify(
+    store: LocalStore, snapshot_id: str, *, threads: int, cancelled: threading.Event
+) -> Verification:
+    """Read it in `threads` threads, a chunk at a time each. What is damaged is part of the answer.
+
+    A damaged chunk is stored again by the next save that meets it. Raises SnapshotNotFound, FormatTooNew, OperationCancelled
+    as soon as `cancelled` is set.
+    """
+    began = time.monotonic()
+    try:
+        manifest = store.manifest(snapshot_id)
+    except ManifestInvalid as error:
+        return Verification(snapshot_id, False, 0, time.monotonic() - began, [error.message])
+    digests = manifests.references(manifest)
+    lock = threading.Lock()
+    problems: list[str] = []
+    checked = damaged = 0
+
+    def check(digest: bytes) -> None:
+        nonlocal checked, damaged
+        if cancelled.is_set():
+            raise OperationCancelled("The verification was cancelled.")
+        try:
+            length, problem = len(store.load(digest)), ""
+        except StoreError as error:
+            length, problem = 0, error.message
+        with lock:
+            checked += length
+            if problem:
+                damaged += 1
+                if damaged <= MOST_PROBLEMS:
+                    problems.append(problem)
+
+    def worker() -> Callable[[bytes], None]:
+        return check
+
+    with store.holding(digests):
+        share_out(_in_order(store, digests), worker, threads)
+    if damaged > MOST_PROBLEMS:
+        problems.append(f"{damaged - MOST_PROBLEMS} more chunks are damaged.")
+    seconds = time.monotonic() - began
+    return Verification(snapshot_id, not damaged, checked, seconds, problems)
+
+
+def _in_order(store: LocalStore, digests: set[bytes]) -> list[bytes]:
+    """As they lie on the disk."""
+    try:
+        places = store.locate(digests)
+    except StoreError:  # one is missing; which it is, reading each of them says
+        return list(digests)
+    return sorted(digests, key=lambda digest: places[digest])

@@ -1,0 +1,94 @@
+"""Packs that are never files here: written for somebody else from chunks of the store, and read as they come in.
+
+Either way only some chunks are in memory at a time, and each is compared with its digest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ..errors import ArchiveInvalid, ObjectCorrupt
+from . import packs
+from .codecs import CodecError, decompress, digest_of
+from .packs import HEADER_BYTES, RECORD_BYTES, Entry
+from .writer import Record
+
+#: Nothing writes chunks as long as this; it bounds what a stream can make its reader hold.
+MOST_CHUNK_BYTES = 64 << 20
+
+#: Gives the next bytes of a stream, exactly as many as are asked for.
+Take = Callable[[int], bytes]
+
+
+class PackPlan:
+    """A pack of some chunks of the store, each known by its digest and its lengths. `length`: what the pack will be long."""
+
+    def __init__(self, chunks: Sequence[Entry]) -> None:
+        end = HEADER_BYTES
+        self._entries: list[Entry] = []
+        for chunk in chunks:
+            self._entries.append(chunk._replace(offset=end + RECORD_BYTES))
+            end += RECORD_BYTES + chunk.stored_length
+        self._end = packs.file_end(self._entries, end)
+        self.length = end + len(self._end)
+
+    def pieces(self, read: Callable[[bytes], tuple[int, bytes, int]]) -> Iterator[bytes]:
+        """The pack, piece by piece; `read` gives codec, payload and raw length of a chunk. Raises ObjectCorrupt."""
+        yield packs.file_header()
+        for entry in self._entries:
+            codec, payload, raw_length = read(entry.digest)
+            if (codec, len(payload), raw_length) != (
+                entry.codec,
+                entry.stored_length,
+                entry.raw_length,
+            ):
+                raise ObjectCorrupt(
+                    f"Chunk {entry.digest.hex()[:16]} was stored again while it was exported.",
+                    hint="Try again.",
+                )
+            yield packs.record_header(entry)
+            yield payload
+        yield self._end
+
+
+def records(name: str, length: int, take: Take) -> Iterator[Record]:
+    """The chunks of the pack `name`, of which `take` gives `length` bytes, all of which are taken; every chunk is verified.
+
+    Raises ArchiveInvalid naming the pack, FormatTooNew, and what `take` raises.
+    """
+    if length < HEADER_BYTES:
+        raise _invalid(name, "it is truncated")
+    try:
+        packs.check_header(Path(name), take(HEADER_BYTES))
+    except ObjectCorrupt as error:
+        raise _invalid(name, "it does not begin as a pack does") from error
+    offset = HEADER_BYTES
+    while length - offset >= RECORD_BYTES:
+        entry = packs.parse_record_header(take(RECORD_BYTES), offset)
+        offset += RECORD_BYTES
+        if entry is None:
+            break  # the index: the records have said all that it says
+        most = min(MOST_CHUNK_BYTES, length - offset)
+        if entry.stored_length > most or entry.raw_length > MOST_CHUNK_BYTES:
+            raise _invalid(name, "a chunk in it is longer than can be")
+        payload = take(entry.stored_length)
+        offset += entry.stored_length
+        try:
+            intact = digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest
+        except CodecError as error:
+            raise _invalid(
+                name, f"chunk {entry.digest.hex()[:16]} cannot be read: {error}"
+            ) from error
+        if not intact:
+            raise _invalid(name, f"chunk {entry.digest.hex()[:16]} is not what its digest says")
+        yield Record(entry.digest, payload, entry.raw_length, entry.codec)
+    while offset < length:
+        offset += len(take(min(MOST_CHUNK_BYTES, length - offset)))
+
+
+def _invalid(name: str, why: str) -> ArchiveInvalid:
+    return ArchiveInvalid(
+        f"Pack {name} in the archive is damaged: {why}.",
+        hint="Export the snapshot again. The store is as it was.",
+    )
