@@ -43,6 +43,13 @@ class GpuCkptDaemon(Configurable):
         do not hold it. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
     ).tag(config=True)
 
+    undo_delete_for = Float(
+        daemon_settings.DEFAULT_UNDO_DELETE_SECONDS,
+        min=0.0,
+        help="""Seconds for which the deletion of a snapshot can be undone; its bytes stay on the disk until then. Default: 60.
+        0: it is gone at once.""",
+    ).tag(config=True)
+
     keep_last = Int(
         3,
         min=0,
@@ -92,6 +99,7 @@ class GpuCkptDaemon(Configurable):
             criu=self.criu,
             threads=self.threads,
             idle_exit_seconds=self.idle_exit,
+            undo_delete_seconds=self.undo_delete_for,
         )
 
     def retention(self) -> RetentionPolicy:

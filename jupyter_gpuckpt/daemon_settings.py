@@ -11,6 +11,7 @@ import msgspec
 from .errors import ConfigurationError
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
+DEFAULT_UNDO_DELETE_SECONDS = 60.0
 #: More threads than this do not make a save faster: the disk or the memory bus is the limit.
 MOST_THREADS = 16
 
@@ -26,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     criu: str = ""
     threads: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
+    undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
 
     @property
     def data(self) -> Path:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Self, TypeVar
 
 import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
+from ..model import Cause, LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -25,6 +25,12 @@ from ..protocol import (
     Result,
     SaveRequest,
     SuspendedKernel,
+)
+from ..snapshot_records import (
+    AnnotateRequest,
+    Snapshot,
+    StoreUsage,
+    Verification,
 )
 from . import calls, starting
 from .calls import Call
@@ -104,9 +110,10 @@ class AsyncClient:
         *,
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
+        title: str = "",
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
         return await self._do(calls.save(kernel_id, request))
 
     async def suspend(
@@ -118,9 +125,10 @@ class AsyncClient:
         *,
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
+        title: str = "",
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
         return await self._do(calls.suspend(kernel_id, request))
 
     async def park(self, kernel_id: str) -> Operation:
@@ -151,17 +159,43 @@ class AsyncClient:
         """Ask an operation to stop and undo what it did."""
         return await self._do(calls.cancel(operation_id))
 
-    async def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
-        """All snapshots, newest first, or those of one kernel."""
-        return await self._do(calls.snapshots(kernel_id))
+    async def snapshots(
+        self, kernel_id: str | None = None, *, path: str = "", deleted: bool = False
+    ) -> list[Snapshot]:
+        """All snapshots, newest first, or those of one kernel or notebook; with `deleted` those whose deletion can be undone."""
+        return await self._do(calls.snapshots(kernel_id, path=path, deleted=deleted))
 
     async def manifest_summary(self, snapshot_id: str) -> dict[str, Any]:
         """What is in a snapshot; never its environment or connection key."""
         return await self._do(calls.manifest_summary(snapshot_id))
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
-        """Remove a snapshot; raises SnapshotInUse when a suspended kernel needs it."""
+        """Remove a snapshot, which `undelete` can undo for a while; raises SnapshotInUse when a suspended kernel needs it."""
         await self._do(calls.delete_snapshot(snapshot_id))
+
+    async def undelete(self, snapshot_id: str) -> Snapshot:
+        """List a snapshot again; raises SnapshotNotFound when it is too late."""
+        return await self._do(calls.undelete(snapshot_id))
+
+    async def annotate(
+        self,
+        snapshot_id: str,
+        *,
+        title: str | None = None,
+        note: str | None = None,
+        pinned: bool | None = None,
+    ) -> Snapshot:
+        """Change what is given of a snapshot."""
+        request = AnnotateRequest(title, note, pinned)
+        return await self._do(calls.annotate(snapshot_id, request))
+
+    async def verify(self, snapshot_id: str) -> Verification:
+        """Read a snapshot and compare all of it with its digests; damage is part of the answer."""
+        return await self._do(calls.verify(snapshot_id))
+
+    async def store(self) -> StoreUsage:
+        """What the snapshots take."""
+        return await self._do(calls.store())
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
         """Remove the snapshots that `policy` does not keep, or only say which those are."""
@@ -188,6 +222,25 @@ class AsyncClient:
         """An operation at every change, the last one when it is over."""
         async for operation in self._lines(calls.follow(operation_id)):
             yield operation
+
+    @asynccontextmanager
+    async def export(self, snapshot_id: str) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
+        """An archive of a snapshot: its length in bytes, and what is in it. Raises ObjectCorrupt when it is cut off."""
+        call = calls.export(snapshot_id)
+        with calls.transport_errors():
+            async with self._http.stream(**call.arguments) as response:
+                if response.is_error:
+                    call.parse(response.status_code, await response.aread())
+                with calls.export_errors(snapshot_id):
+                    yield int(response.headers["Content-Length"]), response.aiter_bytes()
+
+    async def import_archive(self, pieces: AsyncIterator[bytes]) -> list[Snapshot]:
+        """Bring in the snapshots of an archive. Raises ArchiveInvalid, SnapshotExists; the store is then as it was."""
+        call = calls.import_archive()
+        await asyncio.to_thread(starting.ensure, self._target)  # an archive cannot be sent twice
+        with calls.transport_errors():
+            response = await self._http.request(**{**call.arguments, "content": pieces})
+        return call.parse(response.status_code, response.content)
 
     async def events(
         self, owner: Owner, on_loss: OnLoss = lambda error: None

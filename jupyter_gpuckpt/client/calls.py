@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 import httpx
 import msgspec
 
-from ..errors import DaemonUnavailable, ErrorRecord, error_from
-from ..model import LaunchSpec, RetentionPolicy, SnapshotInfo
+from ..errors import DaemonUnavailable, ErrorRecord, ObjectCorrupt, error_from
+from ..model import LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -34,6 +34,12 @@ from ..protocol import (
     SaveRequest,
     SignalRequest,
     SuspendedKernel,
+)
+from ..snapshot_records import (
+    AnnotateRequest,
+    Snapshot,
+    StoreUsage,
+    Verification,
 )
 
 #: What HTTP wants before a path. The host means nothing; proxies of the environment must not be asked for it.
@@ -125,6 +131,19 @@ def transport_errors() -> Iterator[None]:
         raise DaemonUnavailable(
             "The connection to gpuckptd was lost.",
             hint="Try again; the daemon is started when it is not there. Its log says what happened.",
+            details=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+@contextmanager
+def export_errors(snapshot_id: str) -> Iterator[None]:
+    """What goes wrong once the bytes of an export flow: the daemon cannot say it any more."""
+    try:
+        yield
+    except httpx.TransportError as error:
+        raise ObjectCorrupt(
+            f"The export of snapshot {snapshot_id} was cut off.",
+            hint=f"`jupyter gpuckpt verify {snapshot_id}` says whether the snapshot is damaged; the daemon's log has the reason.",
             details=f"{type(error).__name__}: {error}",
         ) from error
 
@@ -246,10 +265,13 @@ def cancel(operation_id: str) -> Call[Operation]:
     return Call(Operation, "POST", f"/operations/{operation_id}/cancel")
 
 
-def snapshots(kernel_id: str | None) -> Call[list[SnapshotInfo]]:
-    """All snapshots, or a kernel's."""
-    params = {"kernel_id": kernel_id} if kernel_id else {}
-    return Call(list[SnapshotInfo], "GET", "/snapshots", params=params)
+def snapshots(
+    kernel_id: str | None = None, *, path: str = "", deleted: bool = False
+) -> Call[list[Snapshot]]:
+    """All snapshots, or a kernel's, or a notebook's; with `deleted` those whose deletion can be undone."""
+    asked = {"kernel_id": kernel_id or "", "path": path, "deleted": "1" if deleted else ""}
+    params = {name: value for name, value in asked.items() if value}
+    return Call(list[Snapshot], "GET", "/snapshots", params=params)
 
 
 def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
@@ -260,6 +282,36 @@ def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
 def delete_snapshot(snapshot_id: str) -> Call[None]:
     """Remove a snapshot. Sweeping a large store takes a while."""
     return Call(type(None), "DELETE", f"/snapshots/{snapshot_id}", seconds=KILL_SECONDS)
+
+
+def annotate(snapshot_id: str, request: AnnotateRequest) -> Call[Snapshot]:
+    """Change a snapshot's title, note or pin."""
+    return Call(Snapshot, "PATCH", f"/snapshots/{snapshot_id}", request)
+
+
+def undelete(snapshot_id: str) -> Call[Snapshot]:
+    """Undo the deletion of a snapshot."""
+    return Call(Snapshot, "POST", f"/snapshots/{snapshot_id}/undelete")
+
+
+def verify(snapshot_id: str) -> Call[Verification]:
+    """Read all of a snapshot. No deadline: it may be as large as a disk."""
+    return Call(Verification, "POST", f"/snapshots/{snapshot_id}/verify", seconds=None)
+
+
+def export(snapshot_id: str) -> Call[bytes]:
+    """A stream of bytes."""
+    return Call(bytes, "GET", f"/snapshots/{snapshot_id}/export", seconds=None)
+
+
+def import_archive() -> Call[list[Snapshot]]:
+    """Sent with a stream of bytes as its body."""
+    return Call(list[Snapshot], "POST", "/snapshots/import", seconds=None)
+
+
+def store() -> Call[StoreUsage]:
+    """What the snapshots take. The first time all manifests are read."""
+    return Call(StoreUsage, "GET", "/store", seconds=KILL_SECONDS)
 
 
 def prune(policy: RetentionPolicy, *, dry_run: bool) -> Call[PruneReport]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self, TypeVar
 
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import Cause, LaunchSpec, RetentionPolicy, SnapshotInfo
+from ..model import Cause, LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -22,6 +23,12 @@ from ..protocol import (
     Result,
     SaveRequest,
     SuspendedKernel,
+)
+from ..snapshot_records import (
+    AnnotateRequest,
+    Snapshot,
+    StoreUsage,
+    Verification,
 )
 from . import calls, starting
 from .calls import Call
@@ -104,9 +111,10 @@ class Client:
         *,
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
+        title: str = "",
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
         return self._do(calls.save(kernel_id, request))
 
     def suspend(
@@ -118,9 +126,10 @@ class Client:
         *,
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
+        title: str = "",
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
         return self._do(calls.suspend(kernel_id, request))
 
     def park(self, kernel_id: str) -> Operation:
@@ -151,17 +160,43 @@ class Client:
         """Ask an operation to stop and undo what it did."""
         return self._do(calls.cancel(operation_id))
 
-    def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
-        """All snapshots, newest first, or those of one kernel."""
-        return self._do(calls.snapshots(kernel_id))
+    def snapshots(
+        self, kernel_id: str | None = None, *, path: str = "", deleted: bool = False
+    ) -> list[Snapshot]:
+        """All snapshots, newest first, or those of one kernel or notebook; with `deleted` those whose deletion can be undone."""
+        return self._do(calls.snapshots(kernel_id, path=path, deleted=deleted))
 
     def manifest_summary(self, snapshot_id: str) -> dict[str, Any]:
         """What is in a snapshot; never its environment or connection key."""
         return self._do(calls.manifest_summary(snapshot_id))
 
     def delete_snapshot(self, snapshot_id: str) -> None:
-        """Remove a snapshot; raises SnapshotInUse when a suspended kernel needs it."""
+        """Remove a snapshot, which `undelete` can undo for a while; raises SnapshotInUse when a suspended kernel needs it."""
         self._do(calls.delete_snapshot(snapshot_id))
+
+    def undelete(self, snapshot_id: str) -> Snapshot:
+        """List a snapshot again; raises SnapshotNotFound when it is too late."""
+        return self._do(calls.undelete(snapshot_id))
+
+    def annotate(
+        self,
+        snapshot_id: str,
+        *,
+        title: str | None = None,
+        note: str | None = None,
+        pinned: bool | None = None,
+    ) -> Snapshot:
+        """Change what is given of a snapshot."""
+        request = AnnotateRequest(title, note, pinned)
+        return self._do(calls.annotate(snapshot_id, request))
+
+    def verify(self, snapshot_id: str) -> Verification:
+        """Read a snapshot and compare all of it with its digests; damage is part of the answer."""
+        return self._do(calls.verify(snapshot_id))
+
+    def store(self) -> StoreUsage:
+        """What the snapshots take."""
+        return self._do(calls.store())
 
     def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
         """Remove the snapshots that `policy` does not keep, or only say which those are."""
@@ -189,6 +224,24 @@ class Client:
                 call.parse(response.status_code, response.read())
             for line in response.iter_lines():
                 yield call.parse(response.status_code, line.encode())
+
+    @contextmanager
+    def export(self, snapshot_id: str) -> Iterator[tuple[int, Iterator[bytes]]]:
+        """An archive of a snapshot: its length in bytes, and what is in it. Raises ObjectCorrupt when it is cut off."""
+        call = calls.export(snapshot_id)
+        with calls.transport_errors(), self._http.stream(**call.arguments) as response:
+            if response.is_error:
+                call.parse(response.status_code, response.read())
+            with calls.export_errors(snapshot_id):
+                yield int(response.headers["Content-Length"]), response.iter_bytes()
+
+    def import_archive(self, pieces: Iterator[bytes]) -> list[Snapshot]:
+        """Bring in the snapshots of an archive. Raises ArchiveInvalid, SnapshotExists; the store is then as it was."""
+        call = calls.import_archive()
+        starting.ensure(self._target)  # an archive cannot be sent twice
+        with calls.transport_errors():
+            response = self._http.request(**{**call.arguments, "content": pieces})
+        return call.parse(response.status_code, response.content)
 
     def hold(self, owner: Owner, on_event: OnEvent, on_loss: OnLoss = lambda error: None) -> Hold:
         """Keep an owner's connection open from a thread, until the answer is closed; returns when the daemon knows the owner."""

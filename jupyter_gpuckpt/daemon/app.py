@@ -22,17 +22,19 @@ from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..place import Place, here, runtime_dir, socket_path
-from ..protocol import PROTOCOL_VERSION, Handshake, package_version
+from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
 from . import lifetime
 from .base_handler import UnknownRoute
 from .endings import Endings
 from .handlers import ROUTES
+from .inventory import Inventory
 from .kernels import Kernels
 from .machine import Machine
 from .operations import Operations
 from .owners import Owners, Streams
 from .records import Records
 from .removal import Removal
+from .transfers import Transfers
 from .verbs import Verbs
 
 #: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
@@ -51,10 +53,21 @@ class Daemon:
         self.operations = Operations()
         self.kernels = Kernels(records, self.machine, self.streams.tell)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
-        self.removal = Removal(self.kernels, records, self.machine, self.operations)
+        self.inventory = Inventory(self.kernels, records, self.machine)
+        self.removal = Removal(
+            self.inventory,
+            self.machine,
+            self.operations,
+            undo_seconds=settings.undo_delete_seconds,
+        )
+        self.transfers = Transfers(self.machine)
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
         self.owners = Owners(self.streams, self.kernels, self.verbs, records)
+        loop = asyncio.get_running_loop()
+        self.machine.on_snapshot = lambda change: _from_thread(
+            loop, self.streams.tell_all, Event(snapshot=change)
+        )
         self._left = asyncio.Event()
         self._touched = time.monotonic()
 
@@ -90,6 +103,7 @@ class Daemon:
         await asyncio.to_thread(self.machine.clear)
         self.owners.expect_after_restart()
         self.endings.expect_all()
+        self.removal.expect_all()
         server = HTTPServer(application(self))
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)
@@ -100,6 +114,7 @@ class Daemon:
         await server.close_all_connections()
         await self.verbs.close()
         await self.removal.close()
+        await self.transfers.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
 
@@ -108,7 +123,7 @@ class Daemon:
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
             await self.kernels.protect_servers()
-            if self.needed or self.streams:
+            if self.needed or self.streams or self.transfers.any_running:
                 self.touch()
             remaining = self._touched + idle_exit - time.monotonic()
             if remaining <= 0:
@@ -117,6 +132,13 @@ class Daemon:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
                     await self._left.wait()
+
+
+def _from_thread(
+    loop: asyncio.AbstractEventLoop, tell: Callable[[Event], None], event: Event
+) -> None:
+    with suppress(RuntimeError):  # the daemon leaves: nobody listens any more
+        loop.call_soon_threadsafe(tell, event)
 
 
 def application(daemon: Daemon) -> Application:

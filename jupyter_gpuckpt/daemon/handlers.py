@@ -10,11 +10,11 @@ from ..protocol import (
     EndRequest,
     LaunchRequest,
     Owner,
-    PruneRequest,
     ResumeRequest,
     SaveRequest,
     SignalRequest,
 )
+from . import snapshot_handlers
 from .base_handler import BaseHandler
 from .owners import Stream
 
@@ -201,37 +201,6 @@ class CancelHandler(BaseHandler):
         self.reply(operation.public())
 
 
-class SnapshotsHandler(BaseHandler):
-    """All snapshots."""
-
-    async def get(self) -> None:
-        """List them, newest first, of one kernel if `kernel_id` is given."""
-        kernel_id = self.get_query_argument("kernel_id", "") or None
-        self.reply(await asyncio.to_thread(self.daemon.machine.snapshots, kernel_id))
-
-
-class SnapshotHandler(BaseHandler):
-    """One snapshot."""
-
-    async def get(self, snapshot_id: str) -> None:
-        """What is in it, without environment and connection key."""
-        self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
-
-    async def delete(self, snapshot_id: str) -> None:
-        """Remove it."""
-        await self.daemon.removal.delete(snapshot_id)
-        self.set_status(HTTPStatus.NO_CONTENT)
-
-
-class PruneHandler(BaseHandler):
-    """Retention by hand."""
-
-    async def post(self) -> None:
-        """Remove what a policy does not keep, or only say what that would be."""
-        request = self.record(PruneRequest)
-        self.reply(await self.daemon.removal.prune(request.policy, dry_run=request.dry_run))
-
-
 class OwnersHandler(BaseHandler):
     """Connections of owners."""
 
@@ -276,9 +245,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/progress": ProgressHandler,
     "/operations/{operation_id}/cancel": CancelHandler,
-    "/snapshots": SnapshotsHandler,
-    "/snapshots/prune": PruneHandler,
-    "/snapshots/{snapshot_id}": SnapshotHandler,
+    **snapshot_handlers.ROUTES,
     "/owners": OwnersHandler,
     "/owners/{owner_id}/claim": ClaimHandler,
 }

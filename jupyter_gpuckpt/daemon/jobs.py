@@ -58,6 +58,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             cause=request.cause,
             parked=was_parked,
             pinned=request.pinned,
+            title=request.title,
             progress=operation.progress,
         )
         info = saved.manifest.info

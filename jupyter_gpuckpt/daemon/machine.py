@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,10 @@ from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, HostReport, Owner
+from ..snapshot_records import SnapshotChange, StoreUsage
 from ..snapshots import changes, resume, save
+from ..store.annotation_files import SUFFIX as ANNOTATIONS
+from ..store.listing import Listed
 from ..store.local import LocalStore
 
 if TYPE_CHECKING:
@@ -48,6 +52,13 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
+        #: Told of every change of a snapshot, in any thread; set before the store is first used.
+        self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
+
+    @property
+    def worker_threads(self) -> int:
+        """How many threads an operation uses."""
+        return self._settings.worker_threads
 
     def report(self, *, fresh: bool = False) -> HostReport:
         """What works here, what does not, and what would help. Kept, unless something that is needed is missing."""
@@ -131,6 +142,7 @@ class Machine:
         cause: Cause,
         parked: bool,
         pinned: bool,
+        title: str,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -144,6 +156,7 @@ class Machine:
             cause=cause,
             parked=parked,
             pinned=pinned,
+            title=title,
             progress=progress,
         )
 
@@ -193,6 +206,7 @@ class Machine:
         with self._lock:
             if self._store is None:
                 self._store = LocalStore(self._settings.store)
+                self._store.on_change = self.on_snapshot
             return self._store
 
     def close(self) -> None:
@@ -205,6 +219,19 @@ class Machine:
     def snapshots(self, kernel_id: str | None) -> list[SnapshotInfo]:
         """Newest first."""
         return self.store.snapshots(kernel_id)
+
+    def deleted_snapshots(self) -> list[Listed]:
+        """Those whose deletion can still be undone. Leaves the store alone where nothing was ever changed in it."""
+        directory = self._settings.store / "manifests"
+        return self.store.deleted() if any(directory.glob("*" + ANNOTATIONS)) else []
+
+    def purge(self) -> list[str]:
+        """Remove those that were deleted long enough ago; their ids."""
+        return self.store.purge()
+
+    def store_usage(self) -> StoreUsage:
+        """What all snapshots take."""
+        return self.store.usage()
 
     def summary(self, snapshot_id: str) -> dict[str, Any]:
         """A manifest without what must not leave the daemon: environment and connection key are in its launch record."""

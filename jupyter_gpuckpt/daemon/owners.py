@@ -68,6 +68,12 @@ class Streams:
         for stream in self._streams.get(owner_id, []):
             stream.tell(event, progress)
 
+    def tell_all(self, event: Event) -> None:
+        """To every connection."""
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.tell(event, progress=False)
+
     @contextmanager
     def opened(self, owner_id: str) -> Iterator[Stream]:
         """A connection, for as long as it is open."""

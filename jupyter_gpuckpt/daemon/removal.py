@@ -1,5 +1,8 @@
 """Removing snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
 
+What a user deletes is kept for a while in which that can be undone. Until when is on record beside the snapshot, so that the
+next daemon keeps to it.
+
 Retention runs after every save and suspend that brings a policy, when nothing is in flight: reading all manifests must not
 delay a suspend that is racing against the end of the machine. It never fails an operation.
 """
@@ -8,21 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Coroutine, Iterable
+from typing import Any
 
-from ..errors import GpuCkptError, SnapshotInUse
+from ..errors import GpuCkptError
 from ..model import RetentionPolicy, SnapshotInfo
 from ..protocol import OperationState, PruneReport, Verdict
-from ..states import KernelState
 from ..store import retention
+from .inventory import Inventory, needed_ids
 from .jobs import Job
-from .kernels import Kernels
 from .machine import Machine
 from .operations import Operations, RunningOperation
-from .records import KernelRecord, Records
-
-#: Kernels in these states live in a snapshot.
-_NEED_SNAPSHOT = {KernelState.SUSPENDED, KernelState.RESUMING}
+from .records import KernelRecord
 
 _log = logging.getLogger(__name__)
 
@@ -32,36 +33,39 @@ class Removal:
 
     def __init__(
         self,
-        kernels: Kernels,
-        records: Records,
+        inventory: Inventory,
         machine: Machine,
         operations: Operations,
+        *,
+        undo_seconds: float,
     ) -> None:
-        self._kernels, self._records, self._machine = kernels, records, machine
-        self._operations = operations
+        self._inventory, self._machine, self._operations = inventory, machine, operations
+        self._undo_seconds = undo_seconds
         self._wanted: RetentionPolicy | None = None
         self._task: asyncio.Task[None] | None = None
         self._one_at_a_time = asyncio.Lock()
+        self._purges: set[asyncio.Task[None]] = set()
 
     async def delete(self, snapshot_id: str) -> None:
-        """Remove a snapshot; raises SnapshotInUse when an operation reads it or a suspended kernel needs it."""
-        records, snapshots = await self._look()
-        of_kernel = {info.snapshot_id: info.kernel_id for info in snapshots}.get(snapshot_id)
-        for record in records:
-            needed = record.state in _NEED_SNAPSHOT and record.snapshot_id == snapshot_id
-            # It may be the one that is being made: complete, but not yet known as the kernel's.
-            made = record.state is KernelState.SUSPENDING and record.kernel_id == of_kernel
-            if needed or made:
-                raise SnapshotInUse(
-                    f"Kernel {record.kernel_id} is {record.state} and needs snapshot {snapshot_id}.",
-                    hint="Resume or kill that kernel first.",
-                )
-        await asyncio.to_thread(lambda: self._machine.store.delete(snapshot_id))
+        """Delete a snapshot, so that it can be undone for a while. Raises SnapshotNotFound, and SnapshotInUse when an operation
+        reads it or a suspended kernel needs it."""
+        await self._inventory.require_unneeded(snapshot_id)
+        undo = self._undo_seconds
+        until = await asyncio.to_thread(lambda: self._machine.store.mark_deleted(snapshot_id, undo))
+        self._spawn(self._purge(until))
+
+    async def undelete(self, snapshot_id: str) -> SnapshotInfo:
+        """Undo that. Raises SnapshotNotFound when it is too late."""
+        return await asyncio.to_thread(lambda: self._machine.store.undelete(snapshot_id))
+
+    def expect_all(self) -> None:
+        """Keep to what an earlier daemon has promised."""
+        self._spawn(self._look_for_deleted())
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
         """Remove what `policy` does not keep, or only say what that is. Raises StoreError."""
         async with self._one_at_a_time:
-            records, snapshots = await self._look()
+            records, snapshots = await self._inventory.look()
             return await asyncio.to_thread(self._prune, policy, records, snapshots, dry_run)
 
     def after(self, job: Job, operation: RunningOperation) -> None:
@@ -73,9 +77,12 @@ class Removal:
             self._task = asyncio.get_running_loop().create_task(self._apply())
 
     async def close(self) -> None:
-        """Wait for what is being removed."""
-        if self._task is not None:
-            await asyncio.wait({self._task})
+        """Wait for what is being removed; the next daemon sees to what is still kept."""
+        for purge in self._purges:
+            purge.cancel()
+        left = {*self._purges, *([self._task] if self._task else [])}
+        if left:
+            await asyncio.wait(left)
 
     async def _apply(self) -> None:
         while self._wanted is not None:
@@ -95,15 +102,32 @@ class Removal:
                     freed = report.freed_bytes / 1e6
                     _log.info("retention removed %s; %.1f MB became free", names, freed)
 
-    async def _look(self) -> tuple[list[KernelRecord], list[SnapshotInfo]]:
-        """The records of all kernels, and all snapshots."""
-        # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk. Records
-        # before snapshots: a kernel's latest is never older than what its record says.
-        on_disk, snapshots = await asyncio.to_thread(
-            lambda: (self._records.all(), self._machine.snapshots(None))
-        )
-        ours = {kernel.kernel_id: kernel.record for kernel in self._kernels}
-        return list(({record.kernel_id: record for record in on_disk} | ours).values()), snapshots
+    async def _look_for_deleted(self) -> None:
+        try:
+            found = await asyncio.to_thread(self._machine.deleted_snapshots)
+        except GpuCkptError as error:
+            _log.warning("deleted snapshots stay for now: %s", error)
+            return
+        for one in found:
+            self._spawn(self._purge(one.annotations.kept_until))
+
+    async def _purge(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - time.time()))
+        if time.time() < when:  # the clock was set, or is not quite the one that sleeps
+            self._spawn(self._purge(when))
+            return
+        try:
+            gone = await asyncio.to_thread(self._machine.purge)
+        except GpuCkptError as error:
+            _log.warning("deleted snapshots stay for now: %s", error)
+        else:
+            if gone:
+                _log.info("deleted for good: %s", ", ".join(gone))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._purges.add(task)
+        task.add_done_callback(self._purges.discard)
 
     def _prune(
         self,
@@ -112,10 +136,8 @@ class Removal:
         snapshots: list[SnapshotInfo],
         dry_run: bool,
     ) -> PruneReport:
-        # What a record names is what its kernel resumes from; a resume may have been asked for from any.
-        resuming = {r.kernel_id for r in records if r.state is KernelState.RESUMING}
-        needed = {record.snapshot_id for record in records}
-        needed |= {info.snapshot_id for info in snapshots if info.kernel_id in resuming}
+        # What a record names is what its kernel would go back to if it were lost.
+        needed = {record.snapshot_id for record in records} | set(needed_ids(records, snapshots))
         store = self._machine.store
         verdicts: list[Verdict] = retention.judge(
             snapshots,

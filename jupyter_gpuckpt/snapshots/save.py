@@ -10,6 +10,8 @@ import uuid
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from ..engine import criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.launch import kill, pids
@@ -48,6 +50,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
     cause: Cause = Cause.MANUAL,
     parked: bool = False,
     pinned: bool = False,
+    title: str = "",
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
@@ -73,16 +76,19 @@ def save(  # noqa: PLR0913 - all but the first four by name
         state.prove_still()
         progress.point_of_no_return()
         manifest = Manifest(
-            info=_info(
-                state,
-                packed,
-                spec,
-                stop=stop,
-                name=name,
-                began=began,
-                host_name=host.name,
-                cause=cause,
+            info=msgspec.structs.replace(
+                _info(
+                    state,
+                    packed,
+                    spec,
+                    stop=stop,
+                    name=name,
+                    began=began,
+                    host_name=host.name,
+                    cause=cause,
+                ),
                 pinned=pinned,
+                title=title,
             ),
             launch=spec,
             host=host,
@@ -155,7 +161,6 @@ def _info(
     began: float,
     host_name: str,
     cause: Cause,
-    pinned: bool,
 ) -> SnapshotInfo:
     return SnapshotInfo(
         snapshot_id=uuid.uuid4().hex,
@@ -173,5 +178,4 @@ def _info(
         seconds=time.time() - began,
         host_name=host_name,
         cause=cause,
-        pinned=pinned,
     )

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import yaml
 
-from jupyter_gpuckpt import errors, model, protocol
+from jupyter_gpuckpt import errors, model, protocol, snapshot_records
 from jupyter_gpuckpt.daemon import app
 from jupyter_gpuckpt.daemon.base_handler import BaseHandler
 from jupyter_gpuckpt.daemon.handlers import ROUTES
@@ -55,7 +55,9 @@ def test_every_reference_leads_somewhere():
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_components_have_the_fields_of_our_records(name):
-    kind = next(getattr(m, name) for m in (protocol, model, errors) if hasattr(m, name))
+    kind = next(
+        getattr(m, name) for m in (protocol, snapshot_records, model, errors) if hasattr(m, name)
+    )
     _, components = msgspec.json.schema_components(
         [kind], ref_template="#/components/schemas/{name}"
     )

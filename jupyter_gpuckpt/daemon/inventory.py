@@ -1,0 +1,98 @@
+"""What snapshots there are, and what kernels need of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from ..errors import SnapshotInUse
+from ..model import SnapshotInfo
+from ..snapshot_records import Snapshot
+from ..states import KernelState
+from .kernels import Kernels
+from .machine import Machine
+from .records import KernelRecord, Records
+
+
+class Inventory:
+    """Of this daemon's store, with the kernels of all places that may share it."""
+
+    def __init__(self, kernels: Kernels, records: Records, machine: Machine) -> None:
+        self._kernels, self._records, self._machine = kernels, records, machine
+
+    async def look(self) -> tuple[list[KernelRecord], list[SnapshotInfo]]:
+        """The records of all kernels, and all snapshots, newest first."""
+        # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk. Records
+        # before snapshots: a kernel's latest is never older than what its record says.
+        on_disk, snapshots = await asyncio.to_thread(
+            lambda: (self._records.all(), self._machine.snapshots(None))
+        )
+        ours = {kernel.kernel_id: kernel.record for kernel in self._kernels}
+        return list(({record.kernel_id: record for record in on_disk} | ours).values()), snapshots
+
+    async def snapshots(self, kernel_id: str = "", name: str = "") -> list[Snapshot]:
+        """Newest first, those of a kernel or of a name (a notebook's path) if one is given."""
+        records, infos = await self.look()
+        needed, live = needed_ids(records, infos), self._live()
+        return [
+            _snapshot(info, needed=info.snapshot_id in needed, live=info.kernel_id in live)
+            for info in infos
+            if kernel_id in {"", info.kernel_id} and name in {"", info.name}
+        ]
+
+    async def deleted(self, kernel_id: str = "", name: str = "") -> list[Snapshot]:
+        """The same, of those whose deletion can be undone."""
+        found = await asyncio.to_thread(self._machine.deleted_snapshots)
+        live = self._live()
+        return [
+            msgspec.structs.replace(
+                _snapshot(info, needed=False, live=info.kernel_id in live),
+                deleted_at=said.deleted_at,
+                kept_until=said.kept_until,
+            )
+            for info, said in found
+            if kernel_id in {"", info.kernel_id} and name in {"", info.name}
+        ]
+
+    async def described(self, infos: Iterable[SnapshotInfo]) -> list[Snapshot]:
+        """These, as lists show them."""
+        wanted = {info.snapshot_id for info in infos}
+        return [one for one in await self.snapshots() if one.snapshot_id in wanted]
+
+    async def require_unneeded(self, snapshot_id: str) -> None:
+        """Raise SnapshotInUse when an operation reads a snapshot or a suspended kernel is in it."""
+        records, infos = await self.look()
+        needs = needed_ids(records, infos).get(snapshot_id)
+        if needs is not None:
+            raise SnapshotInUse(
+                f"Kernel {needs.kernel_id} is {needs.state} and needs snapshot {snapshot_id}.",
+                hint="Resume or kill that kernel first.",
+            )
+
+    def _live(self) -> set[str]:
+        return {kernel.kernel_id for kernel in self._kernels}
+
+
+def needed_ids(
+    records: Iterable[KernelRecord], infos: Iterable[SnapshotInfo]
+) -> dict[str, KernelRecord]:
+    """The snapshots without which a kernel would be lost, and that kernel."""
+    needed: dict[str, KernelRecord] = {}
+    changing: dict[str, KernelRecord] = {}
+    for record in records:
+        if record.state in {KernelState.SUSPENDED, KernelState.RESUMING}:
+            needed[record.snapshot_id] = record  # of a branch it is another kernel's
+        if record.state in {KernelState.SUSPENDING, KernelState.RESUMING}:
+            # The snapshot may be complete, but not yet known as the kernel's; a resume may be from any.
+            changing[record.kernel_id] = record
+    for info in infos:
+        if info.kernel_id in changing:
+            needed[info.snapshot_id] = changing[info.kernel_id]
+    return needed
+
+
+def _snapshot(info: SnapshotInfo, *, needed: bool, live: bool) -> Snapshot:
+    fields = {name: getattr(info, name) for name in SnapshotInfo.__struct_fields__}
+    return Snapshot(**fields, needed=needed, kernel_live=live)

@@ -1,0 +1,179 @@
+"""The routes of snapshots and of the store, as `handlers.py` has the others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from tornado.iostream import StreamClosedError
+from tornado.web import stream_request_body
+
+from ..errors import GpuCkptError
+from ..protocol import PruneRequest
+from ..snapshot_records import AnnotateRequest
+from ..snapshots.export import Export
+from .base_handler import BaseHandler
+from .inflow import Inflow
+
+#: An archive may be as long as a disk.
+_MOST_ARCHIVE_BYTES = 1 << 50
+
+_log = logging.getLogger(__name__)
+
+
+class SnapshotsHandler(BaseHandler):
+    """All snapshots."""
+
+    async def get(self) -> None:
+        """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
+        kernel_id, name = (
+            self.get_query_argument("kernel_id", ""),
+            self.get_query_argument("path", ""),
+        )
+        inventory = self.daemon.inventory
+        deleted = self.get_query_argument("deleted", "") not in {"", "0"}
+        self.reply(await (inventory.deleted if deleted else inventory.snapshots)(kernel_id, name))
+
+
+class SnapshotHandler(BaseHandler):
+    """One snapshot."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """What is in it, without environment and connection key."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
+
+    async def patch(self, snapshot_id: str) -> None:
+        """Change what its user may change."""
+        stated = msgspec.structs.asdict(self.record(AnnotateRequest))
+        changes = {name: value for name, value in stated.items() if value is not None}
+        machine = self.daemon.machine
+        info = await asyncio.to_thread(lambda: machine.store.annotate(snapshot_id, changes))
+        (changed,) = await self.daemon.inventory.described([info])
+        self.reply(changed)
+
+    async def delete(self, snapshot_id: str) -> None:
+        """Remove it; for a while that can be undone."""
+        await self.daemon.removal.delete(snapshot_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+
+class UndeleteHandler(BaseHandler):
+    """Second thoughts."""
+
+    async def post(self, snapshot_id: str) -> None:
+        """List the snapshot again."""
+        info = await self.daemon.removal.undelete(snapshot_id)
+        (back,) = await self.daemon.inventory.described([info])
+        self.reply(back)
+
+
+class VerifyHandler(BaseHandler):
+    """Verifications."""
+
+    def initialize(self) -> None:
+        """Before it is known what is asked."""
+        self._gone = threading.Event()
+
+    async def post(self, snapshot_id: str) -> None:
+        """Read all of it, for as long as the client waits for the answer."""
+        self.reply(await self.daemon.transfers.verify(snapshot_id, self._gone))
+
+    def on_connection_close(self) -> None:
+        """The client went."""
+        super().on_connection_close()
+        self._gone.set()
+
+
+class ExportHandler(BaseHandler):
+    """Exports."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """An archive of it. One that is cut off short of its length is of no use; the log says why."""
+        pieces = self.daemon.transfers.export(snapshot_id)
+        try:
+            async for piece in pieces:
+                if isinstance(piece, Export):
+                    self.set_header("Content-Type", "application/x-tar")
+                    self.set_header("Content-Length", piece.length)
+                else:
+                    self.write(piece)
+                    await self.flush()
+        except GpuCkptError as error:
+            if not self._headers_written:
+                raise
+            _log.error("the export of snapshot %s was cut off: %s", snapshot_id, error)
+            self.detach().close()
+        except StreamClosedError:
+            _log.info("nobody waited for the export of snapshot %s", snapshot_id)
+        finally:
+            await pieces.aclose()
+
+
+@stream_request_body
+class ImportHandler(BaseHandler):
+    """Imports."""
+
+    _inflow: Inflow | None = None
+    _task: asyncio.Task[Any] | None = None
+
+    def prepare(self) -> None:
+        """Begin to read while the archive comes in."""
+        super().prepare()
+        if self.request.method != "POST":
+            return
+        self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
+        self._inflow = Inflow()
+        self._task = asyncio.ensure_future(self.daemon.transfers.import_archive(self._inflow))
+        # Nobody asks for its error when the client goes.
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def data_received(self, chunk: bytes) -> None:
+        """The next piece."""
+        if self._inflow is not None:
+            await self._inflow.put(chunk)
+
+    async def post(self) -> None:
+        """All is here: what became of it."""
+        if self._inflow is not None and self._task is not None:
+            self._inflow.end()
+            snapshots = await self.daemon.inventory.described(await self._task)
+            self.reply(snapshots, HTTPStatus.CREATED)
+
+    def on_connection_close(self) -> None:
+        """The client went."""
+        super().on_connection_close()
+        if self._inflow is not None:
+            self._inflow.cut_off()
+
+
+class PruneHandler(BaseHandler):
+    """Retention by hand."""
+
+    async def post(self) -> None:
+        """Remove what a policy does not keep, or only say what that would be."""
+        request = self.record(PruneRequest)
+        self.reply(await self.daemon.removal.prune(request.policy, dry_run=request.dry_run))
+
+
+class StoreHandler(BaseHandler):
+    """The store."""
+
+    async def get(self) -> None:
+        """What it takes, and whose that is."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.store_usage))
+
+
+ROUTES: dict[str, type[BaseHandler]] = {
+    "/snapshots": SnapshotsHandler,
+    "/snapshots/prune": PruneHandler,
+    "/snapshots/import": ImportHandler,
+    "/snapshots/{snapshot_id}": SnapshotHandler,
+    "/snapshots/{snapshot_id}/undelete": UndeleteHandler,
+    "/snapshots/{snapshot_id}/verify": VerifyHandler,
+    "/snapshots/{snapshot_id}/export": ExportHandler,
+    "/store": StoreHandler,
+}

@@ -1,0 +1,89 @@
+"""Work on whole snapshots that is no operation on a kernel: verifications, exports, imports. It ends when its client goes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+from ..model import SnapshotInfo
+from ..snapshot_records import Verification
+from ..snapshots.export import Export, export
+from ..snapshots.imports import import_archive
+from ..snapshots.verify import verify
+from .inflow import Inflow
+from .machine import Machine
+
+#: How many at a time; more wait. Their threads are their own: others must not wait for them.
+AT_ONCE = 2
+
+_Result = TypeVar("_Result")
+
+
+class Transfers:
+    """Of this daemon's store."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="transfer")
+        #: How each that is going on is made to stop.
+        self._stops: list[Callable[[], None]] = []
+
+    @property
+    def any_running(self) -> bool:
+        """Whether somebody waits for one."""
+        return bool(self._stops)
+
+    async def verify(self, snapshot_id: str, cancelled: threading.Event) -> Verification:
+        """Read and compare all of a snapshot, until `cancelled` is set. Raises SnapshotNotFound, OperationCancelled."""
+        with self._stopped_by(cancelled.set):
+            threads = self._machine.worker_threads
+            return await self._run(
+                lambda: verify(
+                    self._machine.store, snapshot_id, threads=threads, cancelled=cancelled
+                )
+            )
+
+    async def export(self, snapshot_id: str) -> AsyncGenerator[Export | bytes]:
+        """An `Export`, whose length is known, then the bytes of the archive. Raises SnapshotNotFound, ObjectCorrupt."""
+        stopped = threading.Event()
+        with ExitStack() as stack, self._stopped_by(stopped.set):
+            opened = await asyncio.to_thread(
+                lambda: stack.enter_context(export(self._machine.store, snapshot_id))
+            )
+            yield opened
+            pieces: Iterator[bytes] = opened.pieces()
+            while not stopped.is_set() and (piece := await asyncio.to_thread(next, pieces, b"")):
+                yield piece
+
+    async def import_archive(self, inflow: Inflow) -> list[SnapshotInfo]:
+        """Bring in the snapshots of the archive that comes in. Raises ArchiveInvalid, SnapshotExists, StoreError."""
+
+        def work() -> list[SnapshotInfo]:
+            try:
+                return import_archive(self._machine.store, inflow.take)
+            finally:
+                inflow.close()
+
+        with self._stopped_by(inflow.cut_off):
+            return await self._run(work)
+
+    async def close(self) -> None:
+        """Stop all, wait for their threads."""
+        for stop in self._stops:
+            stop()
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def _run(self, work: Callable[[], _Result]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    @contextmanager
+    def _stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        self._stops.append(stop)
+        try:
+            yield
+        finally:
+            self._stops.remove(stop)
