@@ -19,6 +19,7 @@ from ..client import AsyncClient, Client, this_owner
 from ..errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ..model import RetentionPolicy
 from ..protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from ..snapshot_records import SnapshotChange
 from ..states import KernelState
 from .kernel_output import KernelOutput
 from .served_kernel import Provisioner, Reconnect, ServedKernel, Wake
@@ -54,6 +55,8 @@ class DaemonLink:
         self.on_change: Callable[[str], None] = lambda kernel_id: None
         #: Called with the daemon's record of a kernel whenever there is news of it.
         self.on_news: Callable[[Kernel], None] = lambda kernel: None
+        #: Called with every change of a snapshot, whoever made it.
+        self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
         #: Called with a kernel that was just suspended, whoever asked for it.
         self.on_suspended: Callable[[Kernel], None] = lambda kernel: None
         #: What the server wants to keep with a kernel beside kernelspec and connection.
@@ -234,7 +237,9 @@ class DaemonLink:
         self._heard_of.clear()
 
     async def _on_event(self, client: AsyncClient, event: Event) -> None:
-        if event.kernel is not None:
+        if event.snapshot is not None:
+            self.on_snapshot(event.snapshot)
+        elif event.kernel is not None:
             self._heard_of.add(event.kernel.kernel_id)
             self._on_kernel(event.kernel)
         elif event.gone:

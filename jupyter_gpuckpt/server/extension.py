@@ -41,6 +41,7 @@ from .restart_snapshots import RestartSnapshots
 from .rolling_back import RollingBack
 from .sessions import ReportingSessions
 from .shut_downs import ShutDowns
+from .snapshot_events import SnapshotEvents
 from .traits import ServerTraits
 from .views import kernel_view
 from .waking import Waking
@@ -219,6 +220,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         ended.count(lambda: [served.state for served in list(link.served.values())])
         link.describe, link.on_change = operations.description, self._on_change
         link.on_news = ended.hear
+        link.on_snapshot = SnapshotEvents(serverapp.event_logger).tell
         link.begin, link.wake = operations.begin, Waking(operations, self.log).wake
         link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
         link.retention = GpuCkptDaemon(parent=self).retention()

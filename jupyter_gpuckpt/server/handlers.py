@@ -11,9 +11,10 @@ from tornado import web
 
 from ..errors import KernelNotFound
 from ..protocol import ResumeRequest
+from . import snapshot_handlers
 from .base_handler import GpuCkptHandler
 from .suspend_all import suspend_all
-from .views import operation_view, report_view, shut_down_view, snapshot_view
+from .views import operation_view, report_view, shut_down_view
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
@@ -21,10 +22,9 @@ PREFIX = "/api/gpuckpt"
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend: what lists show for the snapshot, which is then never removed by itself; by default the
-    notebook's path."""
+    """Body of a save or suspend: what its user calls the snapshot, which is then never removed by itself."""
 
-    name: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
 
 class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,36 +150,6 @@ class OperationHandler(GpuCkptHandler):
         self.reply(operation_view(operation))
 
 
-class SnapshotsHandler(GpuCkptHandler):
-    """The user's snapshots."""
-
-    @web.authenticated
-    @authorized
-    async def get(self) -> None:
-        """List them, newest first."""
-        kernel_id = self.get_query_argument("kernel_id", "") or None
-        found = await self.extension.daemon.snapshots(kernel_id)
-        self.reply({"snapshots": [snapshot_view(info) for info in found]})
-
-
-class SnapshotHandler(GpuCkptHandler):
-    """One snapshot."""
-
-    @web.authenticated
-    @authorized
-    async def get(self, snapshot_id: str) -> None:
-        """What is in it; never its environment or its connection key."""
-        self.reply(await self.extension.daemon.manifest_summary(snapshot_id))
-
-    @web.authenticated
-    @authorized
-    async def delete(self, snapshot_id: str) -> None:
-        """Remove it; refused while a suspended kernel needs it."""
-        await self.extension.daemon.delete_snapshot(snapshot_id)
-        self.set_status(HTTPStatus.NO_CONTENT)
-        self.finish()
-
-
 class HostHandler(GpuCkptHandler):
     """What this machine can do."""
 
@@ -201,7 +171,6 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,
     "/operations/{operation_id}": OperationHandler,
-    "/snapshots": SnapshotsHandler,
-    "/snapshots/{snapshot_id}": SnapshotHandler,
+    **snapshot_handlers.ROUTES,
     "/host": HostHandler,
 }

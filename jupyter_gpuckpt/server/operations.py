@@ -263,10 +263,10 @@ class ServerOperations:
                         await wait_until_heard(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
             changes = served.output.changes
-            default_name, jupyter = await self._sent_with(kernel_id)
+            notebook, jupyter = await self._sent_with(kernel_id)
             start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
             kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
-            operation = await start(kernel_id, name or default_name, jupyter, cause, **kept)
+            operation = await start(kernel_id, notebook, jupyter, cause, title=name, **kept)
         except BaseException:
             release()
             raise

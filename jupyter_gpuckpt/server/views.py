@@ -12,8 +12,8 @@ from .served_kernel import not_managed
 
 if TYPE_CHECKING:
     from ..errors import ErrorRecord
-    from ..model import SnapshotInfo
     from ..protocol import Operation, SuspendReport
+    from ..snapshot_records import Snapshot
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
     from .shut_downs import ShutDown
@@ -104,7 +104,16 @@ def shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
     }
 
 
-def snapshot_view(info: SnapshotInfo) -> dict[str, Any]:
-    """A line of the list of snapshots."""
-    told: dict[str, Any] = msgspec.to_builtins(info)
-    return {**told, **told.pop("sizes")}
+def snapshot_view(snapshot: Snapshot) -> dict[str, Any]:
+    """A line of the list of snapshots; of one that is not deleted nothing says that it was."""
+    told = record_view(snapshot)
+    if snapshot.deleted_at is None:
+        del told["deleted_at"], told["kept_until"]
+    sizes = told.pop("sizes")
+    return {**told, **sizes}
+
+
+def record_view(record: Any) -> dict[str, Any]:
+    """A record that is shown as it is."""
+    told: dict[str, Any] = msgspec.to_builtins(record)
+    return told
