@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,13 @@ from ..errors import (
     HostError,
     KernelNotFound,
     OperationCancelled,
-    SnapshotNotFound,
     error_from,
 )
 from ..protocol import Check, Kernel, Operation, OperationState, exit_code
 from . import all_kernels, output, summary
 from . import prune as pruning
+from . import snapshots as keeping
+from .ids import one_kernel, one_of, one_snapshot
 
 if TYPE_CHECKING:
     from ..client import Client
@@ -132,7 +133,7 @@ def resume(given: Namespace) -> int:
         snapshot_id = ""
         if given.snapshot:
             known = [info.snapshot_id for info in client.snapshots(kernel_id)]
-            snapshot_id = _one_snapshot(given.snapshot, known)
+            snapshot_id = one_snapshot(given.snapshot, known)
         return client.resume(kernel_id, snapshot_id=snapshot_id)
 
     return _operate(given, "resuming", start)
@@ -140,7 +141,7 @@ def resume(given: Namespace) -> int:
 
 def _operate(given: Namespace, title: str, start: Callable[[Client, str], Operation]) -> int:
     with _daemon() as client:
-        kernel_id = _one_kernel(given.kernel, client)
+        kernel_id = one_kernel(given.kernel, client)
         operation = start(client, kernel_id)
         try:
             with output.ProgressBar(title) as bar:
@@ -195,6 +196,7 @@ def list_snapshots(given: Namespace) -> int:
             kernels[info.kernel_id],
             info.reason,
             info.name or "-",
+            info.title or "-",
             output.age(time.time() - info.created),
             output.size(info.sizes.raw_bytes),
             output.size(info.sizes.gpu_bytes) if info.sizes.gpu_bytes else "-",
@@ -202,7 +204,7 @@ def list_snapshots(given: Namespace) -> int:
         ]
         for info in found
     ]
-    heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "CREATED", "MEMORY", "GPU", "STORED"]
+    heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "TITLE", "CREATED", "MEMORY", "GPU", "STORED"]
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
     return 0
 
@@ -211,7 +213,7 @@ def show(given: Namespace) -> int:
     """Everything about one snapshot that is no secret."""
     with _daemon() as client:
         known = [info.snapshot_id for info in client.snapshots()]
-        found: dict[str, Any] = client.manifest_summary(_one_snapshot(given.snapshot, known))
+        found: dict[str, Any] = client.manifest_summary(one_snapshot(given.snapshot, known))
     if given.json:
         output.say_json({"snapshot": found})
     else:
@@ -224,61 +226,34 @@ def remove(given: Namespace) -> int:
     with _daemon() as client:
         infos = {info.snapshot_id: info for info in client.snapshots()}
         # All names are understood before anything is deleted.
-        wanted = list(dict.fromkeys(_one_snapshot(prefix, infos) for prefix in given.snapshot))
+        wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in given.snapshot))
         if not given.yes and sys.stdin.isatty():
             for snapshot_id in wanted:
                 output.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
             those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
-            if not output.ask(f"Delete {those} for ever?"):
+            if not output.ask(f"Delete {those}?"):
                 raise OperationCancelled("Nothing was deleted.")
         for snapshot_id in wanted:
             client.delete_snapshot(snapshot_id)
             if not given.json:
                 output.say(f"Deleted snapshot {snapshot_id}.")
+        kept = [info.kept_until or 0.0 for info in client.snapshots(deleted=True)]
+    if kept and not given.json:
+        left = output.duration(max(0.0, max(kept) - time.time()))
+        output.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")
     if given.json:
         output.say_json({"deleted": wanted})
     return 0
 
 
-def prune(given: Namespace) -> int:
-    """Delete the snapshots that no rule keeps."""
-    with _daemon() as client:
-        return pruning.run(given, client)
+def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namespace], int]:
+    """An action of another module, which gets a client."""
 
+    def run(given: Namespace) -> int:
+        with _daemon() as client:
+            return action(given, client)
 
-def _one_kernel(prefix: str, client: Client) -> str:
-    found = one_of(prefix, [kernel.kernel_id for kernel in client.kernels()])
-    if not found:
-        raise KernelNotFound(
-            f"There is no kernel whose id begins with {prefix!r}.",
-            hint="`jupyter gpuckpt ps` lists the kernels.",
-        )
-    return found
-
-
-def _one_snapshot(prefix: str, ids: Iterable[str]) -> str:
-    found = one_of(prefix, ids)
-    if not found:
-        raise SnapshotNotFound(
-            f"There is no snapshot whose id begins with {prefix!r}.",
-            hint="`jupyter gpuckpt list` shows the snapshots.",
-        )
-    return found
-
-
-def one_of(prefix: str, ids: Iterable[str]) -> str:
-    """The one id that is `prefix` or begins with it; empty if there is none."""
-    known = set(ids)
-    if prefix in known:
-        return prefix
-    found = sorted(one for one in known if prefix and one.startswith(prefix))
-    if len(found) > 1:
-        raise ConfigurationError(
-            f"{prefix!r} is the beginning of {len(found)} ids: {', '.join(found[:4])}"
-            f"{' ...' * (len(found) > 4)}.",
-            hint="Give more of it.",
-        )
-    return found[0] if found else ""
+    return run
 
 
 ACTIONS: dict[str, Callable[[Namespace], int]] = {
@@ -291,5 +266,12 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "list": list_snapshots,
     "show": show,
     "rm": remove,
-    "prune": prune,
+    "undelete": _with_daemon(keeping.undelete),
+    "note": _with_daemon(keeping.note),
+    "pin": _with_daemon(keeping.pin),
+    "unpin": _with_daemon(keeping.unpin),
+    "verify": _with_daemon(keeping.verify),
+    "export": _with_daemon(keeping.export),
+    "import": _with_daemon(keeping.import_archive),
+    "prune": _with_daemon(pruning.run),
 }

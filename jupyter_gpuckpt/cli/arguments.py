@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from ..errors import ConfigurationError
 from ..protocol import SOME_NOT_SAVED, package_version
-from . import prune
+from . import prune, snapshots
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -25,7 +25,7 @@ Exit status: 0 done, 1 something unexpected, 2 wrong usage, 3 this machine canno
 kernels were not saved, 130 interrupted.
 """
 
-_KERNEL_HELP = "its id, or the beginning of it"
+_ID_HELP = "its id, or the beginning of it"
 
 
 class Parser(argparse.ArgumentParser):
@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "With --all every running kernel of this user, for the hook that runs before a machine or container is stopped: status"
         f" {SOME_NOT_SAVED} if some could not be saved.",
     )
-    suspend.add_argument("kernel", metavar="KERNEL", nargs="?", default="", help=_KERNEL_HELP)
+    suspend.add_argument("kernel", metavar="KERNEL", nargs="?", default="", help=_ID_HELP)
     suspend.add_argument("--all", action="store_true", help="all kernels that run")
     suspend.add_argument(
         "--within",
@@ -99,23 +99,57 @@ def parser() -> argparse.ArgumentParser:
     )
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument("--kernel", metavar="ID", default="", help="of this kernel only")
-    show = command("show", "show everything about a snapshot")
-    show.add_argument("snapshot", metavar="SNAPSHOT", help="its id, or the beginning of it")
+    _snapshot(command("show", "show everything about a snapshot"))
     remove = command(
         "rm",
         "delete snapshots",
-        "The latest snapshot of a suspended kernel is the kernel itself: it is not deleted.",
+        "For a minute, by default, `undelete` brings them back. The latest snapshot of a suspended kernel is the kernel itself:"
+        " it is not deleted.",
     )
     remove.add_argument(
         "snapshot", metavar="SNAPSHOT", nargs="+", help="their ids, or the beginnings of them"
     )
     remove.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    undelete = command(
+        "undelete",
+        "bring deleted snapshots back, while that can be done",
+        "By default that is a minute; without a SNAPSHOT all that can be.",
+    )
+    undelete.add_argument(
+        "snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings"
+    )
+    snapshots.add_note_arguments(command("note", "write down what a snapshot is for, or its title"))
+    _snapshot(command("pin", "keep a snapshot whatever rules are set"))
+    _snapshot(command("unpin", "let the rules decide about a snapshot again"))
+    verify = command(
+        "verify",
+        "read snapshots and compare every byte with what was stored",
+        "Without a SNAPSHOT all of them. Exit status 10 if one is damaged.",
+    )
+    verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings")
+    export = command(
+        "export",
+        "write a snapshot to a file, to be imported elsewhere",
+        "The file is a tar archive with everything the kernel had in memory, unencrypted.",
+    )
+    _snapshot(export)
+    export.add_argument("file", metavar="FILE", help="where to; - is stdout")
+    importing = command(
+        "import",
+        "bring in the snapshots of such a file",
+        "Everything is verified first. Import only what you trust: a kernel that is brought back from it runs as you.",
+    )
+    importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     return top
 
 
 def _kernel(to: argparse.ArgumentParser) -> None:
-    to.add_argument("kernel", metavar="KERNEL", help=_KERNEL_HELP)
+    to.add_argument("kernel", metavar="KERNEL", help=_ID_HELP)
+
+
+def _snapshot(to: argparse.ArgumentParser) -> None:
+    to.add_argument("snapshot", metavar="SNAPSHOT", help=_ID_HELP)
 
 
 def _seconds(text: str) -> float:

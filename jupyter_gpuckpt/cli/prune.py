@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 SUMMARY = "delete the snapshots that no rule keeps"
 DESCRIPTION = """\
 A snapshot stays if it is among the last N of its kernel, or was taken within that time before the kernel's latest one. Then, if
-all snapshots take more bytes together than they may, the oldest go. Those taken by hand stay without --manual-too; those with a
-name of their own, and those that a kernel needs to go on, always do. The same happens by itself after every save of a Jupyter
+all snapshots take more bytes together than they may, the oldest go. Those taken by hand stay without --manual-too; those
+that are pinned, and those that a kernel needs to go on, always do. The same happens by itself after every save of a Jupyter
 server, by its settings GpuCkptDaemon.keep_last, keep_within and max_bytes.
 """
 

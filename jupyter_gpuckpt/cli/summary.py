@@ -39,8 +39,11 @@ def of_operation(operation: Operation) -> str:
 def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
     """One line about a snapshot."""
     name = f" of {output.printable(info.name)}" if info.name else ""
+    title = f", {output.printable(repr(info.title))}" if info.title else ""
     made = output.age(now - info.created)
-    return f"{info.snapshot_id}{name}, {made}, {output.size(info.sizes.raw_bytes)} of memory"
+    size = f"{output.size(info.sizes.raw_bytes)} of memory"
+    pinned = ", pinned" if info.pinned else ""
+    return f"{info.snapshot_id}{name}{title}, {made}, {size}{pinned}"
 
 
 def of_record(record: dict[str, Any], *, now: float) -> str:

@@ -7,7 +7,25 @@ import pytest
 from jupyter_gpuckpt.cli import actions, app, arguments, prune
 from jupyter_gpuckpt.errors import ConfigurationError
 
-COMMANDS = ["doctor", "ps", "save", "suspend", "park", "resume", "list", "show", "rm", "prune"]
+COMMANDS = [
+    "doctor",
+    "ps",
+    "save",
+    "suspend",
+    "park",
+    "resume",
+    "list",
+    "show",
+    "rm",
+    "undelete",
+    "note",
+    "pin",
+    "unpin",
+    "verify",
+    "export",
+    "import",
+    "prune",
+]
 
 
 def test_every_command_has_an_action_and_help(capsys):

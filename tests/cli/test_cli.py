@@ -89,8 +89,14 @@ def test_a_kernel_is_saved_listed_shown_and_the_snapshot_removed(kernel, gpuckpt
     shown = gpuckpt("show", snapshot_id).stdout
     assert snapshot_id in shown
     assert kernel.id in shown
-    assert gpuckpt("rm", snapshot_id).stdout == f"Deleted snapshot {snapshot_id}.\n"
+    removed = gpuckpt("rm", snapshot_id)
+    assert removed.stdout == f"Deleted snapshot {snapshot_id}.\n"
+    assert "undelete" in removed.stderr
     assert gpuckpt_json("list") == {"snapshots": []}
+    assert gpuckpt("undelete").stdout == f"Brought back snapshot {snapshot_id}.\n"
+    (back,) = gpuckpt_json("list")["snapshots"]
+    assert back == listed
+    assert "can be undone" in gpuckpt("undelete").stdout
 
 
 def test_no_secret_is_shown(kernel, gpuckpt, gpuckpt_json):
@@ -139,7 +145,7 @@ def test_on_a_terminal_removing_asks_first_and_saving_draws_a_bar(kernel, gpuckp
     assert b"Saved kernel" in said
     (listed,) = gpuckpt_json("list")["snapshots"]
     said = on_a_terminal(["rm", listed["snapshot_id"]], b"n\n", daemon_env, status=6)
-    assert b"Delete this snapshot for ever? [y/N]" in said
+    assert b"Delete this snapshot? [y/N]" in said
     assert len(gpuckpt_json("list")["snapshots"]) == 1
     on_a_terminal(["rm", listed["snapshot_id"]], b"y\n", daemon_env)
     assert gpuckpt_json("list")["snapshots"] == []

@@ -1,0 +1,187 @@
+"""What can be done with snapshots beside listing and deleting them: notes, pins, verification, archives."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from ..errors import ConfigurationError, ObjectCorrupt
+from ..progress import ProgressRecord
+from ..protocol import exit_code
+from . import output, summary
+from .ids import one_snapshot
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from ..client import Client
+
+_PIECE_BYTES = 1 << 20
+_SNAPSHOT_HELP = "its id, or the beginning of it"
+STANDARD = "-"
+
+
+def add_note_arguments(to: ArgumentParser) -> None:
+    """What can be typed after `note`."""
+    to.add_argument("snapshot", metavar="SNAPSHOT", help=_SNAPSHOT_HELP)
+    to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
+    to.add_argument("--title", metavar="TITLE", help="what lists call it; '' removes it")
+
+
+def undelete(given: Namespace, client: Client) -> int:
+    """Bring deleted snapshots back, all that can be if none is named."""
+    deleted = [info.snapshot_id for info in client.snapshots(deleted=True)]
+    wanted = [one_snapshot(prefix, deleted) for prefix in given.snapshot] or deleted
+    back = [client.undelete(snapshot_id) for snapshot_id in wanted]
+    if given.json:
+        output.say_json({"snapshots": back})
+        return 0
+    for info in back:
+        output.say(f"Brought back snapshot {info.snapshot_id}.")
+    if not back:
+        output.say("No deletion can be undone any more.")
+    return 0
+
+
+def note(given: Namespace, client: Client) -> int:
+    """Change note or title of a snapshot."""
+    if given.text is None and given.title is None:
+        raise ConfigurationError("There is nothing to note.", hint="Give a text, or --title.")
+    return _annotate(given, client, note=given.text, title=given.title)
+
+
+def pin(given: Namespace, client: Client) -> int:
+    """Keep a snapshot from retention."""
+    return _annotate(given, client, pinned=True)
+
+
+def unpin(given: Namespace, client: Client) -> int:
+    """Leave a snapshot to retention."""
+    return _annotate(given, client, pinned=False)
+
+
+def _annotate(
+    given: Namespace,
+    client: Client,
+    *,
+    title: str | None = None,
+    note: str | None = None,
+    pinned: bool | None = None,
+) -> int:
+    snapshot_id = one_snapshot(given.snapshot, _ids(client))
+    changed = client.annotate(snapshot_id, title=title, note=note, pinned=pinned)
+    if given.json:
+        output.say_json({"snapshot": changed})
+    else:
+        output.say(summary.of_snapshot(changed, now=time.time()))
+    return 0
+
+
+def verify(given: Namespace, client: Client) -> int:
+    """Verify snapshots, all if none is named; the status of ObjectCorrupt if one is damaged."""
+    known = _ids(client)
+    wanted = [one_snapshot(prefix, known) for prefix in given.snapshot] or known
+    found = []
+    for snapshot_id in dict.fromkeys(wanted):
+        result = client.verify(snapshot_id)
+        found.append(result)
+        if not given.json:
+            checked, took = output.size(result.checked_bytes), output.duration(result.seconds)
+            verdict = f"is whole: {checked} read in {took}." if result.ok else "is damaged:"
+            output.say(f"Snapshot {snapshot_id} {verdict}")
+            for problem in result.problems:
+                output.say(f"    {output.printable(problem)}")
+    if given.json:
+        output.say_json({"verifications": found})
+    elif not found:
+        output.say("No snapshots.")
+    return 0 if all(result.ok for result in found) else exit_code(ObjectCorrupt)
+
+
+def export(given: Namespace, client: Client) -> int:
+    """Write a snapshot to a file or to stdout as an archive; a file is there as a whole or not at all."""
+    snapshot_id = one_snapshot(given.snapshot, _ids(client))
+    to_stdout = given.file == STANDARD
+    if to_stdout and (given.json or sys.stdout.isatty()):
+        raise ConfigurationError(
+            "An archive on stdout goes to a file or a program, and without --json.",
+            hint="Name a file, or send it on with > or |.",
+        )
+    with client.export(snapshot_id) as (length, pieces), _target(given.file) as file:
+        for piece in _shown("exporting", pieces, length):
+            file.write(piece)
+    if given.json:
+        output.say_json({"snapshot_id": snapshot_id, "file": given.file, "bytes": length})
+    elif not to_stdout:
+        output.say(f"Exported snapshot {snapshot_id}: {output.size(length)}.")
+        output.warn("It holds everything the kernel had in memory: keep it as you keep passwords.")
+    return 0
+
+
+def import_archive(given: Namespace, client: Client) -> int:
+    """Bring in the snapshots of an archive from a file or from stdin."""
+    try:
+        with _source(given.file) as file:
+            length = os.fstat(file.fileno()).st_size
+            pieces = iter(lambda: file.read(_PIECE_BYTES), b"")
+            brought = client.import_archive(_shown("importing", pieces, length))
+    except OSError as error:
+        raise ConfigurationError(f"{given.file} cannot be read: {error.strerror}.") from error
+    if given.json:
+        output.say_json({"snapshots": brought})
+    else:
+        for info in brought:
+            output.say(f"Imported snapshot {summary.of_snapshot(info, now=time.time())}.")
+    return 0
+
+
+def _ids(client: Client) -> list[str]:
+    return [info.snapshot_id for info in client.snapshots()]
+
+
+@contextmanager
+def _target(name: str) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is complete; only its owner can read it."""
+    if name == STANDARD:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    path = Path(name)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(unfinished, flags, 0o600), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise ConfigurationError(f"{name} cannot be written: {error.strerror}.") from error
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+@contextmanager
+def _source(name: str) -> Iterator[BinaryIO]:
+    if name == STANDARD:
+        yield sys.stdin.buffer
+    else:
+        with Path(name).open("rb") as file:
+            yield file
+
+
+def _shown(title: str, pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
+    """`pieces`, with a bar on a terminal that says how far they are; `length` 0: it is not known."""
+    began, done = time.monotonic(), 0
+    with output.ProgressBar(title) as bar:
+        for piece in pieces:
+            yield piece
+            done += len(piece)
+            seconds = time.monotonic() - began
+            bar.show(ProgressRecord("", done, length or None, seconds))
