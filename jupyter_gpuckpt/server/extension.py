@@ -25,7 +25,6 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from ..client import AsyncClient
 from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
-from . import time_travel_handlers
 from .adoption import adopt_all
 from .autosave import Autosave
 from .branching import Branching
@@ -143,8 +142,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
 
     def initialize_handlers(self) -> None:
         """The routes, and with them everything that needs the server's managers."""
-        routes = {**ROUTES, **time_travel_handlers.ROUTES}
-        self.handlers.extend((_pattern(route), handler) for route, handler in routes.items())
+        self.handlers.extend((_pattern(route), handler) for route, handler in ROUTES.items())
         if self._server.event_logger is not None:
             self._events = KernelEvents(self._server.event_logger)
         if not isinstance(self._server.kernel_manager, AsyncMappingKernelManager):

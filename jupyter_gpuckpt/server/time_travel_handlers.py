@@ -43,6 +43,8 @@ class RollBackHandler(GpuCkptHandler):
     @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
+        # That there is no such kernel is said before what the body lacks.
+        self.extension.operations.served(kernel_id)
         request = self.record(SnapshotRequest)
         operation = await self.extension.rolling_back.roll_back(kernel_id, request.snapshot_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
