@@ -6,6 +6,7 @@
     │  ├─ ToolMissing
     │  ├─ PrivilegeMissing
     │  └─ HostIncompatible          the snapshot needs something that differs here
+    │     └─ GpuFull                there is no room for its GPU memory
     ├─ KernelError                  this kernel cannot, or not now
     │  ├─ KernelNotFound
     │  ├─ KernelNotManaged          not launched under the engine
@@ -79,6 +80,12 @@ class HostIncompatible(HostError):
     """The snapshot needs something that this machine does not have or has differently."""
 
     code = "host_incompatible"
+
+
+class GpuFull(HostIncompatible):
+    """There is no room on the GPU, and none can be made."""
+
+    code = "gpu_full"
 
 
 class KernelError(GpuCkptError):

@@ -196,6 +196,13 @@ class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jupyter: dict[str, Any] = {}
 
 
+class GpuRoom(msgspec.Struct, frozen=True):
+    """GET /kernels/{id}/gpu_room: the GPU memory that a resume or unpark needs, and what is free on the emptiest GPU."""
+
+    needed_bytes: int = 0
+    free_bytes: int = 0
+
+
 class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch.
 

@@ -16,6 +16,7 @@ from ..protocol import (
     BranchRequest,
     Changes,
     Event,
+    GpuRoom,
     Handshake,
     HostReport,
     Kernel,
@@ -150,6 +151,10 @@ class AsyncClient:
     async def changes(self, snapshot_id: str) -> Changes:
         """What differs since a snapshot was taken: files its kernel had open, and what keeps it from being resumed here."""
         return await self._do(calls.changes(snapshot_id))
+
+    async def gpu_room(self, kernel_id: str, snapshot_id: str = "") -> GpuRoom:
+        """The GPU memory that a resume or unpark needs, and what is free."""
+        return await self._do(calls.gpu_room(kernel_id, snapshot_id))
 
     async def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

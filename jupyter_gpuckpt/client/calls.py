@@ -20,6 +20,7 @@ from ..protocol import (
     ClaimRequest,
     EndRequest,
     Event,
+    GpuRoom,
     Handshake,
     HostReport,
     Kernel,
@@ -242,6 +243,12 @@ def changes(snapshot_id: str) -> Call[Changes]:
 def park(kernel_id: str) -> Call[Operation]:
     """Move a kernel's GPU memory into RAM."""
     return Call(Operation, "POST", f"/kernels/{kernel_id}/park")
+
+
+def gpu_room(kernel_id: str, snapshot_id: str) -> Call[GpuRoom]:
+    """What a resume needs on the GPU, and what is free."""
+    params = {"snapshot_id": snapshot_id} if snapshot_id else {}
+    return Call(GpuRoom, "GET", f"/kernels/{kernel_id}/gpu_room", params=params)
 
 
 def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Kernel]:

@@ -14,6 +14,7 @@ from ..model import Cause, LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
+    GpuRoom,
     Handshake,
     HostReport,
     Kernel,
@@ -151,6 +152,10 @@ class Client:
     def changes(self, snapshot_id: str) -> Changes:
         """What differs since a snapshot was taken: files its kernel had open, and what keeps it from being resumed here."""
         return self._do(calls.changes(snapshot_id))
+
+    def gpu_room(self, kernel_id: str, snapshot_id: str = "") -> GpuRoom:
+        """The GPU memory that a resume or unpark needs, and what is free."""
+        return self._do(calls.gpu_room(kernel_id, snapshot_id))
 
     def operation(self, operation_id: str, wait: float = 0) -> Operation:
         """One operation: when it is over, or how it stands after `wait` seconds (60 at most)."""

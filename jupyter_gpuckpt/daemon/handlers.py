@@ -98,6 +98,17 @@ class ChangesHandler(BaseHandler):
         self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
 
 
+class GpuRoomHandler(BaseHandler):
+    """Room on the GPU."""
+
+    async def get(self, kernel_id: str) -> None:
+        """What a resume, from `snapshot_id` if that is given, needs, and what is there."""
+        kernel = self.daemon.kernels.get(kernel_id)
+        snapshot_id = self.get_query_argument("snapshot_id", "")
+        machine = self.daemon.machine
+        self.reply(await asyncio.to_thread(machine.gpu_room, kernel.record, snapshot_id))
+
+
 class SaveHandler(BaseHandler):
     """Saves."""
 
@@ -236,6 +247,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
     "/kernels/{kernel_id}/park": ParkHandler,
+    "/kernels/{kernel_id}/gpu_room": GpuRoomHandler,
     "/kernels/{kernel_id}/signal": SignalHandler,
     "/kernels/{kernel_id}/end": EndHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
+from ..engine import gpu_processes, server_files, settle, thaw
 from ..engine import launch as trees
 from ..engine import park as parking
-from ..engine import server_files, settle, thaw
 from ..engine.settings import INIT, EngineSettings
 from ..engine.standstill import Standstill
 from ..engine.tree import Tree
@@ -23,9 +23,10 @@ from ..host import doctor, gpu, processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
-from ..protocol import Changes, HostReport, Owner
+from ..protocol import Changes, GpuRoom, HostReport, Owner
 from ..snapshot_records import SnapshotChange, StoreUsage
 from ..snapshots import changes, resume, save
+from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
@@ -168,6 +169,17 @@ class Machine:
     def unpark(self, tree: Tree, progress: Progress) -> None:
         """Move it back; raises FreezeFailed where the GPU has no room, and the tree stays parked."""
         parking.unpark(tree, self._engine(), progress)
+
+    def gpu_room(self, record: KernelRecord, snapshot_id: str) -> GpuRoom:
+        """What bringing a kernel back needs on the GPU, and what is free there."""
+        free = max(gpu.free_bytes().values(), default=0)
+        needed = 0
+        if free and record.state is KernelState.PARKED and record.tree is not None:
+            needed = parking.needed_bytes(record.tree, self._engine())
+        elif free and record.state is KernelState.SUSPENDED:
+            manifest = self.manifest(record, snapshot_id or record.snapshot_id)
+            needed = gpu_processes.needed_bytes(manifest.gpu)
+        return GpuRoom(needed, free)
 
     def resume(
         self, manifest: Manifest, record: KernelRecord, exit_path: Path, progress: Progress

@@ -149,10 +149,13 @@ class GpuProcesses:
     def give_back_parked(self) -> None:
         """Give back what is checkpointed though no freeze is under way; raises as `give_back`."""
         for pid in self._checkpointed():
-            staged = (a.end - a.start for a in processes.maps(pid) if DIRECTORY in a.path)
-            self._needs[pid] = "", max(0, sum(staged) - _TOLERANCE_BYTES)
+            self._needs[pid] = "", _staged_bytes(pid)
             self._locked.append(pid)
         self.give_back()
+
+    def parked_bytes(self) -> int:
+        """The GPU memory that the largest parked process needs to be given back."""
+        return max(map(_staged_bytes, self._checkpointed()), default=0)
 
     def drop_files(self) -> None:
         """Remove the staging files; the driver has unmapped them by then."""
@@ -177,6 +180,18 @@ class GpuProcesses:
         }
 
 
+def _staged_bytes(pid: int) -> int:
+    """What a parked process needs on the GPU."""
+    staged = (area.end - area.start for area in processes.maps(pid) if DIRECTORY in area.path)
+    return max(0, sum(staged) - _TOLERANCE_BYTES)
+
+
+def needed_bytes(records: list[GpuProcess]) -> int:
+    """The GPU memory that the largest of these processes needs."""
+    largest = max((record.memory_bytes for record in records), default=0)
+    return max(0, largest - _TOLERANCE_BYTES)
+
+
 def _shortage(needed: int, uuid: str, patience: float) -> str:
     """Why `needed` bytes do not fit on the GPU `uuid` (empty: on any), looked at for `patience` seconds; empty if they do."""
     deadline = time.monotonic() + patience
@@ -192,8 +207,7 @@ def _shortage(needed: int, uuid: str, patience: float) -> str:
 
 def shortage(records: list[GpuProcess], patience: float = 0.0) -> str:
     """Why there is no room on the GPUs for the largest of these processes; empty if there is."""
-    largest = max((record.memory_bytes for record in records), default=0)
-    return _shortage(max(0, largest - _TOLERANCE_BYTES), "", patience)
+    return _shortage(needed_bytes(records), "", patience)
 
 
 def _no_room(pid: int, shortage: str) -> FreezeFailed:

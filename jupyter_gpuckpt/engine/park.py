@@ -48,6 +48,11 @@ def park(tree: Tree, settings: EngineSettings, *, gpu_bytes: int, progress: Prog
     return sum(record.memory_bytes for record in gpu.records())
 
 
+def needed_bytes(tree: Tree, settings: EngineSettings) -> int:
+    """The GPU memory that `unpark` needs."""
+    return GpuProcesses(tree, settings, Progress()).parked_bytes()
+
+
 def unpark(tree: Tree, settings: EngineSettings, progress: Progress) -> None:
     """Move it back, and let CUDA calls go on. Raises FreezeFailed when the GPU has no room: the kernel stays parked."""
     if not alive(tree):

@@ -30,6 +30,7 @@ from .autosave import Autosave
 from .branching import Branching
 from .daemon_link import DaemonLink
 from .ended_operations import EndedOperations
+from .gpu_room import RoomMaker
 from .handlers import PREFIX, ROUTES
 from .kernel_events import KernelEvents
 from .kernel_manager import GpuCkptKernels
@@ -213,6 +214,9 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         )
         operations = ServerOperations(
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
+        )
+        operations.room = RoomMaker(
+            link, kernels, operations, wait_seconds=self.gpu_wait, log=self.log
         )
         ended = EndedOperations(serverapp.event_logger, self.log)
         ended.count(lambda: [served.state for served in list(link.served.values())])

@@ -21,7 +21,7 @@ from ..errors import (
     record_of,
 )
 from ..model import Cause
-from ..protocol import Kernel, Operation, OperationKind, OperationState
+from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
 from ..states import KernelState
 from . import agent
 from .probe import drained, kernel_info, wait_until_heard
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from ..client import AsyncClient
     from .daemon_link import DaemonLink
+    from .gpu_room import RoomMaker
 
 _DRAIN_SECONDS = 2.0
 #: A new kernel that has not answered by then gets no agent.
@@ -73,6 +74,8 @@ class ServerOperations:
         self._background: set[asyncio.Task[None]] = set()
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
+        #: Makes room on the GPU for kernels that come back.
+        self.room: RoomMaker | None = None
         #: Waits until no periodic save of a kernel is in the way of what a user wants (`autosave.py`).
         self.give_way: Callable[[str], Coroutine[Any, Any, None]] = lambda _: asyncio.sleep(0)
 
@@ -106,8 +109,20 @@ class ServerOperations:
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a suspended kernel back, by default from its latest snapshot."""
         served = self.served(kernel_id)
-        operation = await self._link.daemon.resume(kernel_id, snapshot_id)
+        if self.room is not None and await self.room.is_needed(kernel_id, snapshot_id):
+            work = self._resume_on_gpu(served, snapshot_id, self.room)
+            return self.tracked.compose(OperationKind.RESUME, kernel_id, work)
+        return await self._resume(served, snapshot_id)
+
+    async def _resume(self, served: ServedKernel, snapshot_id: str) -> Operation:
+        operation = await self._link.daemon.resume(served.kernel_id, snapshot_id)
         return self._track(served, operation, lambda: None)
+
+    async def _resume_on_gpu(
+        self, served: ServedKernel, snapshot_id: str, room: RoomMaker
+    ) -> Result:
+        async with room.made(served.kernel_id, snapshot_id):
+            return await self.tracked.result(await self._resume(served, snapshot_id))
 
     async def park(self, kernel_id: str) -> Operation:
         """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""

@@ -42,12 +42,7 @@ class IdleParking:
         pause = min(max(self._after_seconds / 4, _SHORTEST_LOOK), _LONGEST_LOOK)
         while not self._operations.stopping:
             await asyncio.sleep(pause)
-            idle = [
-                kernel_id
-                for kernel_id in self._kernels.list_kernel_ids()
-                if self._is_idle(kernel_id)
-            ]
-            if idle:
+            if idle := self._idle():
                 await self._park_those_with_gpu(idle)
 
     async def _park_those_with_gpu(self, idle: list[str]) -> None:
@@ -58,8 +53,11 @@ class IdleParking:
             return
         for kernel in measured:
             # Looked at again: measuring takes a moment, parking the one before it seconds.
-            if kernel.kernel_id in idle and kernel.gpu_bytes and self._is_idle(kernel.kernel_id):
+            if kernel.kernel_id in idle and kernel.gpu_bytes and kernel.kernel_id in self._idle():
                 await self._park(kernel.kernel_id)
+
+    def _idle(self) -> list[str]:
+        return idle_kernels(self._kernels, self._operations, after_seconds=self._after_seconds)
 
     async def _park(self, kernel_id: str) -> None:
         try:
@@ -71,17 +69,26 @@ class IdleParking:
             self._log.warning("Kernel %s keeps its GPU memory: %s", kernel_id, reason)
         self._reasons[kernel_id] = reason
 
-    def _is_idle(self, kernel_id: str) -> bool:
+
+def idle_kernels(
+    kernels: AsyncMappingKernelManager, operations: ServerOperations, *, after_seconds: float
+) -> list[str]:
+    """The ids of kernels in which no cell runs, the least recently used first; at least `after_seconds` ago."""
+    idle = []
+    now = utcnow()
+    for kernel_id in kernels.list_kernel_ids():
         try:
-            served = self._operations.served(kernel_id)
+            served = operations.served(kernel_id)
         except GpuCkptError:
-            return False
-        manager = self._kernels.get_kernel(kernel_id)
-        idle_seconds = (utcnow() - getattr(manager, "last_activity", utcnow())).total_seconds()
-        return (
+            continue
+        manager = kernels.get_kernel(kernel_id)
+        since = getattr(manager, "last_activity", now)
+        if (
             served.state is KernelState.RUNNING
             and served.gate_is_open
             and not served.output.awaited
             and getattr(manager, "execution_state", "") == "idle"
-            and idle_seconds >= self._after_seconds
-        )
+            and (now - since).total_seconds() >= after_seconds
+        ):
+            idle.append((since, kernel_id))
+    return [kernel_id for _, kernel_id in sorted(idle)]

@@ -97,6 +97,8 @@ class ServedKernel:
         self.is_new_branch = False
         #: Whether it goes back to an older snapshot: a cell waits for the end of that and wakes nothing.
         self.is_rolling_back = False
+        #: Why it does not come back yet, for people; empty: it does not wait for anything.
+        self.waits = ""
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -178,6 +180,12 @@ class ServedKernel:
             yield
         finally:
             self.is_rolling_back = False
+            self._tell()
+
+    def wait_for(self, why: str) -> None:
+        """Tell people why it does not come back yet."""
+        if why != self.waits:
+            self.waits = why
             self._tell()
 
     def apply(self, kernel: Kernel) -> None:

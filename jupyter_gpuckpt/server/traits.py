@@ -75,6 +75,13 @@ class ServerTraits(Configurable):
         next cell moves it back. 0: never.""",
     ).tag(config=True)
 
+    gpu_wait = Float(
+        600.0,
+        min=0.0,
+        help="""Seconds that a kernel which comes back waits for GPU memory while all that hold some compute. Idle kernels of
+        this server are parked for it at once, the least recently used first.""",
+    ).tag(config=True)
+
     stop_timeout = Float(
         0.0,
         min=0.0,

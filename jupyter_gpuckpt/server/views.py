@@ -44,7 +44,7 @@ def kernel_view(
     operation = operations.tracked.as_seen(kernel.operation) if kernel.operation else None
     in_flight = operation is not None and operation.state is OperationState.RUNNING
     return view | {
-        "reason": error.message if error else None,
+        "reason": served.waits or (error.message if error else None),
         "hint": (error.hint or None) if error else None,
         "snapshot_id": kernel.snapshot_id or None,
         "operation": operation_view(operation) if operation and in_flight else None,

@@ -11,21 +11,21 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 
 HOG = """
-    import torch
+    import sys, torch
     free, _ = torch.cuda.mem_get_info()
-    x = torch.empty(free - (1 << 30), dtype=torch.uint8, device="cuda")
+    x = torch.empty(free - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
     print("ready", flush=True)
     input()
 """
 
 
 @pytest.fixture
-def hog() -> Callable[[], AbstractContextManager[None]]:
-    """A program that leaves 1 GB of the GPU to the others, as long as a `with` block lasts."""
+def hog() -> Callable[..., AbstractContextManager[None]]:
+    """A program that leaves 1 GB, or so many bytes, of the GPU to the others, as long as a `with` block lasts."""
 
     @contextmanager
-    def running() -> Iterator[None]:
-        words = [sys.executable, "-c", textwrap.dedent(HOG)]
+    def running(leave: int = 1 << 30) -> Iterator[None]:
+        words = [sys.executable, "-c", textwrap.dedent(HOG), str(leave)]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             try:
                 assert process.stdout is not None

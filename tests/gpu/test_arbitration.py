@@ -1,0 +1,100 @@
+"""More kernels than fit on the GPU: each comes back when its next cell runs, and an idle one gives way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import pytest
+
+from jupyter_gpuckpt.host import gpu
+from tests.conftest import wait_for
+from tests.server.conftest import make_server  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.gpu
+
+GB = 1 << 30
+#: 6 GB; what is checked covers all of it.
+SETUP = """
+import torch, time
+parts = [torch.full((1 << 28,), 0, device="cuda", dtype=torch.int32) for _ in range(6)]
+torch.cuda.synchronize()
+"""
+STEP = """
+for part in parts:
+    part += 1
+print({int(part.sum(dtype=torch.int64)) // (1 << 28) for part in parts})
+"""
+CYCLES = 8
+
+
+@pytest.fixture
+def two(
+    make_server: Callable,  # noqa: F811
+    hog: Callable[..., AbstractContextManager[None]],
+):
+    """A server with options, and two pages whose kernels together do not fit on the GPU."""
+    pytest.importorskip("torch")
+    if not gpu.gpus():
+        pytest.skip("there is no GPU here")
+    with hog(leave=9 * GB):
+
+        def start(*options: str):
+            server = make_server(*options).start()
+            first, second = server.open("first.ipynb"), server.open("second.ipynb")
+            first.run(SETUP)
+            server.do("park", first.kernel_id)
+            second.run(SETUP)
+            return server, first, second
+
+        yield start
+
+
+def state(server, page) -> str:
+    return str(server.kernel(page.kernel_id)["state"])
+
+
+def test_two_kernels_that_do_not_fit_together_take_turns_and_lose_nothing(two) -> None:
+    server, *pages = two()
+    spent = []
+    for cycle in range(1, CYCLES + 1):
+        for page, other in (pages, pages[::-1]):
+            began = time.monotonic()
+            assert page.run(STEP) == f"{{{cycle}}}\n"
+            spent.append(time.monotonic() - began)
+            assert (state(server, page), state(server, other)) == ("running", "parked")
+    print(f"{2 * CYCLES} turns of 6 GB: {min(spent):.2f} to {max(spent):.2f} s each")
+    # A suspended one takes its turn, too.
+    server.do("suspend", pages[0].kernel_id)
+    assert pages[1].run(STEP) == f"{{{CYCLES + 1}}}\n"
+    assert pages[0].run(STEP) == f"{{{CYCLES + 1}}}\n"
+    assert state(server, pages[1]) == "parked"
+
+
+def test_a_kernel_waits_for_one_that_computes_and_says_so(two) -> None:
+    server, first, second = two()
+    busy = second.execute("time.sleep(6); print('done')")
+    wait_for(lambda: server.get(f"api/kernels/{second.kernel_id}")["execution_state"] == "busy")
+    request = first.execute(STEP)
+    wait_for(lambda: "waits for the GPU" in (server.kernel(first.kernel_id)["reason"] or ""))
+    print(server.kernel(first.kernel_id)["reason"])
+    assert first.output(request) == "{1}\n"
+    assert second.output(busy) == "done\n"
+    assert server.kernel(first.kernel_id)["reason"] is None
+
+
+def test_one_that_waits_in_vain_is_told_why_and_stays_parked(two) -> None:
+    server, first, second = two("--GpuCkptServer.gpu_wait=1")
+    second.execute("time.sleep(60)")
+    wait_for(lambda: server.get(f"api/kernels/{second.kernel_id}")["execution_state"] == "busy")
+    request = first.execute(STEP)
+    reply = first.wait_for(
+        lambda m: m["msg_type"] == "execute_reply" and m["parent_header"]["msg_id"] == request
+    )
+    assert reply["content"]["status"] == "error"
+    assert "GB of GPU memory are needed" in reply["content"]["evalue"]
+    print(reply["content"]["evalue"])
+    assert state(server, first) == "parked"
+    server.request("POST", f"api/kernels/{second.kernel_id}/interrupt")
+    assert first.run(STEP) == "{1}\n"
