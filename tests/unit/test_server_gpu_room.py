@@ -1,0 +1,124 @@
+"""Who gives way on a GPU, and what one is told that waits: against a GPU of numbers. tests/gpu has the real one."""
+
+import asyncio
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_gpuckpt.errors import FreezeFailed, GpuFull
+from jupyter_gpuckpt.protocol import GpuRoom, Kernel
+from jupyter_gpuckpt.server import gpu_room
+from jupyter_gpuckpt.states import KernelState
+
+
+class Gpu:
+    """10 bytes of GPU memory. `held`: by kernel; `idle`: kernels in which no cell runs, least recently used first."""
+
+    def __init__(self, held, idle, refusing=()):
+        self.held, self.idle, self.refusing = held, idle, refusing
+        self.needs = {"wanted": 6}
+        self.parked, self.said = [], []
+
+    @property
+    def free(self):
+        return 10 - sum(self.held.values())
+
+    # The daemon's part.
+    async def gpu_room(self, kernel_id, snapshot_id):
+        return GpuRoom(self.needs.get(kernel_id, 0), self.free)
+
+    # The server's operations.
+    def served(self, kernel_id):
+        return SimpleNamespace(wait_for=self.said.append)
+
+    async def measured(self):
+        return [
+            Kernel(kernel_id, KernelState.RUNNING, "", gpu_bytes=held)
+            for kernel_id, held in self.held.items()
+        ]
+
+    async def park(self, kernel_id):
+        if kernel_id in self.refusing:
+            raise FreezeFailed(f"{kernel_id} has no room in RAM.")
+        self.parked.append(kernel_id)
+        self.held[kernel_id] = 0
+        return kernel_id
+
+    async def finish(self, operation):
+        return SimpleNamespace(error=None)
+
+
+@pytest.fixture
+def maker(monkeypatch):
+    """Makes a RoomMaker for a Gpu."""
+
+    def make(gpu, wait_seconds=0.0):
+        monkeypatch.setattr(gpu_room, "idle_kernels", lambda *_, after_seconds: gpu.idle)
+        monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
+        link = SimpleNamespace(daemon=gpu)
+        log = logging.getLogger("test")
+        return gpu_room.RoomMaker(link, None, gpu, wait_seconds=wait_seconds, log=log)
+
+    return make
+
+
+async def come_back(maker, gpu, kernel_id="wanted"):
+    async with maker.made(kernel_id, ""):
+        gpu.held[kernel_id] = gpu.needs.pop(kernel_id)
+
+
+def test_nobody_is_parked_where_there_is_room(maker):
+    gpu = Gpu({"other": 4}, ["other"])
+    asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == []
+    assert not asyncio.run(maker(gpu).is_needed("other", ""))
+
+
+def test_as_many_give_way_as_it_takes_the_least_recently_used_first(maker):
+    gpu = Gpu({"new": 3, "old": 3, "older": 3}, ["older", "old", "new"])
+    asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == ["older", "old"]
+
+
+def test_one_that_holds_nothing_or_cannot_be_parked_is_passed_over(maker):
+    gpu = Gpu({"none": 0, "stuck": 3, "last": 6}, ["none", "stuck", "last"], refusing={"stuck"})
+    asyncio.run(come_back(maker(gpu), gpu))
+    assert gpu.parked == ["last"]
+
+
+def test_it_waits_for_one_that_computes_and_says_so(maker):
+    gpu = Gpu({"busy": 8}, [])
+
+    async def main():
+        waiting = asyncio.create_task(come_back(maker(gpu, 60.0), gpu))
+        while not gpu.said:
+            await asyncio.sleep(0)
+        gpu.idle = ["busy"]
+        await waiting
+
+    asyncio.run(main())
+    assert gpu.parked == ["busy"]
+    assert "0.0 GB are free" in gpu.said[0]
+    assert gpu.said[-1] == ""
+
+
+def test_one_that_waits_in_vain_hears_why(maker):
+    gpu = Gpu({"busy": 4, "stuck": 4}, ["stuck"], refusing={"stuck"})
+    with pytest.raises(GpuFull, match="GPU memory are needed") as caught:
+        asyncio.run(come_back(maker(gpu), gpu))
+    assert caught.value.details == "stuck has no room in RAM."
+    assert gpu.said[-1] == ""
+
+
+def test_the_second_in_the_queue_waits_until_the_first_is_back(maker):
+    gpu = Gpu({"other": 8}, ["other"])
+    gpu.needs = {"wanted": 6, "second": 4}
+
+    async def main():
+        one = maker(gpu)
+        await asyncio.gather(come_back(one, gpu), come_back(one, gpu, "second"))
+
+    asyncio.run(main())
+    assert gpu.held == {"other": 0, "wanted": 6, "second": 4}
+    assert any("its turn" in text for text in gpu.said)
