@@ -26,6 +26,7 @@ class Gpu:
 
     # The daemon's part.
     async def gpu_room(self, kernel_id, snapshot_id):
+        await asyncio.sleep(0)
         return GpuRoom(self.needs.get(kernel_id, 0), self.free)
 
     # The server's operations.
@@ -92,7 +93,7 @@ def test_it_waits_for_one_that_computes_and_says_so(maker):
 
     async def main():
         waiting = asyncio.create_task(come_back(maker(gpu, 60.0), gpu))
-        while not gpu.said:
+        while not gpu.said:  # noqa: ASYNC110
             await asyncio.sleep(0)
         gpu.idle = ["busy"]
         await waiting
