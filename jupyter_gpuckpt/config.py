@@ -50,6 +50,13 @@ class GpuCkptDaemon(Configurable):
         0: it is gone at once.""",
     ).tag(config=True)
 
+    measure_every = Float(
+        daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
+        min=0.0,
+        help="""Seconds after which the memory of running kernels and their use of GPUs are measured again; pages are told what
+        changed. Default: 10. 0: never.""",
+    ).tag(config=True)
+
     keep_last = Int(
         3,
         min=0,
@@ -100,6 +107,7 @@ class GpuCkptDaemon(Configurable):
             threads=self.threads,
             idle_exit_seconds=self.idle_exit,
             undo_delete_seconds=self.undo_delete_for,
+            measure_every_seconds=self.measure_every,
         )
 
     def retention(self) -> RetentionPolicy:

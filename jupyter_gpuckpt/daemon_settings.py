@@ -12,6 +12,7 @@ from .errors import ConfigurationError
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
+DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 #: More threads than this do not make a save faster: the disk or the memory bus is the limit.
 MOST_THREADS = 16
 
@@ -28,6 +29,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threads: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
     undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
+    #: How often running kernels are measured; 0: only when somebody asks.
+    measure_every_seconds: float = DEFAULT_MEASURE_EVERY_SECONDS
 
     @property
     def data(self) -> Path:

@@ -163,6 +163,14 @@ class Kernel(msgspec.Struct, frozen=True):
     parent_snapshot_id: str = ""
     #: The ports that its last resume gave it instead of those of the snapshot, old to new.
     moved_ports: dict[int, int] = {}
+    #: When it entered its state (seconds since the epoch).
+    since: float = 0.0
+    #: Percent of the GPU that its processes keep busy; None: it uses none, or the driver does not tell.
+    gpu_utilization: int | None = None
+    #: What its snapshot holds, RAM and GPU memory, while the kernel has no process.
+    suspended_bytes: int = 0
+    #: How long its resume may take, by earlier ones on this machine; None: it has a process, or nothing is known.
+    resume_seconds: float | None = None
 
 
 class Event(msgspec.Struct, frozen=True):

@@ -85,7 +85,7 @@ def ps(given: Namespace) -> int:
             kernel.name or "-",
             str(kernel.pid or "-"),
             output.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
-            output.size(kernel.gpu_bytes) if kernel.gpu_bytes else "-",
+            _gpu(kernel),
             snapshots[kernel.snapshot_id] or "-",
         ]
         for kernel in kernels
@@ -93,6 +93,12 @@ def ps(given: Namespace) -> int:
     heads = ["KERNEL", "STATE", "NAME", "PID", "MEMORY", "GPU", "SNAPSHOT"]
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
     return 0
+
+
+def _gpu(kernel: Kernel) -> str:
+    busy = kernel.gpu_utilization
+    used = output.size(kernel.gpu_bytes) if kernel.gpu_bytes else "-"
+    return used if busy is None else f"{used} {busy} %"
 
 
 def _state(kernel: Kernel) -> str:

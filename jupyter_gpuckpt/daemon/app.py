@@ -35,6 +35,7 @@ from .owners import Owners, Streams
 from .records import Records
 from .removal import Removal
 from .transfers import Transfers
+from .usage import Measuring
 from .verbs import Verbs
 
 #: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
@@ -52,6 +53,8 @@ class Daemon:
         self.streams = Streams()
         self.operations = Operations()
         self.kernels = Kernels(records, self.machine, self.streams.tell)
+        every = settings.measure_every_seconds
+        self.measuring = Measuring(self.kernels, self.machine, every)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
         self.inventory = Inventory(self.kernels, records, self.machine)
         self.removal = Removal(
@@ -101,6 +104,7 @@ class Daemon:
         """Adopt what the last daemon left, then answer until nobody needs it any more."""
         await self.kernels.adopt(await asyncio.to_thread(self.records.mine))
         await asyncio.to_thread(self.machine.clear)
+        await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()
         self.endings.expect_all()
         self.removal.expect_all()
@@ -108,8 +112,10 @@ class Daemon:
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
+        self.measuring.start()
         ready()
         await self._until_left()
+        await self.measuring.close()
         server.stop()
         await server.close_all_connections()
         await self.verbs.close()

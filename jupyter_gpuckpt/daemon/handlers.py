@@ -44,7 +44,7 @@ class KernelsHandler(BaseHandler):
     async def get(self) -> None:
         """List them."""
         kernels = list(self.daemon.kernels)
-        await self.daemon.kernels.measure(kernels)
+        await self.daemon.measuring.measure(kernels)
         self.reply([kernel.public() for kernel in kernels])
 
     async def post(self) -> None:
@@ -61,7 +61,7 @@ class KernelHandler(BaseHandler):
     async def get(self, kernel_id: str) -> None:
         """Show it."""
         kernel = self.daemon.kernels.get(kernel_id)
-        await self.daemon.kernels.measure([kernel])
+        await self.daemon.measuring.measure([kernel])
         self.reply(kernel.public())
 
     async def delete(self, kernel_id: str) -> None:

@@ -66,6 +66,8 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             "name": name,
             "jupyter": jupyter,
             "snapshot_id": info.snapshot_id,
+            "sizes": info.sizes,
+            "saved_seconds": info.seconds,
             "cause": request.cause,
             "error": None,
         }
@@ -127,7 +129,8 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
     def work(operation: RunningOperation) -> Outcome:
         manifest = machine.manifest(record, snapshot_id or record.snapshot_id)
         resumed = machine.resume(manifest, record, exit_path, operation.progress)
-        chosen = manifest.info.snapshot_id
+        info = manifest.info
+        chosen = info.snapshot_id
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)
         moved = {before: after for before, after in own if before != after}
         return Outcome(
@@ -135,13 +138,15 @@ def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Pa
             {
                 "tree": resumed.tree,
                 "snapshot_id": chosen,
+                "sizes": info.sizes,
+                "saved_seconds": info.seconds,
                 "error": None,
                 "moved_ports": moved | resumed.moved_ports,
             },
             Result(
                 chosen,
                 operation.progress.record().seconds,
-                manifest.info.sizes,
+                info.sizes,
                 seconds_by_stage=dict(operation.progress.seconds_by_stage),
                 warnings=list(resumed.warnings),
                 moved_ports=resumed.moved_ports,

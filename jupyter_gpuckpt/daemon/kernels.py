@@ -27,6 +27,8 @@ from ..states import ALIVE, KernelState, may_follow
 from .machine import Machine
 from .operations import RunningOperation
 from .records import KernelRecord, Records, lost, settled
+from .resume_times import ResumeTimes
+from .usage import Usage
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ _log = logging.getLogger(__name__)
 _CUT_OFF = frozenset(
     {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
 )
+#: States in which its memory is in a snapshot only.
+_STORED = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 #: Tells an owner's streams; the last argument is True for progress, which may be dropped.
 Tell = Callable[[str, Event, bool], None]
 
@@ -42,13 +46,19 @@ class ManagedKernel:
     """One kernel. `operation` is the one in flight, or the last one; `doomed`: it is being killed."""
 
     def __init__(
-        self, record: KernelRecord, announce: Callable[[ManagedKernel, bool], None]
+        self,
+        record: KernelRecord,
+        announce: Callable[[ManagedKernel, bool], None],
+        resume_times: ResumeTimes,
     ) -> None:
         self.record, self._announce = record, announce
+        self._resume_times = resume_times
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
-        self.memory_bytes = self.gpu_bytes = 0
+        #: What it uses, when that was measured, and what its owner was told last.
+        self.usage = self.told_usage = Usage()
+        self.measured_at = 0.0
         # From before it listens until it is forgotten, also while it is suspended: it comes back to the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
@@ -77,6 +87,7 @@ class ManagedKernel:
     def public(self) -> Kernel:
         """What clients see."""
         record, tree = self.record, self.record.tree
+        usage = self.usage if tree else Usage()
         return Kernel(
             kernel_id=self.kernel_id,
             state=record.state,
@@ -88,12 +99,23 @@ class ManagedKernel:
             snapshot_id=record.snapshot_id,
             error=record.error,
             operation=self.operation.public() if self.operation else None,
-            memory_bytes=self.memory_bytes,
-            gpu_bytes=self.gpu_bytes,
+            memory_bytes=usage.memory_bytes,
+            gpu_bytes=usage.gpu_bytes,
             ends_at=record.ends_at,
             parent_snapshot_id=record.parent_snapshot_id,
             moved_ports=record.moved_ports,
+            since=record.since,
+            gpu_utilization=usage.gpu_utilization,
+            suspended_bytes=record.sizes.raw_bytes if record.state in _STORED else 0,
+            resume_seconds=self._resume_seconds(),
         )
+
+    def _resume_seconds(self) -> float | None:
+        """As earlier resumes took, else as its own save did, which read and wrote as much."""
+        if self.state not in _STORED:
+            return None
+        estimate = self._resume_times.estimate(self.record.sizes)
+        return self.record.saved_seconds or None if estimate is None else estimate
 
 
 class Kernels:
@@ -133,7 +155,9 @@ class Kernels:
     def add(self, record: KernelRecord) -> ManagedKernel:
         """Manage a kernel from now on; `update` writes its record."""
         record.since = record.since or time.time()
-        kernel = self._kernels[record.kernel_id] = ManagedKernel(record, self.announce)
+        kernel = self._kernels[record.kernel_id] = ManagedKernel(
+            record, self.announce, self._machine.resume_times
+        )
         kernel.ports.hold()
         return kernel
 
@@ -169,20 +193,12 @@ class Kernels:
     def announce(self, kernel: ManagedKernel, progress: bool = False) -> None:
         """Tell the kernel's owner how it stands; `progress` may be dropped when the owner is slow."""
         if not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel:
+            kernel.told_usage = kernel.usage
             self._tell(kernel.record.owner.owner_id, Event(kernel=kernel.public()), progress)
 
     def give(self, kernel: ManagedKernel, owner: Owner) -> Awaitable[None]:
         """Make `owner` its owner."""
         return self.update(kernel, owner=owner)
-
-    async def measure(self, kernels: list[ManagedKernel]) -> None:
-        """Look at what these kernels use; reading /proc takes milliseconds for each, so it happens in a thread."""
-        trees = [(kernel, kernel.record.tree) for kernel in kernels]
-        usage = await asyncio.to_thread(
-            lambda: [self._machine.usage(tree) if tree else (0, 0) for _, tree in trees]
-        )
-        for (kernel, _), (memory, gpu) in zip(trees, usage, strict=True):
-            kernel.memory_bytes, kernel.gpu_bytes = memory, gpu
 
     async def protect_servers(self) -> None:
         """Look after the info files of servers, which may have come since the kernels were started."""

@@ -30,6 +30,8 @@ from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
+from .resume_times import ResumeTimes
+from .usage import Usage, differ
 
 if TYPE_CHECKING:
     from ..snapshots.resume import Resumed
@@ -53,6 +55,7 @@ class Machine:
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
+        self.resume_times = ResumeTimes(settings.data)
         #: Told of every change of a snapshot, in any thread; set before the store is first used.
         self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
 
@@ -129,9 +132,29 @@ class Machine:
         """Remove what a daemon that was killed had spilled; nothing may be in flight."""
         shutil.rmtree(self._spill, ignore_errors=True)
 
-    def usage(self, tree: Tree) -> tuple[int, int]:
-        """Bytes of memory and of GPU memory that a tree uses."""
-        return trees.memory_bytes(tree), sum(gpu.memory_of(trees.pids(tree)).values())
+    def usage(self, tree: Tree, before: Usage | None = None) -> Usage:
+        """What a tree uses just now.
+
+        Its memory is counted page by page, which takes long for many gigabytes, unless it is about what it was `before`.
+        """
+        pids = trees.pids(tree)
+        resident = sum(processes.resident_bytes(pid) for pid in pids)
+        if (
+            before is not None
+            and before.resident_bytes
+            and not differ(before.resident_bytes, resident)
+        ):
+            memory, resident = before.memory_bytes, before.resident_bytes
+        else:
+            memory = trees.memory_bytes(tree)
+        on_gpu = gpu.memory_of(pids)
+        busy = gpu.utilization_of(on_gpu) if on_gpu else None
+        return Usage(
+            memory,
+            sum(on_gpu.values()),
+            None if busy is None else min(sum(busy.values()), 100),
+            resident,
+        )
 
     def save(
         self,
@@ -163,7 +186,7 @@ class Machine:
 
     def park(self, tree: Tree, progress: Progress) -> int:
         """Move a tree's GPU memory into RAM; the bytes that were moved."""
-        held = self.usage(tree)[1]
+        held = sum(gpu.memory_of(trees.pids(tree)).values())
         return parking.park(tree, self._engine(), gpu_bytes=held, progress=progress)
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
@@ -185,15 +208,16 @@ class Machine:
         self, manifest: Manifest, record: KernelRecord, exit_path: Path, progress: Progress
     ) -> Resumed:
         """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
-        return resume.resume(
-            manifest,
-            self.store,
-            self._engine(),
-            exit_path=exit_path,
-            jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
-            own_ports=record.spec.own_ports,
-            progress=progress,
-        )
+        with self.resume_times.measured(manifest, progress):
+            return resume.resume(
+                manifest,
+                self.store,
+                self._engine(),
+                exit_path=exit_path,
+                jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
+                own_ports=record.spec.own_ports,
+                progress=progress,
+            )
 
     def changes(self, snapshot_id: str) -> Changes:
         """What differs since a snapshot was taken."""

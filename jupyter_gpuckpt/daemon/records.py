@@ -35,7 +35,7 @@ from ..errors import (
     StoreUnavailable,
     record_of,
 )
-from ..model import Cause, LaunchSpec, SnapshotInfo
+from ..model import Cause, LaunchSpec, Sizes, SnapshotInfo
 from ..place import Place
 from ..protocol import Owner
 from ..states import ALIVE, KernelState
@@ -66,6 +66,9 @@ class KernelRecord(msgspec.Struct):
     tree: Tree | None = None
     exit_path: str = ""
     snapshot_id: str = ""
+    #: What that snapshot weighs, and how long it took to take.
+    sizes: Sizes = Sizes()
+    saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
     #: When it is killed because its user has shut it down (seconds since the epoch); 0: not.
     ends_at: float = 0.0
@@ -241,12 +244,14 @@ def settled(
         return None
     if record.state is KernelState.SUSPENDING and committed and committed.reason == "suspend":
         record.snapshot_id, record.cause = committed.snapshot_id, committed.cause
+        record.sizes, record.saved_seconds = committed.sizes, committed.seconds
         return _became(record, KernelState.SUSPENDED)
     if not alive:
         record.error = record_of(lost())
         return _became(record, KernelState.LOST)
     if record.state is KernelState.SAVING and committed:
         record.snapshot_id = committed.snapshot_id
+        record.sizes, record.saved_seconds = committed.sizes, committed.seconds
     return _became(record, KernelState.RUNNING)
 
 

@@ -131,6 +131,8 @@ class Verbs:
             jupyter=request.jupyter,
             snapshot_id=request.snapshot_id,
             parent_snapshot_id=request.snapshot_id,
+            sizes=manifest.info.sizes,
+            saved_seconds=manifest.info.seconds,
         )
         kernel = self._kernels.add(record)
         kernel.launched.set()

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 #: Seconds until a machine on which NVML did not work is asked again: a driver may be loaded later.
 RETRY_SECONDS = 30.0
+#: How far back a process's use of a GPU is looked at.
+UTILIZATION_SECONDS = 5.0
 
 
 class _Library:
@@ -107,6 +109,32 @@ def memory_of(pids: Collection[int]) -> dict[int, int]:
     for by_process in _used_by_device():
         used.update({pid: count for pid, count in by_process.items() if pid in pids})
     return dict(used)
+
+
+def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
+    """Percent of the GPU that it uses most for those of `pids` that kept one busy in the last seconds; None: not told.
+
+    It is the share of time in which kernels of the process ran (`smUtil`). Not told by drivers that do not count by process
+    (MIG, GeForce under WDDM), nor without an NVIDIA driver.
+    """
+    nvml = _library.get()
+    if not nvml:
+        return None
+    since = int((time.time() - UTILIZATION_SECONDS) * 1e6)
+    found: dict[int, int] = {}
+    told = False
+    for handle in _handles(nvml):
+        try:
+            samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
+        except nvml.NVMLError as error:
+            # No samples: nobody used this GPU.
+            told |= error.value == nvml.NVML_ERROR_NOT_FOUND
+            continue
+        told = True
+        for sample in samples:
+            if sample.pid in pids:
+                found[sample.pid] = max(found.get(sample.pid, 0), min(int(sample.smUtil), 100))
+    return found if told else None
 
 
 def devices_of(pid: int) -> int | None:

@@ -123,7 +123,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
     def view(self, kernel_id: str) -> dict[str, Any]:
         """A kernel as pages see it."""
         kernels = cast("GpuCkptKernels", self._server.kernel_manager)
-        return kernel_view(kernel_id, kernels, self._operations)
+        return kernel_view(kernel_id, kernels, self._server.session_manager, self._operations)
 
     async def report(self) -> HostReport:
         """What this machine can do; asked of a daemon of its own making where the link is down."""

@@ -9,10 +9,13 @@ import msgspec
 from ..protocol import OperationState
 from ..states import KernelState
 from .served_kernel import not_managed
+from .sessions import sessions_of
 
 if TYPE_CHECKING:
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
     from ..errors import ErrorRecord
-    from ..protocol import Operation, SuspendReport
+    from ..protocol import Kernel, Operation, SuspendReport
     from ..snapshot_records import Snapshot
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
@@ -20,9 +23,14 @@ if TYPE_CHECKING:
 
 
 def kernel_view(
-    kernel_id: str, kernels: GpuCkptKernels, operations: ServerOperations | None
+    kernel_id: str,
+    kernels: GpuCkptKernels,
+    sessions: SessionManager,
+    operations: ServerOperations | None,
 ) -> dict[str, Any]:
     """A kernel of this server. `reason` and `hint`: why it is not managed, or what went wrong last."""
+    kernel_name = kernels.get_kernel(kernel_id).kernel_name
+    rows = sessions_of(sessions, kernel_id)
     served = kernels.gpuckpt_owner.served.get(kernel_id) if operations is not None else None
     view: dict[str, Any] = {
         "kernel_id": kernel_id,
@@ -32,6 +40,9 @@ def kernel_view(
         "hint": None,
         "snapshot_id": None,
         "operation": None,
+        "path": rows[0]["path"] if rows else kernel_name,
+        "kernel_name": kernel_name,
+        **measures_view(None),
     }
     if served is None or operations is None:
         reason, hint = not_managed(kernels.get_kernel(kernel_id))
@@ -48,6 +59,19 @@ def kernel_view(
         "hint": (error.hint or None) if error else None,
         "snapshot_id": kernel.snapshot_id or None,
         "operation": operation_view(operation) if operation and in_flight else None,
+        **measures_view(kernel),
+    }
+
+
+def measures_view(kernel: Kernel | None) -> dict[str, Any]:
+    """What a kernel uses, as the daemon told last; zeros for one that it does not know."""
+    return {
+        "since": kernel.since if kernel else 0.0,
+        "memory_bytes": kernel.memory_bytes if kernel else 0,
+        "gpu_bytes": kernel.gpu_bytes if kernel else 0,
+        "gpu_utilization": kernel.gpu_utilization if kernel else None,
+        "resume_seconds": kernel.resume_seconds if kernel else None,
+        "suspended_bytes": kernel.suspended_bytes if kernel else 0,
     }
 
 
