@@ -119,6 +119,31 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jupyter: dict[str, Any] = {}
 
 
+class Variable(msgspec.Struct, frozen=True):
+    """A value that a kernel's user gave a name: its class, its size (of one on a GPU, there: its kind ends in ` on cuda:0`),
+    and a few words."""
+
+    name: str
+    kind: str
+    bytes: int = 0
+    summary: str = ""
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """All variables of a kernel at one moment, biggest first. Opaque to the house.
+
+    `fingerprints`: equal for equal values, by name; without those that cannot be had. `complete`: there are no others.
+    """
+
+    variables: list[Variable] = []
+    fingerprints: dict[str, str] = {}
+    complete: bool = True
+
+
+#: How many of its variables the record of a snapshot shows.
+SHOWN_VARIABLES = 20
+
+
 class Sizes(msgspec.Struct, frozen=True):
     """What a snapshot weighs: raw = memory and images before compression; stored = compressed bytes it refers to; new = of
     these, bytes that were not in the store before; gpu = GPU memory among raw."""
@@ -186,6 +211,8 @@ class SnapshotInfo(msgspec.Struct, frozen=True):
     #: What its user calls it, and has to say of it. What was changed since lies beside the manifest (`store/annotation_files.py`).
     title: str = ""
     note: str = ""
+    #: The biggest that the kernel had; empty where that is not known.
+    variables: list[Variable] = []
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -207,6 +234,8 @@ class Manifest(msgspec.Struct, frozen=True):
     gpu: list[GpuProcess] = []
     mapped: list[MappedFile] = []
     seconds_by_stage: dict[str, float] = {}
+    #: What the kernel's variables were; None where that is not known.
+    inventory: Inventory | None = None
 
     def stream(self, name: str) -> Stream:
         """The stream of this name; KeyError if there is none."""

@@ -11,7 +11,7 @@ import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause, LaunchSpec, RetentionPolicy
+from ..model import Cause, Inventory, LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -112,9 +112,10 @@ class AsyncClient:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
+        inventory: Inventory | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
         return await self._do(calls.save(kernel_id, request))
 
     async def suspend(
@@ -127,9 +128,10 @@ class AsyncClient:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
+        inventory: Inventory | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
         return await self._do(calls.suspend(kernel_id, request))
 
     async def park(self, kernel_id: str) -> Operation:

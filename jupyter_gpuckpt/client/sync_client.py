@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import Cause, LaunchSpec, RetentionPolicy
+from ..model import Cause, Inventory, LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -113,9 +113,10 @@ class Client:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
+        inventory: Inventory | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
         return self._do(calls.save(kernel_id, request))
 
     def suspend(
@@ -128,9 +129,10 @@ class Client:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
+        inventory: Inventory | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
         return self._do(calls.suspend(kernel_id, request))
 
     def park(self, kernel_id: str) -> Operation:

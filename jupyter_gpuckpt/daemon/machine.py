@@ -20,7 +20,7 @@ from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
-from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo
+from ..model import Cause, Inventory, LaunchSpec, Manifest, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, GpuRoom, HostReport, Owner
@@ -156,7 +156,7 @@ class Machine:
             resident,
         )
 
-    def save(
+    def save(  # noqa: PLR0913 - all but the first two by name
         self,
         tree: Tree,
         spec: LaunchSpec,
@@ -167,6 +167,7 @@ class Machine:
         parked: bool,
         pinned: bool,
         title: str,
+        inventory: Inventory | None = None,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -181,6 +182,7 @@ class Machine:
             parked=parked,
             pinned=pinned,
             title=title,
+            inventory=inventory,
             progress=progress,
         )
 
@@ -279,6 +281,7 @@ class Machine:
                 "method": manifest.method,
                 "processes": manifest.processes,
                 "gpu": manifest.gpu,
+                "inventory": manifest.inventory,
                 "seconds_by_stage": manifest.seconds_by_stage,
             }
         )

@@ -1,1 +1,1 @@
-"""What runs inside kernels: one file, sent over the control channel. Nothing of it is imported outside, nor installed inside."""
+"""What runs inside kernels: a few files, sent over the control channel. Nothing of it is imported outside, nor installed inside."""

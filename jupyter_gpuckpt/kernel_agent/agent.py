@@ -2,9 +2,10 @@
 
 Covers: output and replies between a freeze and the moment when every peer is connected again; what pages ask about comms and
 widgets meanwhile; what users registered for IPython's events `on_save` and `on_resume`, which are ours; history and environment
-after a resume. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`). Sent as
-text and run once, before the first cell; it uses nothing but the kernel's own packages, leaves no name in the user's namespace,
-and is spoken to by a control message of its own, so that no IPython event is triggered.
+after a resume. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`), what the
+variables are (`variables.py` beside this file). Sent as text, with the modules beside it, and run once, before the first cell;
+it uses nothing but the kernel's own packages, leaves no name in the user's namespace, and is spoken to by a control message of
+its own, so that no IPython event is triggered.
 
     gpuckpt_request {"op": "prepare"}   from now on keep output and replies; what was said before has left. The reply names the
                                         open comms; its buffers are the states of all widgets, if they can be told
@@ -16,6 +17,8 @@ and is spoken to by a control message of its own, so that no IPython event is tr
     gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...}
                                         the server's variables are these now, and the ports that the kernel knows as its own;
                                         history goes on where it cannot collide
+    gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
+                                        what the user's variables are, and fingerprints of their values; also while a cell runs
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 import sys
 import threading
 import time
@@ -37,6 +39,9 @@ import zmq
 from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.jsonutil import json_clean, json_default
 
+from .history import History
+from .variables import inventory
+
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
 _LONGEST_SILENCE = 30.0
 #: How long a reply is offered to a peer that has not connected again.
@@ -46,7 +51,6 @@ _PAUSE = 0.01
 _BEGIN_SECONDS = 0.2
 _CALLS_SECONDS = 10.0
 _EVENTS = ("on_save", "on_resume")
-_SESSION_START = "SELECT start FROM sessions WHERE session = ?"
 #: Variables that a server sets for its kernels: those of the last server are of no use under the next.
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: Set when the kernel was launched, for a reason.
@@ -76,7 +80,7 @@ class Agent:
         kernel.control_handlers["gpuckpt_request"] = self._handle
         for event in _EVENTS:
             kernel.shell.events.callbacks.setdefault(event, [])
-        self._history = _History(kernel.shell)
+        self._history = History(kernel.shell)
 
     @property
     def silent(self) -> bool:
@@ -152,6 +156,10 @@ class Agent:
             _take_environment(told["environment"])
             _take_ports(told["moved_ports"], told["connection_file"], self._iopub)
             self._history.go_on(branched=told["branched"])
+        elif op == "variables":
+            with suppress(Exception):
+                seconds = float(parent["content"].get("fingerprint_seconds", 0))
+                content["inventory"] = inventory(self._kernel.shell, seconds)
         content["kept"] = len(self._kept_output)
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
@@ -243,62 +251,6 @@ def _offered(socket: Any, send: Callable[[], Any]) -> bool:
     finally:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
     return True
-
-
-class _History:
-    """IPython's history: after a resume its lines must not collide with those that others have written meanwhile."""
-
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-        self._manager: Any = getattr(shell, "history_manager", None)
-        self._note()
-
-    def go_on(self, *, branched: bool) -> None:
-        """Open the history again if it is another file now; begin a new session of it where the old one is taken.
-
-        An older snapshot finds lines that the kernel wrote after it; on another machine the number is somebody else's; the
-        kernel that a branch was made from goes on with it.
-        """
-        if not getattr(self._manager, "enabled", False):
-            return
-        if self._identity() != self._file:
-            self._open_again()
-        last = self._ask("SELECT max(line) FROM history WHERE session = ?")
-        ahead = isinstance(last, int) and last >= self._shell.execution_count
-        if branched or ahead or self._ask(_SESSION_START) != self._began:
-            with suppress(sqlite3.Error):
-                self._manager.new_session()
-        self._note()
-
-    def _note(self) -> None:
-        self._file, self._began = self._identity(), self._ask(_SESSION_START)
-
-    def _identity(self) -> tuple[int, int]:
-        try:
-            status = os.stat(str(self._manager.hist_file))  # noqa: PTH116 - it may be ":memory:"
-        except (OSError, AttributeError):
-            return 0, 0
-        return status.st_dev, status.st_ino
-
-    def _open_again(self) -> None:
-        """SQLite writes no more to a file that is not the one which it opened (SQLITE_READONLY_DBMOVED)."""
-        manager, former, thread = self._manager, self._manager.db, self._manager.save_thread
-        if thread is not None:
-            thread.stop()
-        manager.init_db()
-        former.close()
-        if thread is not None:
-            manager.save_thread = type(thread)(manager)
-            manager.save_thread.start()
-
-    def _ask(self, question: str) -> Any:
-        """The first value of the answer about this session; None where there is none, or no history."""
-        if not getattr(self._manager, "enabled", False):
-            return None
-        with suppress(sqlite3.Error):
-            found = self._manager.db.execute(question, (self._manager.session_number,)).fetchone()
-            return found[0] if found else None
-        return None
 
 
 def _take_environment(environment: dict[str, str]) -> None:

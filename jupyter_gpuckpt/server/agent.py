@@ -1,4 +1,4 @@
-"""The server's side of the agent in a kernel (`kernel_agent/agent.py`): bringing it in, and what it is asked.
+"""The server's side of the agent in a kernel (`kernel_agent/`): bringing it in, and what it is asked.
 
 Every question may stay unanswered (another kind of kernel, one whose control thread is held up): then it goes on without the
 agent, which costs at most what a busy kernel was just saying.
@@ -10,6 +10,9 @@ import asyncio
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from ..model import Inventory
 from .comms import SavedComms
 from .probe import AGENT_REQUEST, ask, kernel_info
 
@@ -22,6 +25,21 @@ _START_SECONDS = 30.0
 #: A little more than the agent takes at most.
 _CALLS_SECONDS = 12.0
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
+#: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
+_MODULES = ("history", "values", "fingerprints", "variables", "agent")
+#: Makes modules of them that can import each other as they do here, and that nobody finds afterwards.
+_LOADER = """
+import sys, types
+names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
+try:
+    for name, source in zip(names, ["__path__ = []", *sources.values()]):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__package__ = "gpuckpt_agent"
+        exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+finally:
+    for name in names:
+        sys.modules.pop(name, None)
+"""
 #: IPython kernels say this of themselves.
 _IMPLEMENTATION = "ipython"
 
@@ -32,11 +50,11 @@ async def bring_in(manager: ServerKernelManager) -> bool:
     info = await kernel_info(manager, "shell", _START_SECONDS)
     if info.get("implementation") != _IMPLEMENTATION:
         return False
-    source = resources.files("jupyter_gpuckpt.kernel_agent").joinpath("agent.py").read_text()
+    folder = resources.files("jupyter_gpuckpt.kernel_agent")
+    sources = {name: folder.joinpath(f"{name}.py").read_text() for name in _MODULES}
     # In a namespace of its own, so that the user's has no name more.
-    program = f"compile({source!r}, '<jupyter-gpuckpt>', 'exec')"
     content = {
-        "code": f"__import__('builtins').exec({program}, {{'__name__': 'gpuckpt_agent'}})",
+        "code": f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})",
         "silent": True,
         "store_history": False,
         "user_expressions": {},
@@ -99,6 +117,19 @@ async def resumed(
         "branched": branched,
     }
     await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
+
+
+async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Inventory | None:
+    """What the user's variables are, with fingerprints as far as these can be made in that time; None if it does not tell."""
+    content = {"op": "variables", "fingerprint_seconds": fingerprint_seconds}
+    seconds = _ANSWER_SECONDS + fingerprint_seconds
+    reply = await ask(manager, "control", AGENT_REQUEST, content, seconds)
+    told = reply["content"].get("inventory") if _is_ok(reply) else None
+    try:
+        # Those of an agent that an older version has brought in: it knows nothing of this.
+        return None if told is None else msgspec.convert(told, Inventory)
+    except msgspec.ValidationError:
+        return None
 
 
 async def thaw(manager: ServerKernelManager) -> bool:

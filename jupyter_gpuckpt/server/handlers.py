@@ -11,7 +11,7 @@ from tornado import web
 
 from ..errors import KernelNotFound
 from ..protocol import ResumeRequest
-from . import snapshot_handlers, time_travel_handlers
+from . import snapshot_handlers, time_travel_handlers, variable_handlers
 from .base_handler import GpuCkptHandler
 from .suspend_all import suspend_all
 from .views import operation_view, report_view, shut_down_view
@@ -173,5 +173,6 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/operations/{operation_id}": OperationHandler,
     **snapshot_handlers.ROUTES,
     **time_travel_handlers.ROUTES,
+    **variable_handlers.ROUTES,
     "/host": HostHandler,
 }

@@ -20,7 +20,7 @@ from ..errors import (
     KernelStateConflict,
     record_of,
 )
-from ..model import Cause
+from ..model import Cause, Inventory
 from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
 from ..states import KernelState
 from . import agent
@@ -28,6 +28,7 @@ from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze, not_managed
 from .sessions import environment_of, sessions_of
 from .tracked_operations import TrackedOperations
+from .variables import inventory_of
 from .websocket import known_info, set_known_info
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ _INFO_SECONDS = 2.0
 #: The daemon's event about the end of an operation comes on another connection than the end itself.
 _EVENT_SECONDS = 5.0
 _PRESENT = frozenset(KernelState) - ABSENT
+#: How long a save looks at what the variables hold, so that they can be compared later; less where time may be short.
+_FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1}
+_MOST_FINGERPRINT_SECONDS = 1.0
 
 Release = Callable[[], None]
 
@@ -129,6 +133,11 @@ class ServerOperations:
         served = self.served(kernel_id)
         operation = await self._link.daemon.park(kernel_id)
         return self._track(served, operation, lambda: None)
+
+    async def inventory(self, kernel_id: str, fingerprint_seconds: float = 0) -> Inventory:
+        """The variables of an idle kernel now; raises as `variables.inventory_of` does."""
+        served = self.served(kernel_id)
+        return await inventory_of(self._manager(kernel_id), served, fingerprint_seconds)
 
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
@@ -260,6 +269,7 @@ class ServerOperations:
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
+        inventory = None
         try:
             manager = self._manager(kernel_id)
             while served.is_being_heard_again:
@@ -269,6 +279,10 @@ class ServerOperations:
                     await self._learn_info(manager)
                 if served.has_agent:
                     called = await agent.call_on_save(manager)
+                    if called is not None:  # else it answers nothing
+                        inventory = await agent.variables(
+                            manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
+                        )
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     release = self._thawing(served, release, called=bool(called))
                     told = await agent.prepare(manager)
@@ -281,6 +295,7 @@ class ServerOperations:
             notebook, jupyter = await self._sent_with(kernel_id)
             start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
             kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
+            kept["inventory"] = inventory
             operation = await start(kernel_id, notebook, jupyter, cause, title=name, **kept)
         except BaseException:
             release()

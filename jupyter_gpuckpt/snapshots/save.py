@@ -21,7 +21,17 @@ from ..engine.tree import Tree
 from ..errors import KernelNotCheckpointable
 from ..host import connections, fingerprint, gpu
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
-from ..model import Cause, ImageFile, LaunchSpec, Manifest, MappedFile, Sizes, SnapshotInfo
+from ..model import (
+    SHOWN_VARIABLES,
+    Cause,
+    ImageFile,
+    Inventory,
+    LaunchSpec,
+    Manifest,
+    MappedFile,
+    Sizes,
+    SnapshotInfo,
+)
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 
@@ -51,6 +61,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
     parked: bool = False,
     pinned: bool = False,
     title: str = "",
+    inventory: Inventory | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
@@ -75,21 +86,19 @@ def save(  # noqa: PLR0913 - all but the first four by name
             packed = pack(sources, store, threads=settings.threads, progress=progress)
         state.prove_still()
         progress.point_of_no_return()
+        info = _info(
+            state,
+            packed,
+            spec,
+            stop=stop,
+            name=name,
+            began=began,
+            host_name=host.name,
+            cause=cause,
+        )
+        shown = inventory.variables[:SHOWN_VARIABLES] if inventory else []
         manifest = Manifest(
-            info=msgspec.structs.replace(
-                _info(
-                    state,
-                    packed,
-                    spec,
-                    stop=stop,
-                    name=name,
-                    began=began,
-                    host_name=host.name,
-                    cause=cause,
-                ),
-                pinned=pinned,
-                title=title,
-            ),
+            info=msgspec.structs.replace(info, pinned=pinned, title=title, variables=shown),
             launch=spec,
             host=host,
             method=chosen.method,
@@ -103,6 +112,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             gpu=state.gpu,
             mapped=mapped,
             seconds_by_stage=dict(progress.seconds_by_stage),
+            inventory=inventory,
         )
         with progress.stage(Stage.COMMIT):
             store.publish(manifest)

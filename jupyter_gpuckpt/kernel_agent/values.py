@@ -1,0 +1,113 @@
+"""Looking at a user's values without running any code of theirs: not `__len__`, not `__repr__`, not a property.
+
+Sent into kernels with the agent (`agent.py`), so it uses the standard library only, and imports nothing that the user has not.
+A class is known by the package and the name under which the classes are found that it is derived from; what is asked of a
+value is asked by that class's own function, which no subclass can replace.
+"""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+#: `type`'s own, whatever a metaclass says.
+_MRO = type.__dict__["__mro__"].__get__
+_NAME = type.__dict__["__name__"].__get__
+_MODULE = type.__dict__["__module__"].__get__
+_BASIC_SIZE = type.__dict__["__basicsize__"].__get__
+_NAMESPACE = type.__dict__["__dict__"].__get__
+
+#: Classes of containers, by what is in them; others are derived from these.
+SEQUENCES = (list, tuple, collections.deque)
+SETS = (set, frozenset)
+
+
+def one_of(kind: type, kinds: tuple[type, ...]) -> bool:
+    """Whether `kind` is one of `kinds`; `in` would ask its metaclass."""
+    return any(kind is one for one in kinds)
+
+
+def bases(value: Any) -> tuple[type, ...]:
+    """The class of a value and all classes that it is derived from."""
+    found: tuple[type, ...] = _MRO(type(value))
+    return found
+
+
+def name_of(kind: type) -> str:
+    """A class's name."""
+    return str(_NAME(kind))
+
+
+def origin_of(kind: type) -> tuple[str, str]:
+    """The package that a class comes from, as far as the first dot, and its name there."""
+    try:
+        module = _MODULE(kind)
+    except AttributeError:
+        module = ""
+    package = module.partition(".")[0] if type(module) is str else ""
+    return package, name_of(kind)
+
+
+def field(value: Any, kind: type, name: str) -> Any:
+    """A value's attribute, as `kind`, one of its classes, defines it."""
+    for base in _MRO(kind):
+        found = _NAMESPACE(base).get(name)
+        if found is not None:
+            return found.__get__(value, kind) if hasattr(type(found), "__get__") else found
+    raise AttributeError(name)
+
+
+def attributes(value: Any) -> dict[str, Any]:
+    """What an object keeps under names; empty if it has no such dictionary, or one that its class makes up."""
+    kept = _attributes(value)
+    return {} if kept is None else kept
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    for base in bases(value):
+        found = _NAMESPACE(base).get("__dict__")
+        if found is not None:
+            kept = found.__get__(value) if type(found) is types.GetSetDescriptorType else None
+            return kept if type(kept) is dict else None
+    return None
+
+
+def own_size(value: Any) -> int:
+    """What an object takes by itself in bytes; of one whose class was made in C, at least so much."""
+    return int(_BASIC_SIZE(type(value)))
+
+
+def is_plain(value: Any) -> bool:
+    """Whether all that there is to an object are its attributes: its classes were made in Python, without slots."""
+    slots = any("__slots__" in _NAMESPACE(kind) for kind in bases(value))
+    small = own_size(value) == _BASIC_SIZE(_Plain)
+    return small and not slots and _attributes(value) is not None
+
+
+class _Plain:
+    """As small as objects are."""
+
+
+def length(value: Any) -> int | None:
+    """How many items a container has; None for what is none."""
+    for kind in (dict, *SEQUENCES, *SETS):
+        if one_of(kind, bases(value)):
+            return int(kind.__len__(value))
+    return None
+
+
+def items(value: Any, most: int) -> Iterator[Any]:
+    """At most so many items of a container, of a dictionary keys and values. RuntimeError if somebody changes it meanwhile."""
+    kinds = bases(value)
+    if one_of(dict, kinds):
+        for key, held in islice(dict.items(value), most):
+            yield key
+            yield held
+        return
+    for kind in (*SEQUENCES, *SETS):
+        if one_of(kind, kinds):
+            yield from islice(kind.__iter__(value), most)
+            return
