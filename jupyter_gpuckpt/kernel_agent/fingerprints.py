@@ -218,7 +218,9 @@ class Fingerprints:
         elif "MultiIndex" in names:
             parts = (value.levels, value.codes)
             self._feed(digest, [list(part) for part in parts], depth - 1)
-        elif names & {"Series", "Index"}:
+        elif "Series" in names:
+            self._feed(digest, [value.index, value._values], depth - 1)
+        elif "Index" in names:
             self._feed(digest, value._values, depth - 1)
         else:
             self._feed_extension_array(digest, value, names, depth)
