@@ -57,6 +57,7 @@ class Fingerprints:
 
     def of(self, value: Any) -> str | None:
         """A value's fingerprint; None if it has none. Raises TimeoutError when there is no time for more."""
+        self._look_at_clock()
         digest = _new()
         self._objects = _MOST_OBJECTS
         self._around.clear()

@@ -30,6 +30,8 @@ from .values import (
 
 #: So many are told; of more, the biggest.
 MOST_VARIABLES = 1000
+#: Of so many names the biggest are looked for.
+_MOST_NAMES = 10_000
 #: How long sizes may take in all; what comes later is told without.
 _SECONDS = 0.05
 #: Items of a container that are looked at; the rest is taken to be like them.
@@ -84,12 +86,12 @@ def inventory(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
                 fingerprints[name] = made
     except TimeoutError:
         pass
-    complete = len(names) <= MOST_VARIABLES
+    complete = len(names) <= MOST_VARIABLES and len(shell.user_ns) <= _MOST_NAMES
     return {"variables": found, "fingerprints": fingerprints, "complete": complete}
 
 
 def _names(shell: Any) -> Iterator[str]:
-    for name in list(dict.keys(shell.user_ns)):
+    for name in list(dict.keys(shell.user_ns))[:_MOST_NAMES]:
         if type(name) is str and name[:1] != "_" and len(name) <= _LONGEST_NAME:
             value = _get(shell, name)
             if value is not _GONE and not _is_code(value):

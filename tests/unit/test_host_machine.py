@@ -86,6 +86,7 @@ def test_no_gpu_is_empty_and_no_error():
     else:
         assert gpu.unavailable_reason()
         assert (gpu.gpus(), gpu.free_bytes()) == ([], {})
+        assert gpu.utilization_of([os.getpid()]) is None
     assert gpu.memory_of([os.getpid()]) == {}
 
 
