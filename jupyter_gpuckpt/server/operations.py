@@ -52,8 +52,9 @@ _INFO_SECONDS = 2.0
 #: The daemon's event about the end of an operation comes on another connection than the end itself.
 _EVENT_SECONDS = 5.0
 _PRESENT = frozenset(KernelState) - ABSENT
-#: How long a save looks at what the variables hold, so that they can be compared later; less where time may be short.
-_FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1}
+#: How long a save looks at what the variables hold, so that they can be compared later, while cells wait; less where time may
+#: be short, or where nobody has asked for it.
+_FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
 _MOST_FINGERPRINT_SECONDS = 1.0
 
 Release = Callable[[], None]
