@@ -36,9 +36,10 @@ class CompareHandler(GpuCkptHandler):
     async def get(self, snapshot_id: str) -> None:
         """Show what differs."""
         manifest = await self.extension.daemon.manifest_summary(snapshot_id)
+        then = _inventory(manifest)
         kernel_id = self.get_query_argument("kernel_id", "") or manifest["info"]["kernel_id"]
         now = await self.extension.operations.inventory(kernel_id, _FINGERPRINT_SECONDS)
-        self.reply(compare(_inventory(manifest), now))
+        self.reply(compare(then, now))
 
 
 def _inventory(manifest: dict[str, Any]) -> Inventory:

@@ -28,7 +28,7 @@ def test_a_kernel_is_managed_and_runs_cells(server):
     page = server.open()
     assert page.run("x = 6 * 7\nprint(x)") == "42\n"
     kernel = server.kernel(page.kernel_id)
-    assert kernel == {
+    expected = {
         "kernel_id": page.kernel_id,
         "state": "running",
         "managed": True,
@@ -37,7 +37,10 @@ def test_a_kernel_is_managed_and_runs_cells(server):
         "snapshot_id": None,
         "operation": None,
     }
-    assert server.get("api/gpuckpt/kernels") == {"kernels": [kernel]}
+    assert kernel == {**kernel, **expected}
+    (listed,) = server.get("api/gpuckpt/kernels")["kernels"]
+    assert listed == {**listed, **expected}
+    assert set(listed) == set(kernel)
 
 
 def test_a_save_leaves_the_kernel_running_and_is_listed(server):

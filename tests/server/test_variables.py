@@ -1,6 +1,19 @@
 """What a kernel's variables are, now and in a snapshot, and what of them changed in between."""
 
+import json
+import sys
+from pathlib import Path
+
 import pytest
+
+#: Says of itself that it is no IPython, so it gets no agent.
+OTHER = """
+from ipykernel.kernelapp import IPKernelApp
+from ipykernel.ipkernel import IPythonKernel
+class Other(IPythonKernel):
+    implementation = "other"
+IPKernelApp.launch_instance(kernel_class=Other)
+"""
 
 
 @pytest.fixture
@@ -143,3 +156,24 @@ def test_a_busy_kernel_is_saved_with_what_it_has(server):
     assert [v["name"] for v in info["variables"]] == ["big", "go_on", "count"]
     told = compared(server, taken)
     assert [change["name"] for change in told["changed"]] == ["count"]
+
+
+def test_of_a_kernel_without_an_agent_nothing_is_known(server):
+    folder = Path(server.env["JUPYTER_DATA_DIR"]) / "kernels" / "other"
+    folder.mkdir(parents=True)
+    argv = [sys.executable, "-c", OTHER, "-f", "{connection_file}"]
+    spec = {"argv": argv, "display_name": "Other", "language": "python"}
+    (folder / "kernel.json").write_text(json.dumps(spec))
+    page = server.open("other.ipynb", "other")
+    page.run("x = 1")
+    taken = snapshot(server, page)
+    (info,) = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
+    assert info["variables"] == []
+    asked = {
+        f"kernels/{page.kernel_id}/variables": "kernel",
+        f"snapshots/{taken}/compare": "snapshot",
+    }
+    for path, what in asked.items():
+        status, error = server.refused("GET", path)
+        assert (status, error["code"]) == (409, "kernel_state_conflict")
+        assert error["message"] == f"The variables of this {what} are not known."
