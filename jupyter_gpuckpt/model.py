@@ -129,13 +129,13 @@ class Variable(msgspec.Struct, frozen=True):
     summary: str = ""
 
 
-class Inventory(msgspec.Struct, frozen=True):
+class Variables(msgspec.Struct, frozen=True):
     """All variables of a kernel at one moment, biggest first. Opaque to the house.
 
     `fingerprints`: equal for equal values, by name; without those that cannot be had. `complete`: there are no others.
     """
 
-    variables: list[Variable] = []
+    listed: list[Variable] = []
     fingerprints: dict[str, str] = {}
     complete: bool = True
 
@@ -235,7 +235,7 @@ class Manifest(msgspec.Struct, frozen=True):
     mapped: list[MappedFile] = []
     seconds_by_stage: dict[str, float] = {}
     #: What the kernel's variables were; None where that is not known.
-    inventory: Inventory | None = None
+    variables: Variables | None = None
 
     def stream(self, name: str) -> Stream:
         """The stream of this name; KeyError if there is none."""

@@ -14,7 +14,7 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord, GpuCkptError
-from .model import Cause, Inventory, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo
+from .model import Cause, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo, Variables
 from .progress import ProgressRecord
 from .snapshot_records import SnapshotChange
 from .states import KernelState
@@ -227,7 +227,7 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: What its user calls the snapshot.
     title: Annotated[str, msgspec.Meta(max_length=300)] = ""
     #: What the kernel's variables are; None: not known.
-    inventory: Inventory | None = None
+    variables: Variables | None = None
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

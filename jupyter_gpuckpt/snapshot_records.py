@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from .model import SnapshotInfo
+from .model import SnapshotInfo, Variables
 
 
 class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
@@ -20,6 +20,13 @@ class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
     kernel_live: bool = False
     deleted_at: float | None = None
     kept_until: float | None = None
+
+
+class SnapshotVariables(msgspec.Struct, frozen=True):
+    """GET /snapshots/{id}/variables: what the kernel's variables were; None where that is not known."""
+
+    kernel_id: str
+    variables: Variables | None = None
 
 
 class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

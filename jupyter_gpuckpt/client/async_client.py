@@ -11,7 +11,7 @@ import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause, Inventory, LaunchSpec, RetentionPolicy
+from ..model import Cause, LaunchSpec, RetentionPolicy, Variables
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -30,6 +30,7 @@ from ..protocol import (
 from ..snapshot_records import (
     AnnotateRequest,
     Snapshot,
+    SnapshotVariables,
     StoreUsage,
     Verification,
 )
@@ -112,10 +113,10 @@ class AsyncClient:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
-        inventory: Inventory | None = None,
+        variables: Variables | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
         return await self._do(calls.save(kernel_id, request))
 
     async def suspend(
@@ -128,10 +129,10 @@ class AsyncClient:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
-        inventory: Inventory | None = None,
+        variables: Variables | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
         return await self._do(calls.suspend(kernel_id, request))
 
     async def park(self, kernel_id: str) -> Operation:
@@ -175,6 +176,10 @@ class AsyncClient:
     async def manifest_summary(self, snapshot_id: str) -> dict[str, Any]:
         """What is in a snapshot; never its environment or connection key."""
         return await self._do(calls.manifest_summary(snapshot_id))
+
+    async def snapshot_variables(self, snapshot_id: str) -> SnapshotVariables:
+        """What the variables of a snapshot's kernel were."""
+        return await self._do(calls.snapshot_variables(snapshot_id))
 
     async def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot, which `undelete` can undo for a while; raises SnapshotInUse when a suspended kernel needs it."""

@@ -39,6 +39,7 @@ from ..protocol import (
 from ..snapshot_records import (
     AnnotateRequest,
     Snapshot,
+    SnapshotVariables,
     StoreUsage,
     Verification,
 )
@@ -284,6 +285,11 @@ def snapshots(
 def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
     """What is in a snapshot."""
     return Call(dict[str, Any], "GET", f"/snapshots/{snapshot_id}")
+
+
+def snapshot_variables(snapshot_id: str) -> Call[SnapshotVariables]:
+    """The variables of a snapshot."""
+    return Call(SnapshotVariables, "GET", f"/snapshots/{snapshot_id}/variables")
 
 
 def delete_snapshot(snapshot_id: str) -> Call[None]:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import Cause, Inventory, LaunchSpec, RetentionPolicy
+from ..model import Cause, LaunchSpec, RetentionPolicy, Variables
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -28,6 +28,7 @@ from ..protocol import (
 from ..snapshot_records import (
     AnnotateRequest,
     Snapshot,
+    SnapshotVariables,
     StoreUsage,
     Verification,
 )
@@ -113,10 +114,10 @@ class Client:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
-        inventory: Inventory | None = None,
+        variables: Variables | None = None,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
         return self._do(calls.save(kernel_id, request))
 
     def suspend(
@@ -129,10 +130,10 @@ class Client:
         pinned: bool = False,
         retention: RetentionPolicy | None = None,
         title: str = "",
-        inventory: Inventory | None = None,
+        variables: Variables | None = None,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, inventory)
+        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
         return self._do(calls.suspend(kernel_id, request))
 
     def park(self, kernel_id: str) -> Operation:
@@ -176,6 +177,10 @@ class Client:
     def manifest_summary(self, snapshot_id: str) -> dict[str, Any]:
         """What is in a snapshot; never its environment or connection key."""
         return self._do(calls.manifest_summary(snapshot_id))
+
+    def snapshot_variables(self, snapshot_id: str) -> SnapshotVariables:
+        """What the variables of a snapshot's kernel were."""
+        return self._do(calls.snapshot_variables(snapshot_id))
 
     def delete_snapshot(self, snapshot_id: str) -> None:
         """Remove a snapshot, which `undelete` can undo for a while; raises SnapshotInUse when a suspended kernel needs it."""

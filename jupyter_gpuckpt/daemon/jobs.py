@@ -59,7 +59,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             parked=was_parked,
             pinned=request.pinned,
             title=request.title,
-            inventory=request.inventory,
+            variables=request.variables,
             progress=operation.progress,
         )
         info = saved.manifest.info

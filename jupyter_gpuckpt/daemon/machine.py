@@ -20,11 +20,11 @@ from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
-from ..model import Cause, Inventory, LaunchSpec, Manifest, SnapshotInfo
+from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, GpuRoom, HostReport, Owner
-from ..snapshot_records import SnapshotChange, StoreUsage
+from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
 from ..snapshots import changes, resume, save
 from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
@@ -167,7 +167,7 @@ class Machine:
         parked: bool,
         pinned: bool,
         title: str,
-        inventory: Inventory | None = None,
+        variables: Variables | None = None,
         progress: Progress,
     ) -> Saved:
         """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
@@ -182,7 +182,7 @@ class Machine:
             parked=parked,
             pinned=pinned,
             title=title,
-            inventory=inventory,
+            variables=variables,
             progress=progress,
         )
 
@@ -271,6 +271,11 @@ class Machine:
         """What all snapshots take."""
         return self.store.usage()
 
+    def variables(self, snapshot_id: str) -> SnapshotVariables:
+        """What the variables of a snapshot's kernel were."""
+        manifest = self.store.manifest(snapshot_id)
+        return SnapshotVariables(manifest.info.kernel_id, manifest.variables)
+
     def summary(self, snapshot_id: str) -> dict[str, Any]:
         """A manifest without what must not leave the daemon: environment and connection key are in its launch record."""
         manifest = self.store.manifest(snapshot_id)
@@ -281,7 +286,6 @@ class Machine:
                 "method": manifest.method,
                 "processes": manifest.processes,
                 "gpu": manifest.gpu,
-                "inventory": manifest.inventory,
                 "seconds_by_stage": manifest.seconds_by_stage,
             }
         )

@@ -39,6 +39,14 @@ class SnapshotsHandler(BaseHandler):
         self.reply(await (inventory.deleted if deleted else inventory.snapshots)(kernel_id, name))
 
 
+class VariablesHandler(BaseHandler):
+    """Variables of a snapshot."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """All that is known of them."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
+
+
 class SnapshotHandler(BaseHandler):
     """One snapshot."""
 
@@ -172,6 +180,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/snapshots/prune": PruneHandler,
     "/snapshots/import": ImportHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,
+    "/snapshots/{snapshot_id}/variables": VariablesHandler,
     "/snapshots/{snapshot_id}/undelete": UndeleteHandler,
     "/snapshots/{snapshot_id}/verify": VerifyHandler,
     "/snapshots/{snapshot_id}/export": ExportHandler,

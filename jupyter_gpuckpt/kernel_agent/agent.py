@@ -40,7 +40,7 @@ from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.jsonutil import json_clean, json_default
 
 from .history import History
-from .variables import inventory
+from .variables import variables_of
 
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
 _LONGEST_SILENCE = 30.0
@@ -159,7 +159,7 @@ class Agent:
         elif op == "variables":
             with suppress(Exception):
                 seconds = float(parent["content"].get("fingerprint_seconds", 0))
-                content["inventory"] = inventory(self._kernel.shell, seconds)
+                content["variables"] = variables_of(self._kernel.shell, seconds)
         content["kept"] = len(self._kept_output)
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)

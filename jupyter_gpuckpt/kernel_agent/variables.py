@@ -62,8 +62,8 @@ class Seen(NamedTuple):
     summary: str = ""
 
 
-def inventory(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
-    """The variables of IPython's namespace, biggest first: {variables, fingerprints, complete}.
+def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
+    """The variables of IPython's namespace, biggest first: {listed, fingerprints, complete}.
 
     Fingerprints are made for at most so many seconds, of small values first. `complete`: no name is missing.
     """
@@ -87,7 +87,7 @@ def inventory(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
     except TimeoutError:
         pass
     complete = len(names) <= MOST_VARIABLES and len(shell.user_ns) <= _MOST_NAMES
-    return {"variables": found, "fingerprints": fingerprints, "complete": complete}
+    return {"listed": found, "fingerprints": fingerprints, "complete": complete}
 
 
 def _names(shell: Any) -> Iterator[str]:

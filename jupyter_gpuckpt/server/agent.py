@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..model import Inventory
+from ..model import Variables
 from .comms import SavedComms
 from .probe import AGENT_REQUEST, ask, kernel_info
 
@@ -119,15 +119,15 @@ async def resumed(
     await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
 
 
-async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Inventory | None:
+async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Variables | None:
     """What the user's variables are, with fingerprints as far as these can be made in that time; None if it does not tell."""
     content = {"op": "variables", "fingerprint_seconds": fingerprint_seconds}
     seconds = _ANSWER_SECONDS + fingerprint_seconds
     reply = await ask(manager, "control", AGENT_REQUEST, content, seconds)
-    told = reply["content"].get("inventory") if _is_ok(reply) else None
+    told = reply["content"].get("variables") if _is_ok(reply) else None
     try:
         # Those of an agent that an older version has brought in: it knows nothing of this.
-        return None if told is None else msgspec.convert(told, Inventory)
+        return None if told is None else msgspec.convert(told, Variables)
     except msgspec.ValidationError:
         return None
 

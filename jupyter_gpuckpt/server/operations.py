@@ -20,7 +20,7 @@ from ..errors import (
     KernelStateConflict,
     record_of,
 )
-from ..model import Cause, Inventory
+from ..model import Cause, Variables
 from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
 from ..states import KernelState
 from . import agent
@@ -28,7 +28,7 @@ from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ABSENT, ServedKernel, is_past_freeze, not_managed
 from .sessions import environment_of, sessions_of
 from .tracked_operations import TrackedOperations
-from .variables import inventory_of
+from .variables import variables_of
 from .websocket import known_info, set_known_info
 
 if TYPE_CHECKING:
@@ -135,10 +135,10 @@ class ServerOperations:
         operation = await self._link.daemon.park(kernel_id)
         return self._track(served, operation, lambda: None)
 
-    async def inventory(self, kernel_id: str, fingerprint_seconds: float = 0) -> Inventory:
-        """The variables of an idle kernel now; raises as `variables.inventory_of` does."""
+    async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
+        """The variables of an idle kernel now; raises as `variables.variables_of` does."""
         served = self.served(kernel_id)
-        return await inventory_of(self._manager(kernel_id), served, fingerprint_seconds)
+        return await variables_of(self._manager(kernel_id), served, fingerprint_seconds)
 
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
@@ -270,7 +270,7 @@ class ServerOperations:
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
-        inventory = None
+        variables = None
         try:
             manager = self._manager(kernel_id)
             while served.is_being_heard_again:
@@ -281,7 +281,7 @@ class ServerOperations:
                 if served.has_agent:
                     called = await agent.call_on_save(manager)
                     if called is not None:  # else it answers nothing
-                        inventory = await agent.variables(
+                        variables = await agent.variables(
                             manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
                         )
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
@@ -296,7 +296,7 @@ class ServerOperations:
             notebook, jupyter = await self._sent_with(kernel_id)
             start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
             kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
-            kept["inventory"] = inventory
+            kept["variables"] = variables
             operation = await start(kernel_id, notebook, jupyter, cause, title=name, **kept)
         except BaseException:
             release()

@@ -1,6 +1,6 @@
 """The variables of a kernel now, and beside those that a snapshot has.
 
-Covers: whether a kernel can be asked, what differs between two inventories. Does not cover: how variables are looked at
+Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are looked at
 (`kernel_agent/variables.py`), how they come into a snapshot (`operations.py`).
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ..errors import KernelBusy, KernelStateConflict
-from ..model import Inventory, Variable
+from ..model import Variable, Variables
 from ..states import KernelState
 from . import agent
 
@@ -39,9 +39,9 @@ class Comparison(msgspec.Struct, frozen=True):
     same: int = 0
 
 
-async def inventory_of(
+async def variables_of(
     manager: ServerKernelManager, served: ServedKernel, fingerprint_seconds: float
-) -> Inventory:
+) -> Variables:
     """The variables of a kernel now. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
     if served.state is not KernelState.RUNNING or not served.gate_is_open:
         raise KernelStateConflict(
@@ -57,19 +57,19 @@ async def inventory_of(
         raise KernelBusy(
             "The kernel is busy: its variables are changing.", hint="Wait for its cell to end."
         )
-    inventory = await agent.variables(manager, fingerprint_seconds)
-    if inventory is None:
+    found = await agent.variables(manager, fingerprint_seconds)
+    if found is None:
         raise KernelStateConflict(
             "The kernel does not tell its variables.",
             hint="It may be busy with something, or older than this version: restart it then.",
         )
-    return inventory
+    return found
 
 
-def compare(then: Inventory, now: Inventory) -> Comparison:
+def compare(then: Variables, now: Variables) -> Comparison:
     """What became of the variables between two moments."""
-    before = {variable.name: variable for variable in then.variables}
-    after = {variable.name: variable for variable in now.variables}
+    before = {variable.name: variable for variable in then.listed}
+    after = {variable.name: variable for variable in now.listed}
     changed, unknown, same = list[Change](), list[str](), 0
     for name in sorted(before.keys() & after.keys()):
         prints = then.fingerprints.get(name, ""), now.fingerprints.get(name, "")
@@ -79,8 +79,8 @@ def compare(then: Inventory, now: Inventory) -> Comparison:
             same += 1
         else:
             unknown.append(name)
-    added = [variable for variable in now.variables if variable.name not in before]
-    removed = [variable for variable in then.variables if variable.name not in after]
+    added = [variable for variable in now.listed if variable.name not in before]
+    removed = [variable for variable in then.listed if variable.name not in after]
     if not then.complete:  # it may have been among those that were not told
         unknown += [variable.name for variable in added]
         added = []

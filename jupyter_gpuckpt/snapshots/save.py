@@ -25,12 +25,12 @@ from ..model import (
     SHOWN_VARIABLES,
     Cause,
     ImageFile,
-    Inventory,
     LaunchSpec,
     Manifest,
     MappedFile,
     Sizes,
     SnapshotInfo,
+    Variables,
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
@@ -61,7 +61,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
     parked: bool = False,
     pinned: bool = False,
     title: str = "",
-    inventory: Inventory | None = None,
+    variables: Variables | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
@@ -96,7 +96,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             host_name=host.name,
             cause=cause,
         )
-        shown = inventory.variables[:SHOWN_VARIABLES] if inventory else []
+        shown = variables.listed[:SHOWN_VARIABLES] if variables else []
         manifest = Manifest(
             info=msgspec.structs.replace(info, pinned=pinned, title=title, variables=shown),
             launch=spec,
@@ -112,7 +112,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             gpu=state.gpu,
             mapped=mapped,
             seconds_by_stage=dict(progress.seconds_by_stage),
-            inventory=inventory,
+            variables=variables,
         )
         with progress.stage(Stage.COMMIT):
             store.publish(manifest)

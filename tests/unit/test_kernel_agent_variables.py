@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from jupyter_gpuckpt.kernel_agent.fingerprints import Fingerprints
-from jupyter_gpuckpt.kernel_agent.variables import MOST_VARIABLES, inventory
+from jupyter_gpuckpt.kernel_agent.variables import MOST_VARIABLES, variables_of
 
 
 def numbered():
@@ -26,8 +26,8 @@ def numbered():
 def told(fingerprint_seconds=0.0, **namespace):
     """What is told of these variables, by name."""
     shell = types.SimpleNamespace(user_ns=namespace, user_ns_hidden={})
-    found = inventory(shell, fingerprint_seconds)
-    return {variable["name"]: variable for variable in found["variables"]}
+    found = variables_of(shell, fingerprint_seconds)
+    return {variable["name"]: variable for variable in found["listed"]}
 
 
 def fingerprint(value):
@@ -115,10 +115,10 @@ def test_code_and_what_is_hidden_is_no_variable():
         user_ns_hidden={"In": [], "exit": 2},
     )
     shell.user_ns_hidden["In"] = shell.user_ns["In"]
-    assert [variable["name"] for variable in inventory(shell, 0)["variables"]] == ["mine"]
+    assert [variable["name"] for variable in variables_of(shell, 0)["listed"]] == ["mine"]
     # A user who takes a name of IPython's has a variable.
     shell.user_ns["exit"] = "now mine"
-    assert {variable["name"] for variable in inventory(shell, 0)["variables"]} == {"mine", "exit"}
+    assert {variable["name"] for variable in variables_of(shell, 0)["listed"]} == {"mine", "exit"}
 
 
 FRAME = pd.DataFrame({"a": range(1000), "b": 1.5, "c": "x", "d": pd.Timestamp(0), "e": None})
@@ -277,19 +277,19 @@ def test_what_nobody_knows_has_no_fingerprint(value):
 def test_fingerprints_take_no_longer_than_they_may():
     namespace = {f"x{i}": np.ones(4_000_000) for i in range(8)} | {"small": 1}
     shell = types.SimpleNamespace(user_ns=namespace, user_ns_hidden={})
-    found = inventory(shell, 0.02)
+    found = variables_of(shell, 0.02)
     # What is small comes first; the rest takes ten times as long.
     assert "small" in found["fingerprints"]
     assert len(found["fingerprints"]) < 9
-    assert len(found["variables"]) == 9
+    assert len(found["listed"]) == 9
 
 
 def test_of_very_many_variables_the_biggest_are_told():
     namespace = {f"x{i}": "x" * i for i in range(MOST_VARIABLES + 5)}
     shell = types.SimpleNamespace(user_ns=namespace, user_ns_hidden={})
-    found = inventory(shell, 0)
+    found = variables_of(shell, 0)
     assert not found["complete"]
-    assert len(found["variables"]) == MOST_VARIABLES
+    assert len(found["listed"]) == MOST_VARIABLES
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
