@@ -155,6 +155,8 @@ class GpuCkptKernels(_Base):
         parked = served is not None and served.state is KernelState.PARKED
         if served is not None and not (served.gate_is_open or parked):
             return  # it uses nothing, or something is being done with it
+        if served is not None and served.kernel is not None and served.kernel.gpu_utilization:
+            return  # a thread of the user's computes on the GPU
         culled = _culled.set(kernel_id)
         try:
             await super().cull_kernel_if_idle(kernel_id)

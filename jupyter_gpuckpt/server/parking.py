@@ -52,8 +52,10 @@ class IdleParking:
             self._log.debug("kernels are not measured: %s", error)
             return
         for kernel in measured:
+            if kernel.kernel_id not in idle or not kernel.gpu_bytes or kernel.gpu_utilization:
+                continue  # a thread of the user's may keep the GPU busy though no cell runs
             # Looked at again: measuring takes a moment, parking the one before it seconds.
-            if kernel.kernel_id in idle and kernel.gpu_bytes and kernel.kernel_id in self._idle():
+            if kernel.kernel_id in self._idle():
                 await self._park(kernel.kernel_id)
 
     def _idle(self) -> list[str]:

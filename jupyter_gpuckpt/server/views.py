@@ -40,6 +40,7 @@ def kernel_view(
         "hint": None,
         "snapshot_id": None,
         "operation": None,
+        "parent_snapshot_id": None,
         "path": rows[0]["path"] if rows else kernel_name,
         "kernel_name": kernel_name,
         **measures_view(None),
@@ -58,6 +59,7 @@ def kernel_view(
         "reason": served.waits or (error.message if error else None),
         "hint": (error.hint or None) if error else None,
         "snapshot_id": kernel.snapshot_id or None,
+        "parent_snapshot_id": kernel.parent_snapshot_id or None,
         "operation": operation_view(operation) if operation and in_flight else None,
         **measures_view(kernel),
     }
