@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..errors import ThawFailed
+from ..host import lingering
 from ..model import SCRATCH
 from ..ports import HeldPorts
 from . import criu_images
@@ -23,7 +26,7 @@ from .criu_images import Field
 #: file_entry (images/fdinfo.proto).
 _INET, _UNIX = 4, 16
 #: inet_sk_entry (images/sk-inet.proto).
-_FAMILY, _TYPE, _PROTOCOL, _STATE, _SOURCE, _DESTINATION = 3, 4, 5, 6, 7, 8
+_FAMILY, _TYPE, _STATE, _SOURCE, _DESTINATION, _ADDRESS = 3, 4, 6, 7, 8, 11
 #: unix_sk_entry (images/sk-unix.proto).
 _UNIX_STATE, _UNIX_NAME = 4, 11
 #: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
@@ -51,16 +54,22 @@ class Moved:
 def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
     """Edit files.img so that its tree can live beside whatever has its ports now.
 
-    `ports`: old to new for those that somebody outside has to know; a listener on any other port that is taken gets a free
-    one.
+    `ports`: old to new, or to the same, for those that somebody outside has to know. Raises ThawFailed if one of them is taken. A
+    listener on any other port that is taken gets a free one.
     """
     entries = list(criu_images.messages(files))
     moved = Moved()
-    for port, family in _listeners(entries):
-        if port not in ports and port not in moved.ports and _is_taken(port, family):
-            free = HeldPorts.free(1)
-            moved.held.append(free)
-            [moved.ports[port]] = free.ports
+    for port, family, address in _listeners(entries):
+        if port in moved.ports or not _is_taken(ports.get(port, port), family, address):
+            continue
+        if port in ports:
+            raise ThawFailed(
+                f"The kernel's own port {ports[port]} is taken by another program.",
+                hint="End that program, then try again. The snapshot is untouched.",
+            )
+        free = HeldPorts.free(1)
+        moved.held.append(free)
+        [moved.ports[port]] = free.ports
     namespace = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
     changes = {**ports, **moved.ports}
     edited = [_edited(entry, changes, namespace) for entry in entries]
@@ -75,21 +84,27 @@ def _inner(entry: bytes, kind: int) -> Iterator[list[Field]]:
             yield list(criu_images.fields(value))
 
 
-def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int]]:
-    """Port and address family of every TCP listener."""
+def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
+    """Port, address family and address of every TCP listener."""
     for entry in entries:
         for parts in _inner(entry, _INET):
             values = {number: value for number, _, value in parts if isinstance(value, int)}
             if (values[_TYPE], values[_STATE]) == (socket.SOCK_STREAM, _LISTEN):
-                yield values[_SOURCE], values[_FAMILY]
+                words = [value for number, _, value in parts if number == _ADDRESS]
+                family = values[_FAMILY]
+                length = 1 if family == socket.AF_INET else 4
+                address = struct.pack(f"={length}I", *words[:length])
+                yield values[_SOURCE], family, socket.inet_ntop(family, address)
 
 
-def _is_taken(port: int, family: int) -> bool:
+def _is_taken(port: int, family: int, address: str) -> bool:
     """Whether somebody listens there. Without SO_REUSEPORT, which would let us in beside a restored listener."""
+    # What the frozen tree's own connections left is in the way for a minute.
+    lingering.end(port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))
+            probe.bind((address, port))
             probe.listen()
         except OSError:
             return True

@@ -151,7 +151,7 @@ def _separate_sockets(restore: _Restore, images: Path) -> None:
 
 def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int]:
     pairs = zip(saved, saved if now is None else now, strict=True)
-    return {before: after for before, after in pairs if before != after}
+    return dict(pairs)
 
 
 @contextmanager

@@ -161,6 +161,20 @@ def test_a_port_that_somebody_took_meanwhile_is_another_one_after_a_resume(clien
         assert ask(ports[0]) == ("first", result.moved_ports[ports[1]])
 
 
+def test_a_kernel_does_not_come_back_where_nobody_would_find_it(client, keeper, ports, settings):
+    kernel = keeper()
+    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    # Nobody can take a port that the daemon holds; but one that was away does not.
+    os.kill(client.handshake().pid, signal.SIGKILL)
+    with socket.create_server(("127.0.0.1", ports[0])), Client.connect(settings) as following:
+        with pytest.raises(ThawFailed, match=f"own port {ports[0]} is taken"):
+            resumed(following, kernel.kernel_id)
+        assert following.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+    with Client.connect(settings) as following:
+        resumed(following, kernel.kernel_id)
+    assert ask(ports[0])[0] == "first"
+
+
 def connects(path):
     with socket.socket(socket.AF_UNIX) as peer:
         peer.settimeout(20)

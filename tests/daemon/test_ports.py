@@ -21,6 +21,18 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=8) as listene
 """
 
 
+#: As NCCL does it in one process: no SO_REUSEADDR, and connections to itself.
+SELF_CONNECTED = """
+import socket, sys, time
+listener = socket.socket()
+listener.bind(("127.0.0.1", int(sys.argv[1])))
+listener.listen()
+pairs = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for _ in range(3)]
+while True:
+    time.sleep(1)
+"""
+
+
 @pytest.fixture
 def port():
     with socket.create_server(("127.0.0.1", 0)) as probe:
@@ -82,3 +94,15 @@ def test_nor_after_the_daemon_was_replaced(client, launch, port, settings, event
         assert taken(port)
         following.wait(following.resume(kernel.kernel_id).operation_id)
         eventually(lambda: answers(port))
+
+
+def test_a_listener_without_reuse_is_back_on_its_port_though_it_had_connections(
+    client, owner, spec, port, eventually
+):
+    kernel = client.launch(owner.owner_id, spec([sys.executable, "-c", SELF_CONNECTED, str(port)]))
+    eventually(lambda: answers(port))
+    for _ in range(2):
+        client.wait(client.suspend(kernel.kernel_id).operation_id)
+        result = client.wait(client.resume(kernel.kernel_id).operation_id)
+        assert result.moved_ports == {}
+        assert answers(port)
