@@ -80,12 +80,12 @@ def test_a_suspended_program_is_gone_and_goes_on_where_it_was(run) -> None:
     assert not any(processes.exists(pid) for pid in [tree.init_pid, *members])
     last = program.lines()[-1].split()
     count = len(program.lines())
-    time.sleep(0.5)
+    time.sleep(1.5)
     program.resume(saved.manifest.info.snapshot_id)
     following = program.lines(more_than=count)[count].split()
     assert int(following[0]) == int(last[0]) + 1
     assert following[1:4] == last[1:4]  # pid, child, thread
-    assert 0 < float(following[4]) - float(last[4]) < 0.4  # the clock stood still meanwhile
+    assert 0 < float(following[4]) - float(last[4]) < 1.5  # the clock stood still meanwhile
 
 
 def place(line: str) -> tuple[int, int]:
