@@ -5,11 +5,18 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { JSONObject, JSONValue } from '@lumino/coreutils';
 
 import type {
+  IChanges,
+  IComparison,
   IErrorRecord,
   IKernel,
   IOperation,
-  OperationKind
+  ISnapshot,
+  IStore,
+  IVerification,
+  OperationKind,
+  SnapshotChanges
 } from './protocol';
+import { asKernel, asSnapshot } from './protocol';
 
 const NAMESPACE = 'api/gpuckpt';
 
@@ -59,7 +66,7 @@ export async function request<T>(
   let text: string;
   try {
     response = await ServerConnection.makeRequest(url, init, settings);
-    text = await response.text();
+    text = response.status === NO_CONTENT ? 'null' : await response.text();
   } catch (error) {
     throw new GpuCkptError({
       message: 'The Jupyter server does not answer.',
@@ -77,10 +84,9 @@ export async function request<T>(
       ? body
       : {
           message: `The Jupyter server answered ${response.status} ${response.statusText}.`,
-          code:
-            response.status === 404
-              ? GpuCkptError.NO_EXTENSION
-              : `http_${response.status}`,
+          code: NOT_OURS.includes(response.status)
+            ? GpuCkptError.NO_EXTENSION
+            : `http_${response.status}`,
           hint: null,
           details: text
         }
@@ -90,33 +96,47 @@ export async function request<T>(
 /** The requests that the user interface makes. */
 export class GpuCkptApi {
   constructor(
-    private readonly _settings?: ServerConnection.ISettings,
+    private readonly _settings = ServerConnection.makeSettings(),
     private readonly _retrySeconds = RETRY_SECONDS
   ) {}
 
   /** Every kernel of this server. */
   async kernels(): Promise<IKernel[]> {
-    const { kernels } = await this._request<{ kernels: IKernel[] }>('kernels');
-    return kernels;
+    const { kernels } = await this._get<{ kernels: IKernel[] }>('kernels');
+    return kernels.map(asKernel);
   }
 
   /** One kernel. */
-  kernel(kernelId: string): Promise<IKernel> {
-    return this._request(`kernels/${encodeURIComponent(kernelId)}`);
+  async kernel(kernelId: string): Promise<IKernel> {
+    return asKernel(await this._get(at`kernels/${kernelId}`));
   }
 
-  /** Start an operation. */
-  start(kind: OperationKind, kernelId: string): Promise<IOperation> {
-    return this._request(`kernels/${encodeURIComponent(kernelId)}/${kind}`, {});
+  /** Start an operation on a kernel. */
+  start(
+    kind: OperationKind,
+    kernelId: string,
+    body: JSONObject = {}
+  ): Promise<IOperation> {
+    return this._send('POST', at`kernels/${kernelId}/${kind}`, body);
+  }
+
+  /** Start a second kernel from a snapshot, in a copy of its notebook. */
+  async branch(snapshotId: string): Promise<IOperation> {
+    const path = at`snapshots/${snapshotId}/branch`;
+    // What is left to do then is the resume of a new kernel.
+    return {
+      ...(await this._send<IOperation>('POST', path, {})),
+      kind: 'branch'
+    };
   }
 
   /** Wait until an operation has ended; a server that is away for a while (a restart) is asked again. */
   async finish(operation: IOperation): Promise<IOperation> {
-    const path = `operations/${encodeURIComponent(operation.operation_id)}?wait=${WAIT_SECONDS}`;
+    const path = `${at`operations/${operation.operation_id}`}?wait=${WAIT_SECONDS}`;
     let failures = 0;
     while (operation.state === 'running') {
       try {
-        operation = await this._request<IOperation>(path);
+        operation = await this._get<IOperation>(path);
         failures = 0;
       } catch (error) {
         failures += 1;
@@ -131,11 +151,98 @@ export class GpuCkptApi {
     return operation;
   }
 
-  private _request<T>(path: string, body?: JSONObject): Promise<T> {
-    const init =
-      body === undefined ? {} : { method: 'POST', body: JSON.stringify(body) };
+  /** The user's snapshots, newest first. */
+  async snapshots(): Promise<ISnapshot[]> {
+    const { snapshots } = await this._get<{ snapshots: ISnapshot[] }>(
+      'snapshots'
+    );
+    return snapshots.map(asSnapshot);
+  }
+
+  /** Change a snapshot's title, note or pin. */
+  async change(
+    snapshotId: string,
+    changes: SnapshotChanges
+  ): Promise<ISnapshot> {
+    const path = at`snapshots/${snapshotId}`;
+    return asSnapshot(await this._send('PATCH', path, changes));
+  }
+
+  /** Delete a snapshot; that can be undone for a while. */
+  delete(snapshotId: string): Promise<null> {
+    return this._send('DELETE', at`snapshots/${snapshotId}`);
+  }
+
+  /** Take a snapshot's deletion back. */
+  async undelete(snapshotId: string): Promise<ISnapshot> {
+    const path = at`snapshots/${snapshotId}/undelete`;
+    return asSnapshot(await this._send('POST', path, {}));
+  }
+
+  /** Read a snapshot completely and compare it with its digests. */
+  verify(snapshotId: string): Promise<IVerification> {
+    return this._send('POST', at`snapshots/${snapshotId}/verify`, {});
+  }
+
+  /** Where a browser downloads a snapshot. */
+  exportUrl(snapshotId: string): string {
+    const path = at`snapshots/${snapshotId}/export`;
+    return URLExt.join(this._settings.baseUrl, NAMESPACE, path);
+  }
+
+  /** Put what was exported into the store. */
+  async import(file: Blob): Promise<void> {
+    await request<JSONValue>(
+      'snapshots/import',
+      {
+        method: 'POST',
+        body: file,
+        headers: { 'Content-Type': 'application/x-tar' }
+      },
+      this._settings
+    );
+  }
+
+  /** What became since a snapshot of the files that its kernel had open. */
+  changes(snapshotId: string): Promise<IChanges> {
+    return this._get(at`snapshots/${snapshotId}/changes`);
+  }
+
+  /** A snapshot's variables beside those of a kernel now. */
+  compare(snapshotId: string, kernelId: string): Promise<IComparison> {
+    const path = at`snapshots/${snapshotId}/compare`;
+    return this._get(`${path}${at`?kernel_id=${kernelId}`}`);
+  }
+
+  /** What the store holds. */
+  store(): Promise<IStore> {
+    return this._get('store');
+  }
+
+  private _get<T>(path: string): Promise<T> {
+    return request<T>(path, {}, this._settings);
+  }
+
+  private _send<T>(
+    method: 'POST' | 'PATCH' | 'DELETE',
+    path: string,
+    body?: JSONObject
+  ): Promise<T> {
+    const init = { method, body: body && JSON.stringify(body) };
     return request<T>(path, init, this._settings);
   }
+}
+
+const NO_CONTENT = 204;
+
+/** What Jupyter itself answers where there is no route, or none for a method. */
+const NOT_OURS = [404, 405];
+
+/** A path with its parts encoded. */
+function at(texts: TemplateStringsArray, ...parts: string[]): string {
+  return texts.reduce(
+    (path, text, index) => path + encodeURIComponent(parts[index - 1]) + text
+  );
 }
 
 function isUnreachable(error: unknown): boolean {

@@ -5,43 +5,76 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import { suspendIcon } from './icons';
 import { kernelIdOf, watchKernel } from './notebooks';
-import type { IKernelStates } from './tokens';
+import { suspendedTexts } from './texts';
+import type { IKernelStates, IUserSettings } from './tokens';
 
 export class SuspendedBanner extends ReactWidget {
   constructor(
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
-    private readonly _trans: TranslationBundle,
-    private readonly _resume: () => void
+    private readonly _settings: IUserSettings,
+    private readonly _resume: () => void,
+    private readonly _showHistory: () => void,
+    private readonly _trans: TranslationBundle
   ) {
     super();
     this.addClass('jp-GpuCkptBanner');
-    watchKernel(_panel, _states, () => {
-      this.setHidden(this._kernel?.state !== 'suspended');
-      this.update();
-    });
+    watchKernel(_panel, _states, () => this._follow());
+    _settings.changed.connect(this._follow, this);
   }
 
-  protected render(): JSX.Element {
+  dispose(): void {
+    this._settings.changed.disconnect(this._follow, this);
+    super.dispose();
+  }
+
+  protected render(): JSX.Element | null {
     const trans = this._trans;
+    const kernel = this._kernel;
+    if (kernel?.state !== 'suspended') {
+      return null;
+    }
     return (
       <>
-        <span role="status">
-          {trans.__('This notebook’s kernel is suspended.')}{' '}
-          {this._kernel?.reason} {this._kernel?.hint}
+        <suspendIcon.react tag="span" stylesheet="menuItem" aria-hidden />
+        <span role="status" className="jp-GpuCkptBanner-text">
+          {suspendedTexts(kernel, trans).join(' ')}
+          {kernel.reason ? (
+            <span className="jp-GpuCkptBanner-problem">
+              {' '}
+              {kernel.reason} {kernel.hint}
+            </span>
+          ) : null}
         </span>
         <button
+          type="button"
           className="jp-mod-styled jp-mod-accept"
-          disabled={
-            this._states.inFlight(this._kernel?.kernel_id ?? '') !== null
-          }
+          disabled={this._states.inFlight(kernel.kernel_id) !== null}
           onClick={this._resume}
         >
           {trans.__('Resume')}
         </button>
+        <button
+          type="button"
+          className="jp-mod-styled"
+          onClick={this._showHistory}
+        >
+          {trans.__('History')}
+        </button>
       </>
     );
+  }
+
+  private _follow(): void {
+    const kernel = this._kernel;
+    // On its way back to an older snapshot it is suspended for a moment.
+    const isSuspended =
+      kernel?.state === 'suspended' &&
+      this._states.inFlight(kernel.kernel_id) !== 'roll_back';
+    this.setHidden(!isSuspended || !this._settings.choices.showBanner);
+    this.update();
   }
 
   private get _kernel() {

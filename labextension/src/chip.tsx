@@ -1,4 +1,4 @@
-// The chip in the notebook's toolbar: the kernel's state and, meanwhile, an operation's progress.
+// The chip in the notebook's toolbar: the kernel's state and, meanwhile, an operation's progress. A press shows the history.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -6,43 +6,66 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
 import { kernelIdOf, watchKernel } from './notebooks';
-import { progressText, stateCaption, stateLabel } from './texts';
-import type { IKernelStates } from './tokens';
+import {
+  percentOf,
+  progressText,
+  stateCaption,
+  stateLabel,
+  usageTexts
+} from './texts';
+import type { IKernelStates, IUserSettings } from './tokens';
 
 export class StateChip extends ReactWidget {
   constructor(
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
+    private readonly _settings: IUserSettings,
+    private readonly _showHistory: () => void,
     private readonly _trans: TranslationBundle
   ) {
     super();
     this.addClass('jp-GpuCkptChip');
     watchKernel(_panel, _states, () => this.update());
+    _settings.changed.connect(this.update, this);
+  }
+
+  dispose(): void {
+    this._settings.changed.disconnect(this.update, this);
+    super.dispose();
   }
 
   protected render(): JSX.Element | null {
     const kernel = this._states.get(kernelIdOf(this._panel) ?? '');
-    if (kernel === undefined) {
+    if (kernel === undefined || !this._settings.choices.showChip) {
       return null;
     }
     const trans = this._trans;
-    const progress =
-      kernel.operation && progressText(kernel.operation.progress);
+    const { operation, managed, state } = kernel;
+    const label = managed ? stateLabel(state, trans) : trans.__('No snapshots');
+    const percent = operation && percentOf(operation.progress);
+    const caption = [
+      stateCaption(kernel, trans),
+      usageTexts(kernel, trans).join(', '),
+      operation ? progressText(operation.progress) : ''
+    ];
     return (
-      <span
-        className="jp-GpuCkptChip-content"
-        data-state={kernel.managed ? kernel.state : 'unmanaged'}
-        title={stateCaption(kernel, trans)}
-      >
-        <span role="status">
-          {kernel.managed
-            ? stateLabel(kernel.state, trans)
-            : trans.__('No snapshots')}
+      <>
+        <button
+          type="button"
+          className="jp-GpuCkptChip-content"
+          data-state={managed ? state : 'unmanaged'}
+          title={caption.filter(Boolean).join('\n')}
+          onClick={this._showHistory}
+        >
+          {label}
+          {percent !== null ? (
+            <span className="jp-GpuCkptChip-progress"> {percent}%</span>
+          ) : null}
+        </button>
+        <span role="status" className="jp-GpuCkpt-spoken">
+          {trans.__('Kernel session: %1', label)}
         </span>
-        {progress ? (
-          <span className="jp-GpuCkptChip-progress">{progress}</span>
-        ) : null}
-      </span>
+      </>
     );
   }
 }

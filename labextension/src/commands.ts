@@ -1,97 +1,137 @@
-// The commands: save, suspend and resume the kernel of a notebook.
+// The commands on a kernel: save, suspend, resume, park, branch, and the way to its history.
 
-import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
 import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
 
-import { icons } from './icons';
-import { kernelIdOf, nameOf } from './notebooks';
-import { runWithNotification } from './operations';
+import {
+  branchIcon,
+  historyIcon,
+  parkIcon,
+  resumeIcon,
+  saveIcon,
+  suspendIcon
+} from './icons';
+import type { KernelActions } from './kernel-actions';
 import type { OperationKind } from './protocol';
+import type { ITarget, Targets } from './targets';
+import { ARGUMENTS } from './targets';
 import { refusal } from './texts';
 import type { IKernelStates } from './tokens';
 
-export const kinds: readonly OperationKind[] = ['save', 'suspend', 'resume'];
+/** What can be asked for, in the order of all menus. */
+export const actions = [
+  'save',
+  'saveAs',
+  'suspend',
+  'resume',
+  'park',
+  'branch',
+  'history'
+] as const;
 
-export const commandIds: Record<OperationKind, string> = {
+export type Action = (typeof actions)[number];
+
+export const commandIds: Record<Action, string> = {
   save: 'gpuckpt:save-kernel',
+  saveAs: 'gpuckpt:save-kernel-as',
   suspend: 'gpuckpt:suspend-kernel',
-  resume: 'gpuckpt:resume-kernel'
+  resume: 'gpuckpt:resume-kernel',
+  park: 'gpuckpt:park-kernel',
+  branch: 'gpuckpt:branch-kernel',
+  history: 'gpuckpt:show-history'
 };
 
-/** The arguments of every command, as a JSON schema. */
-const ARGUMENTS = {
-  type: 'object' as const,
-  properties: {
-    panelId: {
-      type: 'string' as const,
-      description: 'The id of a notebook panel; the current one by default.'
-    },
-    toolbar: {
-      type: 'boolean' as const,
-      description: 'Whether the command is drawn in a toolbar: icon, no label.'
-    }
-  }
+export const icons: Partial<Record<Action, LabIcon>> = {
+  save: saveIcon,
+  suspend: suspendIcon,
+  resume: resumeIcon,
+  park: parkIcon,
+  branch: branchIcon,
+  history: historyIcon
 };
 
-/** Add the three commands; they follow the notebooks' kernels. */
+/** What must be possible for an action to be. */
+const needed: Partial<Record<Action, OperationKind>> = {
+  save: 'save',
+  saveAs: 'save',
+  suspend: 'suspend',
+  resume: 'resume',
+  park: 'park',
+  branch: 'branch'
+};
+
+/** The names of the actions. */
+export function actionLabel(action: Action, trans: TranslationBundle): string {
+  const labels: Record<Action, string> = {
+    save: trans.__('Save Session'),
+    saveAs: trans.__('Save Session As…'),
+    suspend: trans.__('Suspend Session'),
+    resume: trans.__('Resume Session'),
+    park: trans.__('Park GPU'),
+    branch: trans.__('Branch Session'),
+    history: trans.__('Session History')
+  };
+  return labels[action];
+}
+
+function actionCaption(action: Action, trans: TranslationBundle): string {
+  const captions: Record<Action, string> = {
+    save: trans.__('Save the kernel’s memory and carry on'),
+    saveAs: trans.__('Save under a name, so that the snapshot stays'),
+    suspend: trans.__('Save the kernel’s memory and stop its process'),
+    resume: trans.__('Bring the kernel back'),
+    park: trans.__('Move GPU memory to main memory until the next cell'),
+    branch: trans.__('Start a second kernel with this state, in a copy'),
+    history: trans.__('Show the snapshots of this kernel')
+  };
+  return captions[action];
+}
+
+/** Add the commands; they follow the kernels. Gives the function that says that something else changed, e.g. the notebook. */
 export function addCommands(
   commands: CommandRegistry,
-  tracker: INotebookTracker,
+  targets: Targets,
   states: IKernelStates,
+  kernelActions: KernelActions,
   trans: TranslationBundle
-): void {
-  const labels: Record<OperationKind, string> = {
-    save: trans.__('Save Kernel'),
-    suspend: trans.__('Suspend Kernel'),
-    resume: trans.__('Resume Kernel')
+): () => void {
+  const refusalOf = (action: Action, { kernelId }: ITarget) => {
+    const kind = needed[action];
+    return kind ? refusal(kind, kernelId, states, trans) : null;
   };
-  const captions: Record<OperationKind, string> = {
-    save: trans.__('Save the kernel’s memory and carry on'),
-    suspend: trans.__('Save the kernel’s memory and stop its process'),
-    resume: trans.__('Bring the suspended kernel back')
+  // In a file's menu there is only what can be done.
+  const isVisible = (action: Action, args: ReadonlyPartialJSONObject) => {
+    const target = args.selectedFile ? targets.of(args) : null;
+    return (
+      target === null ||
+      (target.kernelId !== null && refusalOf(action, target) === null)
+    );
   };
 
-  const panelOf = (args: ReadonlyPartialJSONObject): NotebookPanel | null =>
-    typeof args.panelId === 'string'
-      ? (tracker.find(panel => panel.id === args.panelId) ?? null)
-      : tracker.currentWidget;
-  const refusalOf = (kind: OperationKind, args: ReadonlyPartialJSONObject) =>
-    refusal(kind, kernelIdOf(panelOf(args)), states, trans);
-
-  for (const kind of kinds) {
-    commands.addCommand(commandIds[kind], {
-      label: args => (args.toolbar ? '' : labels[kind]),
+  for (const action of actions) {
+    const label = actionLabel(action, trans);
+    commands.addCommand(commandIds[action], {
+      label,
+      icon: icons[action],
       caption: args => {
-        const reason = refusalOf(kind, args);
-        return reason === null ? captions[kind] : `${labels[kind]}: ${reason}`;
+        const reason = refusalOf(action, targets.of(args));
+        return reason === null
+          ? actionCaption(action, trans)
+          : `${label}: ${reason}`;
       },
-      icon: args => (args.toolbar ? icons[kind] : undefined),
-      isEnabled: args => refusalOf(kind, args) === null,
+      isEnabled: args => refusalOf(action, targets.of(args)) === null,
+      isVisible: args => isVisible(action, args),
       describedBy: { args: ARGUMENTS },
-      execute: async args => {
-        const panel = panelOf(args);
-        const kernelId = kernelIdOf(panel);
-        if (panel === null || kernelId === null) {
-          return null;
-        }
-        return runWithNotification(
-          kind,
-          kernelId,
-          nameOf(panel),
-          states,
-          trans
-        );
-      }
+      execute: args => kernelActions.run(action, targets.of(args))
     });
   }
 
   const notify = () =>
-    kinds.forEach(kind => commands.notifyCommandChanged(commandIds[kind]));
+    actions.forEach(action =>
+      commands.notifyCommandChanged(commandIds[action])
+    );
   states.changed.connect(notify);
-  tracker.currentChanged.connect(notify);
-  tracker.widgetAdded.connect((_, panel) => {
-    panel.sessionContext.kernelChanged.connect(notify);
-  });
+  return notify;
 }

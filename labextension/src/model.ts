@@ -1,24 +1,28 @@
 // The state of every kernel: asked for once, then kept by the event stream.
 
-import type { Event, ServerConnection } from '@jupyterlab/services';
+import type { Event } from '@jupyterlab/services';
+import type { JSONObject } from '@lumino/coreutils';
 import type { IDisposable } from '@lumino/disposable';
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
 
-import { GpuCkptApi, GpuCkptError } from './api';
-import type { IKernel, IOperation, OperationKind } from './protocol';
-import { isKernelEvent } from './protocol';
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import type { IEnd, IKernel, IOperation, OperationKind } from './protocol';
+import { asKernel } from './protocol';
+import { isEndEvent, isKernelAction, isKernelEvent } from './server-events';
 import type { IKernelStates } from './tokens';
 
 /** Stands for every kernel where one kernel's id is asked for. */
 const ALL = '';
 
 export class KernelStates implements IKernelStates, IDisposable {
-  constructor(options: KernelStates.IOptions) {
-    this._api = new GpuCkptApi(options.serverSettings, options.retrySeconds);
-    this._stream = options.stream;
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _stream: Event.Stream
+  ) {
     this._stream.connect(this._onEvent, this);
-    this.ready = this._refreshAll();
+    this.ready = this.refreshAll();
   }
 
   /** Resolves when the server has been asked for the first time, whatever it answered. */
@@ -28,12 +32,20 @@ export class KernelStates implements IKernelStates, IDisposable {
     return this._changed;
   }
 
+  get endedElsewhere(): ISignal<this, IEnd> {
+    return this._endedElsewhere;
+  }
+
   get isDisposed(): boolean {
     return this._isDisposed;
   }
 
   get(kernelId: string): IKernel | undefined {
     return this._kernels.get(kernelId);
+  }
+
+  all(): IKernel[] {
+    return [...this._kernels.values()];
   }
 
   problem(kernelId: string): GpuCkptError | null {
@@ -55,12 +67,29 @@ export class KernelStates implements IKernelStates, IDisposable {
     );
   }
 
-  async run(kind: OperationKind, kernelId: string): Promise<IOperation> {
+  async refreshAll(): Promise<void> {
+    const ticket = this._nextTicket();
+    await this._ask(ALL, async () => {
+      const kernels = await this._api.kernels();
+      const listed = new Set(kernels.map(kernel => kernel.kernel_id));
+      for (const id of this._kernels.keys()) {
+        if (!listed.has(id)) {
+          this._forget(id, ticket);
+        }
+      }
+      kernels.forEach(kernel => this._learn(kernel, ticket));
+    });
+  }
+
+  async run(
+    kind: OperationKind,
+    kernelId: string,
+    body: JSONObject = {}
+  ): Promise<IOperation> {
     this._asked.set(kernelId, kind);
     this._changed.emit(kernelId);
     try {
-      const started = await this._api.start(kind, kernelId);
-      return succeeded(await this._api.finish(started));
+      return await this._finish(this._api.start(kind, kernelId, body));
     } finally {
       if (this._asked.get(kernelId) === kind) {
         this._asked.delete(kernelId);
@@ -68,6 +97,23 @@ export class KernelStates implements IKernelStates, IDisposable {
       // The event of the end may still be under way, or lost with a connection.
       await this.refresh(kernelId);
       this._changed.emit(kernelId);
+    }
+  }
+
+  async branch(
+    snapshotId: string,
+    onStarted: (operation: IOperation) => void = () => undefined
+  ): Promise<IOperation> {
+    this._branching += 1;
+    try {
+      const started = this._api.branch(snapshotId);
+      void started.then(onStarted, () => undefined);
+      const { kind, path } = await started;
+      const operation = await this._finish(started);
+      await this.refresh(operation.kernel_id);
+      return { ...operation, kind, path };
+    } finally {
+      this._branching -= 1;
     }
   }
 
@@ -80,11 +126,10 @@ export class KernelStates implements IKernelStates, IDisposable {
     Signal.clearData(this);
   }
 
-  private async _refreshAll(): Promise<void> {
-    const ticket = this._nextTicket();
-    await this._ask(ALL, async () =>
-      (await this._api.kernels()).forEach(kernel => this._learn(kernel, ticket))
-    );
+  private async _finish(started: Promise<IOperation>): Promise<IOperation> {
+    const operation = await started;
+    this._own.add(operation.operation_id);
+    return succeeded(await this._api.finish(operation));
   }
 
   /** Ask the server about `subject`, a kernel or `ALL`, and remember if that was in vain. */
@@ -106,8 +151,32 @@ export class KernelStates implements IKernelStates, IDisposable {
 
   private _onEvent(_: Event.IManager, event: Event.Emission): void {
     if (isKernelEvent(event)) {
-      this._learn(event, this._nextTicket());
+      this._learn(asKernel(event), this._nextTicket());
+    } else if (isEndEvent(event)) {
+      if (!this._isOwn(event)) {
+        this._endedElsewhere.emit(event);
+      }
+    } else if (isKernelAction(event) && event.status === 'success') {
+      this._onAction(event.action, event.kernel_id ?? '');
     }
+  }
+
+  private _onAction(action: string, kernelId: string): void {
+    if (action === 'shutdown') {
+      this._forget(kernelId, this._nextTicket());
+    } else if (action === 'start' && kernelId) {
+      void this.refresh(kernelId);
+    }
+  }
+
+  /** Whether this page has asked for an operation; its end may be heard of before its id. */
+  private _isOwn(end: IEnd): boolean {
+    return (
+      this._own.has(end.operation_id) ||
+      // Going back is made of others; a branch ends with the resume of a kernel that is not known yet.
+      this._asked.has(end.kernel_id) ||
+      (this._branching > 0 && !this._kernels.has(end.kernel_id))
+    );
   }
 
   /** Take in what was asked for with `ticket`, unless something newer is known. */
@@ -123,30 +192,31 @@ export class KernelStates implements IKernelStates, IDisposable {
     this._changed.emit(id);
   }
 
+  private _forget(kernelId: string, ticket: number): void {
+    if (ticket >= (this._tickets.get(kernelId) ?? 0)) {
+      this._tickets.set(kernelId, ticket);
+      this._kernels.delete(kernelId);
+      this._changed.emit(kernelId);
+    }
+  }
+
   private _nextTicket(): number {
     this._lastTicket += 1;
     return this._lastTicket;
   }
 
-  private readonly _api: GpuCkptApi;
-  private readonly _stream: Event.Stream;
   private readonly _kernels = new Map<string, IKernel>();
   private readonly _problems = new Map<string, GpuCkptError>();
   private readonly _asked = new Map<string, OperationKind>();
+  /** The operations that this page has asked for. */
+  private readonly _own = new Set<string>();
+  private _branching = 0;
   private readonly _changed = new Signal<this, string>(this);
+  private readonly _endedElsewhere = new Signal<this, IEnd>(this);
   /** Orders questions and events: an answer never replaces what was learnt after it was asked for. */
   private readonly _tickets = new Map<string, number>();
   private _lastTicket = 0;
   private _isDisposed = false;
-}
-
-export namespace KernelStates {
-  export interface IOptions {
-    stream: Event.Stream;
-    serverSettings?: ServerConnection.ISettings;
-    /** Seconds between two attempts to reach a lost server. */
-    retrySeconds?: number;
-  }
 }
 
 function succeeded(operation: IOperation): IOperation {

@@ -1,127 +1,120 @@
-// Runs an operation and tells the user of its progress and end, in this tab only.
+// Runs operations and tells the user of their progress and end, in this tab only; and of those of others, if wanted.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
+import type { JSONObject } from '@lumino/coreutils';
 
 import { GpuCkptError } from './api';
-import type { IOperation, OperationKind } from './protocol';
-import {
-  doneText,
-  explain,
-  failedText,
-  progressText,
-  startedText
-} from './texts';
-import type { IKernelStates } from './tokens';
+import { nameOfPath } from './format';
+import { conclude, tellFailure, tellWithDetails } from './notices';
+import type { IEnd, IOperation, OperationKind } from './protocol';
+import { doneText, failedText, progressText, startedText } from './texts';
+import type { IKernelStates, IUserSettings } from './tokens';
 
-/** How long the end of an operation stays on the screen, in milliseconds. */
-const SHOW_SUCCESS = 8000;
-const SHOW_FAILURE = 30000;
+/** What the server does by operations of other kinds. */
+const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
+  branch: true,
+  roll_back: true
+};
 
-/** JupyterLab cuts a longer notification off. */
-const LONGEST_NOTIFICATION = 140;
-
-/**
- * Save, suspend or resume the kernel of the notebook `name`.
- *
- * @returns the operation, or null if it failed; the user has been told.
- */
-export async function runWithNotification(
-  kind: OperationKind,
-  kernelId: string,
-  name: string,
-  states: IKernelStates,
-  trans: TranslationBundle
-): Promise<IOperation | null> {
-  const started = startedText(kind, name, trans);
-  const id = Notification.emit(started, 'in-progress', { autoClose: false });
-  const showProgress = () => {
-    const operation = states.get(kernelId)?.operation;
-    if (operation?.kind === kind) {
-      const progress = progressText(operation.progress);
-      Notification.update({
-        id,
-        message: progress ? `${started} ${progress}` : started
-      });
-    }
-  };
-  states.changed.connect(showProgress);
-  try {
-    const operation = await states.run(kind, kernelId);
-    showSuccess(id, doneText(operation, name, trans), operation, trans);
-    return operation;
-  } catch (error) {
-    if (!(error instanceof GpuCkptError)) {
-      Notification.dismiss(id);
-      throw error;
-    }
-    showFailure(id, failedText(kind, name, error, trans), error, trans);
-    return null;
-  } finally {
-    states.changed.disconnect(showProgress);
+export class Operations {
+  constructor(
+    private readonly _states: IKernelStates,
+    private readonly _settings: IUserSettings,
+    private readonly _trans: TranslationBundle
+  ) {
+    _states.endedElsewhere.connect((_, end) => this._tellOfOther(end));
   }
-}
 
-function showSuccess(
-  id: string,
-  message: string,
-  operation: IOperation,
-  trans: TranslationBundle
-): void {
-  const warnings = operation.result?.warnings ?? [];
-  if (warnings.length > 0) {
-    conclude(id, message, 'warning', {
-      autoClose: SHOW_FAILURE,
-      actions: [detailsAction(message, warnings, null, trans)]
+  /**
+   * Save, suspend, resume ... the kernel of the notebook `name`.
+   *
+   * @returns the operation, or null if it failed; the user has been told.
+   */
+  run(
+    kind: OperationKind,
+    kernelId: string,
+    name: string,
+    body?: JSONObject
+  ): Promise<IOperation | null> {
+    return this._tell(kind, name, follow => {
+      follow(kernelId);
+      return this._states.run(kind, kernelId, body);
     });
-  } else {
-    conclude(id, message, 'success', { autoClose: SHOW_SUCCESS });
   }
-}
 
-function showFailure(
-  id: string,
-  headline: string,
-  error: GpuCkptError,
-  trans: TranslationBundle
-): void {
-  if (error.code === GpuCkptError.CANCELLED) {
-    conclude(id, headline, 'warning', { autoClose: SHOW_SUCCESS });
-    return;
+  /** Start a second kernel from a snapshot of the notebook `name`; as `run`. */
+  branch(snapshotId: string, name: string): Promise<IOperation | null> {
+    return this._tell('branch', name, follow =>
+      this._states.branch(snapshotId, ({ kernel_id }) => follow(kernel_id))
+    );
   }
-  const sentences = explain(error, trans);
-  const message = `${headline}: ${sentences.join(' ')}`;
-  const hasMore = error.details || message.length > LONGEST_NOTIFICATION;
-  conclude(id, message, 'error', {
-    autoClose: SHOW_FAILURE,
-    actions: hasMore ? [detailsAction(headline, sentences, error, trans)] : []
-  });
-}
 
-/** The button that opens the dialog with all that is known. */
-function detailsAction(
-  title: string,
-  sentences: string[],
-  error: GpuCkptError | null,
-  trans: TranslationBundle
-): Notification.IAction {
-  return {
-    label: trans.__('Details'),
-    callback: async () => {
-      const { showDetails } = await import('./details');
-      await showDetails(title, sentences, error, trans);
+  private async _tell(
+    kind: OperationKind,
+    name: string,
+    start: (follow: (kernelId: string) => void) => Promise<IOperation>
+  ): Promise<IOperation | null> {
+    const trans = this._trans;
+    const started = startedText(kind, name, trans);
+    const quiet = this._settings.choices.notifications === 'failures';
+    const id = quiet
+      ? ''
+      : Notification.emit(started, 'in-progress', { autoClose: false });
+    let followed = '';
+    const showProgress = () => {
+      const operation = this._states.get(followed)?.operation;
+      if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
+        const progress = progressText(operation.progress);
+        Notification.update({
+          id,
+          message: progress ? `${started} ${progress}` : started
+        });
+      }
+    };
+    this._states.changed.connect(showProgress);
+    try {
+      const operation = await start(kernelId => {
+        followed = kernelId;
+      });
+      this._tellSuccess(id, doneText(operation, name, trans), operation);
+      return operation;
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        Notification.dismiss(id);
+        throw error;
+      }
+      tellFailure(id, failedText(kind, name, error, trans), error, trans);
+      return null;
+    } finally {
+      this._states.changed.disconnect(showProgress);
     }
-  };
-}
+  }
 
-/** Turn the notification of the progress into that of the end; the user may have closed it. */
-function conclude(
-  id: string,
-  message: string,
-  type: 'success' | 'warning' | 'error',
-  options: { autoClose: number; actions?: Notification.IAction[] }
-): void {
-  if (!Notification.update({ id, message, type, ...options })) {
-    Notification.emit(message, type, options);
+  private _tellOfOther(end: IEnd): void {
+    if (this._settings.choices.notifications !== 'all') {
+      return;
+    }
+    const name = nameOfPath(end.name, this._trans);
+    if (end.state === 'succeeded') {
+      this._tellSuccess('', doneText(end, name, this._trans), end);
+    } else if (end.error) {
+      const error = new GpuCkptError(end.error);
+      const text = failedText(end.kind, name, error, this._trans);
+      tellFailure('', text, error, this._trans);
+    }
+  }
+
+  private _tellSuccess(
+    id: string,
+    message: string,
+    { result }: Pick<IOperation, 'result'>
+  ): void {
+    const warnings = result?.warnings ?? [];
+    if (warnings.length > 0) {
+      tellWithDetails(id, message, warnings, this._trans);
+    } else if (this._settings.choices.notifications !== 'failures') {
+      conclude(id, message, 'success');
+    }
   }
 }

@@ -16,7 +16,8 @@ export type KernelState =
   | 'lost';
 
 /** What an operation does. */
-export type OperationKind = 'save' | 'suspend' | 'resume';
+export type OperationKind =
+  'save' | 'suspend' | 'resume' | 'park' | 'unpark' | 'branch' | 'roll_back';
 
 /** How far an operation is. */
 export interface IProgress {
@@ -26,21 +27,17 @@ export interface IProgress {
   seconds: number;
 }
 
-/** What a resume did. */
-export interface IResumeResult {
+/** What an operation did. */
+export interface IResult {
   snapshot_id: string;
   seconds: number;
+  frozen_seconds: number;
   raw_bytes: number;
+  stored_bytes: number;
+  new_bytes: number;
   gpu_bytes: number;
   /** Said though the operation succeeded, e.g. files that changed since the snapshot. */
   warnings?: string[];
-}
-
-/** What a save or a suspend did. */
-export interface ISaveResult extends IResumeResult {
-  frozen_seconds: number;
-  stored_bytes: number;
-  new_bytes: number;
 }
 
 /** An error as the server tells it. */
@@ -51,28 +48,32 @@ export interface IErrorRecord {
   details?: JSONValue;
 }
 
-/** A save, suspend or resume; it goes on when its caller goes away. */
-interface IOperationBase {
+/** A save, suspend, resume ...; it goes on when its caller goes away. */
+export interface IOperation {
   operation_id: string;
+  kind: OperationKind;
   kernel_id: string;
   state: 'running' | 'succeeded' | 'failed' | 'cancelled';
   progress: IProgress;
+  result: IResult | null;
+  error: IErrorRecord | null;
+  /** The notebook that a branch is in. */
+  path?: string;
+}
+
+/** The end of an operation, whoever asked for it; it comes as an event. */
+export interface IEnd {
+  operation_id: string;
+  kind: OperationKind;
+  kernel_id: string;
+  /** The notebook's path, or the kernelspec's name. */
+  name: string;
+  state: 'succeeded' | 'failed' | 'cancelled';
+  result: IResult | null;
   error: IErrorRecord | null;
 }
 
-export interface ISaveOperation extends IOperationBase {
-  kind: 'save' | 'suspend';
-  result: ISaveResult | null;
-}
-
-export interface IResumeOperation extends IOperationBase {
-  kind: 'resume';
-  result: IResumeResult | null;
-}
-
-export type IOperation = ISaveOperation | IResumeOperation;
-
-/** A kernel as the engine sees it. */
+/** A kernel as the engine sees it. Sizes in bytes, times in seconds since the epoch. */
 export interface IKernel {
   kernel_id: string;
   state: KernelState;
@@ -85,18 +86,196 @@ export interface IKernel {
   snapshot_id: string | null;
   /** The operation in flight. */
   operation: IOperation | null;
+  /** The notebook's path, or the kernelspec's name; empty where neither is known. */
+  path: string;
+  kernel_name: string;
+  /** When it came into its state; 0: not known. */
+  since: number;
+  /** Of the whole tree of processes. */
+  memory_bytes: number;
+  gpu_bytes: number;
+  /** Percent; null: not known. */
+  gpu_utilization: number | null;
+  /** What a resume will take; null: nothing like it has been measured. */
+  resume_seconds: number | null;
+  /** What its snapshot holds while it is suspended. */
+  suspended_bytes: number;
+  /** The snapshot that it was branched from. */
+  parent_snapshot_id: string | null;
 }
 
-/** The schema of the event that tells a kernel's state; its data is an `IKernel`. */
-export const KERNEL_EVENT_SCHEMA =
-  'https://events.jupyter.org/jupyter_gpuckpt/kernel/v1';
+/** Why a snapshot was taken. */
+export type Cause =
+  | 'manual'
+  | 'idle'
+  | 'shutdown'
+  | 'reclaim'
+  | 'autosave'
+  | 'rollback'
+  | 'restart';
 
-/** Whether `value`, which came over the event stream, tells a kernel's state. */
-export function isKernelEvent(value: object): value is IKernel {
-  const event = value as Partial<IKernel> & { schema_id?: string };
-  return (
-    event.schema_id === KERNEL_EVENT_SCHEMA &&
-    typeof event.kernel_id === 'string' &&
-    typeof event.state === 'string'
-  );
+/** A variable of a kernel, now or as of a snapshot. */
+export interface IVariable {
+  name: string;
+  /** Its type, e.g. "ndarray" or "Tensor on cuda:0". */
+  kind: string;
+  bytes: number;
+  /** A few words on its value, e.g. "float64 (1000, 1000)". */
+  summary: string;
 }
+
+/** A snapshot. */
+export interface ISnapshot {
+  snapshot_id: string;
+  kernel_id: string;
+  created: number;
+  reason: 'save' | 'suspend';
+  cause: Cause;
+  /** The notebook's path, or the kernelspec's name. */
+  name: string;
+  /** The name that its user gave it. */
+  title: string;
+  note: string;
+  /** Retention never removes it. */
+  pinned: boolean;
+  /** A suspended kernel would be lost without it. */
+  needed: boolean;
+  kernel_live: boolean;
+  /** When it was deleted, as long as that can be undone. */
+  deleted_at: number | null;
+  /** The biggest ones; empty where none are known. */
+  variables: IVariable[];
+  raw_bytes: number;
+  /** Compressed bytes that it refers to. */
+  stored_bytes: number;
+  /** Of these, bytes that were not in the store before. */
+  new_bytes: number;
+  gpu_bytes: number;
+  frozen_seconds: number;
+  seconds: number;
+  host_name: string;
+}
+
+/** What a user may change of a snapshot. */
+export type SnapshotChanges = Partial<
+  Pick<ISnapshot, 'title' | 'note' | 'pinned'>
+>;
+
+/** A snapshot's bytes, read and compared. */
+export interface IVerification {
+  snapshot_id: string;
+  ok: boolean;
+  checked_bytes: number;
+  seconds: number;
+  problems: string[];
+}
+
+/** A file that differs from what it was when a snapshot was taken. */
+export interface IChangedFile {
+  path: string;
+  change: 'changed' | 'removed' | 'smaller';
+  mtime: number;
+  length_then: number | null;
+  length_now: number | null;
+}
+
+/** What became since a snapshot. */
+export interface IChanges {
+  files: IChangedFile[];
+  /** What keeps it from being resumed here, in sentences. */
+  obstacles: string[];
+}
+
+/** A snapshot's variables beside those of its kernel now. */
+export interface IComparison {
+  added: IVariable[];
+  removed: IVariable[];
+  changed: { name: string; then: IVariable; now: IVariable }[];
+  /** Names of which it cannot be told. */
+  unknown: string[];
+  /** How many are as they were. */
+  same: number;
+}
+
+/** What the snapshots of one notebook take. */
+export interface IStoreShare {
+  name: string;
+  snapshots: number;
+  stored_bytes: number;
+  raw_bytes: number;
+  /** What would be free if they were deleted. */
+  exclusive_bytes: number;
+}
+
+/** The store of all snapshots. */
+export interface IStore {
+  path: string;
+  /** Of its disk. */
+  free_bytes: number;
+  /** What its files take. */
+  disk_bytes: number;
+  stored_bytes: number;
+  raw_bytes: number;
+  /** What is left of `raw_bytes` when each chunk counts once. */
+  unique_bytes: number;
+  snapshots: number;
+  by_name: IStoreShare[];
+  growth: { time: number; stored_bytes: number }[];
+}
+
+/** A snapshot came, changed or went; it comes as an event. */
+export interface ISnapshotEvent {
+  snapshot_id: string;
+  kernel_id: string;
+  change: 'added' | 'changed' | 'removed' | 'restored';
+}
+
+/** A kernel as the server tells it; an older server tells less. */
+export function asKernel(told: Partial<IKernel> & { kernel_id: string }) {
+  return { ...UNKNOWN_KERNEL, ...told };
+}
+
+/** A snapshot as the server tells it; an older server tells less. */
+export function asSnapshot(told: Partial<ISnapshot> & { snapshot_id: string }) {
+  return { ...UNKNOWN_SNAPSHOT, ...told };
+}
+
+const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
+  state: 'starting',
+  managed: false,
+  reason: null,
+  hint: null,
+  snapshot_id: null,
+  operation: null,
+  path: '',
+  kernel_name: '',
+  since: 0,
+  memory_bytes: 0,
+  gpu_bytes: 0,
+  gpu_utilization: null,
+  resume_seconds: null,
+  suspended_bytes: 0,
+  parent_snapshot_id: null
+};
+
+const UNKNOWN_SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
+  kernel_id: '',
+  created: 0,
+  reason: 'save',
+  cause: 'manual',
+  name: '',
+  title: '',
+  note: '',
+  pinned: false,
+  needed: false,
+  kernel_live: false,
+  deleted_at: null,
+  variables: [],
+  raw_bytes: 0,
+  stored_bytes: 0,
+  new_bytes: 0,
+  gpu_bytes: 0,
+  frozen_seconds: 0,
+  seconds: 0,
+  host_name: ''
+};

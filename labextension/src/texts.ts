@@ -3,6 +3,7 @@
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { GpuCkptError } from './api';
+import { formatBytes, formatMoment, formatSeconds, nameOfPath } from './format';
 import type {
   IErrorRecord,
   IKernel,
@@ -14,7 +15,10 @@ import type {
 import type { IKernelStates } from './tokens';
 
 /** The name of a kernel's state. */
-export function stateLabel(state: KernelState, trans: TranslationBundle) {
+export function stateLabel(
+  state: KernelState,
+  trans: TranslationBundle
+): string {
   const labels: Record<KernelState, string> = {
     starting: trans.__('Starting'),
     running: trans.__('Running'),
@@ -36,8 +40,7 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
     return notManaged(kernel, trans);
   }
   if (kernel.reason) {
-    const failed = trans.__('The last operation failed: %1', kernel.reason);
-    return [failed, kernel.hint].filter(Boolean).join(' ');
+    return [kernel.reason, kernel.hint].filter(Boolean).join(' ');
   }
   switch (kernel.state) {
     case 'suspended':
@@ -55,13 +58,76 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   }
 }
 
+/** The name that the user knows a kernel by. */
+export function kernelName(kernel: IKernel, trans: TranslationBundle): string {
+  return nameOfPath(
+    kernel.path || kernel.kernel_name || kernel.kernel_id.slice(0, 8),
+    trans
+  );
+}
+
+/** What a kernel uses, e.g. "1.2 GB RAM", "3.4 GB GPU", "GPU 42% busy"; what is not known is left out. */
+export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
+  const texts: string[] = [];
+  if (kernel.state === 'suspended') {
+    if (kernel.suspended_bytes > 0) {
+      texts.push(trans.__('%1 kept', formatBytes(kernel.suspended_bytes)));
+    }
+    return texts;
+  }
+  if (kernel.memory_bytes > 0) {
+    texts.push(trans.__('%1 RAM', formatBytes(kernel.memory_bytes)));
+  }
+  if (kernel.gpu_bytes > 0) {
+    texts.push(trans.__('%1 GPU', formatBytes(kernel.gpu_bytes)));
+    if (kernel.gpu_utilization !== null) {
+      const percent = Math.round(kernel.gpu_utilization);
+      texts.push(trans.__('GPU %1% busy', percent));
+    }
+  }
+  return texts;
+}
+
+/** What the notice above a suspended notebook says: since when, how big, how long a resume takes. */
+export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
+  const texts = [
+    kernel.since > 0
+      ? trans.__('Suspended since %1.', formatMoment(kernel.since))
+      : trans.__('This notebook’s kernel is suspended.')
+  ];
+  if (kernel.suspended_bytes > 0) {
+    const size = formatBytes(kernel.suspended_bytes);
+    texts.push(
+      kernel.resume_seconds === null
+        ? trans.__('%1 are kept.', size)
+        : trans.__(
+            '%1 are kept; a resume takes about %2.',
+            size,
+            formatSeconds(kernel.resume_seconds)
+          )
+    );
+  }
+  texts.push(trans.__('Running a cell resumes it.'));
+  return texts;
+}
+
+/** How far an operation is in its stage, in percent; null: not known. */
+export function percentOf(progress: IProgress): number | null {
+  const { done_bytes, total_bytes } = progress;
+  return total_bytes
+    ? Math.min(100, Math.floor((100 * done_bytes) / total_bytes))
+    : null;
+}
+
 /** Stage and percentage of an operation, e.g. "writing pages 42%". */
 export function progressText(progress: IProgress): string {
-  const { stage, done_bytes, total_bytes } = progress;
-  const percent = total_bytes
-    ? `${Math.min(100, Math.floor((100 * done_bytes) / total_bytes))}%`
-    : '';
-  return [stage.replace(/[_-]/g, ' '), percent].filter(Boolean).join(' ');
+  const percent = percentOf(progress);
+  return [
+    progress.stage.replace(/[_-]/g, ' '),
+    percent === null ? '' : `${percent}%`
+  ]
+    .filter(Boolean)
+    .join(' ');
 }
 
 /** What is being done to `name`. */
@@ -70,33 +136,29 @@ export function startedText(
   name: string,
   trans: TranslationBundle
 ): string {
-  switch (kind) {
-    case 'save':
-      return trans.__('Saving %1…', name);
-    case 'suspend':
-      return trans.__('Suspending %1…', name);
-    case 'resume':
-      return trans.__('Resuming %1…', name);
-  }
+  const texts: Record<OperationKind, string> = {
+    save: trans.__('Saving %1…', name),
+    suspend: trans.__('Suspending %1…', name),
+    resume: trans.__('Resuming %1…', name),
+    park: trans.__('Parking %1…', name),
+    unpark: trans.__('Unparking %1…', name),
+    branch: trans.__('Branching %1…', name),
+    roll_back: trans.__('Rolling %1 back…', name)
+  };
+  return texts[kind];
 }
 
-/** What a successful operation did to `name`. */
+/** What a successful operation did to `name`, and what it freed. */
 export function doneText(
-  operation: IOperation,
+  { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
   name: string,
   trans: TranslationBundle
 ): string {
-  const { kind, result } = operation;
   if (result === null) {
-    switch (kind) {
-      case 'save':
-        return trans.__('Saved %1', name);
-      case 'suspend':
-        return trans.__('Suspended %1', name);
-      case 'resume':
-        return trans.__('Resumed %1', name);
-    }
+    return doneInShort(kind, name, trans);
   }
+  const seconds = formatSeconds(result.seconds);
+  const gpu = formatBytes(result.gpu_bytes);
   switch (kind) {
     case 'save':
       return trans.__(
@@ -106,45 +168,95 @@ export function doneText(
         formatBytes(result.new_bytes),
         formatBytes(result.stored_bytes)
       );
-    case 'suspend':
-      return trans.__(
-        'Suspended %1: %2 stored in %3',
-        name,
-        formatBytes(result.stored_bytes),
-        formatSeconds(result.seconds)
-      );
+    case 'suspend': {
+      const ram = formatBytes(Math.max(0, result.raw_bytes - result.gpu_bytes));
+      const stored = formatBytes(result.stored_bytes);
+      return result.gpu_bytes > 0
+        ? trans.__(
+            'Suspended %1: %2 on the GPU and %3 RAM freed, %4 stored in %5',
+            name,
+            gpu,
+            ram,
+            stored,
+            seconds
+          )
+        : trans.__(
+            'Suspended %1: %2 RAM freed, %3 stored in %4',
+            name,
+            ram,
+            stored,
+            seconds
+          );
+    }
     case 'resume':
+    case 'roll_back': {
+      const back = formatBytes(result.raw_bytes);
+      return kind === 'resume'
+        ? trans.__('Resumed %1: %2 back in %3', name, back, seconds)
+        : trans.__('Rolled %1 back: %2 back in %3', name, back, seconds);
+    }
+    case 'branch':
       return trans.__(
-        'Resumed %1: %2 back in %3',
+        'Branched %1 into %2 in %3',
         name,
-        formatBytes(result.raw_bytes),
-        formatSeconds(result.seconds)
+        nameOfPath(path ?? '', trans),
+        seconds
       );
+    case 'park':
+      return result.gpu_bytes > 0
+        ? trans.__('Parked %1: %2 on the GPU freed in %3', name, gpu, seconds)
+        : doneInShort(kind, name, trans);
+    case 'unpark':
+      return doneInShort(kind, name, trans);
   }
+}
+
+function doneInShort(
+  kind: OperationKind,
+  name: string,
+  trans: TranslationBundle
+): string {
+  const texts: Record<OperationKind, string> = {
+    save: trans.__('Saved %1', name),
+    suspend: trans.__('Suspended %1', name),
+    resume: trans.__('Resumed %1', name),
+    park: trans.__('Parked %1', name),
+    unpark: trans.__('Unparked %1', name),
+    branch: trans.__('Branched %1', name),
+    roll_back: trans.__('Rolled %1 back', name)
+  };
+  return texts[kind];
 }
 
 /** That an operation on `name` failed or was cancelled. */
 export function failedText(
   kind: OperationKind,
   name: string,
-  error: GpuCkptError,
+  error: IErrorRecord,
   trans: TranslationBundle
 ): string {
-  const cancelled = error.code === GpuCkptError.CANCELLED;
-  switch (kind) {
-    case 'save':
-      return cancelled
-        ? trans.__('Saving %1 was cancelled', name)
-        : trans.__('Saving %1 failed', name);
-    case 'suspend':
-      return cancelled
-        ? trans.__('Suspending %1 was cancelled', name)
-        : trans.__('Suspending %1 failed', name);
-    case 'resume':
-      return cancelled
-        ? trans.__('Resuming %1 was cancelled', name)
-        : trans.__('Resuming %1 failed', name);
+  if (error.code === GpuCkptError.CANCELLED) {
+    const cancelled: Record<OperationKind, string> = {
+      save: trans.__('Saving %1 was cancelled', name),
+      suspend: trans.__('Suspending %1 was cancelled', name),
+      resume: trans.__('Resuming %1 was cancelled', name),
+      park: trans.__('Parking %1 was cancelled', name),
+      unpark: trans.__('Unparking %1 was cancelled', name),
+      branch: trans.__('Branching %1 was cancelled', name),
+      roll_back: trans.__('Rolling %1 back was cancelled', name)
+    };
+    return cancelled[kind];
   }
+  const failed: Record<OperationKind, string> = {
+    save: trans.__('Saving %1 failed', name),
+    suspend: trans.__('Suspending %1 failed', name),
+    resume: trans.__('Resuming %1 failed', name),
+    park: trans.__('Parking %1 failed', name),
+    unpark: trans.__('Unparking %1 failed', name),
+    branch: trans.__('Branching %1 failed', name),
+    roll_back: trans.__('Rolling %1 back failed', name)
+  };
+  return failed[kind];
 }
 
 /** The sentences of an error: what is wrong, and what helps. */
@@ -190,10 +302,13 @@ export function refusal(
     return trans.__('An operation on this kernel is in flight.');
   }
   if (allowed[kind].includes(kernel.state)) {
-    return kind === 'resume' &&
-      kernel.state === 'lost' &&
-      kernel.snapshot_id === null
-      ? trans.__('There is no snapshot to resume this kernel from.')
+    if (kernel.state === 'lost' && kernel.snapshot_id === null) {
+      return trans.__('There is no snapshot to resume this kernel from.');
+    }
+    // As measured; 0 alone may be not measured yet.
+    const usesNoGpu = kernel.gpu_bytes === 0 && kernel.memory_bytes > 0;
+    return kind === 'park' && usesNoGpu
+      ? trans.__('This kernel uses no GPU memory.')
       : null;
   }
   switch (kernel.state) {
@@ -201,6 +316,8 @@ export function refusal(
       return trans.__('This kernel is running.');
     case 'suspended':
       return trans.__('This kernel is suspended.');
+    case 'parked':
+      return trans.__('This kernel is parked.');
     case 'lost':
       return trans.__('This kernel was lost.');
     default:
@@ -208,30 +325,16 @@ export function refusal(
   }
 }
 
-/** In which states a kernel can be saved, suspended and resumed. A suspend pre-empts a save. */
+/** In which states what can be done to a kernel. A suspend pre-empts a save. */
 const allowed: Record<OperationKind, readonly KernelState[]> = {
   save: ['running', 'parked'],
   suspend: ['running', 'parked', 'saving'],
-  resume: ['suspended', 'parked', 'lost']
+  resume: ['suspended', 'parked', 'lost'],
+  park: ['running'],
+  unpark: ['parked'],
+  branch: ['running', 'parked', 'suspended', 'lost'],
+  roll_back: ['running', 'parked', 'suspended', 'lost']
 };
-
-/** A size in decimal units, three digits: "412 MB". */
-export function formatBytes(bytes: number): string {
-  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
-  let unit = 0;
-  while (Math.round(bytes) >= 1000 && unit < units.length - 1) {
-    bytes /= 1000;
-    unit += 1;
-  }
-  return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
-}
-
-/** A time in seconds, two digits: "0.18 s". */
-export function formatSeconds(seconds: number): string {
-  return seconds < 10
-    ? `${Number(Math.max(seconds, 0.01).toPrecision(2))} s`
-    : `${Math.round(seconds)} s`;
-}
 
 function notManaged(kernel: IKernel, trans: TranslationBundle): string {
   const sentence = kernel.reason

@@ -1,1 +1,3 @@
 import './base.css';
+import './sessions.css';
+import './dialogs.css';

@@ -1,0 +1,91 @@
+// The dialog that shows a snapshot's variables beside those of its kernel now.
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { formatBytes } from './format';
+import type { IComparison, ISnapshot, IVariable } from './protocol';
+import { snapshotTitle } from './snapshot-texts';
+
+/** Show it. */
+export async function showComparison(
+  snapshot: ISnapshot,
+  comparison: IComparison,
+  trans: TranslationBundle
+): Promise<void> {
+  await showDialog({
+    title: trans.__('Variables: %1 and now', snapshotTitle(snapshot)),
+    body: <Comparison comparison={comparison} trans={trans} />,
+    buttons: [Dialog.okButton({ label: trans.__('Close') })]
+  });
+}
+
+function Comparison(props: {
+  comparison: IComparison;
+  trans: TranslationBundle;
+}) {
+  const { comparison, trans } = props;
+  const { changed, added, removed, unknown, same } = comparison;
+  const rows = [
+    ...changed.map(row => ({ ...row, what: trans.__('changed') })),
+    ...added.map(now => row(now.name, null, now, trans.__('new'))),
+    ...removed.map(then => row(then.name, then, null, trans.__('gone')))
+  ];
+  return (
+    <div className="jp-GpuCkptDialog">
+      {rows.length > 0 ? (
+        <table className="jp-GpuCkptTable">
+          <thead>
+            <tr>
+              <th scope="col">{trans.__('Name')}</th>
+              <th scope="col">{trans.__('Change')}</th>
+              <th scope="col">{trans.__('Then')}</th>
+              <th scope="col">{trans.__('Now')}</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map(({ name, then, now, what }) => (
+              <tr key={name}>
+                <th scope="row">{name}</th>
+                <td>{what}</td>
+                <td>{then ? <Value of={then} /> : '–'}</td>
+                <td>{now ? <Value of={now} /> : '–'}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      ) : (
+        <p>{trans.__('No variable is known to have changed.')}</p>
+      )}
+      <p>
+        {trans._n(
+          '%1 variable is as it was.',
+          '%1 variables are as they were.',
+          same
+        )}
+      </p>
+      {unknown.length > 0 ? (
+        <p>{trans.__('Not comparable: %1', unknown.join(', '))}</p>
+      ) : null}
+    </div>
+  );
+}
+
+function Value({ of }: { of: IVariable }) {
+  return (
+    <>
+      {of.kind} {of.summary}
+      <span className="jp-GpuCkptTable-size"> {formatBytes(of.bytes)}</span>
+    </>
+  );
+}
+
+function row(
+  name: string,
+  then: IVariable | null,
+  now: IVariable | null,
+  what: string
+) {
+  return { name, then, now, what };
+}

@@ -1,0 +1,54 @@
+// Sizes, times and names as people read them. Pure functions.
+
+import { PathExt, Time } from '@jupyterlab/coreutils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+/** A size in decimal units, three digits: "412 MB". */
+export function formatBytes(bytes: number): string {
+  const units = ['B', 'kB', 'MB', 'GB', 'TB'];
+  let unit = 0;
+  while (Math.round(bytes) >= 1000 && unit < units.length - 1) {
+    bytes /= 1000;
+    unit += 1;
+  }
+  return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
+}
+
+/** A length of time, two digits: "0.18 s", "95 s", "4 min". */
+export function formatSeconds(seconds: number): string {
+  if (seconds >= 120) {
+    return seconds < 7200
+      ? `${Math.round(seconds / 60)} min`
+      : `${Math.round(seconds / 3600)} h`;
+  }
+  return seconds < 10
+    ? `${Number(Math.max(seconds, 0.01).toPrecision(2))} s`
+    : `${Math.round(seconds)} s`;
+}
+
+/** How long ago a time (seconds since the epoch) was: "2 hours ago". */
+export function formatAge(time: number): string {
+  return Time.formatHuman(new Date(time * 1000));
+}
+
+/** A time: today's by the clock, others with their date. */
+export function formatMoment(time: number): string {
+  const moment = new Date(time * 1000);
+  const language = document.documentElement.lang || 'en';
+  const today = moment.toDateString() === new Date().toDateString();
+  const form: Intl.DateTimeFormatOptions = { timeStyle: 'short' };
+  return new Intl.DateTimeFormat(
+    language,
+    today ? form : { ...form, dateStyle: 'medium' }
+  ).format(moment);
+}
+
+/** A share of a whole: "64%". */
+export function formatShare(part: number, whole: number): string {
+  return whole > 0 ? `${Math.round((100 * part) / whole)}%` : '0%';
+}
+
+/** The last part of a notebook's path. */
+export function nameOfPath(path: string, trans: TranslationBundle): string {
+  return PathExt.basename(path) || trans.__('Unnamed');
+}

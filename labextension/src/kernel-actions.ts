@@ -1,0 +1,110 @@
+// What the commands on a kernel do, with the questions that the user wants to be asked before.
+
+import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { Action } from './commands';
+import type { Operations } from './operations';
+import type { IOperation } from './protocol';
+import type { ITarget } from './targets';
+import type { IKernelStates, IUserSettings } from './tokens';
+
+export class KernelActions {
+  constructor(
+    private readonly _states: IKernelStates,
+    private readonly _operations: Operations,
+    private readonly _settings: IUserSettings,
+    private readonly _showHistory: (kernelId: string | null) => void,
+    private readonly _openNotebook: (path: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Do it. Gives the operation that succeeded, or null: the user has been told, or did not want it after all. */
+  async run(
+    action: Action,
+    { kernelId, name }: ITarget
+  ): Promise<IOperation | null> {
+    if (action === 'history') {
+      this._showHistory(kernelId);
+      return null;
+    }
+    if (kernelId === null) {
+      return null;
+    }
+    switch (action) {
+      case 'save':
+        return this._settings.choices.askForTitle
+          ? this._saveAs(kernelId, name)
+          : this._operations.run('save', kernelId, name);
+      case 'saveAs':
+        return this._saveAs(kernelId, name);
+      case 'suspend':
+        return this._settings.choices.confirmSuspend &&
+          !(await this._maySuspend(name))
+          ? null
+          : this._operations.run('suspend', kernelId, name);
+      case 'branch':
+        return this._branch(kernelId, name);
+      default:
+        return this._operations.run(action, kernelId, name);
+    }
+  }
+
+  /** Start a second kernel from a snapshot and show its notebook. */
+  async branchFrom(
+    snapshotId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const operation = await this._operations.branch(snapshotId, name);
+    if (operation?.path) {
+      this._openNotebook(operation.path);
+    }
+    return operation;
+  }
+
+  private async _saveAs(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const trans = this._trans;
+    const { button, value } = await InputDialog.getText({
+      title: trans.__('Save the Session of %1', name),
+      label: trans.__('Name of the snapshot; one with a name is kept'),
+      okLabel: trans.__('Save')
+    });
+    return button.accept
+      ? this._operations.run('save', kernelId, name, {
+          name: value?.trim() ?? ''
+        })
+      : null;
+  }
+
+  private async _maySuspend(name: string): Promise<boolean> {
+    const trans = this._trans;
+    const { button } = await showDialog({
+      title: trans.__('Suspend %1?', name),
+      body: trans.__(
+        'Its kernel is saved and its process ends, so that memory and GPU are free. Running a cell brings it back.'
+      ),
+      buttons: [
+        Dialog.cancelButton(),
+        Dialog.okButton({ label: trans.__('Suspend') })
+      ]
+    });
+    return button.accept;
+  }
+
+  /** A branch of a running kernel begins at a snapshot of now. */
+  private async _branch(
+    kernelId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    const kernel = this._states.get(kernelId);
+    const asleep = kernel?.state === 'suspended' || kernel?.state === 'lost';
+    const snapshotId = asleep
+      ? kernel.snapshot_id
+      : (await this._operations.run('save', kernelId, name))?.result
+          ?.snapshot_id;
+    return snapshotId ? this.branchFrom(snapshotId, name) : null;
+  }
+}

@@ -1,0 +1,169 @@
+// A live kernel in the panel: what it uses, what can be done to it, and its snapshots.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
+import * as React from 'react';
+
+import { CommandButton, MenuButton } from './command-button';
+import { actions, commandIds, icons } from './commands';
+import type { IKernel, IOperation, ISnapshot } from './protocol';
+import { openMenu } from './reason-menu';
+import type { SessionsPanel } from './sessions-panel';
+import { snapshotTitle } from './snapshot-texts';
+import {
+  kernelName,
+  percentOf,
+  progressText,
+  stateCaption,
+  stateLabel,
+  usageTexts
+} from './texts';
+import { Timeline } from './timeline';
+
+/** What has a button of its own. */
+type Main = 'save' | 'suspend' | 'resume';
+
+interface IProps {
+  context: SessionsPanel.IContext;
+  kernel: IKernel;
+  snapshots: ISnapshot[];
+  /** Set anew each time that somebody wants to see it. */
+  revealed: SessionsPanel.IRevealed | null;
+}
+
+export function KernelCard(props: IProps): JSX.Element {
+  const { context, kernel, snapshots, revealed } = props;
+  const { commands, openNotebook, trans } = context;
+  const [isOpen, setOpen] = React.useState(true);
+  const card = React.useRef<HTMLLIElement>(null);
+  React.useEffect(() => {
+    if (revealed) {
+      setOpen(true);
+      card.current?.scrollIntoView({ block: 'nearest' });
+      card.current?.querySelector('button')?.focus();
+    }
+  }, [revealed]);
+
+  const name = kernelName(kernel, trans);
+  const args = { kernelId: kernel.kernel_id };
+  const showMenu = (anchor: Element) =>
+    openMenu(
+      commands,
+      actions
+        .filter(action => action !== 'history')
+        .map(action => commandIds[action]),
+      args,
+      anchor
+    );
+  const parent = context.snapshots.list?.find(
+    ({ snapshot_id }) => snapshot_id === kernel.parent_snapshot_id
+  );
+  const usage = usageTexts(kernel, trans);
+  const asleep = ['suspended', 'resuming', 'lost'].includes(kernel.state);
+  const main: Main[] = asleep ? ['resume'] : ['save', 'suspend'];
+  const labels: Record<Main, string> = {
+    save: trans.__('Save'),
+    suspend: trans.__('Suspend'),
+    resume: trans.__('Resume')
+  };
+  const Caret = isOpen ? caretDownIcon : caretRightIcon;
+  return (
+    <li ref={card} className="jp-GpuCkptKernel" data-kernel={kernel.kernel_id}>
+      <div className="jp-GpuCkptKernel-head">
+        <h4>
+          <button
+            type="button"
+            className="jp-GpuCkptKernel-name"
+            aria-expanded={isOpen}
+            title={kernel.path || kernel.kernel_id}
+            onClick={() => setOpen(!isOpen)}
+          >
+            <Caret.react tag="span" stylesheet="menuItem" />
+            <span>{name}</span>
+          </button>
+        </h4>
+        <span
+          className="jp-GpuCkptState"
+          data-state={kernel.managed ? kernel.state : 'unmanaged'}
+          title={stateCaption(kernel, trans)}
+        >
+          {kernel.managed
+            ? stateLabel(kernel.state, trans)
+            : trans.__('No snapshots')}
+        </span>
+        {kernel.managed ? (
+          <MenuButton label={trans.__('More for %1', name)} open={showMenu} />
+        ) : null}
+      </div>
+      {usage.length > 0 ? (
+        <div className="jp-GpuCkptKernel-usage">{usage.join(' · ')}</div>
+      ) : null}
+      {parent ? (
+        <div className="jp-GpuCkptKernel-usage">
+          {trans.__('Branch of %1', snapshotTitle(parent))}
+        </div>
+      ) : null}
+      {kernel.managed && kernel.reason ? (
+        <p className="jp-GpuCkptKernel-reason">{stateCaption(kernel, trans)}</p>
+      ) : null}
+      {kernel.operation ? (
+        <OperationBar operation={kernel.operation} name={name} trans={trans} />
+      ) : null}
+      {kernel.managed ? (
+        <div className="jp-GpuCkptActions">
+          {main.map(action => (
+            <CommandButton
+              key={action}
+              commands={commands}
+              id={commandIds[action]}
+              args={args}
+              icon={icons[action]}
+              label={labels[action]}
+            />
+          ))}
+          {kernel.path.endsWith('.ipynb') ? (
+            <button
+              type="button"
+              className="jp-GpuCkptAction"
+              onClick={() => openNotebook(kernel.path)}
+            >
+              {trans.__('Open')}
+            </button>
+          ) : null}
+        </div>
+      ) : (
+        <p className="jp-GpuCkptSessions-none">{stateCaption(kernel, trans)}</p>
+      )}
+      {isOpen ? (
+        <Timeline
+          context={context}
+          label={trans.__('Snapshots of %1', name)}
+          snapshots={snapshots}
+        />
+      ) : snapshots.length > 0 ? (
+        <div className="jp-GpuCkptSessions-none">
+          {trans._n('%1 snapshot', '%1 snapshots', snapshots.length)}
+        </div>
+      ) : null}
+    </li>
+  );
+}
+
+function OperationBar(props: {
+  operation: IOperation;
+  name: string;
+  trans: TranslationBundle;
+}): JSX.Element {
+  const { operation, name, trans } = props;
+  const text = progressText(operation.progress);
+  return (
+    <div className="jp-GpuCkptProgress">
+      <progress
+        aria-label={trans.__('Progress of %1', name)}
+        max={100}
+        value={percentOf(operation.progress) ?? undefined}
+      />
+      <span>{text}</span>
+    </div>
+  );
+}

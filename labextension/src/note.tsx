@@ -1,0 +1,77 @@
+// The dialog in which a snapshot's note is written.
+
+import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Message } from '@lumino/messaging';
+import * as React from 'react';
+
+import type { ISnapshot } from './protocol';
+import { snapshotTitle } from './snapshot-texts';
+
+/** Let the user edit the note of a snapshot; null if they did not want to after all. */
+export async function editNote(
+  snapshot: ISnapshot,
+  trans: TranslationBundle
+): Promise<string | null> {
+  const { button, value } = await showDialog({
+    title: trans.__('Note on %1', snapshotTitle(snapshot)),
+    body: new NoteEditor(snapshot.note, trans.__('Note')),
+    focusNodeSelector: 'textarea',
+    buttons: [
+      Dialog.cancelButton(),
+      Dialog.okButton({ label: trans.__('Keep') })
+    ]
+  });
+  return button.accept ? (value ?? '').trim() : null;
+}
+
+class NoteEditor extends ReactWidget {
+  constructor(
+    private _text: string,
+    private readonly _label: string
+  ) {
+    super();
+    this.addClass('jp-GpuCkptNote');
+  }
+
+  /** What the dialog gives. */
+  getValue(): string {
+    return this._text;
+  }
+
+  protected onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    window.addEventListener('keydown', this._keepEnter, true);
+  }
+
+  protected onBeforeDetach(message: Message): void {
+    window.removeEventListener('keydown', this._keepEnter, true);
+    super.onBeforeDetach(message);
+  }
+
+  protected render(): JSX.Element {
+    return (
+      <textarea
+        className="jp-mod-styled"
+        aria-label={this._label}
+        rows={6}
+        maxLength={LONGEST}
+        defaultValue={this._text}
+        onChange={event => {
+          this._text = event.target.value;
+        }}
+      />
+    );
+  }
+
+  /** A dialog takes every Enter away, also those that make a new line. */
+  private readonly _keepEnter = (event: KeyboardEvent) => {
+    const target = event.target as Node | null;
+    if (event.key === 'Enter' && !event.ctrlKey && this.node.contains(target)) {
+      event.stopPropagation();
+    }
+  };
+}
+
+/** Characters. */
+const LONGEST = 10000;

@@ -1,0 +1,33 @@
+// A menu whose entries say, when the mouse rests on them, what they do or why they cannot be done.
+
+import { MenuSvg } from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyJSONObject } from '@lumino/coreutils';
+import type { VirtualElement } from '@lumino/virtualdom';
+import { h } from '@lumino/virtualdom';
+import type { Menu } from '@lumino/widgets';
+
+/** Open a menu with these commands below `anchor`. */
+export function openMenu(
+  commands: CommandRegistry,
+  ids: string[],
+  args: ReadonlyJSONObject,
+  anchor: Element
+): void {
+  const menu = new MenuSvg({ commands, renderer: new ReasonRenderer() });
+  menu.addClass('jp-GpuCkptMenu');
+  ids.forEach(command => menu.addItem({ command, args }));
+  // Its command runs after it is closed.
+  menu.aboutToClose.connect(() => void setTimeout(() => menu.dispose(), 0));
+  const { left, bottom } = anchor.getBoundingClientRect();
+  menu.open(left, bottom);
+}
+
+class ReasonRenderer extends MenuSvg.Renderer {
+  renderLabel(data: Menu.IRenderData): VirtualElement {
+    return h.div(
+      { className: 'lm-Menu-itemLabel', title: data.item.caption },
+      this.formatLabel(data)
+    );
+  }
+}

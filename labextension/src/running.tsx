@@ -1,0 +1,109 @@
+// The section "Suspended kernels" in the Running panel.
+
+import type { IRunningSessions } from '@jupyterlab/running';
+import type { ServiceManager } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+import * as React from 'react';
+
+import { suspendIcon } from './icons';
+import type { IKernel } from './protocol';
+import { kernelName, suspendedTexts } from './texts';
+import type { IKernelStates } from './tokens';
+
+export class SuspendedKernels implements IRunningSessions.IManager {
+  constructor(
+    private readonly _states: IKernelStates,
+    private readonly _services: ServiceManager.IManager,
+    private readonly _resume: (kernelId: string) => void,
+    private readonly _openNotebook: (path: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {
+    this.name = _trans.__('Suspended Kernels');
+    this.shutdownLabel = _trans.__('Delete');
+    this.shutdownAllLabel = _trans.__('Delete All');
+    this.shutdownAllConfirmationText = _trans.__(
+      'Are you sure you want to delete all suspended kernels? Their snapshots stay until retention removes them.'
+    );
+    _states.changed.connect(() => this._onChanged());
+  }
+
+  readonly name: string;
+  readonly shutdownLabel: string;
+  readonly shutdownAllLabel: string;
+  readonly shutdownAllConfirmationText: string;
+
+  get runningChanged(): ISignal<this, void> {
+    return this._runningChanged;
+  }
+
+  running(): IRunningSessions.IRunningItem[] {
+    return this._suspended.map(kernel => ({
+      icon: () => suspendIcon,
+      label: () => this._label(kernel),
+      labelTitle: () => suspendedTexts(kernel, this._trans).join(' '),
+      open: () =>
+        kernel.path.endsWith('.ipynb')
+          ? this._openNotebook(kernel.path)
+          : this._resume(kernel.kernel_id),
+      shutdown: () => void this._end(kernel.kernel_id)
+    }));
+  }
+
+  refreshRunning(): void {
+    void this._states.refreshAll();
+  }
+
+  shutdownAll(): void {
+    this._suspended.forEach(({ kernel_id }) => void this._end(kernel_id));
+  }
+
+  private _label(kernel: IKernel): JSX.Element {
+    const name = kernelName(kernel, this._trans);
+    return (
+      <span className="jp-GpuCkptRunning">
+        <span className="jp-GpuCkptRunning-name">{name}</span>
+        <button
+          type="button"
+          className="jp-GpuCkptLink"
+          aria-label={this._trans.__('Resume %1', name)}
+          onClick={event => {
+            event.stopPropagation();
+            this._resume(kernel.kernel_id);
+          }}
+        >
+          {this._trans.__('Resume')}
+        </button>
+      </span>
+    );
+  }
+
+  /** A kernel ends with the sessions that it has. */
+  private async _end(kernelId: string): Promise<void> {
+    const { kernels, sessions } = this._services;
+    await sessions.refreshRunning();
+    const ofKernel = [...sessions.running()].filter(
+      ({ kernel }) => kernel?.id === kernelId
+    );
+    await Promise.all(ofKernel.map(({ id }) => sessions.shutdown(id)));
+    if (ofKernel.length === 0) {
+      await kernels.shutdown(kernelId);
+    }
+  }
+
+  private get _suspended(): IKernel[] {
+    return this._states.all().filter(({ state }) => state === 'suspended');
+  }
+
+  private _onChanged(): void {
+    const shown = JSON.stringify(this._suspended);
+    if (shown !== this._shown) {
+      this._shown = shown;
+      this._runningChanged.emit();
+    }
+  }
+
+  private _shown = '[]';
+  private readonly _runningChanged = new Signal<this, void>(this);
+}

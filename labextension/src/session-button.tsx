@@ -1,0 +1,82 @@
+// The split button in the notebook's toolbar: what is wanted most, and a menu with the rest.
+
+import { ReactWidget } from '@jupyterlab/apputils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import {
+  caretDownEmptyThinIcon,
+  ToolbarButtonComponent
+} from '@jupyterlab/ui-components';
+import type { CommandRegistry } from '@lumino/commands';
+import * as React from 'react';
+
+import type { Action } from './commands';
+import { actions, commandIds } from './commands';
+import { kernelIdOf, watchKernel } from './notebooks';
+import { openMenu } from './reason-menu';
+import type { IKernelStates, IUserSettings } from './tokens';
+
+export class SessionButton extends ReactWidget {
+  constructor(
+    private readonly _panel: NotebookPanel,
+    private readonly _commands: CommandRegistry,
+    private readonly _states: IKernelStates,
+    private readonly _settings: IUserSettings,
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-GpuCkptButton');
+    watchKernel(_panel, _states, () => this.update());
+    _settings.changed.connect(this.update, this);
+  }
+
+  dispose(): void {
+    this._settings.changed.disconnect(this.update, this);
+    super.dispose();
+  }
+
+  protected render(): JSX.Element {
+    const commands = this._commands;
+    const args = { panelId: this._panel.id };
+    const id = commandIds[this._mainAction];
+    const caption = commands.caption(id, args);
+    return (
+      <>
+        <ToolbarButtonComponent
+          className="jp-GpuCkptButton-main"
+          icon={commands.icon(id, args)}
+          tooltip={caption}
+          enabled={commands.isEnabled(id, args)}
+          dataset={{ 'data-command': id }}
+          onClick={() => void commands.execute(id, args)}
+        />
+        <ToolbarButtonComponent
+          className="jp-GpuCkptButton-menu"
+          icon={caretDownEmptyThinIcon}
+          tooltip={this._trans.__('Save, suspend, park, branch …')}
+          aria-haspopup="menu"
+          onClick={this._openMenu}
+        />
+      </>
+    );
+  }
+
+  private readonly _openMenu = () =>
+    openMenu(
+      this._commands,
+      actions.map(action => commandIds[action]),
+      { panelId: this._panel.id },
+      this.node
+    );
+
+  private get _mainAction(): Action {
+    switch (this._states.get(kernelIdOf(this._panel) ?? '')?.state) {
+      case 'suspended':
+      case 'resuming':
+      case 'lost':
+        return 'resume';
+      default:
+        return this._settings.choices.defaultAction;
+    }
+  }
+}

@@ -1,0 +1,99 @@
+// The side panel "Sessions": empty until it is shown; what it shows is loaded then.
+
+import { ReactWidget } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import type { IDisposable } from '@lumino/disposable';
+import type { Message } from '@lumino/messaging';
+import * as React from 'react';
+
+import { sessionsIcon } from './icons';
+import type { IKernelStates, ISnapshots } from './tokens';
+
+const SessionsView = React.lazy(() => import('./sessions-view'));
+
+export class SessionsPanel extends ReactWidget {
+  constructor(private readonly _context: SessionsPanel.IContext) {
+    super();
+    const { states, snapshots, trans } = _context;
+    this.id = 'jp-gpuckpt-sessions';
+    this.addClass('jp-GpuCkptSessions');
+    this.title.icon = sessionsIcon;
+    this.title.caption = trans.__('Sessions');
+    this.node.setAttribute('role', 'region');
+    this.node.setAttribute('aria-label', trans.__('Sessions'));
+    states.changed.connect(this._follow, this);
+    snapshots.changed.connect(this._follow, this);
+  }
+
+  /** Show this kernel and its snapshots. */
+  reveal(kernelId: string | null): void {
+    this._revealed = { kernelId };
+    this.update();
+  }
+
+  dispose(): void {
+    const { states, snapshots } = this._context;
+    states.changed.disconnect(this._follow, this);
+    snapshots.changed.disconnect(this._follow, this);
+    this._watching?.dispose();
+    super.dispose();
+  }
+
+  protected render(): JSX.Element | null {
+    return this._watching === null ? null : (
+      <React.Suspense fallback={null}>
+        <SessionsView context={this._context} revealed={this._revealed} />
+      </React.Suspense>
+    );
+  }
+
+  // A restored layout may attach what is shown already.
+  protected onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    if (this.isVisible) {
+      this._watch();
+    }
+  }
+
+  protected onAfterShow(message: Message): void {
+    super.onAfterShow(message);
+    this._watch();
+  }
+
+  protected onAfterHide(message: Message): void {
+    super.onAfterHide(message);
+    this._watching?.dispose();
+    this._watching = null;
+  }
+
+  private _watch(): void {
+    this._watching ??= this._context.snapshots.watch();
+    this.update();
+  }
+
+  private _follow(): void {
+    if (this.isVisible) {
+      this.update();
+    }
+  }
+
+  /** An object of its own for each time that somebody asks. */
+  private _revealed: SessionsPanel.IRevealed = { kernelId: null };
+  private _watching: IDisposable | null = null;
+}
+
+export namespace SessionsPanel {
+  /** What the panel shows and what its buttons do. */
+  export interface IContext {
+    states: IKernelStates;
+    snapshots: ISnapshots;
+    commands: CommandRegistry;
+    openNotebook: (path: string) => void;
+    trans: TranslationBundle;
+  }
+
+  export interface IRevealed {
+    kernelId: string | null;
+  }
+}

@@ -1,0 +1,117 @@
+// What the panel "Sessions" shows: live kernels with their snapshots, snapshots of ended ones, the store.
+
+import * as React from 'react';
+
+import { CommandButton } from './command-button';
+import { nameOfPath } from './format';
+import { KernelCard } from './kernel-card';
+import type { ISnapshot } from './protocol';
+import { importCommandId } from './snapshot-commands';
+import type { SessionsPanel } from './sessions-panel';
+import { StorePicture } from './store-picture';
+import { explain, kernelName } from './texts';
+import { Timeline } from './timeline';
+
+/** Ages are drawn again this often, in milliseconds. */
+const MINUTE = 60000;
+
+export default function SessionsView(props: {
+  context: SessionsPanel.IContext;
+  revealed: SessionsPanel.IRevealed;
+}): JSX.Element {
+  const { context, revealed } = props;
+  const { states, snapshots, commands, trans } = context;
+  const [, redraw] = React.useReducer((count: number) => count + 1, 0);
+  React.useEffect(() => {
+    const timer = setInterval(redraw, MINUTE);
+    return () => clearInterval(timer);
+  }, []);
+
+  const problem = snapshots.problem;
+  const kernels = states
+    .all()
+    .sort((one, other) =>
+      kernelName(one, trans).localeCompare(kernelName(other, trans))
+    );
+  const byKernel = groups(snapshots.list ?? [], 'kernel_id');
+  const ended = groups(
+    (snapshots.list ?? []).filter(({ kernel_id }) => !states.get(kernel_id)),
+    'name'
+  );
+  return (
+    <>
+      <header className="jp-GpuCkptSessions-header">
+        <h2>{trans.__('Sessions')}</h2>
+        <CommandButton
+          commands={commands}
+          id={importCommandId}
+          args={{}}
+          label={trans.__('Import…')}
+        />
+      </header>
+      {problem ? (
+        <p role="alert" className="jp-GpuCkptSessions-problem">
+          {explain(problem, trans).join(' ')}
+        </p>
+      ) : null}
+      <section aria-labelledby="jp-gpuckpt-kernels">
+        <h3 id="jp-gpuckpt-kernels">{trans.__('Live kernels')}</h3>
+        {kernels.length === 0 ? (
+          <p className="jp-GpuCkptSessions-none">
+            {trans.__('No kernel runs or is suspended.')}
+          </p>
+        ) : null}
+        <ul className="jp-GpuCkptSessions-list">
+          {kernels.map(kernel => (
+            <KernelCard
+              key={kernel.kernel_id}
+              context={context}
+              kernel={kernel}
+              snapshots={byKernel.get(kernel.kernel_id) ?? []}
+              revealed={
+                revealed.kernelId === kernel.kernel_id ? revealed : null
+              }
+            />
+          ))}
+        </ul>
+      </section>
+      {ended.size > 0 ? (
+        <section aria-labelledby="jp-gpuckpt-ended">
+          <h3 id="jp-gpuckpt-ended">
+            {trans.__('Snapshots of ended kernels')}
+          </h3>
+          <ul className="jp-GpuCkptSessions-list">
+            {[...ended].map(([name, list]) => (
+              <li key={name} className="jp-GpuCkptKernel">
+                <h4 title={name}>{nameOfPath(name, trans)}</h4>
+                <Timeline
+                  context={context}
+                  label={trans.__('Snapshots of %1', nameOfPath(name, trans))}
+                  snapshots={list}
+                />
+              </li>
+            ))}
+          </ul>
+        </section>
+      ) : null}
+      {snapshots.store ? (
+        <StorePicture store={snapshots.store} trans={trans} />
+      ) : null}
+    </>
+  );
+}
+
+/** The snapshots with the same value in a field, in their order. */
+function groups(
+  list: readonly ISnapshot[],
+  field: 'kernel_id' | 'name'
+): Map<string, ISnapshot[]> {
+  const found = new Map<string, ISnapshot[]>();
+  for (const snapshot of list) {
+    found.set(snapshot[field], [
+      ...(found.get(snapshot[field]) ?? []),
+      snapshot
+    ]);
+  }
+  return found;
+}

@@ -1,0 +1,252 @@
+// What the commands on a snapshot do, with the questions that the user wants to be asked before.
+
+import {
+  Dialog,
+  InputDialog,
+  Notification,
+  showDialog
+} from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import { GpuCkptError } from './api';
+import { nameOfPath } from './format';
+import type { KernelActions } from './kernel-actions';
+import { conclude, tellFailure, tellWithDetails } from './notices';
+import type { Operations } from './operations';
+import type { ISnapshot } from './protocol';
+import type { SnapshotAction } from './snapshot-commands';
+import { snapshotTitle, verifiedText } from './snapshot-texts';
+import type { ISnapshots, IUserSettings } from './tokens';
+
+/** How long a deletion can be undone from its notification, in milliseconds; the server's own time is longer. */
+const SHOW_UNDO = 30000;
+
+export class SnapshotActions {
+  constructor(
+    private readonly _snapshots: ISnapshots,
+    private readonly _operations: Operations,
+    private readonly _kernelActions: KernelActions,
+    private readonly _settings: IUserSettings,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** What the server has turned out not to know; it is older than this page. */
+  readonly missing: ReadonlySet<SnapshotAction> = new Set();
+
+  /** Do it; the user is told what becomes of it. */
+  async run(action: SnapshotAction, snapshot: ISnapshot): Promise<void> {
+    try {
+      await this._do(action, snapshot);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      if (error.code === GpuCkptError.NO_EXTENSION) {
+        (this.missing as Set<SnapshotAction>).add(action);
+      }
+      const headline = this._failed(action, snapshotTitle(snapshot));
+      tellFailure('', headline, error, this._trans);
+    }
+  }
+
+  /** Let the user choose an exported snapshot and put it into the store. */
+  async import(): Promise<void> {
+    const file = await chooseFile('.tar');
+    if (file === null) {
+      return;
+    }
+    const trans = this._trans;
+    const id = Notification.emit(
+      trans.__('Importing %1…', file.name),
+      'in-progress',
+      { autoClose: false }
+    );
+    try {
+      await this._snapshots.import(file);
+      conclude(id, trans.__('Imported %1', file.name), 'success');
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        Notification.dismiss(id);
+        throw error;
+      }
+      const headline = trans.__('Importing %1 failed', file.name);
+      tellFailure(id, headline, error, trans);
+    }
+  }
+
+  private async _do(
+    action: SnapshotAction,
+    snapshot: ISnapshot
+  ): Promise<void> {
+    const { snapshot_id: id, kernel_id: kernelId } = snapshot;
+    switch (action) {
+      case 'goBack':
+        return this._goBack(snapshot);
+      case 'branch':
+        await this._kernelActions.branchFrom(id, this._notebook(snapshot));
+        return;
+      case 'compare': {
+        const comparison = await this._snapshots.api.compare(id, kernelId);
+        const { showComparison } = await import('./comparison');
+        return showComparison(snapshot, comparison, this._trans);
+      }
+      case 'details': {
+        const { showSnapshot } = await import('./snapshot-details');
+        return showSnapshot(snapshot, this._trans);
+      }
+      case 'rename':
+        return this._rename(snapshot);
+      case 'note':
+        return this._annotate(snapshot);
+      case 'pin':
+        return this._snapshots.change(id, { pinned: !snapshot.pinned });
+      case 'verify':
+        return this._verify(snapshot);
+      case 'export':
+        return this._export(snapshot);
+      case 'delete':
+        return this._delete(snapshot);
+    }
+  }
+
+  private async _goBack(snapshot: ISnapshot): Promise<void> {
+    const { snapshot_id, kernel_id } = snapshot;
+    const changes = await this._snapshots.api.changes(snapshot_id);
+    const isPlain =
+      changes.files.length === 0 && changes.obstacles.length === 0;
+    if (!isPlain || this._settings.choices.confirmRollBack) {
+      const { mayGoBack } = await import('./roll-back');
+      if (!(await mayGoBack(snapshot, changes, this._trans))) {
+        return;
+      }
+    }
+    const name = this._notebook(snapshot);
+    await this._operations.run('roll_back', kernel_id, name, { snapshot_id });
+  }
+
+  private async _rename(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const { button, value } = await InputDialog.getText({
+      title: trans.__('Rename the Snapshot'),
+      label: trans.__('Name'),
+      text: snapshot.title,
+      okLabel: trans.__('Rename')
+    });
+    if (button.accept) {
+      const title = value?.trim() ?? '';
+      await this._snapshots.change(snapshot.snapshot_id, { title });
+    }
+  }
+
+  private async _annotate(snapshot: ISnapshot): Promise<void> {
+    const { editNote } = await import('./note');
+    const note = await editNote(snapshot, this._trans);
+    if (note !== null) {
+      await this._snapshots.change(snapshot.snapshot_id, { note });
+    }
+  }
+
+  private async _verify(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const name = snapshotTitle(snapshot);
+    const id = Notification.emit(
+      trans.__('Verifying %1…', name),
+      'in-progress',
+      { autoClose: false }
+    );
+    try {
+      const found = await this._snapshots.api.verify(snapshot.snapshot_id);
+      const text = verifiedText(name, found, trans);
+      if (found.ok) {
+        conclude(id, text, 'success');
+      } else {
+        tellWithDetails(id, text, found.problems, trans);
+      }
+    } catch (error) {
+      Notification.dismiss(id);
+      throw error;
+    }
+  }
+
+  /** The browser downloads it as it comes, however big it is. */
+  private async _export(snapshot: ISnapshot): Promise<void> {
+    const link = document.createElement('a');
+    link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id);
+    link.download = '';
+    document.body.appendChild(link);
+    link.click();
+    link.remove();
+  }
+
+  private async _delete(snapshot: ISnapshot): Promise<void> {
+    const trans = this._trans;
+    const name = snapshotTitle(snapshot);
+    if (this._settings.choices.confirmDelete) {
+      const { button } = await showDialog({
+        title: trans.__('Delete the snapshot %1?', name),
+        body: trans.__('This can be undone for a moment.'),
+        buttons: [
+          Dialog.cancelButton(),
+          Dialog.warnButton({ label: trans.__('Delete') })
+        ]
+      });
+      if (!button.accept) {
+        return;
+      }
+    }
+    await this._snapshots.delete(snapshot.snapshot_id);
+    Notification.emit(trans.__('Deleted the snapshot %1', name), 'info', {
+      autoClose: SHOW_UNDO,
+      actions: [
+        {
+          label: trans.__('Undo'),
+          callback: () => void this._undelete(snapshot)
+        }
+      ]
+    });
+  }
+
+  private async _undelete(snapshot: ISnapshot): Promise<void> {
+    try {
+      await this._snapshots.undelete(snapshot.snapshot_id);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      const headline = this._trans.__('It could not be undone');
+      tellFailure('', headline, error, this._trans);
+    }
+  }
+
+  private _notebook(snapshot: ISnapshot): string {
+    return nameOfPath(snapshot.name, this._trans);
+  }
+
+  private _failed(action: SnapshotAction, name: string): string {
+    const trans = this._trans;
+    const texts: Record<SnapshotAction, string> = {
+      goBack: trans.__('Going back to %1 failed', name),
+      branch: trans.__('Branching %1 failed', name),
+      compare: trans.__('Comparing %1 failed', name),
+      details: trans.__('Showing %1 failed', name),
+      rename: trans.__('Renaming %1 failed', name),
+      note: trans.__('Changing the note of %1 failed', name),
+      pin: trans.__('Pinning %1 failed', name),
+      verify: trans.__('Verifying %1 failed', name),
+      export: trans.__('Exporting %1 failed', name),
+      delete: trans.__('Deleting %1 failed', name)
+    };
+    return texts[action];
+  }
+}
+
+function chooseFile(accept: string): Promise<File | null> {
+  const input = document.createElement('input');
+  input.type = 'file';
+  input.accept = accept;
+  return new Promise(resolve => {
+    input.onchange = () => resolve(input.files?.[0] ?? null);
+    input.oncancel = () => resolve(null);
+    input.click();
+  });
+}

@@ -1,0 +1,140 @@
+// The commands on a snapshot: go back to it, branch it, compare, describe, check, take away.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+
+import type { ISnapshot } from './protocol';
+import type { SnapshotActions } from './snapshot-actions';
+import { refusal } from './texts';
+import type { IKernelStates, ISnapshots } from './tokens';
+
+/** What can be asked for, in the order of the menu. */
+export const snapshotActions = [
+  'goBack',
+  'branch',
+  'compare',
+  'details',
+  'rename',
+  'note',
+  'pin',
+  'verify',
+  'export',
+  'delete'
+] as const;
+
+export type SnapshotAction = (typeof snapshotActions)[number];
+
+export const snapshotCommandIds: Record<SnapshotAction, string> = {
+  goBack: 'gpuckpt:go-back-to-snapshot',
+  branch: 'gpuckpt:branch-snapshot',
+  compare: 'gpuckpt:compare-snapshot',
+  details: 'gpuckpt:show-snapshot',
+  rename: 'gpuckpt:rename-snapshot',
+  note: 'gpuckpt:annotate-snapshot',
+  pin: 'gpuckpt:pin-snapshot',
+  verify: 'gpuckpt:verify-snapshot',
+  export: 'gpuckpt:export-snapshot',
+  delete: 'gpuckpt:delete-snapshot'
+};
+
+/** Puts an exported snapshot into the store. */
+export const importCommandId = 'gpuckpt:import-snapshot';
+
+const ARGUMENTS = {
+  type: 'object' as const,
+  required: ['snapshotId'],
+  properties: {
+    snapshotId: {
+      type: 'string' as const,
+      description: 'The id of the snapshot.'
+    }
+  }
+};
+
+/** Add the commands. */
+export function addSnapshotCommands(
+  commands: CommandRegistry,
+  snapshots: ISnapshots,
+  states: IKernelStates,
+  actions: SnapshotActions,
+  trans: TranslationBundle
+): void {
+  const labels: Record<SnapshotAction, string> = {
+    goBack: trans.__('Resume Here'),
+    branch: trans.__('Branch into a New Notebook'),
+    compare: trans.__('Compare Variables with Now'),
+    details: trans.__('Details'),
+    rename: trans.__('Rename…'),
+    note: trans.__('Edit Note…'),
+    pin: trans.__('Pin'),
+    verify: trans.__('Verify'),
+    export: trans.__('Export'),
+    delete: trans.__('Delete')
+  };
+  const find = ({ snapshotId }: ReadonlyPartialJSONObject) =>
+    snapshots.list?.find(({ snapshot_id }) => snapshot_id === snapshotId);
+
+  for (const action of snapshotActions) {
+    const refusalOf = (args: ReadonlyPartialJSONObject) => {
+      const snapshot = find(args);
+      return snapshot
+        ? snapshotRefusal(action, snapshot, states, trans)
+        : trans.__('This snapshot is gone.');
+    };
+    commands.addCommand(snapshotCommandIds[action], {
+      label: labels[action],
+      caption: args => refusalOf(args) ?? '',
+      isEnabled: args => refusalOf(args) === null,
+      isVisible: () => !actions.missing.has(action),
+      isToggleable: action === 'pin',
+      isToggled: args => action === 'pin' && (find(args)?.pinned ?? false),
+      describedBy: { args: ARGUMENTS },
+      execute: async args => {
+        const snapshot = await snapshots.find(String(args.snapshotId));
+        return snapshot && actions.run(action, snapshot);
+      }
+    });
+  }
+  commands.addCommand(importCommandId, {
+    label: trans.__('Import Snapshot…'),
+    caption: trans.__('Put an exported snapshot into the store'),
+    describedBy: { args: { type: 'object', properties: {} } },
+    execute: () => actions.import()
+  });
+}
+
+/** Why something cannot be done to a snapshot now; null if it can. */
+export function snapshotRefusal(
+  action: SnapshotAction,
+  snapshot: ISnapshot,
+  states: IKernelStates,
+  trans: TranslationBundle
+): string | null {
+  const kernel = states.get(snapshot.kernel_id);
+  switch (action) {
+    case 'goBack':
+      return kernel
+        ? refusal('roll_back', snapshot.kernel_id, states, trans)
+        : trans.__('Its kernel has ended; branch it into a new notebook.');
+    case 'compare':
+      return kernel?.state === 'running'
+        ? null
+        : trans.__('Its kernel does not run now.');
+    case 'delete':
+      return isNeeded(snapshot, states)
+        ? trans.__('Its kernel is suspended and would be lost without it.')
+        : null;
+    default:
+      return null;
+  }
+}
+
+/** Whether a suspended kernel would be lost without this snapshot. */
+export function isNeeded(snapshot: ISnapshot, states: IKernelStates): boolean {
+  const kernel = states.get(snapshot.kernel_id);
+  return kernel
+    ? kernel.state === 'suspended' &&
+        kernel.snapshot_id === snapshot.snapshot_id
+    : snapshot.needed;
+}

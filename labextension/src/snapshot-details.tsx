@@ -1,0 +1,79 @@
+// The dialog with all that is known of a snapshot.
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { formatBytes, formatMoment, formatSeconds } from './format';
+import type { ISnapshot } from './protocol';
+import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
+
+/** Show it. */
+export async function showSnapshot(
+  snapshot: ISnapshot,
+  trans: TranslationBundle
+): Promise<void> {
+  const facts: [string, string][] = [
+    [trans.__('Taken'), formatMoment(snapshot.created)],
+    [trans.__('Why'), causeCaption(snapshot.cause, trans)],
+    [trans.__('Notebook'), snapshot.name],
+    [trans.__('Note'), snapshot.note],
+    [trans.__('Memory'), formatBytes(snapshot.raw_bytes)],
+    [
+      trans.__('Of it GPU'),
+      snapshot.gpu_bytes > 0 ? formatBytes(snapshot.gpu_bytes) : ''
+    ],
+    [trans.__('In the store'), sizeText(snapshot, trans)],
+    [
+      trans.__('Took'),
+      trans.__(
+        '%1, of which the kernel stood still %2',
+        formatSeconds(snapshot.seconds),
+        formatSeconds(snapshot.frozen_seconds)
+      )
+    ],
+    [trans.__('Machine'), snapshot.host_name],
+    [trans.__('Id'), snapshot.snapshot_id]
+  ];
+  await showDialog({
+    title: snapshotTitle(snapshot),
+    body: (
+      <div className="jp-GpuCkptDialog">
+        <dl className="jp-GpuCkptFacts">
+          {facts
+            .filter(([, value]) => value)
+            .map(([name, value]) => (
+              <React.Fragment key={name}>
+                <dt>{name}</dt>
+                <dd>{value}</dd>
+              </React.Fragment>
+            ))}
+        </dl>
+        {snapshot.variables.length > 0 ? (
+          <table className="jp-GpuCkptTable">
+            <caption>{trans.__('Biggest variables')}</caption>
+            <thead>
+              <tr>
+                <th scope="col">{trans.__('Name')}</th>
+                <th scope="col">{trans.__('Kind')}</th>
+                <th scope="col">{trans.__('Value')}</th>
+                <th scope="col">{trans.__('Size')}</th>
+              </tr>
+            </thead>
+            <tbody>
+              {snapshot.variables.map(({ name, kind, summary, bytes }) => (
+                <tr key={name}>
+                  <th scope="row">{name}</th>
+                  <td>{kind}</td>
+                  <td>{summary}</td>
+                  <td>{formatBytes(bytes)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        ) : null}
+      </div>
+    ),
+    buttons: [Dialog.okButton({ label: trans.__('Close') })]
+  });
+}

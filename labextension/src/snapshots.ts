@@ -1,0 +1,143 @@
+// The user's snapshots: asked for when somebody looks, then kept by the event stream.
+
+import type { Event } from '@jupyterlab/services';
+import type { IDisposable } from '@lumino/disposable';
+import { DisposableDelegate } from '@lumino/disposable';
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import type { ISnapshot, IStore, SnapshotChanges } from './protocol';
+import { isEndEvent, isSnapshotEvent } from './server-events';
+import type { ISnapshots } from './tokens';
+
+export class Snapshots implements ISnapshots, IDisposable {
+  constructor(
+    readonly api: GpuCkptApi,
+    private readonly _stream: Event.Stream
+  ) {
+    this._stream.connect(this._onEvent, this);
+  }
+
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  get list(): readonly ISnapshot[] | null {
+    return this._list;
+  }
+
+  get store(): IStore | null {
+    return this._store;
+  }
+
+  get problem(): GpuCkptError | null {
+    return this._problem;
+  }
+
+  get isDisposed(): boolean {
+    return this._isDisposed;
+  }
+
+  watch(): IDisposable {
+    this._watchers += 1;
+    void this.refresh();
+    return new DisposableDelegate(() => {
+      this._watchers -= 1;
+    });
+  }
+
+  async find(snapshotId: string): Promise<ISnapshot | undefined> {
+    const known = this._get(snapshotId);
+    if (known === undefined) {
+      await this.refresh();
+    }
+    return known ?? this._get(snapshotId);
+  }
+
+  refresh(): Promise<void> {
+    // One question at a time; what changes meanwhile is asked for by the next one.
+    this._next ??= this._current.then(() => {
+      this._next = null;
+      this._current = this._ask();
+      return this._current;
+    });
+    return this._next;
+  }
+
+  async change(snapshotId: string, changes: SnapshotChanges): Promise<void> {
+    this._replace(snapshotId, await this.api.change(snapshotId, changes));
+  }
+
+  async delete(snapshotId: string): Promise<void> {
+    await this.api.delete(snapshotId);
+    this._replace(snapshotId, null);
+  }
+
+  async undelete(snapshotId: string): Promise<void> {
+    await this.api.undelete(snapshotId);
+    await this.refresh();
+  }
+
+  async import(file: Blob): Promise<void> {
+    await this.api.import(file);
+    await this.refresh();
+  }
+
+  dispose(): void {
+    if (!this._isDisposed) {
+      this._isDisposed = true;
+      this._stream.disconnect(this._onEvent, this);
+      Signal.clearData(this);
+    }
+  }
+
+  private async _ask(): Promise<void> {
+    try {
+      this._list = await this.api.snapshots();
+      this._problem = null;
+      this._changed.emit();
+      // A server without the picture of its store still has snapshots.
+      this._store = await this.api.store().catch(() => null);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      this._problem = error;
+    }
+    this._changed.emit();
+  }
+
+  private _onEvent(_: Event.IManager, event: Event.Emission): void {
+    if (isSnapshotEvent(event) && event.change === 'removed') {
+      this._replace(event.snapshot_id, null);
+    }
+    const made = isEndEvent(event) && event.state === 'succeeded';
+    if (this._watchers > 0 && (made || isSnapshotEvent(event))) {
+      void this.refresh();
+    }
+  }
+
+  private _get(snapshotId: string): ISnapshot | undefined {
+    return this._list?.find(({ snapshot_id }) => snapshot_id === snapshotId);
+  }
+
+  private _replace(snapshotId: string, by: ISnapshot | null): void {
+    this._list =
+      this._list?.flatMap(known =>
+        known.snapshot_id !== snapshotId ? [known] : by ? [by] : []
+      ) ?? null;
+    this._changed.emit();
+  }
+
+  private _list: ISnapshot[] | null = null;
+  private _store: IStore | null = null;
+  private _problem: GpuCkptError | null = null;
+  private _watchers = 0;
+  /** The question that the server has been asked, and the one that waits for its answer. */
+  private _current: Promise<void> = Promise.resolve();
+  private _next: Promise<void> | null = null;
+  private readonly _changed = new Signal<this, void>(this);
+  private _isDisposed = false;
+}

@@ -1,0 +1,98 @@
+// Which kernel a command is about: the one of a notebook, of a row in a panel, or of a file.
+
+import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { Session } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { ReadonlyPartialJSONObject } from '@lumino/coreutils';
+
+import { nameOfPath } from './format';
+import { kernelIdOf, nameOf } from './notebooks';
+import { kernelName } from './texts';
+import type { IKernelStates } from './tokens';
+
+/** A kernel that something is to be done to. */
+export interface ITarget {
+  kernelId: string | null;
+  /** The name that the user knows it by. */
+  name: string;
+}
+
+/** The arguments of every command on a kernel, as a JSON schema. */
+export const ARGUMENTS = {
+  type: 'object' as const,
+  properties: {
+    kernelId: {
+      type: 'string' as const,
+      description:
+        'The id of a kernel; that of the current notebook by default.'
+    },
+    panelId: {
+      type: 'string' as const,
+      description: 'The id of a notebook panel whose kernel is meant.'
+    },
+    selectedFile: {
+      type: 'boolean' as const,
+      description:
+        'Whether the kernel of the file selected in the file browser is meant.'
+    },
+    path: {
+      type: 'string' as const,
+      description: 'The path of a notebook whose kernel is meant.'
+    }
+  }
+};
+
+export class Targets {
+  constructor(
+    private readonly _states: IKernelStates,
+    private readonly _tracker: INotebookTracker | null,
+    private readonly _sessions: Session.IManager,
+    private readonly _selectedPath: () => string | null,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** The kernel that a command with these arguments is about. */
+  of(args: ReadonlyPartialJSONObject): ITarget {
+    if (typeof args.kernelId === 'string') {
+      return this._ofKernel(args.kernelId);
+    }
+    if (typeof args.path === 'string') {
+      return this._ofPath(args.path);
+    }
+    if (args.selectedFile) {
+      return this._ofPath(this._selectedPath() ?? '');
+    }
+    const panel = this._panel(args.panelId);
+    return { kernelId: kernelIdOf(panel), name: panel ? nameOf(panel) : '' };
+  }
+
+  private _ofKernel(kernelId: string): ITarget {
+    const kernel = this._states.get(kernelId);
+    const session = [...this._sessions.running()].find(
+      ({ kernel }) => kernel?.id === kernelId
+    );
+    return {
+      kernelId,
+      name: kernel?.path
+        ? kernelName(kernel, this._trans)
+        : nameOfPath(session?.path ?? kernelId.slice(0, 8), this._trans)
+    };
+  }
+
+  private _ofPath(path: string): ITarget {
+    const session = [...this._sessions.running()].find(
+      session => session.path === path
+    );
+    return {
+      kernelId: session?.kernel?.id ?? null,
+      name: nameOfPath(path, this._trans)
+    };
+  }
+
+  private _panel(panelId: unknown): NotebookPanel | null {
+    const tracker = this._tracker;
+    return typeof panelId === 'string'
+      ? (tracker?.find(panel => panel.id === panelId) ?? null)
+      : (tracker?.currentWidget ?? null);
+  }
+}
