@@ -1,12 +1,20 @@
 import { Notification } from '@jupyterlab/apputils';
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
+import type { Session } from '@jupyterlab/services';
 import { nullTranslator } from '@jupyterlab/translation';
 import { CommandRegistry } from '@lumino/commands';
 import { Signal } from '@lumino/signaling';
 
-import { addCommands, commandIds, kinds } from '../commands';
+import { GpuCkptApi } from '../api';
+import type { Action } from '../commands';
+import { actions, addCommands, commandIds } from '../commands';
+import { KernelActions } from '../kernel-actions';
 import { KernelStates } from '../model';
-import { aDone, aKernel, aSave, FakeEvents, FakeServer } from './fakes';
+import { Operations } from '../operations';
+import { OPERATION_EVENT_SCHEMA } from '../server-events';
+import { Targets } from '../targets';
+import type { IChoices } from '../tokens';
+import { aDone, aKernel, aSave, chosen, FakeEvents, FakeServer } from './fakes';
 
 const trans = nullTranslator.load('');
 
@@ -14,6 +22,10 @@ let server: FakeServer;
 let events: FakeEvents;
 let states: KernelStates;
 let commands: CommandRegistry;
+/** The file selected in the file browser. */
+let selected: string | null;
+const showHistory = jest.fn();
+const openNotebook = jest.fn();
 
 /** A notebook, as far as the commands look at it. */
 function aPanel(id: string, kernelId: string): NotebookPanel {
@@ -34,6 +46,36 @@ function aTracker(...panels: NotebookPanel[]): INotebookTracker {
   } as unknown as INotebookTracker;
 }
 
+/** The commands with these notebooks and choices. */
+function register(
+  tracker: INotebookTracker | null,
+  choices: Partial<IChoices> = {}
+): CommandRegistry {
+  const registry = new CommandRegistry();
+  const sessions = [{ path: 'work/b.ipynb', kernel: { id: 'other' } }];
+  const targets = new Targets(
+    states,
+    tracker,
+    { running: () => sessions.values() } as unknown as Session.IManager,
+    () => selected,
+    trans
+  );
+  const settings = chosen(choices);
+  const kernelActions = new KernelActions(
+    states,
+    new Operations(states, settings, trans),
+    settings,
+    showHistory,
+    openNotebook,
+    trans
+  );
+  addCommands(registry, targets, states, kernelActions, trans);
+  return registry;
+}
+
+const enabled = (registry: CommandRegistry, args = {}) =>
+  actions.filter(action => registry.isEnabled(commandIds[action], args));
+
 function notifications() {
   return Notification.manager.notifications;
 }
@@ -45,56 +87,76 @@ beforeEach(async () => {
       kernels: [aKernel(), aKernel({ kernel_id: 'other', state: 'suspended' })]
     })
     .on('GET kernels/k', aKernel());
-  states = new KernelStates({
-    stream: events.stream,
-    serverSettings: server.settings
-  });
+  states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
   await states.ready;
-  commands = new CommandRegistry();
-  const tracker = aTracker(aPanel('a', 'k'), aPanel('b', 'other'));
-  addCommands(commands, tracker, states, trans);
+  selected = null;
+  commands = register(aTracker(aPanel('a', 'k'), aPanel('b', 'other')));
 });
 
 afterEach(() => {
+  jest.clearAllMocks();
   Notification.dismiss();
   states.dispose();
 });
 
 describe('commands', () => {
-  it.each(kinds)('%s describes its arguments', async kind => {
-    const { args } = await commands.describedBy(commandIds[kind]);
+  it.each(actions)('%s describes its arguments', async action => {
+    const { args } = await commands.describedBy(commandIds[action]);
     expect(args).toMatchObject({ type: 'object' });
   });
 
   it('follow the kernel of the current notebook', () => {
-    expect(kinds.map(kind => commands.isEnabled(commandIds[kind]))).toEqual([
-      true,
-      true,
-      false
-    ]);
+    const allowed: Action[] = [
+      'save',
+      'saveAs',
+      'suspend',
+      'park',
+      'branch',
+      'history'
+    ];
+    expect(enabled(commands)).toEqual(allowed);
   });
 
   it('follow the kernel of the notebook whose toolbar they are in', () => {
-    const args = { panelId: 'b', toolbar: true };
-    expect(commands.isEnabled(commandIds.save, args)).toBe(false);
-    expect(commands.isEnabled(commandIds.resume, args)).toBe(true);
-    expect(commands.label(commandIds.resume, args)).toBe('');
+    const args = { panelId: 'b' };
+    expect(enabled(commands, args)).toEqual(['resume', 'branch', 'history']);
     expect(commands.caption(commandIds.save, args)).toBe(
-      'Save Kernel: This kernel is suspended.'
+      'Save Session: This kernel is suspended.'
     );
   });
 
-  it('are disabled without a notebook', () => {
-    const none = new CommandRegistry();
-    addCommands(none, aTracker(), states, trans);
-    expect(kinds.some(kind => none.isEnabled(commandIds[kind]))).toBe(false);
+  it('follow the kernel that they name', () => {
+    expect(enabled(commands, { kernelId: 'other' })).toContain('resume');
+    expect(enabled(commands, { path: 'work/b.ipynb' })).toContain('resume');
+  });
+
+  it('offer for a file what can be done to its kernel, and nothing else', () => {
+    const visible = () =>
+      actions.filter(action =>
+        commands.isVisible(commandIds[action], { selectedFile: true })
+      );
+    expect(visible()).toEqual([]);
+    selected = 'work/a.ipynb'; // has no kernel
+    expect(visible()).toEqual([]);
+    selected = 'work/b.ipynb';
+    expect(visible()).toEqual(['resume', 'branch', 'history']);
+  });
+
+  it('are disabled without a notebook, but for the history', () => {
+    expect(enabled(register(aTracker()))).toEqual(['history']);
+    expect(enabled(register(null))).toEqual(['history']);
+  });
+
+  it('show the history of a kernel', async () => {
+    await commands.execute(commandIds.history, { panelId: 'b' });
+    expect(showHistory).toHaveBeenCalledWith('other');
   });
 
   it('ask to be drawn again when a kernel changes', () => {
     const drawn: (string | undefined)[] = [];
     commands.commandChanged.connect((_, { id }) => drawn.push(id));
     events.tell(aKernel({ state: 'suspended' }));
-    expect(drawn).toEqual(Object.values(commandIds));
+    expect(drawn).toEqual(actions.map(action => commandIds[action]));
   });
 
   it('show what a success did, in the notification of the progress', async () => {
@@ -117,7 +179,7 @@ describe('commands', () => {
     expect(notifications()).toMatchObject([
       {
         type: 'success',
-        message: 'Suspended a.ipynb: 412 MB stored in 0.41 s',
+        message: 'Suspended a.ipynb: 999 MB RAM freed, 412 MB stored in 0.41 s',
         options: { autoClose: 8000 }
       }
     ]);
@@ -151,13 +213,6 @@ describe('commands', () => {
     ]);
   });
 
-  it('offer no details where there are none', async () => {
-    const error = { message: 'No.', code: 'x', hint: null };
-    server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
-    await commands.execute(commandIds.save);
-    expect(notifications()[0].options.actions).toEqual([]);
-  });
-
   it('warn of a save that a suspend has cancelled', async () => {
     server.on('POST kernels/k/save', aSave({ state: 'cancelled' }));
     await commands.execute(commandIds.save);
@@ -175,7 +230,83 @@ describe('commands', () => {
   });
 });
 
-it('operations started elsewhere raise no notification', () => {
-  events.tell(aKernel({ state: 'saving', operation: aSave() }));
-  expect(notifications()).toEqual([]);
+describe('a branch', () => {
+  const started = aSave({
+    kind: 'resume',
+    kernel_id: 'new',
+    operation_id: 'b',
+    path: 'work/a-branch-1.ipynb'
+  });
+  const branched = {
+    ...started,
+    state: 'succeeded',
+    result: aDone().result
+  };
+
+  it('of a running kernel begins with a save, and its notebook is opened', async () => {
+    server
+      .on('POST kernels/k/save', aDone())
+      .on('POST snapshots/s/branch', started)
+      .on('GET operations/b?wait=20', { ...branched, path: undefined })
+      .on('GET kernels/new', aKernel({ kernel_id: 'new' }));
+    await commands.execute(commandIds.branch);
+    expect(openNotebook).toHaveBeenCalledWith('work/a-branch-1.ipynb');
+    expect(notifications().map(({ message }) => message)).toContainEqual(
+      'Branched a.ipynb into a-branch-1.ipynb in 0.41 s'
+    );
+  });
+
+  it('is not begun when the save fails', async () => {
+    const error = { message: 'No.', code: 'x', hint: null };
+    server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
+    await commands.execute(commandIds.branch);
+    expect(server.requests).not.toContain('POST snapshots/s/branch');
+    expect(openNotebook).not.toHaveBeenCalled();
+  });
+
+  it('of a suspended kernel begins at its snapshot', async () => {
+    const asleep = { kernel_id: 'other', snapshot_id: 'z' } as const;
+    events.tell(aKernel({ ...asleep, state: 'suspended' }));
+    server.on('POST snapshots/z/branch', branched);
+    await commands.execute(commandIds.branch, { kernelId: 'other' });
+    expect(openNotebook).toHaveBeenCalledWith('work/a-branch-1.ipynb');
+  });
+});
+
+describe('notifications', () => {
+  const end = (changes = {}) =>
+    events.emit({
+      ...aDone({ operation_id: 'theirs', kind: 'suspend' }),
+      schema_id: OPERATION_EVENT_SCHEMA,
+      name: 'work/a.ipynb',
+      ...changes
+    });
+
+  it('tell nothing of what others do, by default', () => {
+    events.tell(aKernel({ state: 'saving', operation: aSave() }));
+    end();
+    expect(notifications()).toEqual([]);
+  });
+
+  it('tell of what others did, if that is wanted', () => {
+    register(null, { notifications: 'all' });
+    end();
+    const error = { message: 'Full.', code: 'x', hint: null };
+    end({ state: 'failed', error });
+    expect(notifications().map(({ message }) => message)).toEqual([
+      'Suspending a.ipynb failed: Full.',
+      'Suspended a.ipynb: 999 MB RAM freed, 412 MB stored in 0.41 s'
+    ]);
+  });
+
+  it('can be those of failures alone', async () => {
+    const quiet = register(null, { notifications: 'failures' });
+    server.on('POST kernels/k/save', aDone());
+    await quiet.execute(commandIds.save, { kernelId: 'k' });
+    expect(notifications()).toEqual([]);
+    const error = { message: 'Full.', code: 'x', hint: null };
+    server.on('POST kernels/k/save', aSave({ state: 'failed', error }));
+    await quiet.execute(commandIds.save, { kernelId: 'k' });
+    expect(notifications()).toMatchObject([{ type: 'error' }]);
+  });
 });

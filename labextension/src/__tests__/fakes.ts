@@ -4,14 +4,19 @@ import type { Event } from '@jupyterlab/services';
 import { ServerConnection } from '@jupyterlab/services';
 import { Stream } from '@lumino/signaling';
 
-import type { IKernel, IOperation, ISaveOperation } from '../protocol';
-import { KERNEL_EVENT_SCHEMA } from '../protocol';
+import type { IKernel, IOperation, ISnapshot } from '../protocol';
+import { asKernel, asSnapshot } from '../protocol';
+import { KERNEL_EVENT_SCHEMA } from '../server-events';
+import type { IChoices, IUserSettings } from '../tokens';
+import { UserSettings } from '../user-settings';
 
 /** What the server answers: a JSON body, a status with a body, or a failure of the network. */
 export type Answer = object | { status: number; body: string } | TypeError;
 
 export class FakeServer {
   readonly requests: string[] = [];
+  /** The bodies of those that had one. */
+  readonly bodies: string[] = [];
 
   /** Answer every request `METHOD path` that follows; a list is used up, its last answer stays. */
   on(request: string, ...answers: Answer[]): this {
@@ -22,12 +27,14 @@ export class FakeServer {
   readonly settings = ServerConnection.makeSettings({
     baseUrl: 'http://server/',
     fetch: async (input, init) => {
-      const { method, url } = new Request(input, init);
+      const asked = new Request(input, init);
+      const { method, url } = asked;
       const path = url
         .replace(/.*api\/gpuckpt\//, '')
         .replace(/[?&]\d{13}$/, ''); // JupyterLab's way around caches
       const request = `${method} ${path}`;
       this.requests.push(request);
+      this.bodies.push(...[await asked.text()].filter(Boolean));
       const answers = this._answers.get(request) ?? [
         { status: 404, body: '<html>' }
       ];
@@ -36,7 +43,7 @@ export class FakeServer {
         throw answer;
       }
       return 'status' in answer
-        ? new Response(answer.body, { status: answer.status })
+        ? new Response(answer.body || null, { status: answer.status })
         : new Response(JSON.stringify(answer));
     }
   });
@@ -66,19 +73,36 @@ export function refused(status: number, record: object): Answer {
 }
 
 export function aKernel(changes: Partial<IKernel> = {}): IKernel {
-  return {
+  return asKernel({
     kernel_id: 'k',
     state: 'running',
     managed: true,
-    reason: null,
-    hint: null,
-    snapshot_id: null,
-    operation: null,
     ...changes
+  });
+}
+
+export function aSnapshot(changes: Partial<ISnapshot> = {}): ISnapshot {
+  return asSnapshot({
+    snapshot_id: 's',
+    kernel_id: 'k',
+    name: 'work/a.ipynb',
+    created: 1000,
+    stored_bytes: 412e6,
+    new_bytes: 35.4e6,
+    ...changes
+  });
+}
+
+/** The defaults with some choices changed. */
+export function chosen(changes: Partial<IChoices> = {}): IUserSettings {
+  const settings = new UserSettings();
+  return {
+    choices: { ...settings.choices, ...changes },
+    changed: settings.changed
   };
 }
 
-export function aSave(changes: Partial<ISaveOperation> = {}): IOperation {
+export function aSave(changes: Partial<IOperation> = {}): IOperation {
   return {
     operation_id: 'o',
     kind: 'save',
@@ -97,7 +121,7 @@ export function aSave(changes: Partial<ISaveOperation> = {}): IOperation {
 }
 
 /** A save that has succeeded; with other `changes`, a suspend. */
-export function aDone(changes: Partial<ISaveOperation> = {}): IOperation {
+export function aDone(changes: Partial<IOperation> = {}): IOperation {
   return aSave({
     state: 'succeeded',
     result: {

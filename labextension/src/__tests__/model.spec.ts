@@ -1,5 +1,6 @@
-import { GpuCkptError } from '../api';
+import { GpuCkptApi, GpuCkptError } from '../api';
 import { KernelStates } from '../model';
+import { KERNEL_ACTION_SCHEMA, OPERATION_EVENT_SCHEMA } from '../server-events';
 import {
   aDone,
   aKernel,
@@ -14,11 +15,8 @@ let events: FakeEvents;
 let states: KernelStates;
 
 async function start(): Promise<void> {
-  states = new KernelStates({
-    stream: events.stream,
-    serverSettings: server.settings,
-    retrySeconds: 0
-  });
+  const api = new GpuCkptApi(server.settings, 0);
+  states = new KernelStates(api, events.stream);
   await states.ready;
 }
 
@@ -94,6 +92,42 @@ describe('KernelStates', () => {
     expect(states.get('k')).toEqual(aKernel());
   });
 
+  it('knows a kernel that was started elsewhere', async () => {
+    await start();
+    server.on('GET kernels/new', aKernel({ kernel_id: 'new' }));
+    const known = new Promise<void>(resolve =>
+      states.changed.connect((_, id) => id === 'new' && resolve())
+    );
+    act(events, 'start', 'new');
+    await known;
+    expect(states.all().map(({ kernel_id }) => kernel_id)).toEqual([
+      'k',
+      'new'
+    ]);
+  });
+
+  it('forgets a kernel that was shut down, wherever', async () => {
+    await start();
+    act(events, 'shutdown', 'k');
+    expect(states.all()).toEqual([]);
+  });
+
+  it('keeps a kernel whose shutdown failed', async () => {
+    await start();
+    act(events, 'shutdown', 'k', 'error');
+    expect(states.get('k')).toBeDefined();
+  });
+
+  it('forgets what is not listed any more, unless it was heard of meanwhile', async () => {
+    await start();
+    events.tell(aKernel({ kernel_id: 'old' }));
+    const refreshed = states.refreshAll();
+    events.tell(aKernel({ kernel_id: 'new' }));
+    await refreshed;
+    expect(states.get('old')).toBeUndefined();
+    expect(states.get('new')).toBeDefined();
+  });
+
   it('hears nothing after its end', async () => {
     await start();
     states.dispose();
@@ -151,6 +185,26 @@ describe('KernelStates.run', () => {
     });
   });
 
+  it('sends what belongs to it', async () => {
+    server.on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
+    await start();
+    await states.run('roll_back', 'k', { snapshot_id: 's' });
+    expect(server.bodies).toEqual(['{"snapshot_id":"s"}']);
+  });
+
+  it('tells the end of what others asked for, and only of that', async () => {
+    server.on('POST kernels/k/save', aDone());
+    await start();
+    const ended: string[] = [];
+    states.endedElsewhere.connect((_, end) => ended.push(end.operation_id));
+    const own = states.run('save', 'k');
+    end(events, { operation_id: 'o', kind: 'save' }); // before its id is known
+    await own;
+    end(events, { operation_id: 'o', kind: 'save' });
+    end(events, { operation_id: 'other', kind: 'save' });
+    expect(ended).toEqual(['other']);
+  });
+
   it('is free again after a refusal', async () => {
     const record = { message: 'Busy.', code: 'kernel_busy', hint: 'Wait.' };
     server.on('POST kernels/k/save', refused(409, record));
@@ -159,3 +213,55 @@ describe('KernelStates.run', () => {
     expect(states.inFlight('k')).toBeNull();
   });
 });
+
+describe('KernelStates.branch', () => {
+  // To the server it is the resume of a new kernel.
+  const started = aSave({ kind: 'resume', kernel_id: 'new', path: 'b.ipynb' });
+
+  it('tells the id of the new kernel at once, and knows it in the end', async () => {
+    server
+      .on('POST snapshots/s/branch', started)
+      .on('GET operations/o?wait=20', {
+        ...aDone({ kind: 'resume' }),
+        kernel_id: 'new'
+      })
+      .on('GET kernels/new', aKernel({ kernel_id: 'new' }));
+    await start();
+    const onStarted = jest.fn();
+    const ended = jest.fn();
+    states.endedElsewhere.connect(ended);
+    const branch = states.branch('s', onStarted);
+    end(events, { operation_id: 'o', kind: 'resume', kernel_id: 'new' });
+    await expect(branch).resolves.toMatchObject({
+      kind: 'branch',
+      path: 'b.ipynb'
+    });
+    expect(ended).not.toHaveBeenCalled();
+    expect(onStarted.mock.calls[0][0]).toMatchObject({ kernel_id: 'new' });
+    expect(states.get('new')?.state).toBe('running');
+    expect(states.inFlight('k')).toBeNull();
+  });
+
+  it('throws what refused it', async () => {
+    const record = { message: 'No room.', code: 'x', hint: null };
+    server.on('POST snapshots/s/branch', refused(409, record));
+    await start();
+    await expect(states.branch('s')).rejects.toMatchObject({
+      message: 'No room.'
+    });
+  });
+});
+
+function act(
+  events: FakeEvents,
+  action: string,
+  kernel_id: string,
+  status = 'success'
+): void {
+  events.emit({ schema_id: KERNEL_ACTION_SCHEMA, action, kernel_id, status });
+}
+
+function end(events: FakeEvents, changes: object): void {
+  const record = { kernel_id: 'k', name: 'a', state: 'succeeded' };
+  events.emit({ schema_id: OPERATION_EVENT_SCHEMA, ...record, ...changes });
+}

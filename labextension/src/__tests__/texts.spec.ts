@@ -1,21 +1,35 @@
 import { nullTranslator } from '@jupyterlab/translation';
 
 import { GpuCkptError } from '../api';
-import type { IKernel, KernelState, OperationKind } from '../protocol';
+import { formatBytes, formatSeconds } from '../format';
+import type {
+  IKernel,
+  IOperation,
+  IResult,
+  KernelState,
+  OperationKind
+} from '../protocol';
 import {
   doneText,
   explain,
-  formatBytes,
-  formatSeconds,
+  failedText,
   progressText,
   refusal,
   stateCaption,
-  stateLabel
+  stateLabel,
+  suspendedTexts,
+  usageTexts
 } from '../texts';
 import type { IKernelStates } from '../tokens';
 import { aDone, aKernel, aSave } from './fakes';
 
 const trans = nullTranslator.load('');
+
+/** What an operation did, with some of its numbers changed. */
+function with_(operation: Partial<IOperation>, result: Partial<IResult>) {
+  const done = aDone(operation);
+  return { ...done, result: { ...done.result!, ...result } };
+}
 
 /** Only what a refusal looks at. */
 function knowing(
@@ -35,18 +49,25 @@ const can = (kind: OperationKind, kernel: IKernel) =>
 describe('refusal', () => {
   it.each<[KernelState, OperationKind[]]>([
     ['starting', []],
-    ['running', ['save', 'suspend']],
+    ['running', ['save', 'suspend', 'park', 'branch', 'roll_back']],
     ['saving', ['suspend']],
     ['parking', []],
-    ['parked', ['save', 'suspend', 'resume']],
+    ['parked', ['save', 'suspend', 'resume', 'branch', 'roll_back']],
     ['unparking', []],
     ['suspending', []],
-    ['suspended', ['resume']],
+    ['suspended', ['resume', 'branch', 'roll_back']],
     ['resuming', []],
-    ['lost', ['resume']]
+    ['lost', ['resume', 'branch', 'roll_back']]
   ])('in state %s allows %j', (state, allowed) => {
     const kernel = aKernel({ state, snapshot_id: 's' });
-    const kinds: OperationKind[] = ['save', 'suspend', 'resume'];
+    const kinds: OperationKind[] = [
+      'save',
+      'suspend',
+      'resume',
+      'park',
+      'branch',
+      'roll_back'
+    ];
     expect(kinds.filter(kind => can(kind, kernel))).toEqual(allowed);
   });
 
@@ -58,6 +79,16 @@ describe('refusal', () => {
 
   it('resumes no lost kernel without a snapshot', () => {
     expect(can('resume', aKernel({ state: 'lost' }))).toBe(false);
+  });
+
+  it('parks no kernel that is known to use no GPU', () => {
+    const measured = aKernel({ memory_bytes: 1e8 });
+    expect(refusal('park', 'k', knowing(measured), trans)).toBe(
+      'This kernel uses no GPU memory.'
+    );
+    expect(can('park', aKernel({ memory_bytes: 1e8, gpu_bytes: 1 }))).toBe(
+      true
+    );
   });
 
   it('says why a kernel does not run under the engine', () => {
@@ -88,16 +119,64 @@ describe('refusal', () => {
 describe('texts', () => {
   it.each([
     [aDone(), 'Saved a: kernel stood still 0.18 s, 35.4 MB new, 412 MB in all'],
-    [aDone({ kind: 'suspend' }), 'Suspended a: 412 MB stored in 0.41 s'],
+    [
+      aDone({ kind: 'suspend' }),
+      'Suspended a: 999 MB RAM freed, 412 MB stored in 0.41 s'
+    ],
+    [
+      with_({ kind: 'suspend' }, { gpu_bytes: 600e6 }),
+      'Suspended a: 600 MB on the GPU and 399 MB RAM freed, 412 MB stored in 0.41 s'
+    ],
+    [
+      with_({ kind: 'park' }, { gpu_bytes: 600e6 }),
+      'Parked a: 600 MB on the GPU freed in 0.41 s'
+    ],
+    [aDone({ kind: 'resume' }), 'Resumed a: 999 MB back in 0.41 s'],
+    [aDone({ kind: 'roll_back' }), 'Rolled a back: 999 MB back in 0.41 s'],
+    [
+      aDone({ kind: 'branch', path: 'work/a-branch-1.ipynb' }),
+      'Branched a into a-branch-1.ipynb in 0.41 s'
+    ],
     [aDone({ result: null }), 'Saved a']
   ])('say what was done', (operation, text) => {
     expect(doneText(operation, 'a', trans)).toBe(text);
   });
 
-  it('say what a resume did', () => {
-    const result = { snapshot_id: 's', seconds: 2, raw_bytes: 1, gpu_bytes: 0 };
-    const operation = { ...aDone(), kind: 'resume' as const, result };
-    expect(doneText(operation, 'a', trans)).toBe('Resumed a: 1 B back in 2 s');
+  it('tell a failure from a cancellation', () => {
+    const error = { message: 'No.', code: 'x', hint: null };
+    const cancelled = { ...error, code: GpuCkptError.CANCELLED };
+    expect(failedText('park', 'a', error, trans)).toBe('Parking a failed');
+    expect(failedText('park', 'a', cancelled, trans)).toBe(
+      'Parking a was cancelled'
+    );
+  });
+
+  it('say what a kernel uses, as far as that is known', () => {
+    expect(usageTexts(aKernel(), trans)).toEqual([]);
+    const busy = { memory_bytes: 1.2e9, gpu_bytes: 3e9, gpu_utilization: 41.7 };
+    expect(usageTexts(aKernel(busy), trans)).toEqual([
+      '1.2 GB RAM',
+      '3 GB GPU',
+      'GPU 42% busy'
+    ]);
+    const asleep = { state: 'suspended' as const, suspended_bytes: 4e9 };
+    expect(usageTexts(aKernel({ ...busy, ...asleep }), trans)).toEqual([
+      '4 GB kept'
+    ]);
+  });
+
+  it('say since when a kernel is suspended, how big it is and how long a resume takes', () => {
+    const kernel = aKernel({ state: 'suspended' });
+    expect(suspendedTexts(kernel, trans)).toEqual([
+      'This notebook’s kernel is suspended.',
+      'Running a cell resumes it.'
+    ]);
+    const known = { since: 1000, suspended_bytes: 4e9, resume_seconds: 3.21 };
+    expect(suspendedTexts({ ...kernel, ...known }, trans)).toEqual([
+      expect.stringMatching(/^Suspended since .*1970.*\.$/),
+      '4 GB are kept; a resume takes about 3.2 s.',
+      'Running a cell resumes it.'
+    ]);
   });
 
   it.each([
@@ -115,15 +194,13 @@ describe('texts', () => {
     expect(stateLabel('dreaming' as KernelState, trans)).toBe('dreaming');
   });
 
-  it('say why the last operation failed', () => {
+  it('say what went wrong last, or what a kernel waits for', () => {
     const kernel = aKernel({
       state: 'suspended',
       reason: 'No GPU.',
       hint: null
     });
-    expect(stateCaption(kernel, trans)).toBe(
-      'The last operation failed: No GPU.'
-    );
+    expect(stateCaption(kernel, trans)).toBe('No GPU.');
   });
 
   it('leave out an empty hint', () => {
@@ -145,7 +222,9 @@ describe('texts', () => {
     [0.001, '0.01 s'],
     [0.1834, '0.18 s'],
     [9.96, '10 s'],
-    [123.4, '123 s']
+    [100.4, '100 s'],
+    [123.4, '2 min'],
+    [9000, '3 h']
   ])('write %d seconds as %s', (seconds, text) => {
     expect(formatSeconds(seconds)).toBe(text);
   });

@@ -1,0 +1,245 @@
+import { Notification } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+
+import { GpuCkptApi } from '../api';
+import type { KernelActions } from '../kernel-actions';
+import { KernelStates } from '../model';
+import { Operations } from '../operations';
+import type { IChoices } from '../tokens';
+import type { IChanges, IKernel, ISnapshot } from '../protocol';
+import { SnapshotActions } from '../snapshot-actions';
+import type { SnapshotAction } from '../snapshot-commands';
+import {
+  addSnapshotCommands,
+  snapshotActions,
+  snapshotCommandIds,
+  snapshotRefusal
+} from '../snapshot-commands';
+import { Snapshots } from '../snapshots';
+import {
+  aDone,
+  aKernel,
+  aSnapshot,
+  chosen,
+  FakeEvents,
+  FakeServer,
+  refused
+} from './fakes';
+
+const trans = nullTranslator.load('');
+const args = { snapshotId: 's' };
+const unchanged: IChanges = { files: [], obstacles: [] };
+
+let server: FakeServer;
+let events: FakeEvents;
+let states: KernelStates;
+let snapshots: Snapshots;
+let commands: CommandRegistry;
+
+function register(choices: Partial<IChoices> = {}): CommandRegistry {
+  const registry = new CommandRegistry();
+  const settings = chosen(choices);
+  const actions = new SnapshotActions(
+    snapshots,
+    new Operations(states, settings, trans),
+    {} as KernelActions,
+    settings,
+    trans
+  );
+  addSnapshotCommands(registry, snapshots, states, actions, trans);
+  return registry;
+}
+
+const run = (action: SnapshotAction, registry = commands) =>
+  registry.execute(snapshotCommandIds[action], args);
+
+const notifications = () => Notification.manager.notifications;
+
+/** The dialog, as soon as it says so. */
+async function dialog(text: string): Promise<HTMLElement> {
+  for (;;) {
+    const node = document.querySelector<HTMLElement>('.jp-Dialog');
+    if (node?.textContent?.includes(text)) {
+      return node;
+    }
+    await new Promise(resolve => setTimeout(resolve, 5));
+  }
+}
+
+function press(shown: HTMLElement, button: 'accept' | 'reject'): void {
+  shown.querySelector<HTMLElement>(`button.jp-mod-${button}`)?.click();
+}
+
+beforeEach(async () => {
+  events = new FakeEvents();
+  server = new FakeServer()
+    .on('GET kernels', { kernels: [aKernel()] })
+    .on('GET kernels/k', aKernel())
+    .on('GET snapshots', { snapshots: [aSnapshot({ title: 'Before' })] })
+    .on('GET store', {})
+    .on('GET snapshots/s/changes', unchanged)
+    .on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
+  const api = new GpuCkptApi(server.settings);
+  states = new KernelStates(api, events.stream);
+  snapshots = new Snapshots(api, events.stream);
+  await Promise.all([states.ready, snapshots.refresh()]);
+  commands = register();
+});
+
+afterEach(() => {
+  Notification.dismiss();
+  states.dispose();
+  snapshots.dispose();
+});
+
+describe('snapshotRefusal', () => {
+  const refused = (action: SnapshotAction, changes: Partial<ISnapshot> = {}) =>
+    snapshotRefusal(action, aSnapshot(changes), states, trans);
+  const becomes = (changes: Partial<IKernel>) => events.tell(aKernel(changes));
+
+  it('lets everything be done to that of a running kernel', () => {
+    expect(snapshotActions.filter(action => refused(action))).toEqual([]);
+  });
+
+  it('says why that of an ended kernel cannot be resumed or compared', () => {
+    const ended = { kernel_id: 'gone' };
+    expect(refused('goBack', ended)).toContain('has ended');
+    expect(refused('compare', ended)).toContain('does not run');
+    expect(refused('branch', ended)).toBeNull();
+    expect(refused('delete', ended)).toBeNull();
+    expect(refused('delete', { ...ended, needed: true })).toContain('lost');
+  });
+
+  it('keeps the one that a suspended kernel needs, and no other', () => {
+    becomes({ state: 'suspended', snapshot_id: 's' });
+    expect(refused('delete')).toContain('would be lost');
+    expect(refused('delete', { snapshot_id: 'older' })).toBeNull();
+    becomes({ state: 'running', snapshot_id: 's' });
+    expect(refused('delete', { needed: true })).toBeNull(); // as it was when it was listed
+  });
+});
+
+describe('snapshot commands', () => {
+  it.each(snapshotActions)('%s describes its arguments', async action => {
+    const { args } = await commands.describedBy(snapshotCommandIds[action]);
+    expect(args).toMatchObject({ required: ['snapshotId'] });
+  });
+
+  it('ask before they go back, and send nothing if that is not wanted', async () => {
+    const done = run('goBack');
+    press(await dialog('Go back to Before?'), 'reject');
+    await done;
+    expect(server.requests).not.toContain('POST kernels/k/roll_back');
+  });
+
+  it('go back without a question where nothing is lost and none is wanted', async () => {
+    await run('goBack', register({ confirmRollBack: false }));
+    expect(server.bodies).toEqual(['{"snapshot_id":"s"}']);
+  });
+
+  it('always name files that have changed', async () => {
+    const mtime = 2000;
+    server.on('GET snapshots/s/changes', {
+      files: [
+        {
+          path: '/data.csv',
+          change: 'smaller',
+          mtime,
+          length_then: 2e6,
+          length_now: 1e6
+        },
+        {
+          path: '/log',
+          change: 'removed',
+          mtime,
+          length_then: 1,
+          length_now: null
+        }
+      ],
+      obstacles: []
+    });
+    const done = run('goBack', register({ confirmRollBack: false }));
+    const shown = await dialog('/data.csv is smaller than it was');
+    expect(shown.textContent).toContain('1 MB, was 2 MB');
+    expect(shown.textContent).toContain('/log is gone');
+    press(shown, 'accept');
+    await done;
+    expect(server.requests).toContain('POST kernels/k/roll_back');
+  });
+
+  it('say what is in the way, and offer no way back then', async () => {
+    const obstacles = ['numpy is 2.1, was 2.0.'];
+    server.on('GET snapshots/s/changes', { files: [], obstacles });
+    const done = run('goBack');
+    const shown = await dialog('numpy is 2.1');
+    expect(shown.querySelectorAll('.jp-Dialog-footer button')).toHaveLength(1);
+    press(shown, 'reject');
+    await done;
+    expect(server.requests).not.toContain('POST kernels/k/roll_back');
+  });
+
+  it('pin and unpin', async () => {
+    server.on('PATCH snapshots/s', aSnapshot({ pinned: true }));
+    expect(commands.isToggled(snapshotCommandIds.pin, args)).toBe(false);
+    await run('pin');
+    expect(commands.isToggled(snapshotCommandIds.pin, args)).toBe(true);
+    server.on('PATCH snapshots/s', aSnapshot());
+    await run('pin');
+    expect(server.bodies).toEqual(['{"pinned":true}', '{"pinned":false}']);
+  });
+
+  it('say what a verification found', async () => {
+    const found = { ok: true, checked_bytes: 4e8, seconds: 3, problems: [] };
+    server.on('POST snapshots/s/verify', found);
+    await run('verify');
+    expect(notifications()).toMatchObject([
+      { type: 'success', message: 'Before is intact: 400 MB read in 3 s' }
+    ]);
+  });
+
+  it('offer the problems of a damaged one', async () => {
+    const problems = ['Chunk 5 is damaged.'];
+    const found = { ok: false, checked_bytes: 1, seconds: 1, problems };
+    server.on('POST snapshots/s/verify', found);
+    await run('verify');
+    expect(notifications()).toMatchObject([
+      { type: 'warning', options: { actions: [{ label: 'Details' }] } }
+    ]);
+  });
+
+  it('delete, and take that back', async () => {
+    server
+      .on('DELETE snapshots/s', { status: 204, body: '' })
+      .on('POST snapshots/s/undelete', aSnapshot());
+    await run('delete');
+    expect(snapshots.list).toEqual([]);
+    const [{ message, options }] = notifications();
+    expect(message).toBe('Deleted the snapshot Before');
+    options.actions?.[0].callback(new MouseEvent('click'));
+    await new Promise<void>(resolve =>
+      snapshots.changed.connect(() => snapshots.list?.length && resolve())
+    );
+  });
+
+  it('say why something failed', async () => {
+    const record = {
+      message: 'In use.',
+      code: 'snapshot_in_use',
+      hint: 'Wait.'
+    };
+    server.on('DELETE snapshots/s', refused(409, record));
+    await run('delete');
+    expect(notifications()).toMatchObject([
+      { type: 'error', message: 'Deleting Before failed: In use. Wait.' }
+    ]);
+  });
+
+  it('hide what the server turns out not to know', async () => {
+    const id = snapshotCommandIds.verify;
+    expect(commands.isVisible(id, args)).toBe(true);
+    await run('verify'); // 404, and not by our server extension
+    expect(commands.isVisible(id, args)).toBe(false);
+    expect(notifications()).toMatchObject([{ type: 'error' }]);
+  });
+});

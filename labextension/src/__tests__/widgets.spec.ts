@@ -1,0 +1,279 @@
+// What the widgets show, drawn by React.
+
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+import { MessageLoop } from '@lumino/messaging';
+import { Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+
+import { GpuCkptApi } from '../api';
+import { SuspendedBanner } from '../banner';
+import { StateChip } from '../chip';
+import { KernelStates } from '../model';
+import type { IKernel, IOperation } from '../protocol';
+import { SessionsPanel } from '../sessions-panel';
+import { addSnapshotCommands } from '../snapshot-commands';
+import type { SnapshotActions } from '../snapshot-actions';
+import { Snapshots } from '../snapshots';
+import { OperationStatus } from '../status';
+import {
+  aKernel,
+  aSave,
+  aSnapshot,
+  chosen,
+  FakeEvents,
+  FakeServer
+} from './fakes';
+
+const trans = nullTranslator.load('');
+const nothing = () => undefined;
+
+let events: FakeEvents;
+let server: FakeServer;
+let states: KernelStates;
+let widget: Widget;
+
+/** A notebook with the kernel `k`. */
+function aPanel(): NotebookPanel {
+  const sender = {};
+  return {
+    disposed: new Signal(sender),
+    sessionContext: {
+      session: { kernel: { id: 'k' } },
+      kernelChanged: new Signal(sender)
+    }
+  } as unknown as NotebookPanel;
+}
+
+/** Wait until the widget shows it. */
+async function shown(text: string): Promise<void> {
+  while (!widget.node.textContent?.includes(text)) {
+    await drawn();
+  }
+}
+
+async function drawn(): Promise<void> {
+  MessageLoop.flush();
+  await new Promise(resolve => setTimeout(resolve, 5));
+}
+
+function attach(made: Widget): void {
+  widget = made;
+  Widget.attach(widget, document.body);
+}
+
+function saving(done_bytes: number, seconds: number): IOperation {
+  const progress = { stage: 'store', done_bytes, total_bytes: 4e9, seconds };
+  return aSave({ progress });
+}
+
+const becomes = (changes: Partial<IKernel>) =>
+  events.tell(aKernel({ path: 'work/a.ipynb', ...changes }));
+
+beforeEach(async () => {
+  events = new FakeEvents();
+  server = new FakeServer().on('GET kernels', { kernels: [aKernel()] });
+  states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
+  await states.ready;
+});
+
+afterEach(() => {
+  widget.dispose();
+  states.dispose();
+});
+
+describe('the chip', () => {
+  it('shows the state, and how far an operation is', async () => {
+    attach(new StateChip(aPanel(), states, chosen(), nothing, trans));
+    await shown('Running');
+    becomes({ state: 'resuming', operation: saving(1e9, 1) });
+    await shown('Resuming 25%');
+  });
+
+  it('can be switched off', async () => {
+    const settings = chosen({ showChip: false });
+    attach(new StateChip(aPanel(), states, settings, nothing, trans));
+    becomes({ state: 'suspended' });
+    await drawn();
+    expect(widget.node.textContent).toBe('');
+  });
+});
+
+describe('the notice', () => {
+  const make = (changes = {}) =>
+    attach(
+      new SuspendedBanner(
+        aPanel(),
+        states,
+        chosen(changes),
+        nothing,
+        nothing,
+        trans
+      )
+    );
+
+  it('is there while the kernel is suspended', async () => {
+    make();
+    expect(widget.isHidden).toBe(true);
+    becomes({ state: 'suspended', suspended_bytes: 4e9, resume_seconds: 2 });
+    await shown('4 GB are kept; a resume takes about 2 s.');
+    expect(widget.isHidden).toBe(false);
+    becomes({ state: 'resuming' });
+    expect(widget.isHidden).toBe(true);
+  });
+
+  it('says why a resume failed', async () => {
+    make();
+    becomes({ state: 'suspended', reason: 'No GPU.', hint: 'Start one.' });
+    await shown('No GPU. Start one.');
+  });
+
+  it('does not flicker on the way back to an older snapshot', async () => {
+    server
+      .on('POST kernels/k/roll_back', aSave({ kind: 'roll_back' }))
+      .on('GET kernels/k', aKernel());
+    make();
+    const goesBack = states.run('roll_back', 'k').catch(nothing);
+    becomes({ state: 'suspended' });
+    expect(widget.isHidden).toBe(true);
+    await goesBack;
+  });
+
+  it('can be switched off', () => {
+    make({ showBanner: false });
+    becomes({ state: 'suspended' });
+    expect(widget.isHidden).toBe(true);
+  });
+});
+
+describe('the item in the status bar', () => {
+  it('shows what is in flight, how far it is and how fast', async () => {
+    const item = new OperationStatus(states, nothing, trans);
+    attach(item);
+    expect(item.isActive()).toBe(false);
+    becomes({ state: 'saving', operation: saving(1e9, 1) });
+    expect(item.isActive()).toBe(true);
+    await shown('Saving a.ipynb… store 25%');
+    becomes({ state: 'saving', operation: saving(3e9, 2) });
+    await shown('Saving a.ipynb… store 75% 2 GB/s');
+    becomes({});
+    expect(item.isActive()).toBe(false);
+  });
+});
+
+describe('the panel', () => {
+  const list = [
+    aSnapshot({ title: 'Newest', gpu_bytes: 3e9, note: 'Look here.' }),
+    aSnapshot({ snapshot_id: 'older', cause: 'idle' }),
+    aSnapshot({ snapshot_id: 'lone', kernel_id: 'gone', name: 'old/b.ipynb' })
+  ];
+
+  let snapshots: Snapshots;
+
+  afterEach(() => snapshots.dispose());
+
+  function make(isShown = true): void {
+    const api = new GpuCkptApi(server.settings);
+    snapshots = new Snapshots(api, events.stream);
+    const commands = new CommandRegistry();
+    const none = { missing: new Set() } as unknown as SnapshotActions;
+    addSnapshotCommands(commands, snapshots, states, none, trans);
+    for (const kind of ['save', 'suspend', 'resume']) {
+      commands.addCommand(`gpuckpt:${kind}-kernel`, {
+        describedBy: { args: {} },
+        execute: nothing
+      });
+    }
+    const panel = new SessionsPanel({
+      states,
+      snapshots,
+      commands,
+      openNotebook: nothing,
+      trans
+    });
+    panel.setHidden(!isShown);
+    attach(panel);
+  }
+
+  it('asks for nothing before it is shown', async () => {
+    server.on('GET snapshots', { snapshots: list });
+    make(false);
+    await drawn();
+    expect(server.requests).not.toContain('GET snapshots');
+    widget.show();
+    await shown('Newest');
+  });
+
+  it('lists kernels with their snapshots, and those of ended kernels', async () => {
+    server.on('GET snapshots', { snapshots: list });
+    becomes({ memory_bytes: 1e9, gpu_bytes: 3e9, parent_snapshot_id: 'lone' });
+    make();
+    await shown('Newest');
+    const cards = widget.node.querySelectorAll('.jp-GpuCkptKernel');
+    const texts = Array.from(cards).map(card => card.textContent);
+    expect(texts).toHaveLength(2);
+    expect(texts[0]).toContain('a.ipynb');
+    expect(texts[0]).toContain('1 GB RAM · 3 GB GPU');
+    expect(texts[0]).toMatch(/Branch of .*1970/);
+    expect(texts[0]).toContain('Look here.');
+    expect(texts[0]).toContain('idle');
+    expect(texts[1]).toContain('b.ipynb');
+    expect(cards[0].querySelectorAll('.jp-GpuCkptSnapshot')).toHaveLength(2);
+  });
+
+  it('shows few snapshots of many, until all are wanted', async () => {
+    const many = Array.from({ length: 12 }, (_, index) =>
+      aSnapshot({ snapshot_id: `s${index}`, title: `No ${index}` })
+    );
+    server.on('GET snapshots', { snapshots: many });
+    make();
+    await shown('Show 7 more');
+    Array.from(widget.node.querySelectorAll('button'))
+      .find(button => button.textContent === 'Show 7 more')
+      ?.click();
+    await shown('No 11');
+  });
+
+  it('draws what the store holds', async () => {
+    const share = (name: string, stored_bytes: number) => ({
+      name,
+      snapshots: 1,
+      stored_bytes,
+      raw_bytes: 2 * stored_bytes,
+      exclusive_bytes: 1
+    });
+    server.on('GET snapshots', { snapshots: [] }).on('GET store', {
+      path: '/store',
+      free_bytes: 5e9,
+      disk_bytes: 1e9,
+      raw_bytes: 8e9,
+      unique_bytes: 4e9,
+      stored_bytes: 1e9,
+      snapshots: 7,
+      by_name: [
+        share('small.ipynb', 1e8),
+        share('big.ipynb', 9e8),
+        ...['a', 'b', 'c', 'd'].map(name => share(name, 1e6))
+      ],
+      growth: [
+        { time: 1000, stored_bytes: 1e8 },
+        { time: 2000, stored_bytes: 1e9 }
+      ]
+    });
+    make();
+    await shown('1 GB on disk, 5 GB free');
+    const legend = widget.node.querySelectorAll('.jp-GpuCkptStore-legend li');
+    expect(legend[0].textContent).toBe('big.ipynb900 MB (90%)');
+    expect(legend[5].textContent).toContain('Others');
+    expect(widget.node.textContent).toContain('Sharing saves 50%');
+    expect(widget.node.textContent).toContain('Compression saves 75%');
+    expect(widget.node.querySelector('polyline')).not.toBeNull();
+  });
+
+  it('says why it knows nothing', async () => {
+    server.on('GET snapshots', { status: 404, body: '' });
+    make();
+    await shown('The server extension jupyter_gpuckpt does not run here.');
+  });
+});
