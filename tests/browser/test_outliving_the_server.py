@@ -29,21 +29,12 @@ def test_a_cell_shows_all_it_prints_over_a_reload(open_notebook, expect):
 def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, lab_server, expect):
     busy = open_notebook("busy.ipynb", COUNT, "print(number)").require_engine()
     busy.page.keyboard.press("Control+s")
-    other = lab_server.write_notebook("other.ipynb", "x = 41; print(x)", "print(x + 1)")
+    lab_server.write_notebook("other.ipynb", "x = 41; print(x)", "print(x + 1)")
     page = busy.page
-    page.evaluate(
-        "() => window.jupyterapp.commands.execute('docmanager:open', {path: 'other.ipynb'})"
-    )
-    page.wait_for_function(
-        "() => window.jupyterapp.shell.currentWidget?.context?.path === 'other.ipynb'"
-        " && window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
-    )
-    other = type(busy)(page, expect, lab_server, "other.ipynb")
+    other = busy.show("other.ipynb")
     other.run_cell(0, "41")
     kernels = {kernel["id"] for kernel in lab_server.get("api/kernels")}
-    page.evaluate(
-        "() => window.jupyterapp.commands.execute('docmanager:open', {path: 'busy.ipynb'})"
-    )
+    busy.show("busy.ipynb")
     busy.start_cell(0)
     expect(busy.cell(0)).to_contain_text("50")
     page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save-all')")

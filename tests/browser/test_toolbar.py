@@ -52,7 +52,7 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expec
     notebook.press("suspend")
     expect(notebook.chip).to_have_text("Suspended")
     expect(notebook.toasts).to_contain_text(
-        re.compile(r"Suspended suspend\.ipynb: .*B stored in .* s")
+        re.compile(r"Suspended suspend\.ipynb: .*B RAM freed, .*B stored in .* s")
     )
     expect(notebook.banner).to_be_visible()
     notebook.expect_enabled("resume")
@@ -88,8 +88,54 @@ def test_a_kernel_that_is_not_under_the_engine_says_why_it_cannot_be_saved(open_
     notebook = open_notebook("plain.ipynb", "print(1)", kernel="plain-python")
     expect(notebook.chip).to_have_attribute("data-state", "unmanaged")
     notebook.expect_enabled()
-    for kind in ("save", "suspend", "resume"):
-        expect(notebook.button(kind)).to_have_attribute(
-            "title", re.compile(r"This kernel does not run under the engine: .+")
-        )
+    expect(notebook.main_button).to_have_attribute("aria-disabled", "true")
+    why = re.compile(r"This kernel does not run under the engine: .+")
+    expect(notebook.main_button).to_have_attribute("title", why)
+    notebook.menu_button.click()
+    for label in ("Save Session", "Suspend Session", "Resume Session"):
+        item = notebook.page.get_by_role("menuitem", name=label, exact=True)
+        expect(item.locator(".lm-Menu-itemLabel")).to_have_attribute("title", why)
+    notebook.page.keyboard.press("Escape")
     notebook.run_cell(0, "1")
+
+
+def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expect):
+    notebook = open_notebook("ways.ipynb", "x = 41; print(x)", "print(x + 1)").require_engine()
+    page = notebook.page
+    notebook.run_cell(0, "41")
+    notebook.expect_enabled("save", "suspend")
+
+    page.keyboard.press("Alt+Shift+S")
+    expect(notebook.toasts.filter(has_text="Saved ways.ipynb")).to_be_visible()
+
+    page.get_by_role("menuitem", name="Kernel", exact=True).click()
+    menu = page.locator(".lm-MenuBar-menu")
+    expect(menu.get_by_role("menuitem", name="Branch Session")).to_be_visible()
+    menu.get_by_role("menuitem", name="Suspend Session").click()
+    expect(notebook.chip).to_have_text("Suspended")
+    expect(notebook.banner).to_contain_text("Running a cell resumes it.")
+
+    notebook.execute("filebrowser:activate")
+    page.locator(".jp-DirListing-item", has_text="ways.ipynb").click(button="right")
+    menu = page.locator(".lm-Menu")
+    expect(menu.get_by_role("menuitem", name="Suspend Session")).to_have_count(0)
+    menu.get_by_role("menuitem", name="Resume Session").click()
+    expect(notebook.chip).to_have_text("Running")
+
+    # By the keyboard alone: the button is reached, its menu opened, an entry chosen.
+    page.locator(".jp-NotebookPanel-toolbar jp-button").first.focus()
+    while not notebook.menu_button.evaluate("button => button === document.activeElement"):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Save Session As…")).to_be_visible()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(notebook.chip).to_have_text("Suspended")
+
+    notebook.execute("apputils:activate-command-palette")
+    page.keyboard.type("resume session")
+    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Resume Session")
+    page.keyboard.press("Enter")
+    expect(notebook.chip).to_have_text("Running")
+    notebook.run_cell(1, "42")

@@ -1,0 +1,126 @@
+"""A notebook in the browser: the little that the tests do with it."""
+
+from tests.conftest import missing
+
+#: Whether the current notebook has a kernel that is ready for cells. The page's own indicator says idle before that.
+HAS_IDLE_KERNEL = """() => {
+  const context = window.jupyterapp.shell.currentWidget?.sessionContext;
+  return context?.isReady && context.session?.kernel?.status === 'idle';
+}"""
+
+#: Whether the current notebook has a kernel at all.
+HAS_KERNEL = "() => window.jupyterapp.shell.currentWidget?.sessionContext.session?.kernel"
+
+#: Whether a command is enabled for the current notebook.
+IS_ENABLED = "id => window.jupyterapp.commands.isEnabled(id)"
+
+#: What can be done to a kernel: the command, and its name in the menu of the toolbar's button.
+ACTIONS = {
+    "save": ("gpuckpt:save-kernel", "Save Session"),
+    "save as": ("gpuckpt:save-kernel-as", "Save Session As…"),
+    "suspend": ("gpuckpt:suspend-kernel", "Suspend Session"),
+    "resume": ("gpuckpt:resume-kernel", "Resume Session"),
+    "park": ("gpuckpt:park-kernel", "Park GPU"),
+    "branch": ("gpuckpt:branch-kernel", "Branch Session"),
+    "history": ("gpuckpt:show-history", "Session History"),
+}
+
+
+class NotebookPage:
+    """One notebook, open in the browser."""
+
+    def __init__(self, page, expect, server, name, *, place="lab/tree"):
+        self.page = page
+        self.expect = expect
+        self.server = server
+        self.name = name
+        self.place = place
+        #: The state chip in the toolbar.
+        self.chip = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptChip-content")
+        #: The notice above the cells.
+        self.banner = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptBanner")
+        #: The toolbar's button: its main part, and the one that opens the menu.
+        button = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptButton jp-button")
+        self.main_button, self.menu_button = button.first, button.last
+        #: Notifications on the screen.
+        self.toasts = page.locator(".Toastify__toast")
+        #: The side panel with the kernels and their snapshots.
+        self.sessions = page.locator(".jp-GpuCkptSessions")
+
+    def open(self, *, until=HAS_IDLE_KERNEL):
+        """Load the page."""
+        url = f"{self.server.url}/{self.place}/{self.name}"
+        self.page.goto(f"{url}?token={self.server.token}&reset")
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
+        self.page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+        self.page.wait_for_function(until)
+        return self
+
+    def reload(self):
+        """Load the page again, whether or not the kernel is able to answer."""
+        return self.open(until=HAS_KERNEL)
+
+    def cell(self, index):
+        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(index)
+
+    def start_cell(self, index):
+        """Run a cell."""
+        self.cell(index).locator(".cm-content").click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def run_cell(self, index, output):
+        """Run a cell; returns when its output reads `output`."""
+        self.start_cell(index)
+        self.expect(self.cell(index).locator(".jp-OutputArea-output").last).to_have_text(output)
+
+    def output(self, index):
+        """All that a cell shows as its output."""
+        return "".join(self.cell(index).locator(".jp-OutputArea-output").all_inner_texts())
+
+    def press(self, action):
+        """Choose an action from the menu of the toolbar's button, as soon as it is enabled."""
+        command, label = ACTIONS[action]
+        self.page.wait_for_function(IS_ENABLED, arg=command)
+        self.menu_button.click()
+        self.page.get_by_role("menuitem", name=label, exact=True).click()
+
+    def expect_enabled(self, *actions):
+        """Of saving, suspending and resuming exactly these are, or become, possible."""
+        for action in ("save", "suspend", "resume"):
+            enabled = "true" if action in actions else "false"
+            self.page.wait_for_function(
+                f"id => window.jupyterapp.commands.isEnabled(id) === {enabled}",
+                arg=ACTIONS[action][0],
+            )
+
+    def snapshots(self):
+        """The snapshots of this notebook's kernel, as the panel shows them."""
+        return self.sessions.locator(f"[data-kernel='{self.kernel_id()}'] .jp-GpuCkptSnapshot")
+
+    def execute(self, command, **arguments):
+        """Run a command of JupyterLab."""
+        self.page.evaluate(
+            "async ([id, args]) => { await window.jupyterapp.commands.execute(id, args); }",
+            [command, arguments],
+        )
+
+    def show(self, name):
+        """Bring an open notebook to the front; gives it."""
+        self.execute("docmanager:open", path=name)
+        self.page.wait_for_function(
+            "name => window.jupyterapp.shell.currentWidget?.context?.path === name", arg=name
+        )
+        self.page.wait_for_function(HAS_IDLE_KERNEL)
+        return NotebookPage(self.page, self.expect, self.server, name)
+
+    def kernel_id(self):
+        return self.page.evaluate(
+            "() => window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.id"
+        )
+
+    def require_engine(self):
+        """Skip, or fail where the engine is required, unless the kernel runs under it."""
+        kernel = self.server.get(f"api/gpuckpt/kernels/{self.kernel_id()}")
+        if not kernel["managed"]:
+            missing("criu", f"kernels do not run under the engine here: {kernel['reason']}")
+        return self
