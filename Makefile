@@ -4,6 +4,7 @@
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks
+# make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
 #
 # Debian 12 and 13, Ubuntu 24.04; as root or with sudo. Needs python3 >= 3.11 and make, no node.
@@ -25,7 +26,7 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
-.PHONY: setup demo lab test upstream bench lint clean again
+.PHONY: setup demo lab test upstream bench screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -45,6 +46,9 @@ upstream: setup
 
 bench: setup
 	$(as_root) $(BIN)/python -m tests.benchmarks
+
+screenshots: setup $(STAMPS)/apt-test
+	$(as_root) $(BIN)/python tools/screenshots.py
 
 lint: setup
 	$(BIN)/ruff check .
