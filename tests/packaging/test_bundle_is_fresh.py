@@ -44,3 +44,7 @@ def test_the_bundle_is_whole():
     assert (BUNDLE / "static" / "style.js").is_file(), REBUILD
     source = json.loads((SOURCES / "package.json").read_text())
     assert package["version"] == source["version"], REBUILD
+
+
+def test_the_bundle_is_small():
+    assert sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()) < 150_000
