@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import KernelLost
-from ..model import RetentionPolicy, Sizes
+from ..model import Cause, RetentionPolicy, Sizes
 from ..protocol import OperationKind, Result, SaveRequest
 from ..states import KernelState, Verb
 from .machine import Machine
@@ -39,6 +39,8 @@ class Job:
     work: Callable[[RunningOperation], Outcome]
     entering: dict[str, Any] = field(default_factory=dict)
     retention: RetentionPolicy | None = None
+    #: Nobody asked for it, so it is refused where it would cost something.
+    hesitant: bool = False
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
@@ -90,7 +92,8 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         if stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
-    return Job(*what, work, retention=request.retention)
+    hesitant = request.cause is Cause.IDLE
+    return Job(*what, work, retention=request.retention, hesitant=hesitant)
 
 
 def park(machine: Machine, record: KernelRecord) -> Job:

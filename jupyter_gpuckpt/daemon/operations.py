@@ -34,6 +34,8 @@ class RunningOperation:
         self.result: Result | None = None
         self.error: ErrorRecord | None = None
         self.ended_at = 0.0
+        #: See `Job`: nobody else may count on what becomes of it.
+        self.hesitant = False
         self.progress = Progress(self._listen)
 
     @property

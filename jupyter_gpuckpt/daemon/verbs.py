@@ -222,8 +222,11 @@ class Verbs:
         """A new operation, or the one in flight if it does the same. A refusal is raised; later ones are its error."""
         decision = self._decide(kernel, job.verb)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
-            return kernel.in_flight
+            if not _outlasts(job, kernel.in_flight):
+                return kernel.in_flight
+            decision = Answer.WAIT
         operation = self._operations.add(job.kind, kernel.kernel_id, kernel.on_progress)
+        operation.hesitant = job.hesitant
         if decision is Answer.NOTHING:
             operation.succeed(Result(kernel.record.snapshot_id, 0.0))
         else:
@@ -275,7 +278,9 @@ class Verbs:
             if decision is Answer.DO:
                 return self._enter(kernel, job, operation)
             if decision is Answer.NOTHING:
-                return None
+                if kernel.in_flight is None or not _outlasts(job, kernel.in_flight):
+                    return None
+                decision = Answer.WAIT
             await self._give_way(kernel, decision)
 
     async def _give_way(self, kernel: ManagedKernel, decision: Answer) -> None:
@@ -325,6 +330,11 @@ class Verbs:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _outlasts(job: Job, operation: RunningOperation) -> bool:
+    """Whether `job` is to be done even if `operation`, which does the same, is refused."""
+    return operation.hesitant and not job.hesitant
 
 
 def _send(kernel: ManagedKernel, signum: int) -> None:

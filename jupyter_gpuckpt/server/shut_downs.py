@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 #: The daemon's end comes this much later than ours, which lets the kernel's exit handlers run.
 _DAEMON_LATER_SECONDS = 20.0
+_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
 #: GPU memory is scarce: who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
 _GPU_SECONDS = 5.0
 _KEPT_STATES = frozenset(
@@ -100,6 +101,15 @@ class ShutDowns:
         kept.timer = asyncio.ensure_future(self._end_later(kernel_id, seconds))
         self._kept[kernel_id] = kept
         self._log.info("Kernel %s is shut down; that can be undone for %.0f s", kernel_id, seconds)
+        # What Jupyter says itself only when the process ends: other pages are to know now.
+        action = {
+            "action": "shutdown",
+            "status": "success",
+            "msg": f"Kernel {kernel_id} was shut down.",
+            "kernel_id": kernel_id,
+            "kernel_name": manager.kernel_name,
+        }
+        manager.emit(_ACTIONS, action)
         return True
 
     async def undo(self, kernel_id: str) -> None:

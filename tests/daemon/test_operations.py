@@ -12,11 +12,13 @@ from jupyter_gpuckpt import place
 from jupyter_gpuckpt.client import AsyncClient, Client, this_owner
 from jupyter_gpuckpt.errors import (
     KernelBusy,
+    KernelNotCheckpointable,
     KernelStateConflict,
     OperationCancelled,
     SnapshotInUse,
     SnapshotNotFound,
 )
+from jupyter_gpuckpt.model import Cause
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind
 from jupyter_gpuckpt.states import KernelState
 
@@ -134,6 +136,29 @@ def test_a_second_suspend_is_the_same_operation(client, large):
     first = client.suspend(large.kernel_id)
     assert client.suspend(large.kernel_id).operation_id == first.operation_id
     client.wait(first.operation_id)
+
+
+CONNECTED = """
+import socket, time
+listener = socket.create_server(("127.0.0.1", 0))
+ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+print("connected", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_who_asks_for_a_suspend_does_not_get_the_refusal_of_an_idle_one(
+    client, owner, spec, eventually
+):
+    made = spec([sys.executable, "-c", CONNECTED])
+    kernel = client.launch(owner.owner_id, made)
+    eventually(lambda: "connected" in Path(made.log_path).read_text())
+    idle = client.suspend(kernel.kernel_id, cause=Cause.IDLE)
+    wanted = client.suspend(kernel.kernel_id)
+    with pytest.raises(KernelNotCheckpointable):
+        client.wait(idle.operation_id)
+    client.wait(wanted.operation_id)
+    assert state(client, kernel) is KernelState.SUSPENDED
 
 
 def test_a_resume_waits_for_a_suspend_in_flight(client, large, counts, eventually):

@@ -27,11 +27,19 @@ def delete_session(server, page):
     assert server.request("DELETE", f"api/sessions/{page.session_id}").status_code == 204
 
 
-def test_a_kernel_that_was_shut_down_comes_back_with_its_session_and_its_page(server):
+def test_a_kernel_that_was_shut_down_comes_back_with_its_session_and_its_page(
+    server, make_listener
+):
     page = server.open()
     page.run("x = 41")
     pid = pid_of(page)
+    actions = make_listener("https://events.jupyter.org/jupyter_server/kernel_actions/v1")
     delete_session(server, page)
+    wait_for(lambda: actions.heard)
+    assert (actions.heard[0]["action"], actions.heard[0]["kernel_id"]) == (
+        "shutdown",
+        page.kernel_id,
+    )
     assert server.get("api/sessions") == server.get("api/kernels") == []
     assert processes.state(pid) == "T"
     (kept,) = server.get("api/gpuckpt/shut_down")["kernels"]
