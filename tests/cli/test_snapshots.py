@@ -80,7 +80,10 @@ def test_a_snapshot_goes_elsewhere_by_a_file_and_by_a_pipe(
 
 def test_damage_is_status_10(snapshot_id, gpuckpt, gpuckpt_json, short_dir, tmp_path):
     assert f"Snapshot {snapshot_id} is whole: " in gpuckpt("verify", snapshot_id[:10]).stdout
-    (path,) = (short_dir / "data" / "store" / "packs").iterdir()
+    # Two threads may have written one each; in the middle of the larger one is a chunk.
+    path = max(
+        (short_dir / "data" / "store" / "packs").iterdir(), key=lambda pack: pack.stat().st_size
+    )
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
