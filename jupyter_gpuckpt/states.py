@@ -78,6 +78,8 @@ _TABLE: dict[KernelState, _ROW] = {
 
 #: States in which the kernel has a process that runs or will run again without a resume.
 ALIVE = frozenset(set(KernelState) - {_S.SUSPENDED, _S.LOST})
+#: States in which it has no process that could answer: what it holds is in a snapshot only.
+ABSENT = frozenset({_S.SUSPENDED, _S.RESUMING, _S.LOST})
 #: States in which the process is there, but its GPU memory is away or on its way.
 GPU_AWAY = frozenset({_S.PARKING, _S.PARKED, _S.UNPARKING})
 

@@ -81,23 +81,6 @@ class BranchesHandler(BaseHandler):
         self.reply(kernel.public(), HTTPStatus.CREATED)
 
 
-class LaunchSpecHandler(BaseHandler):
-    """How the kernel of a snapshot was started."""
-
-    async def get(self, snapshot_id: str) -> None:
-        """All of it, with environment and connection key: for doors, which never pass it on."""
-        manifest = await asyncio.to_thread(self.daemon.machine.store.manifest, snapshot_id)
-        self.reply(manifest.launch)
-
-
-class ChangesHandler(BaseHandler):
-    """What became of files."""
-
-    async def get(self, snapshot_id: str) -> None:
-        """Look now."""
-        self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
-
-
 class GpuRoomHandler(BaseHandler):
     """Room on the GPU."""
 
@@ -252,8 +235,6 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/end": EndHandler,
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/branches": BranchesHandler,
-    "/snapshots/{snapshot_id}/launch": LaunchSpecHandler,
-    "/snapshots/{snapshot_id}/changes": ChangesHandler,
     "/operations/{operation_id}": OperationHandler,
     "/operations/{operation_id}/progress": ProgressHandler,
     "/operations/{operation_id}/cancel": CancelHandler,

@@ -23,7 +23,7 @@ from ..host import processes
 from ..model import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel, Owner
-from ..states import ALIVE, KernelState, may_follow
+from ..states import ABSENT, ALIVE, KernelState, may_follow
 from .machine import Machine
 from .operations import RunningOperation
 from .records import KernelRecord, Records, lost, settled
@@ -36,8 +36,6 @@ _log = logging.getLogger(__name__)
 _CUT_OFF = frozenset(
     {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
 )
-#: States in which its memory is in a snapshot only.
-_STORED = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 #: Tells an owner's streams; the last argument is True for progress, which may be dropped.
 Tell = Callable[[str, Event, bool], None]
 
@@ -106,13 +104,13 @@ class ManagedKernel:
             moved_ports=record.moved_ports,
             since=record.since,
             gpu_utilization=usage.gpu_utilization,
-            suspended_bytes=record.sizes.raw_bytes if record.state in _STORED else 0,
+            suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
             resume_seconds=self._resume_seconds(),
         )
 
     def _resume_seconds(self) -> float | None:
         """As earlier resumes took, else as its own save did, which read and wrote as much."""
-        if self.state not in _STORED:
+        if self.state not in ABSENT:
             return None
         estimate = self._resume_times.estimate(self.record.sizes)
         return self.record.saved_seconds or None if estimate is None else estimate

@@ -47,6 +47,23 @@ class VariablesHandler(BaseHandler):
         self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
 
 
+class LaunchSpecHandler(BaseHandler):
+    """How the kernel of a snapshot was started."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """All of it, with environment and connection key: for doors, which never pass it on."""
+        manifest = await asyncio.to_thread(self.daemon.machine.store.manifest, snapshot_id)
+        self.reply(manifest.launch)
+
+
+class ChangesHandler(BaseHandler):
+    """What became of files."""
+
+    async def get(self, snapshot_id: str) -> None:
+        """Look now."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
+
+
 class SnapshotHandler(BaseHandler):
     """One snapshot."""
 
@@ -181,6 +198,8 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/snapshots/import": ImportHandler,
     "/snapshots/{snapshot_id}": SnapshotHandler,
     "/snapshots/{snapshot_id}/variables": VariablesHandler,
+    "/snapshots/{snapshot_id}/launch": LaunchSpecHandler,
+    "/snapshots/{snapshot_id}/changes": ChangesHandler,
     "/snapshots/{snapshot_id}/undelete": UndeleteHandler,
     "/snapshots/{snapshot_id}/verify": VerifyHandler,
     "/snapshots/{snapshot_id}/export": ExportHandler,

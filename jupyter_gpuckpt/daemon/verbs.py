@@ -218,13 +218,21 @@ class Verbs:
             raise KernelStateConflict(f"A kernel that is {kernel.state} cannot {verb}.")
         return decision
 
+    def _decide_job(self, kernel: ManagedKernel, job: Job) -> Answer:
+        """The same for a job; one that is really wanted does not count on a hesitant one in flight, which may be refused."""
+        decision = self._decide(kernel, job.verb)
+        hesitant = kernel.in_flight is not None and kernel.in_flight.hesitant
+        return (
+            Answer.WAIT
+            if decision is Answer.NOTHING and hesitant and not job.hesitant
+            else decision
+        )
+
     def _begin(self, kernel: ManagedKernel, job: Job) -> RunningOperation:
         """A new operation, or the one in flight if it does the same. A refusal is raised; later ones are its error."""
-        decision = self._decide(kernel, job.verb)
+        decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
-            if not _outlasts(job, kernel.in_flight):
-                return kernel.in_flight
-            decision = Answer.WAIT
+            return kernel.in_flight
         operation = self._operations.add(job.kind, kernel.kernel_id, kernel.on_progress)
         operation.hesitant = job.hesitant
         if decision is Answer.NOTHING:
@@ -274,13 +282,11 @@ class Verbs:
             operation.progress.check()
             if self._kernels.get(kernel.kernel_id) is not kernel:
                 raise KernelNotFound("The kernel was replaced by a new one of the same id.")
-            decision = self._decide(kernel, job.verb)
+            decision = self._decide_job(kernel, job)
             if decision is Answer.DO:
                 return self._enter(kernel, job, operation)
             if decision is Answer.NOTHING:
-                if kernel.in_flight is None or not _outlasts(job, kernel.in_flight):
-                    return None
-                decision = Answer.WAIT
+                return None
             await self._give_way(kernel, decision)
 
     async def _give_way(self, kernel: ManagedKernel, decision: Answer) -> None:
@@ -330,11 +336,6 @@ class Verbs:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _outlasts(job: Job, operation: RunningOperation) -> bool:
-    """Whether `job` is to be done even if `operation`, which does the same, is refused."""
-    return operation.hesitant and not job.hesitant
 
 
 def _send(kernel: ManagedKernel, signum: int) -> None:

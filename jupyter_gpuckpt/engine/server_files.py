@@ -12,9 +12,9 @@ import logging
 import re
 from pathlib import Path
 
-from ..host import commands
 from ..host.commands import CommandFailed
 from ..model import SCRATCH
+from . import mounts
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,6 @@ _PATTERN = "jpserver-*.json"
 _COPIES = f"{SCRATCH}/servers"
 #: The kernel's init: it is there as long as the kernel is.
 _A_LIVING_PROCESS = 1
-_MOUNT_SECONDS = 10.0
 
 
 def protect(init_pid: int, directory: str) -> None:
@@ -44,13 +43,7 @@ def _protect(init_pid: int, path: Path) -> None:
     copy.parent.mkdir(exist_ok=True)
     copy.write_text(json.dumps({**info, "pid": _A_LIVING_PROCESS}))
     copy.chmod(0o600)  # the server's token is in it
-    commands.run(
-        [
-            *("nsenter", f"--target={init_pid}", "--mount", "--"),
-            *("mount", "--no-mtab", "--bind", f"{_COPIES}/{path.name}", str(path)),
-        ],
-        timeout=_MOUNT_SECONDS,
-    )
+    mounts.bind(init_pid, f"{_COPIES}/{path.name}", path)
 
 
 def _mount_points(init_pid: int) -> set[str]:

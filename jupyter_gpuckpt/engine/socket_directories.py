@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..errors import ThawFailed
-from ..host import commands
 from ..host.commands import CommandFailed
 from ..model import SCRATCH
+from . import mounts
 
 _COPIES = f"{SCRATCH}/socket-directories"
-_MOUNT_SECONDS = 10.0
 _HINT = (
     "Suspend or shut down the kernel that this one was branched from, then try again."
     " The snapshot is untouched."
@@ -54,13 +53,7 @@ def _lay_over(init_pid: int, directory: Path, number: int, inside: Callable[[str
     copy = inside(f"{_COPIES}/{number}")
     copy.parent.mkdir(exist_ok=True)
     shutil.copytree(directory, copy, symlinks=True, ignore=_sockets)
-    commands.run(
-        [
-            *("nsenter", f"--target={init_pid}", "--mount", "--"),
-            *("mount", "--no-mtab", "--bind", f"{_COPIES}/{number}", str(directory)),
-        ],
-        timeout=_MOUNT_SECONDS,
-    )
+    mounts.bind(init_pid, f"{_COPIES}/{number}", directory)
 
 
 def _is_temporary(directory: Path) -> bool:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from typing import NamedTuple
 
-from . import processes
+from . import processes, tcp_table
+from .tcp_table import Row, TcpState
 
-_ESTABLISHED = "01"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 
@@ -37,31 +35,16 @@ def established(pids: Collection[int], *, ignored_ports: Collection[int] = ()) -
             for link in processes.descriptors(pid).values()
             if (match := _SOCKET.fullmatch(link))
         }
-        for inode, local_port, address, remote_port in _table(pid) if inodes else ():
-            if inode in inodes and not {local_port, remote_port} & set(ignored_ports):
-                found.setdefault(
-                    inode,
-                    Connection(pid, processes.name(pid) or "?", local_port, address, remote_port),
-                )
+        for row in tcp_table.rows(pid) if inodes else ():
+            ports = {row.local.port, row.remote.port}
+            established = row.state == TcpState.ESTABLISHED and row.inode in inodes
+            if established and not ports & set(ignored_ports):
+                found.setdefault(row.inode, _connection(pid, row))
     return list(found.values())
 
 
-def _table(pid: int) -> Iterator[tuple[str, int, str, int]]:
-    """(inode, local port, remote address, remote port) of every established connection of its network namespace."""
-    for name in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _ESTABLISHED:
-                    local, remote = fields[1], fields[2]
-                    address, port = _endpoint(remote)
-                    yield fields[9], _endpoint(local)[1], address, port
-
-
-def _endpoint(text: str) -> tuple[str, int]:
-    """An address is written as 32-bit words in the machine's byte order, which is little-endian here."""
-    words, _, port = text.partition(":")
-    packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
-    address = ipaddress.ip_address(packed)
+def _connection(pid: int, row: Row) -> Connection:
+    address, port = row.remote
     mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address), int(port, 16)
+    name = processes.name(pid) or "?"
+    return Connection(pid, name, row.local.port, str(mapped or address), port)

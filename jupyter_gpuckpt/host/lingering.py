@@ -12,24 +12,17 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import NamedTuple
+
+from . import tcp_table
+from .tcp_table import Row, TcpState
 
 _NETLINK_SOCK_DIAG, _SOCK_DESTROY = 4, 21
 _NLM_F_REQUEST, _NLM_F_ACK = 1, 4
-_FIN_WAIT_1, _FIN_WAIT_2, _TIME_WAIT = "04", "05", "06"
+_ENDING = frozenset({TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.TIME_WAIT})
 _PATIENCE_SECONDS, _LOOK_SECONDS = 0.3, 0.01
 #: Any socket, whatever its cookie (INET_DIAG_NOCOOKIE).
 _NO_COOKIE = b"\xff" * 8
 _ANSWER_BYTES = 4096
-
-
-class _Connection(NamedTuple):
-    family: int
-    local: bytes
-    local_port: int
-    remote: bytes
-    remote_port: int
 
 
 def end(port: int) -> None:
@@ -41,49 +34,32 @@ def end(port: int) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         closing = False
-        for state, connection in _left(port):
-            if state == _FIN_WAIT_1:
+        for row in _left(port):
+            if row.state == TcpState.FIN_WAIT_1:
                 closing = True
                 continue
             with suppress(OSError):
-                _destroy(connection)
+                _destroy(row)
         if not closing or time.monotonic() > deadline:
             return
         time.sleep(_LOOK_SECONDS)
 
 
-def _left(port: int) -> Iterator[tuple[str, _Connection]]:
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        try:
-            lines = Path("/proc/net", name).read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            columns = line.split()
-            # No inode: no program has it any more (man proc_net_tcp).
-            if columns[3] in {_FIN_WAIT_1, _FIN_WAIT_2, _TIME_WAIT} and columns[9] == "0":
-                local, local_port = _address(columns[1])
-                remote, remote_port = _address(columns[2])
-                if local_port == port:
-                    yield columns[3], _Connection(family, local, port, remote, remote_port)
+def _left(port: int) -> Iterator[Row]:
+    for row in tcp_table.rows():
+        # No inode: no program has it any more.
+        if row.local.port == port and row.state in _ENDING and row.inode == "0":
+            yield row
 
 
-def _address(text: str) -> tuple[bytes, int]:
-    """As /proc has it: words of 32 bits in the machine's order, then the port."""
-    address, port = text.split(":")
-    words = [int(address[at : at + 8], 16) for at in range(0, len(address), 8)]
-    return struct.pack(f"={len(words)}I", *words), int(port, 16)
-
-
-def _destroy(connection: _Connection) -> None:
-    request = struct.pack(
-        "=BBBxI", connection.family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF
-    ) + struct.pack(
+def _destroy(row: Row) -> None:
+    family = socket.AF_INET if row.local.address.version == 4 else socket.AF_INET6
+    request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + struct.pack(
         "!HH16s16sI",
-        connection.local_port,
-        connection.remote_port,
-        connection.local,
-        connection.remote,
+        row.local.port,
+        row.remote.port,
+        row.local.address.packed,
+        row.remote.address.packed,
         0,
     )
     request += _NO_COOKIE

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
 
-#: As jupyter_client names them, in the order of `LaunchSpec.own_ports` (the provisioner's).
-_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _INSERT = "-branch-"
 
 
@@ -128,9 +126,10 @@ class Branching:
         }
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
+        moved = dict(zip(launch.own_ports, free.ports, strict=True))
         connection = {
-            **launch.jupyter["connection_info"],
-            **dict(zip(_PORTS, free.ports, strict=True)),
+            name: moved.get(value, value) if name.endswith("_port") else value
+            for name, value in launch.jupyter["connection_info"].items()
         }
         jupyter = {
             **launch.jupyter,

@@ -22,10 +22,10 @@ from ..errors import (
 )
 from ..model import Cause, Variables
 from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
-from ..states import KernelState
+from ..states import ABSENT, KernelState
 from . import agent
 from .probe import drained, kernel_info, wait_until_heard
-from .served_kernel import ABSENT, ServedKernel, is_past_freeze, not_managed
+from .served_kernel import ServedKernel, is_past_freeze, not_managed
 from .sessions import environment_of, sessions_of
 from .tracked_operations import TrackedOperations
 from .variables import variables_of

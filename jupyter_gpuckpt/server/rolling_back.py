@@ -15,6 +15,7 @@ from ..states import KernelState
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
 
     from ..protocol import Operation
     from .daemon_link import DaemonLink
@@ -45,10 +46,8 @@ class RollingBack:
             )
         if served.is_rolling_back:
             raise KernelStateConflict("The kernel is going back already.")
-        served.is_rolling_back = True  # from now on; the work begins with the loop's next turn
-        return self._operations.tracked.compose(
-            OperationKind.ROLL_BACK, kernel_id, self._work(served, snapshot_id)
-        )
+        work = self._work(served, snapshot_id, served.roll_back())
+        return self._operations.tracked.compose(OperationKind.ROLL_BACK, kernel_id, work)
 
     async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
         daemon = self._link.daemon
@@ -66,10 +65,12 @@ class RollingBack:
                 hint="Undo these changes first. The kernel was not touched.",
             )
 
-    async def _work(self, served: ServedKernel, snapshot_id: str) -> Result:
+    async def _work(
+        self, served: ServedKernel, snapshot_id: str, end: Callable[[], None]
+    ) -> Result:
         operations, kernel_id = self._operations, served.kernel_id
         result = operations.tracked.result
-        with served.rolling_back():
+        try:
             kept = await result(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
             try:
                 return await result(await operations.resume(kernel_id, snapshot_id))
@@ -77,3 +78,5 @@ class RollingBack:
                 self._log.warning("kernel %s does not go back: it is resumed as it was", kernel_id)
                 await result(await operations.resume(kernel_id, kept.snapshot_id))
                 raise
+        finally:
+            end()

@@ -7,22 +7,18 @@ it says. Nothing here decides about states: the daemon does, and tells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ErrorRecord
 from ..progress import Stage
 from ..protocol import Kernel, Operation, OperationKind
-from ..states import GPU_AWAY, KernelState
+from ..states import ABSENT, GPU_AWAY, KernelState
 from .comms import SavedComms
 from .kernel_output import KernelOutput
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
-
-#: States without a process: requests are answered from what is known, or kept.
-ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
 #: Stages of a save during which the kernel runs again already.
@@ -172,15 +168,15 @@ class ServedKernel:
         self._holds += 1
         return release
 
-    @contextmanager
-    def rolling_back(self) -> Iterator[None]:
-        """Keep the gate shut, and the kernel from being woken, over all that this takes."""
-        self.is_rolling_back = True
-        try:
-            yield
-        finally:
+    def roll_back(self) -> Callable[[], None]:
+        """Keep the gate shut, and the kernel from being woken, until the returned function is called."""
+
+        def end() -> None:
             self.is_rolling_back = False
             self._tell()
+
+        self.is_rolling_back = True
+        return end
 
     def wait_for(self, why: str) -> None:
         """Tell people why it does not come back yet."""

@@ -26,7 +26,7 @@ from jupyter_gpuckpt.errors import (
     KernelNotFound,
 )
 from jupyter_gpuckpt.place import start_time
-from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.states import ABSENT, KernelState
 
 from .exit_status import KILLED, exit_code
 from .launch_spec import launch_spec, log_path, saved_manager
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-#: States without a process, in which nothing may be concluded from an exit file.
-_ABSENT = frozenset({KernelState.SUSPENDED, KernelState.RESUMING, KernelState.LOST})
 #: No exit path: between the end of one kernel and the launch of the next, all news are old.
 _NOBODY = "-"
 
@@ -229,7 +227,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         """
         if self.kernel is None:
             return await super().poll()
-        if self._ended is None and self.kernel.state not in _ABSENT:
+        # Without a process nothing may be concluded from an exit file.
+        if self._ended is None and self.kernel.state not in ABSENT:
             self._ended = exit_code(self.kernel.exit_path)
         return self._ended
 

@@ -1,17 +1,20 @@
 """Branches of a notebook's kernel, and ways back to its older snapshots, as pages see them."""
 
 import json
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_for
+
+wait_for = partial(wait_for, seconds=20)
 NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
-@pytest.fixture(scope="module")
-def server(shared_server):
-    return shared_server
+@pytest.fixture
+def server(clean_server):
+    return clean_server
 
 
 @pytest.fixture
@@ -20,9 +23,7 @@ def page(server, request):
     (server.root / name).write_text(json.dumps(NOTEBOOK))
     page = server.open(name)
     page.notebook = name
-    yield page
-    for session in server.get("api/sessions"):
-        server.request("DELETE", f"api/sessions/{session['id']}")
+    return page
 
 
 def branch(server, snapshot_id, **body):
@@ -37,10 +38,7 @@ def branch(server, snapshot_id, **body):
 
 
 def wait_until_it_is(state, server, page):
-    deadline = time.monotonic() + 20
-    while server.get(f"api/kernels/{page.kernel_id}")["execution_state"] != state:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == state)
 
 
 def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
@@ -117,13 +115,8 @@ def test_a_branch_goes_where_one_wants_it_and_what_cannot_be_made_leaves_nothing
     answer = server.request("POST", f"api/gpuckpt/snapshots/{fails}/branch", json={}).json()
     operation = server.finish(answer)
     assert operation["state"] == "failed"
-    deadline = time.monotonic() + 20
-    while {kernel["id"] for kernel in server.get("api/kernels")} != kernels:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    while sorted(path.name for path in server.root.rglob("*")) != before:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: {kernel["id"] for kernel in server.get("api/kernels")} == kernels)
+    wait_for(lambda: sorted(path.name for path in server.root.rglob("*")) == before)
     assert page.run("print(x)") == "1\n"
 
 
@@ -190,17 +183,10 @@ def test_a_restart_can_be_undone(server, page):
     assert kept["cause"] == "restart"
     page.run("x = 'after'")
     server.request("POST", f"api/kernels/{page.kernel_id}/restart")
-    deadline = time.monotonic() + 20
-    while (
-        len(
-            snapshots := server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")[
-                "snapshots"
-            ]
-        )
-        != 1
-    ):
-        assert time.monotonic() < deadline  # that of the last restart goes in the background
-        time.sleep(0.05)
+    listing = f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}"
+    # that of the last restart goes in the background
+    wait_for(lambda: len(server.get(listing)["snapshots"]) == 1)
+    snapshots = server.get(listing)["snapshots"]
     assert page.run("print('x' in dir())") == "False\n"
     server.do("roll_back", page.kernel_id, snapshot_id=snapshots[0]["snapshot_id"])
     assert page.run("print(x)") == "after\n"
