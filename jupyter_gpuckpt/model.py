@@ -68,11 +68,15 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """A process with a CUDA context. `staging`: paths of its GPU memory as files on scratch; empty: it lies in private memory."""
+    """A process with a CUDA context. `staging`: paths of its GPU memory as files on scratch; empty: it lies in private memory.
+
+    `by_gpu`: the bytes that it had on each GPU, by UUID; empty where the driver did not tell.
+    """
 
     pid: int
     staging: list[str]
     memory_bytes: int
+    by_gpu: dict[str, int] = {}
 
 
 class Gpu(msgspec.Struct, frozen=True):

@@ -184,9 +184,19 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /kernels/{id}/resume. An empty snapshot_id means the latest one."""
+    """Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
+
+    `visible_gpus`: CUDA_VISIBLE_DEVICES of who asks; it comes back on GPUs that this allows.
+    """
 
     snapshot_id: str = ""
+    visible_gpus: str = ""
+
+
+class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Body of POST /kernels/{id}/park. `peer_access_off`: as in `SaveRequest`."""
+
+    peer_access_off: bool = False
 
 
 class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,7 +215,7 @@ class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuRoom(msgspec.Struct, frozen=True):
-    """GET /kernels/{id}/gpu_room: the GPU memory that a resume or unpark needs, and what is free on the emptiest GPU."""
+    """GET /kernels/{id}/gpu_room: the GPU memory that a resume or unpark needs, and what is free where it would go."""
 
     needed_bytes: int = 0
     free_bytes: int = 0
@@ -228,6 +238,8 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: Annotated[str, msgspec.Meta(max_length=300)] = ""
     #: What the kernel's variables are; None: not known.
     variables: Variables | None = None
+    #: The agent has switched off peer access between the GPUs of the kernel's own process: without that it may not use several.
+    peer_access_off: bool = False
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

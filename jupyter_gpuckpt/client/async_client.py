@@ -22,6 +22,7 @@ from ..protocol import (
     Kernel,
     Operation,
     Owner,
+    ParkRequest,
     PruneReport,
     Result,
     SaveRequest,
@@ -114,9 +115,12 @@ class AsyncClient:
         retention: RetentionPolicy | None = None,
         title: str = "",
         variables: Variables | None = None,
+        peer_access_off: bool = False,
     ) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
+        request = SaveRequest(
+            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
+        )
         return await self._do(calls.save(kernel_id, request))
 
     async def suspend(
@@ -130,14 +134,17 @@ class AsyncClient:
         retention: RetentionPolicy | None = None,
         title: str = "",
         variables: Variables | None = None,
+        peer_access_off: bool = False,
     ) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(name, jupyter, cause, pinned, retention, title, variables)
+        request = SaveRequest(
+            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
+        )
         return await self._do(calls.suspend(kernel_id, request))
 
-    async def park(self, kernel_id: str) -> Operation:
+    async def park(self, kernel_id: str, *, peer_access_off: bool = False) -> Operation:
         """Start moving a kernel's GPU memory into RAM; `resume` moves it back."""
-        return await self._do(calls.park(kernel_id))
+        return await self._do(calls.park(kernel_id, ParkRequest(peer_access_off)))
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
         """Start bringing a kernel back from a snapshot, its latest if none is named."""

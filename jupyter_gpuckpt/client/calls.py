@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from ..protocol import (
     Operation,
     OperationState,
     Owner,
+    ParkRequest,
     PruneReport,
     PruneRequest,
     Result,
@@ -222,8 +224,9 @@ def suspend(kernel_id: str, request: SaveRequest) -> Call[Operation]:
 
 
 def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:
-    """Bring a kernel back."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", ResumeRequest(snapshot_id))
+    """Bring a kernel back, on GPUs that the caller's environment allows."""
+    request = ResumeRequest(snapshot_id, _visible_gpus())
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", request)
 
 
 def branch(request: BranchRequest) -> Call[Kernel]:
@@ -241,14 +244,14 @@ def changes(snapshot_id: str) -> Call[Changes]:
     return Call(Changes, "GET", f"/snapshots/{snapshot_id}/changes")
 
 
-def park(kernel_id: str) -> Call[Operation]:
+def park(kernel_id: str, request: ParkRequest) -> Call[Operation]:
     """Move a kernel's GPU memory into RAM."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/park")
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/park", request)
 
 
 def gpu_room(kernel_id: str, snapshot_id: str) -> Call[GpuRoom]:
     """What a resume needs on the GPU, and what is free."""
-    params = {"snapshot_id": snapshot_id} if snapshot_id else {}
+    params = {"snapshot_id": snapshot_id, "visible_gpus": _visible_gpus()}
     return Call(GpuRoom, "GET", f"/kernels/{kernel_id}/gpu_room", params=params)
 
 
@@ -341,3 +344,7 @@ def claim(owner_id: str) -> Call[list[SuspendedKernel]]:
 def events(owner: Owner) -> Call[Event]:
     """A stream of lines."""
     return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)
+
+
+def _visible_gpus() -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -10,6 +10,7 @@ from ..protocol import (
     EndRequest,
     LaunchRequest,
     Owner,
+    ParkRequest,
     ResumeRequest,
     SaveRequest,
     SignalRequest,
@@ -85,11 +86,13 @@ class GpuRoomHandler(BaseHandler):
     """Room on the GPU."""
 
     async def get(self, kernel_id: str) -> None:
-        """What a resume, from `snapshot_id` if that is given, needs, and what is there."""
+        """What a resume, of this snapshot and seeing these GPUs if that is given, needs, and what is there."""
         kernel = self.daemon.kernels.get(kernel_id)
-        snapshot_id = self.get_query_argument("snapshot_id", "")
+        given = {
+            name: self.get_query_argument(name, "") for name in ("snapshot_id", "visible_gpus")
+        }
         machine = self.daemon.machine
-        self.reply(await asyncio.to_thread(machine.gpu_room, kernel.record, snapshot_id))
+        self.reply(await asyncio.to_thread(machine.gpu_room, kernel.record, ResumeRequest(**given)))
 
 
 class SaveHandler(BaseHandler):
@@ -115,8 +118,7 @@ class ResumeHandler(BaseHandler):
 
     async def post(self, kernel_id: str) -> None:
         """Start one."""
-        request = self.record(ResumeRequest)
-        operation = self.daemon.verbs.resume(kernel_id, request.snapshot_id)
+        operation = self.daemon.verbs.resume(kernel_id, self.record(ResumeRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
@@ -125,7 +127,7 @@ class ParkHandler(BaseHandler):
 
     async def post(self, kernel_id: str) -> None:
         """Start one."""
-        operation = self.daemon.verbs.park(kernel_id)
+        operation = self.daemon.verbs.park(kernel_id, self.record(ParkRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 

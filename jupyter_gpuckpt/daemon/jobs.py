@@ -11,7 +11,7 @@ import msgspec
 
 from ..errors import KernelLost
 from ..model import Cause, RetentionPolicy, Sizes
-from ..protocol import OperationKind, Result, SaveRequest
+from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..states import KernelState, Verb
 from .machine import Machine
 from .operations import RunningOperation
@@ -59,6 +59,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
             name=name,
             cause=request.cause,
             parked=was_parked,
+            peer_access_off=request.peer_access_off,
             pinned=request.pinned,
             title=request.title,
             variables=request.variables,
@@ -96,13 +97,15 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
     return Job(*what, work, retention=request.retention, hesitant=hesitant)
 
 
-def park(machine: Machine, record: KernelRecord) -> Job:
+def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
     """Its GPU memory into RAM."""
 
     def work(operation: RunningOperation) -> Outcome:
         if record.tree is None:
             raise KernelLost("The kernel has no process.")
-        moved = machine.park(record.tree, operation.progress)
+        moved = machine.park(
+            record.tree, operation.progress, peer_access_off=request.peer_access_off
+        )
         result = _moved(record, operation, Sizes(gpu_bytes=moved))
         return Outcome(KernelState.PARKED, {"error": None}, result)
 
@@ -127,12 +130,14 @@ def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> R
     return Result(record.snapshot_id, progress.record().seconds, sizes, seconds_by_stage=spent)
 
 
-def thaw(machine: Machine, record: KernelRecord, snapshot_id: str, exit_path: Path) -> Job:
-    """A resume from `snapshot_id`, or from the latest one if that is empty."""
+def thaw(machine: Machine, record: KernelRecord, request: ResumeRequest, exit_path: Path) -> Job:
+    """A resume from the snapshot that `request` names, or from the latest one."""
 
     def work(operation: RunningOperation) -> Outcome:
-        manifest = machine.manifest(record, snapshot_id or record.snapshot_id)
-        resumed = machine.resume(manifest, record, exit_path, operation.progress)
+        manifest = machine.manifest(record, request.snapshot_id or record.snapshot_id)
+        resumed = machine.resume(
+            manifest, record, exit_path, operation.progress, visible_gpus=request.visible_gpus
+        )
         info = manifest.info
         chosen = info.snapshot_id
         own = zip(manifest.launch.own_ports, record.spec.own_ports, strict=True)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
-from ..engine import gpu_processes, server_files, settle, thaw
 from ..engine import launch as trees
 from ..engine import park as parking
+from ..engine import server_files, settle, thaw
+from ..engine.gpu_placement import Placement
 from ..engine.settings import INIT, EngineSettings
 from ..engine.standstill import Standstill
 from ..engine.tree import Tree
@@ -23,7 +24,7 @@ from ..host import doctor, gpu, processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
 from ..progress import Progress
-from ..protocol import Changes, GpuRoom, HostReport, Owner
+from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
 from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
 from ..snapshots import changes, resume, save
 from ..states import KernelState
@@ -165,6 +166,7 @@ class Machine:
         name: str,
         cause: Cause,
         parked: bool,
+        peer_access_off: bool,
         pinned: bool,
         title: str,
         variables: Variables | None = None,
@@ -180,34 +182,47 @@ class Machine:
             name=name,
             cause=cause,
             parked=parked,
+            peer_access_off=peer_access_off,
             pinned=pinned,
             title=title,
             variables=variables,
             progress=progress,
         )
 
-    def park(self, tree: Tree, progress: Progress) -> int:
+    def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
         """Move a tree's GPU memory into RAM; the bytes that were moved."""
         held = sum(gpu.memory_of(trees.pids(tree)).values())
-        return parking.park(tree, self._engine(), gpu_bytes=held, progress=progress)
+        return parking.park(
+            tree,
+            self._engine(),
+            gpu_bytes=held,
+            peer_access_off=peer_access_off,
+            progress=progress,
+        )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
         """Move it back; raises FreezeFailed where the GPU has no room, and the tree stays parked."""
-        parking.unpark(tree, self._engine(), progress)
+        parking.unpark(tree, progress)
 
-    def gpu_room(self, record: KernelRecord, snapshot_id: str) -> GpuRoom:
-        """What bringing a kernel back needs on the GPU, and what is free there."""
-        free = max(gpu.free_bytes().values(), default=0)
-        needed = 0
-        if free and record.state is KernelState.PARKED and record.tree is not None:
-            needed = parking.needed_bytes(record.tree, self._engine())
-        elif free and record.state is KernelState.SUSPENDED:
-            manifest = self.manifest(record, snapshot_id or record.snapshot_id)
-            needed = gpu_processes.needed_bytes(manifest.gpu)
-        return GpuRoom(needed, free)
+    def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
+        """What bringing a kernel back needs on the GPU where it would go, and what is free there."""
+        found = Placement({}, 0, 0)
+        if gpu.free_bytes():
+            if record.state is KernelState.PARKED and record.tree is not None:
+                found = parking.room(record.tree)
+            elif record.state is KernelState.SUSPENDED:
+                manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
+                found = resume.room(manifest, request.visible_gpus)
+        return GpuRoom(found.needed_bytes, found.free_bytes)
 
     def resume(
-        self, manifest: Manifest, record: KernelRecord, exit_path: Path, progress: Progress
+        self,
+        manifest: Manifest,
+        record: KernelRecord,
+        exit_path: Path,
+        progress: Progress,
+        *,
+        visible_gpus: str,
     ) -> Resumed:
         """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
         with self.resume_times.measured(manifest, progress):
@@ -218,6 +233,7 @@ class Machine:
                 exit_path=exit_path,
                 jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
                 own_ports=record.spec.own_ports,
+                visible_gpus=visible_gpus,
                 progress=progress,
             )
 

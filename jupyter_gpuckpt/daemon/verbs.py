@@ -32,7 +32,7 @@ from ..errors import (
 from ..host import processes
 from ..model import LaunchSpec
 from ..place import Place
-from ..protocol import BranchRequest, Owner, Result, SaveRequest
+from ..protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..states import GPU_AWAY, Answer, KernelState, Verb, answer
 from . import jobs
 from .jobs import Job
@@ -153,18 +153,18 @@ class Verbs:
         kernel = self._kernels.get(kernel_id)
         return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
 
-    def resume(self, kernel_id: str, snapshot_id: str) -> RunningOperation:
+    def resume(self, kernel_id: str, request: ResumeRequest) -> RunningOperation:
         """Bring a kernel back, a parked one to its GPU; if that fails it is suspended (parked, lost) as before."""
         kernel = self._kernels.get(kernel_id)
         if kernel.state in GPU_AWAY:
             return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
         exit_path = self._records.new_exit_path(kernel_id)
-        return self._begin(kernel, jobs.thaw(self._machine, kernel.record, snapshot_id, exit_path))
+        return self._begin(kernel, jobs.thaw(self._machine, kernel.record, request, exit_path))
 
-    def park(self, kernel_id: str) -> RunningOperation:
+    def park(self, kernel_id: str, request: ParkRequest) -> RunningOperation:
         """Move a kernel's GPU memory into RAM; its process goes on, and its CUDA calls wait."""
         kernel = self._kernels.get(kernel_id)
-        return self._begin(kernel, jobs.park(self._machine, kernel.record))
+        return self._begin(kernel, jobs.park(self._machine, kernel.record, request))
 
     async def signal(self, kernel_id: str, signum: int) -> bool:
         """Send a signal to the kernel's process group; False when it is delivered later, after the operation in flight."""

@@ -29,6 +29,8 @@ from .tracee import living_thread
 
 logger = logging.getLogger(__name__)
 
+#: Of driver 570, the first that has them.
+_OLDEST_CUDA = 12080
 _FUNCTIONS = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
 _once = threading.Lock()
 _found: list[tuple[ModuleType | None, str]] = []
@@ -189,7 +191,7 @@ def unlock(pid: int) -> None:
     _check(pid, "unlock", _driver().cuCheckpointProcessUnlock(pid, None))
 
 
-def bring_back(pid: int) -> ProcessState | None:
+def bring_back(pid: int, gpu_map: Mapping[str, str] | None = None) -> ProcessState | None:
     """Undo whatever was done: restore if checkpointed, unlock if locked; the state it was found in.
 
     For every way out of a save, a refused Checkpoint among them (measured: Unlock, not Restore, brings it back), and for a
@@ -198,7 +200,7 @@ def bring_back(pid: int) -> ProcessState | None:
     """
     found = state(pid)
     if found is ProcessState.CHECKPOINTED:
-        restore(pid)
+        restore(pid, gpu_map)
     if found in (ProcessState.CHECKPOINTED, ProcessState.LOCKED):
         unlock(pid)
     return found
@@ -219,6 +221,9 @@ def _find() -> tuple[ModuleType | None, str]:
         return None, "no NVIDIA driver is installed"
     if int(error) != 0:
         return None, f"the NVIDIA driver finds no usable GPU ({error.name})"
+    error, version = driver.cuDriverGetVersion()
+    if int(error) != 0 or int(version) < _OLDEST_CUDA:
+        return None, "the NVIDIA driver is older than 570"
     return driver, ""
 
 

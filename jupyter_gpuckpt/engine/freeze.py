@@ -71,22 +71,24 @@ def frozen(
     *,
     stop: bool,
     parked: bool = False,
+    peer_access_off: bool = False,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they already run again.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
-    disk. What was `parked` stays parked. Leaving it normally gives up the ghost and the images; a suspended tree has been killed by then.
+    disk. What was `parked` stays parked. `peer_access_off`: see `gpu_refusals`. Leaving it normally gives up the ghost and
+    the images; a suspended tree has been killed by then.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
     # `inside` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
     # soon be somebody else's.
     with ExitStack() as outside, ExitStack() as inside, ExitStack() as undo:
-        gpu = GpuProcesses(tree, settings, progress)
+        gpu = GpuProcesses(tree, progress)
         undo.callback(gpu.give_back)
         inside.callback(gpu.drop_files)
-        gpu.take(parked=parked)
+        gpu.take(settings.gpu_lock_seconds, parked=parked, peer_access_off=peer_access_off)
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)

@@ -1,7 +1,8 @@
 """The GPU side of a freeze and of a thaw: every process of the tree that has a CUDA context.
 
 Covers: Lock, Checkpoint with the driver's staging memory as files of ours, Restore, Unlock, forked children released.
-Does not cover: the driver's calls (`cuda.py`) and how the staging memory becomes a file (`gpu_staging.py`).
+Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`gpu_staging.py`), what is refused
+(`gpu_refusals.py`), which GPU it comes back to (`gpu_placement.py`).
 """
 
 from __future__ import annotations
@@ -10,30 +11,35 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
+
+import msgspec
 
 from ..errors import (
     CheckpointError,
     FreezeFailed,
     GpuCkptError,
-    KernelNotCheckpointable,
     ThawFailed,
     ToolMissing,
 )
 from ..host import gpu, processes
-from ..model import SCRATCH, GpuProcess
+from ..model import SCRATCH, Gpu, GpuProcess
 from ..progress import Progress, Stage
-from . import cuda, gpu_release, ptrace
+from . import cuda, gpu_refusals, gpu_release, ptrace
+from .gpu_placement import UNKNOWN, Placement, place, reserved, together, visible
 from .gpu_staging import FileStaging, StagingFile
 from .launch import pids
-from .settings import EngineSettings
 from .threads_held import ThreadsHeld
 from .tree import Tree
 
 logger = logging.getLogger(__name__)
 
 DIRECTORY = f"{SCRATCH}/gpu"
+#: What each checkpointed process needs on which GPU, by its pid in the kernel's namespace; for whoever gives it back.
+_NEEDS = f"{DIRECTORY}/needs.json"
 
 #: How long memory that another program took from the GPU is waited for.
 _PATIENCE_SECONDS = 30.0
@@ -42,25 +48,35 @@ _LOOK_SECONDS = 0.1
 _TOLERANCE_BYTES = 256 << 20
 
 
+class _TakenFromGpu(msgspec.Struct, frozen=True):
+    """The content of the file: bytes by GPU UUID, by process."""
+
+    needs: dict[int, dict[str, int]] = {}
+
+
 class GpuProcesses:
     """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what was done."""
 
-    def __init__(self, tree: Tree, settings: EngineSettings, progress: Progress) -> None:
-        self._tree, self._settings, self._progress = tree, settings, progress
+    def __init__(self, tree: Tree, progress: Progress) -> None:
+        self._tree, self._progress = tree, progress
         #: Host pids of those that are locked or checkpointed.
         self._locked: list[int] = []
         self._staged: dict[int, list[StagingFile]] = {}
         self._bytes: dict[int, int] = {}
         #: Those that were parked before, and stay so whatever becomes of this freeze.
         self._parked: set[int] = set()
-        #: Where the memory of each came from, and how much of it.
-        self._needs: dict[int, tuple[str, int]] = {}
+        #: What each needs on which GPU.
+        self._needs: dict[int, dict[str, int]] = {}
 
-    def take(self, *, parked: bool = False) -> None:
+    def take(
+        self, lock_seconds: float, *, parked: bool = False, peer_access_off: bool = False
+    ) -> None:
         """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
 
-        What was `parked` is taken as it is. Otherwise what an earlier save could not give back is given back first. On an
-        error `give_back` undoes what was done. Without a GPU nothing happens.
+        `lock_seconds`: how long running GPU work of each is waited for. What was `parked` is taken as it is. Otherwise what an
+        earlier save could not give back is given back first. On an error `give_back` undoes what was done. Without a GPU
+        nothing happens. Raises KernelNotCheckpointable, before anything is done, for what could not come back;
+        `peer_access_off`: see `gpu_refusals`.
         """
         if parked:
             self._take_parked()
@@ -76,60 +92,92 @@ class GpuProcesses:
                 hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` says what else is missing.",
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
-        for pid in owners:
-            _refuse_several_gpus(pid)
+        gpu_refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
-                cuda.lock(pid, self._settings.gpu_lock_seconds)
+                cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
-            for pid in owners:
-                self._checkpoint(pid)
+            self._needs |= {pid: gpu.used_by(pid) for pid in owners}
+            self._note_needs()
+            # Two processes take half of the time that one after the other takes, on one GPU as well.
+            _side_by_side(self._checkpoint, owners)
+            self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
                     gpu_release.release(pid)
 
     def _checkpoint(self, pid: int) -> None:
-        before, free = processes.memory(pid).private_bytes, gpu.free_bytes()
+        before = processes.memory(pid).private_bytes
         with FileStaging(self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY) as staging:
             cuda.checkpoint(pid)
         self._staged[pid] = list(staging.files)
         size = sum(file.length for file in staging.files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
-        freed = {uuid: now - free.get(uuid, now) for uuid, now in gpu.free_bytes().items()}
-        if freed:
-            uuid = max(freed, key=lambda uuid: freed[uuid])
-            self._needs[pid] = uuid, min(freed[uuid], self._bytes[pid])
+        if not any(self._needs[pid].values()):  # the driver does not tell
+            self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - _TOLERANCE_BYTES)}
+
+    def _note_needs(self) -> None:
+        """For a daemon that finds the processes checkpointed: it must not try where there is no room."""
+        needs = {processes.nspid(pid) or 0: needs for pid, needs in self._needs.items()}
+        path = self._tree.inside(_NEEDS)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(_TakenFromGpu(needs)))
 
     def give_back(self, *, later: bool = False) -> None:
         """Restore and unlock whatever was taken. Needs the tasks running: the driver works in a thread of the target.
 
         One process that cannot be brought back does not keep the others from it; the first such error is raised at the end.
-        Where other programs took the GPU's memory meanwhile, nothing is tried, because the driver would lose the process: it
-        stays checkpointed, its data in RAM, for the next call. With `later` nothing is waited for and nothing raised: there
-        must be a next call.
+        Where other programs took the GPU's memory meanwhile it goes to another GPU of the same model, if the process may see
+        that one; else nothing is tried, because the driver would lose the process: it stays checkpointed, its data in RAM,
+        for the next call. With `later` nothing is waited for and nothing raised: there must be a next call.
         """
-        failed: GpuCkptError | None = None
-        parked = []
-        while self._locked:
-            pid = self._locked.pop()
-            uuid, needed = self._needs.get(pid, ("", 0))
-            try:
-                with self._progress.stage(Stage.GPU_RESTORE, undo=True):
-                    if shortage := _shortage(needed, uuid, 0.0 if later else _PATIENCE_SECONDS):
-                        parked.append(pid)
-                        failed = failed or _no_room(pid, shortage)
-                    else:
-                        cuda.bring_back(pid)
-            except GpuCkptError as error:
-                logger.exception("GPU memory of process %d could not be brought back", pid)
-                failed = failed or error
-                if later:
-                    parked.append(pid)
-        self._locked = parked
-        if failed is not None and not later:
-            raise failed
+        if not self._locked:
+            return
+        waiting, self._locked = self._locked[::-1], []
+        failed: dict[int, GpuCkptError] = {}
+        with self._progress.stage(Stage.GPU_RESTORE, undo=True):
+            free, fitting = gpu.free_bytes(), dict[int, Placement]()
+            for pid in waiting:
+                placement = self._place(pid, free)
+                if not placement.shortage:
+                    free = reserved(free, self._needs.get(pid, {}), placement)
+                    fitting[pid] = placement
+
+            def bring_back(pid: int) -> None:
+                try:
+                    placement = fitting.get(pid) or self._wait(
+                        pid, 0.0 if later else _PATIENCE_SECONDS
+                    )
+                    cuda.bring_back(pid, placement.gpu_map)
+                except GpuCkptError as error:
+                    logger.exception("GPU memory of process %d could not be brought back", pid)
+                    failed[pid] = error
+
+            _side_by_side(bring_back, fitting)
+            for pid in waiting:
+                if pid not in fitting:
+                    bring_back(pid)
+        self._locked = [
+            pid for pid in reversed(waiting) if pid in failed and (later or pid not in fitting)
+        ]
+        if failed and not later:
+            raise next(failed[pid] for pid in waiting if pid in failed)
+
+    def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
+        needs, here = self._needs.get(pid, {}), gpu.gpus()
+        allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
+        return place(
+            needs, here, here, free, allowed=None if allowed is None else {*allowed, *needs}
+        )
+
+    def _wait(self, pid: int, patience: float) -> Placement:
+        """Its place as soon as there is one; raises FreezeFailed when there is none for so many seconds."""
+        placement = _when_there_is_room(lambda: self._place(pid, gpu.free_bytes()), patience)
+        if placement.shortage:
+            raise _no_room(pid, placement.shortage)
+        return placement
 
     def _checkpointed(self) -> list[int]:
         return [
@@ -139,23 +187,69 @@ class GpuProcesses:
         ]
 
     def _take_parked(self) -> None:
+        noted = self._noted_needs()
         for pid in self._checkpointed():
             paths = {area.path for area in processes.maps(pid) if DIRECTORY in area.path}
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
             self._staged[pid] = sorted(files)
             self._bytes[pid] = sum(file.length for file in files)
+            self._needs[pid] = noted.get(processes.nspid(pid) or 0, {})
             self._parked.add(pid)
 
     def give_back_parked(self) -> None:
         """Give back what is checkpointed though no freeze is under way; raises as `give_back`."""
-        for pid in self._checkpointed():
-            self._needs[pid] = "", _staged_bytes(pid)
-            self._locked.append(pid)
-        self.give_back()
+        if parked := self._checkpointed():
+            self._needs |= self._parked_needs(parked)
+            self._locked += parked
+            self.give_back()
 
-    def parked_bytes(self) -> int:
-        """The GPU memory that the largest parked process needs to be given back."""
-        return max(map(_staged_bytes, self._checkpointed()), default=0)
+    def parked_room(self) -> Placement:
+        """Where what is parked would go now: of several processes the one that lacks most."""
+        self._needs |= self._parked_needs(self._checkpointed())
+        free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
+        for pid, needs in self._needs.items():
+            found = self._place(pid, free)
+            free = reserved(free, needs, found)
+            shortest = min(shortest, found, key=lambda each: each.free_bytes - each.needed_bytes)
+        return shortest
+
+    def settle(self) -> bool:
+        """Give back what another daemon left locked or checkpointed; whether nothing is left to do.
+
+        Nothing is waited for, and what fails is logged: the next save tries it again.
+        """
+        with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
+        states = {pid: cuda.state(pid) for pid in with_driver}
+        checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
+        self._needs |= self._parked_needs(checkpointed)
+        self._locked = [
+            p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
+        ]
+        self.give_back(later=True)
+        done = not self._locked
+        for pid in set(with_driver) - set(self._locked):
+            try:
+                # A staging that was cut off may have left a file open or mapped; the driver itself has none any more.
+                gpu_release.release(pid, devices=DIRECTORY)
+            except GpuCkptError:
+                logger.exception("process %d keeps a file of its GPU memory open", pid)
+                done = False
+        return done
+
+    def _parked_needs(self, parked: Iterable[int]) -> dict[int, dict[str, int]]:
+        noted = self._noted_needs()
+        return {
+            pid: noted.get(processes.nspid(pid) or 0) or {UNKNOWN: _staged_bytes(pid)}
+            for pid in parked
+        }
+
+    def _noted_needs(self) -> dict[int, dict[str, int]]:
+        try:
+            return msgspec.json.decode(
+                self._tree.inside(_NEEDS).read_bytes(), type=_TakenFromGpu
+            ).needs
+        except (OSError, msgspec.DecodeError):
+            return {}
 
     def drop_files(self) -> None:
         """Remove the staging files; the driver has unmapped them by then."""
@@ -167,7 +261,12 @@ class GpuProcesses:
     def records(self) -> list[GpuProcess]:
         """What the manifest says of each process."""
         return [
-            GpuProcess(processes.nspid(pid) or 0, [file.path for file in files], self._bytes[pid])
+            GpuProcess(
+                processes.nspid(pid) or 0,
+                [file.path for file in files],
+                self._bytes[pid],
+                self._needs[pid],
+            )
             for pid, files in self._staged.items()
         ]
 
@@ -186,28 +285,36 @@ def _staged_bytes(pid: int) -> int:
     return max(0, sum(staged) - _TOLERANCE_BYTES)
 
 
-def needed_bytes(records: list[GpuProcess]) -> int:
-    """The GPU memory that the largest of these processes needs."""
-    largest = max((record.memory_bytes for record in records), default=0)
-    return max(0, largest - _TOLERANCE_BYTES)
+def placement_of(
+    records: Sequence[GpuProcess], known: Sequence[Gpu], allowed: Collection[str] | None
+) -> Placement:
+    """Where the memory of these processes would go on this machine now.
+
+    `known`: the GPUs of the machine where it was taken; `allowed`: UUIDs to choose from, None: all.
+    """
+    needs = together(
+        [
+            record.by_gpu or {UNKNOWN: max(0, record.memory_bytes - _TOLERANCE_BYTES)}
+            for record in records
+        ]
+    )
+    return place(needs, known, gpu.gpus(), gpu.free_bytes(), allowed=allowed)
 
 
-def _shortage(needed: int, uuid: str, patience: float) -> str:
-    """Why `needed` bytes do not fit on the GPU `uuid` (empty: on any), looked at for `patience` seconds; empty if they do."""
+def _when_there_is_room(look: Callable[[], Placement], patience: float) -> Placement:
     deadline = time.monotonic() + patience
-    while True:
-        free = gpu.free_bytes()
-        room = free.get(uuid, max(free.values(), default=needed))
-        if room >= needed:
-            return ""
-        if time.monotonic() >= deadline:
-            return f"{needed >> 20} MB of GPU memory are needed, {room >> 20} MB are free."
+    while (found := look()).shortage and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
+    return found
 
 
-def shortage(records: list[GpuProcess], patience: float = 0.0) -> str:
-    """Why there is no room on the GPUs for the largest of these processes; empty if there is."""
-    return _shortage(needed_bytes(records), "", patience)
+def _side_by_side(work: Callable[[int], None], items: Iterable[int]) -> None:
+    """Do it for all at once, each in a thread; the first error is raised when all have ended."""
+    waiting = list(items)
+    with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
+        begun = [pool.submit(work, item) for item in waiting]
+    for each in begun:
+        each.result()
 
 
 def _no_room(pid: int, shortage: str) -> FreezeFailed:
@@ -215,22 +322,6 @@ def _no_room(pid: int, shortage: str) -> FreezeFailed:
         f"Another program took the GPU memory of the kernel while it was being saved. {shortage}",
         hint="The kernel's data are safe, but its GPU work waits. Free GPU memory (nvidia-smi shows who holds it), then save"
         " again: that gives it back first.",
-        details=f"process {pid} ({processes.name(pid)})",
-    )
-
-
-def _refuse_several_gpus(pid: int) -> None:
-    """Refuse what the driver takes and never gives back: a process with peer access on between its GPUs.
-
-    Restore then fails for good. Peer access cannot be seen from outside, so contexts on several GPUs are refused.
-    """
-    count = gpu.devices_of(pid)
-    if count == 1 or len(gpu.gpus()) < 2:
-        return
-    seen = f"on {count} GPUs" if count else "on GPUs that the driver does not name"
-    raise KernelNotCheckpointable(
-        f"A process of the kernel has CUDA contexts {seen}; if peer access between them is on, the driver could not bring it back.",
-        hint="Let the kernel use one GPU (CUDA_VISIBLE_DEVICES=0) to be able to save it.",
         details=f"process {pid} ({processes.name(pid)})",
     )
 
@@ -248,34 +339,42 @@ def _driver_thread(pid: int, error: type[CheckpointError]) -> int:
 
 
 def restore(
-    tree: Tree, records: list[GpuProcess], gpu_map: dict[str, str], progress: Progress
+    tree: Tree,
+    records: Sequence[GpuProcess],
+    known: Sequence[Gpu],
+    allowed: Collection[str] | None,
+    progress: Progress,
 ) -> None:
-    """GPU memory back into a restored tree whose tasks are all stopped (state T).
+    """GPU memory back into a restored tree whose tasks are all stopped (state T), on GPUs that `placement_of` chooses.
 
     Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
-    fails. On return the CUDA processes' tasks run.
+    fails. On return the CUDA processes' tasks run. Raises ThawFailed.
     """
     if not records:
         return
-    if missing := shortage(records, _PATIENCE_SECONDS):
+    placement = _when_there_is_room(
+        lambda: placement_of(records, known, allowed), _PATIENCE_SECONDS
+    )
+    if placement.shortage:
         raise ThawFailed(
-            f"There is no room on the GPU. {missing}",
+            f"There is no room on the GPU. {placement.shortage}",
             hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
         )
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
-    with (
-        ExitStack() as held,
-        progress.stage(Stage.GPU_RESTORE, sum(r.memory_bytes for r in records)),
-    ):
-        for record in records:
-            pid = by_nspid[record.pid]
+    sizes = {by_nspid[record.pid]: record.memory_bytes for record in records}
+
+    def bring_back(pid: int) -> None:
+        cuda.restore(pid, placement.gpu_map)
+        cuda.unlock(pid)
+        progress.advance(sizes[pid])
+
+    with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
+        for pid in sizes:
             # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
             thread = _driver_thread(pid, ThawFailed)
             held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
-            cuda.restore(pid, gpu_map)
-            cuda.unlock(pid)
-            progress.advance(record.memory_bytes)
+        _side_by_side(bring_back, sizes)
     for record in records:
         for path in record.staging:
             tree.inside(path).unlink(missing_ok=True)

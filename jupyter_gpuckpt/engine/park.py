@@ -9,6 +9,7 @@ from ..errors import FreezeFailed, KernelLost, KernelNotCheckpointable
 from ..host import processes
 from ..progress import Progress, Stage
 from .capture import clear
+from .gpu_placement import Placement
 from .gpu_processes import DIRECTORY, GpuProcesses
 from .launch import alive
 from .settings import EngineSettings
@@ -17,11 +18,18 @@ from .tree import Tree
 _MB = 1 << 20
 
 
-def park(tree: Tree, settings: EngineSettings, *, gpu_bytes: int, progress: Progress) -> int:
+def park(
+    tree: Tree,
+    settings: EngineSettings,
+    *,
+    gpu_bytes: int,
+    peer_access_off: bool,
+    progress: Progress,
+) -> int:
     """Move the GPU memory of every CUDA process into RAM; the bytes that were moved. `gpu_bytes`: what it holds by NVML.
 
-    Raises KernelNotCheckpointable without a GPU in use, FreezeFailed when RAM is too short or the driver refuses; then the
-    kernel computes on as before.
+    `peer_access_off`: see `gpu_refusals`. Raises KernelNotCheckpointable without a GPU in use or for what could not come
+    back, FreezeFailed when RAM is too short or the driver refuses; then the kernel computes on as before.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
@@ -33,9 +41,9 @@ def park(tree: Tree, settings: EngineSettings, *, gpu_bytes: int, progress: Prog
                 f"There is not enough memory to park the kernel: {needed // _MB} MB are needed, {available // _MB} MB are free.",
                 hint="Suspend it instead: that frees both.",
             )
-    gpu = GpuProcesses(tree, settings, progress)
+    gpu = GpuProcesses(tree, progress)
     try:
-        gpu.take()
+        gpu.take(settings.gpu_lock_seconds, peer_access_off=peer_access_off)
         if not gpu.records():
             raise KernelNotCheckpointable(
                 "The kernel uses no GPU.",
@@ -48,14 +56,14 @@ def park(tree: Tree, settings: EngineSettings, *, gpu_bytes: int, progress: Prog
     return sum(record.memory_bytes for record in gpu.records())
 
 
-def needed_bytes(tree: Tree, settings: EngineSettings) -> int:
-    """The GPU memory that `unpark` needs."""
-    return GpuProcesses(tree, settings, Progress()).parked_bytes()
+def room(tree: Tree) -> Placement:
+    """The GPU memory that `unpark` needs, and what is free where it would go."""
+    return GpuProcesses(tree, Progress()).parked_room()
 
 
-def unpark(tree: Tree, settings: EngineSettings, progress: Progress) -> None:
+def unpark(tree: Tree, progress: Progress) -> None:
     """Move it back, and let CUDA calls go on. Raises FreezeFailed when the GPU has no room: the kernel stays parked."""
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
-    GpuProcesses(tree, settings, progress).give_back_parked()
+    GpuProcesses(tree, progress).give_back_parked()
     clear(tree.inside(DIRECTORY))

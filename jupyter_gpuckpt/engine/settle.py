@@ -11,11 +11,12 @@ import os
 import signal
 from contextlib import suppress
 
-from ..errors import GpuCkptError
 from ..host import processes
-from . import criu, cuda, gpu_processes, gpu_release
+from ..progress import Progress
+from . import criu
 from .capture import clear, drop_copies, unlink_strays
-from .launch import pids, wait_until
+from .gpu_processes import DIRECTORY, GpuProcesses
+from .launch import wait_until
 from .standstill import Standstill
 from .tree import Tree
 
@@ -44,23 +45,8 @@ def settle(tree: Tree) -> None:
         standstill.end()
     drop_copies(tree)
     clear(tree.inside(criu.IMAGES))
-    back = [_gpu_back(pid) for pid in pids(tree)]  # one that fails does not keep the others from it
-    if all(back):
-        clear(tree.inside(gpu_processes.DIRECTORY))
-
-
-def _gpu_back(pid: int) -> bool:
-    """Whether a process has its GPU memory and may use it, or never had any."""
-    if not (cuda.holds_gpu(pid) or cuda.may_be_parked(pid)):
-        return True
-    try:
-        cuda.bring_back(pid)
-        # A staging that was cut off may have left a file open or mapped; the driver itself has none any more.
-        gpu_release.release(pid, devices=gpu_processes.DIRECTORY)
-    except GpuCkptError:
-        logger.exception("GPU memory of process %d could not be brought back", pid)
-        return False
-    return True
+    if GpuProcesses(tree, Progress()).settle():
+        clear(tree.inside(DIRECTORY))
 
 
 def _strangers(tree: Tree) -> list[int]:

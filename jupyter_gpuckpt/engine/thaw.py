@@ -11,7 +11,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,13 +86,14 @@ def thaw(
     exit_path: Path,
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
-    gpu_map: dict[str, str],
+    allowed_gpus: Collection[str] | None = None,
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run. On any error nothing of it is left and ThawFailed (or what the
     content raised) says why.
 
-    `own_ports`: where it is to listen instead of on the ports that its launch names, in their order.
+    `own_ports`: where it is to listen instead of on the ports that its launch names, in their order. `allowed_gpus`: UUIDs of
+    those that may be used; None: all.
     """
     exit_path.unlink(missing_ok=True)
     lazy = manifest.method == "skeleton"
@@ -129,7 +130,7 @@ def thaw(
         _run_criu(restore, images, lazy=lazy)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         gpu.finish()
-        gpu_processes.restore(tree, manifest.gpu, gpu_map, progress)
+        gpu_processes.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
             _let_go(tree, manifest)
         undo.pop_all()

@@ -106,9 +106,14 @@ def free_bytes() -> dict[str, int]:
 def memory_of(pids: Collection[int]) -> dict[int, int]:
     """GPU memory in bytes, over all GPUs, of those of `pids` that use any; context included."""
     used = Counter[int]()
-    for by_process in _used_by_device():
+    for by_process in _used().values():
         used.update({pid: count for pid, count in by_process.items() if pid in pids})
     return dict(used)
+
+
+def used_by(pid: int) -> dict[str, int]:
+    """The memory in bytes that a process has on each GPU, by UUID, contexts included; empty where the driver does not list it."""
+    return {uuid: held[pid] for uuid, held in _used().items() if pid in held}
 
 
 def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
@@ -137,29 +142,53 @@ def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
     return found if told else None
 
 
-def devices_of(pid: int) -> int | None:
-    """On how many GPUs a process has a context; None where the driver does not list it."""
-    return sum(pid in by_process for by_process in _used_by_device()) or None
+def shares_by_mps(pid: int) -> bool:
+    """Whether the process reaches a GPU through NVIDIA's Multi-Process Service."""
+    nvml = _library.get()
+    return bool(nvml) and any(
+        pid in {process.pid for process in _listed(nvml, handle, "MPSComputeRunningProcesses")}
+        for handle in _handles(nvml)
+    )
 
 
-def _used_by_device() -> list[dict[int, int]]:
-    """For every GPU, the memory of each process that has a context on it.
+def is_partitioned(uuid: str) -> bool:
+    """Whether a GPU is in MIG mode, cut into parts."""
+    nvml = _library.get()
+    if not nvml:
+        return False
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByUUID(uuid))
+    except nvml.NVMLError:  # a GPU that cannot be
+        return False
+    return bool(mode)
+
+
+def _used() -> dict[str, dict[int, int]]:
+    """For every GPU by UUID, the memory of each process that has a context on it.
 
     The driver names processes by their pids in the machine's first PID namespace: a daemon inside a
     container with a PID namespace of its own finds nobody it knows.
     """
     nvml = _library.get()
-    if not nvml:
-        return []
-    found: list[dict[int, int]] = []
-    for handle in _handles(nvml):
+    found: dict[str, dict[int, int]] = {}
+    for handle in _handles(nvml) if nvml else ():
         try:
-            # The memory is None where the driver does not count it by process (MIG, WDDM).
-            running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-            found.append({process.pid: process.usedGpuMemory or 0 for process in running})
+            uuid = str(nvml.nvmlDeviceGetUUID(handle))
         except nvml.NVMLError as error:
-            logger.warning("A GPU does not list its processes: %s", error)
+            logger.warning("A GPU does not answer: %s", error)
+            continue
+        running = _listed(nvml, handle, "ComputeRunningProcesses")
+        # The memory is None where the driver does not count it by process (MIG, WDDM).
+        found[uuid] = {process.pid: process.usedGpuMemory or 0 for process in running}
     return found
+
+
+def _listed(nvml: Any, handle: Any, kind: str) -> list[Any]:  # noqa: ANN401 - the module pynvml
+    try:
+        return list(getattr(nvml, f"nvmlDeviceGet{kind}")(handle))
+    except nvml.NVMLError as error:
+        logger.debug("A GPU does not list its processes (%s): %s", kind, error)
+        return []
 
 
 def _handles(nvml: Any) -> list[Any]:  # noqa: ANN401 - the module pynvml

@@ -110,6 +110,12 @@ def arguments(pid: int) -> list[str]:
     return text.rstrip("\0").split("\0") if text else []
 
 
+def environment(pid: int) -> dict[str, str]:
+    """The environment with which its program was started; empty where that may not be read."""
+    words = (_read(pid, "environ") or "").split("\0")
+    return dict(word.split("=", 1) for word in words if "=" in word)
+
+
 def status(pid: int) -> dict[str, str]:
     """The fields of /proc/PID/status as text, without their colons."""
     return _fields(_read(pid, "status") or "")

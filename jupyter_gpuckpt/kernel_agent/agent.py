@@ -14,16 +14,18 @@ its own, so that no IPython event is triggered.
     gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply tells whether that was possible
-    gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...}
+    gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...,
+                     "gpu_is_back": ...}
                                         the server's variables are these now, and the ports that the kernel knows as its own;
                                         history goes on where it cannot collide
+    gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or tell whether a cell that runs may use it
+    gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         what the user's variables are, and fingerprints of their values; also while a cell runs
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -31,7 +33,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -39,7 +40,9 @@ import zmq
 from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.jsonutil import json_clean, json_default
 
+from .calls import beside, between_cells, result_of
 from .history import History
+from .peer_access import PeerAccess
 from .variables import variables_of
 
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
@@ -47,9 +50,10 @@ _LONGEST_SILENCE = 30.0
 #: How long a reply is offered to a peer that has not connected again.
 _PATIENCE = 10.0
 _PAUSE = 0.01
-#: How long a cell may keep functions of the user's from being called, and how long they are waited for.
-_BEGIN_SECONDS = 0.2
+#: How long functions of the user's are waited for.
 _CALLS_SECONDS = 10.0
+#: How long the work of GPUs is waited for.
+_GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
 #: Variables that a server sets for its kernels: those of the last server are of no use under the next.
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
@@ -81,12 +85,15 @@ class Agent:
         for event in _EVENTS:
             kernel.shell.events.callbacks.setdefault(event, [])
         self._history = History(kernel.shell)
+        self._peers = PeerAccess()
 
     @property
     def silent(self) -> bool:
         """Whether output is kept just now; never in a forked child."""
         if self._silent and time.monotonic() - self._since > _LONGEST_SILENCE:
             self._thaw()
+            if self._peers.was_switched:
+                threading.Thread(target=self._peers.on, daemon=True).start()
         return self._silent and os.getpid() == self._pid
 
     # In the IOPub thread.
@@ -156,6 +163,13 @@ class Agent:
             _take_environment(told["environment"])
             _take_ports(told["moved_ports"], told["connection_file"], self._iopub)
             self._history.go_on(branched=told["branched"])
+            if told.get("gpu_is_back"):
+                await self._peers_on()
+        elif op == "peers_off":
+            content["peer_access"] = await self._peers_off()
+            content["switched"] = self._peers.was_switched
+        elif op == "peers_on":
+            content["peer_access"] = await self._peers_on()
         elif op == "variables":
             with suppress(Exception):
                 seconds = float(parent["content"].get("fingerprint_seconds", 0))
@@ -165,27 +179,29 @@ class Agent:
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
 
     async def _call(self, event: str) -> bool:
-        """Trigger an event of IPython's in the main thread, if no cell keeps that from beginning; whether that was possible."""
-        called: Future[None] = Future()
+        """Trigger an event of IPython's in the main thread; whether no cell kept that from beginning."""
+        trigger = self._kernel.shell.events.trigger
+        # What is for the time after a resume comes when the cell has ended.
+        call = await between_cells(
+            self._kernel.io_loop,
+            lambda: trigger(event),
+            _CALLS_SECONDS,
+            may_come_later=event != "on_save",
+        )
+        return call is not None
 
-        def call() -> None:
-            if called.set_running_or_notify_cancel():
-                try:
-                    self._kernel.shell.events.trigger(event)
-                finally:
-                    called.set_result(None)
+    async def _peers_off(self) -> str:
+        """`off` where no peer access is left on, and none will be switched on; `on`: a cell that runs uses it; else `unknown`."""
+        if not self._peers.is_possible:
+            return "off"
+        switched = await between_cells(self._kernel.io_loop, self._peers.off, _GPU_SECONDS)
+        if switched is not None:
+            return "off" if result_of(switched) else "unknown"
+        is_on = result_of(await beside(self._peers.is_on, _CALLS_SECONDS))
+        return {True: "on", False: "off", None: "unknown"}[is_on]
 
-        self._kernel.io_loop.add_callback(call)
-        began = time.monotonic()
-        while not called.done():
-            spent = time.monotonic() - began
-            if spent > _BEGIN_SECONDS and not called.running():
-                # What is for the time after a resume comes when the cell has ended.
-                return event == "on_save" and not called.cancel()
-            if spent > _CALLS_SECONDS:
-                break
-            await asyncio.sleep(_PAUSE)
-        return True
+    async def _peers_on(self) -> str:
+        return "on" if result_of(await beside(self._peers.on, _CALLS_SECONDS)) else "unknown"
 
     def _prepare(self) -> None:
         for stream in (sys.stdout, sys.stderr):

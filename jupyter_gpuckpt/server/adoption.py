@@ -95,8 +95,9 @@ async def adopt(
         # What it did while no server listened, nobody knows.
         served.output.changes += 1
         operations.spawn(_learn_state(manager))
+        served.peer_access_is_off = served.has_agent and served.is_parked
         # The last server may have died with the kernel's words held back.
-        operations.spawn(operations.reconnect(served))
+        operations.spawn(link.reconnect(served))
 
 
 def _expect_asker(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -24,9 +24,10 @@ _ANSWER_SECONDS = 2.0
 _START_SECONDS = 30.0
 #: A little more than the agent takes at most.
 _CALLS_SECONDS = 12.0
+_GPU_SECONDS = 42.0
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
-_MODULES = ("history", "values", "fingerprints", "variables", "agent")
+_MODULES = ("calls", "history", "peer_access", "values", "fingerprints", "variables", "agent")
 #: Makes modules of them that can import each other as they do here, and that nobody finds afterwards.
 _LOADER = """
 import sys, types
@@ -42,6 +43,13 @@ finally:
 """
 #: IPython kernels say this of themselves.
 _IMPLEMENTATION = "ipython"
+
+
+class PeerAccess(NamedTuple):
+    """Of a kernel's GPUs: whether none is on now, and whether some has to be switched on again."""
+
+    is_off: bool
+    was_switched: bool
 
 
 async def bring_in(manager: ServerKernelManager) -> bool:
@@ -99,10 +107,12 @@ async def resumed(
     moved_ports: dict[int, int],
     *,
     branched: bool,
+    gpu_is_back: bool,
 ) -> None:
     """Tell a kernel that it has come back under a server with this environment, of which only the server's own variables matter.
 
     `moved_ports`: where it listens now instead of on its former ports. `branched`: the kernel that it was made from may go on.
+    `gpu_is_back`: it is not parked.
     """
     variables = {
         name: value
@@ -115,6 +125,7 @@ async def resumed(
         "moved_ports": {str(before): after for before, after in moved_ports.items()},
         "connection_file": str(manager.connection_file),
         "branched": branched,
+        "gpu_is_back": gpu_is_back,
     }
     await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
 
@@ -130,6 +141,22 @@ async def variables(manager: ServerKernelManager, fingerprint_seconds: float) ->
         return None if told is None else msgspec.convert(told, Variables)
     except msgspec.ValidationError:
         return None
+
+
+async def switch_peer_access_off(manager: ServerKernelManager) -> PeerAccess:
+    """Make the kernel's GPUs keep to themselves; its GPU memory must not be away. See `kernel_agent/peer_access.py`."""
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_off"}, _GPU_SECONDS)
+    if not _is_ok(reply):
+        return PeerAccess(is_off=False, was_switched=True)
+    # An agent that an older version has brought in knows nothing of this.
+    content = reply["content"]
+    return PeerAccess(content.get("peer_access") == "off", bool(content.get("switched")))
+
+
+async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
+    """Undo that; whether it was possible."""
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_on"}, _CALLS_SECONDS)
+    return _is_ok(reply) and reply["content"].get("peer_access") == "on"
 
 
 async def thaw(manager: ServerKernelManager) -> bool:

@@ -37,6 +37,7 @@ from .kernel_manager import GpuCkptKernels
 from .operations import ServerOperations
 from .parking import IdleParking
 from .probe import AGENT_REQUEST, AGENT_WORD
+from .reconnecting import Reconnecting
 from .restart_snapshots import RestartSnapshots
 from .rolling_back import RollingBack
 from .sessions import ReportingSessions
@@ -223,8 +224,15 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         link.describe, link.on_change = operations.description, self._on_change
         link.on_news = ended.hear
         link.on_snapshot = SnapshotEvents(serverapp.event_logger).tell
-        link.begin, link.wake = operations.begin, Waking(operations, self.log).wake
-        link.reconnect, link.on_suspended = operations.reconnect, operations.note_suspended
+        link.wake, link.on_suspended = Waking(operations, self.log).wake, operations.note_suspended
+        reconnecting = Reconnecting(
+            kernels,
+            sessions,
+            operations.peer_access,
+            timeout_seconds=self.reconnect_timeout,
+            log=self.log,
+        )
+        link.begin, link.reconnect = reconnecting.begin, reconnecting.reconnect
         link.retention = GpuCkptDaemon(parent=self).retention()
         kernels.gpuckpt_owner, kernels.gpuckpt_operations = link, operations
         kernels.gpuckpt_kernelspecs, kernels._gpuckpt_stop = {}, None

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
-from jupyter_server._tz import utcnow
 
 from ..errors import (
     GpuCkptError,
@@ -24,9 +24,10 @@ from ..model import Cause, Variables
 from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
 from ..states import ABSENT, KernelState
 from . import agent
+from .peer_access import PeerAccessSwitch
 from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ServedKernel, is_past_freeze, not_managed
-from .sessions import environment_of, sessions_of
+from .sessions import sessions_of
 from .tracked_operations import TrackedOperations
 from .variables import variables_of
 from .websocket import known_info, set_known_info
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from .gpu_room import RoomMaker
 
 _DRAIN_SECONDS = 2.0
-#: A new kernel that has not answered by then gets no agent.
-_BEGIN_SECONDS = 60.0
 _INFO_SECONDS = 2.0
 #: The daemon's event about the end of an operation comes on another connection than the end itself.
 _EVENT_SECONDS = 5.0
@@ -75,6 +74,7 @@ class ServerOperations:
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._reconnect_timeout = reconnect_timeout
         self._log = log
+        self.peer_access = PeerAccessSwitch(kernels, log)
         self.tracked = TrackedOperations(self._on_end)
         self._background: set[asyncio.Task[None]] = set()
         #: Set when the server stops: what it suspends then stays suspended.
@@ -132,8 +132,19 @@ class ServerOperations:
     async def park(self, kernel_id: str) -> Operation:
         """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
         served = self.served(kernel_id)
-        operation = await self._link.daemon.park(kernel_id)
-        return self._track(served, operation, lambda: None)
+        release = served.hold()
+        try:
+            is_off = await self.peer_access.switch_off(served)
+            operation = await self._link.daemon.park(kernel_id, peer_access_off=is_off)
+        except BaseException:
+            self.spawn(self.peer_access.switch_on_and(served, release))
+            raise
+        if not served.peer_access_is_off:
+            release()
+            return self._track(served, operation, lambda: None)
+        # A park that fails leaves it running.
+        end = partial(self.peer_access.switch_on_and, served, release)
+        return self._track(served, operation, lambda: self.spawn(end()))
 
     async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
         """The variables of an idle kernel now; raises as `variables.variables_of` does."""
@@ -157,53 +168,6 @@ class ServerOperations:
     async def measured(self) -> list[Kernel]:
         """The daemon's records of all kernels, with what they use just now."""
         return await self._link.daemon.kernels()
-
-    def begin(self, served: ServedKernel) -> None:
-        """Bring the agent into a new kernel before its first cell: requests are held meanwhile."""
-        release = served.hold()
-
-        async def bring_in() -> None:
-            try:
-                async with asyncio.timeout(_BEGIN_SECONDS):
-                    # The manager is listed when its launch, in whose middle this is, has returned.
-                    while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
-                        await asyncio.sleep(0.01)
-                    manager = self._manager(served.kernel_id)
-                    served.has_agent = await agent.bring_in(manager)
-                    await wait_until_heard(manager, served, self._reconnect_timeout)
-            except TimeoutError:
-                self._log.debug("kernel %s was never listed", served.kernel_id)
-            finally:
-                release()
-
-        served.spawn(bring_in())
-
-    async def reconnect(self, served: ServedKernel) -> None:
-        """Hear the kernel again after a resume, then let it speak."""
-        if served.kernel_id not in self._kernels:
-            return  # it is just being listed, and has no page yet
-        manager = self._manager(served.kernel_id)
-        # The culler counts from the last message; one that has just come back is not idle since then.
-        manager.last_activity = utcnow()
-        if not await wait_until_heard(manager, served, self._reconnect_timeout):
-            self._log.warning(
-                "kernel %s was not heard again within %s s",
-                served.kernel_id,
-                self._reconnect_timeout,
-            )
-        if not served.has_agent:
-            return
-        rows = sessions_of(self._sessions, served.kernel_id)
-        moved = served.kernel.moved_ports if served.kernel else {}
-        await agent.resumed(
-            manager, environment_of(self._kernels, rows), moved, branched=served.is_new_branch
-        )
-        served.is_new_branch = False
-        if not await agent.thaw(manager):
-            self._log.warning(
-                "kernel %s was not told to speak again; it does by itself", served.kernel_id
-            )
-        await agent.call_on_resume(manager)
 
     def description(self, manager: KernelManager) -> dict[str, Any]:
         """What is kept with a kernel so that the next server can list it as it was."""
@@ -270,7 +234,7 @@ class ServerOperations:
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
-        variables = None
+        variables, peer_access_off = None, False
         try:
             manager = self._manager(kernel_id)
             while served.is_being_heard_again:
@@ -285,7 +249,9 @@ class ServerOperations:
                             manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
                         )
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
-                    release = self._thawing(served, release, called=bool(called))
+                    runs = served.state is KernelState.RUNNING
+                    release = self._thawing(served, release, called=bool(called), gpu_is_back=runs)
+                    peer_access_off = await self.peer_access.switch_off(served)
                     told = await agent.prepare(manager)
                     served.comms = told or served.comms.without_states()
                     if told:
@@ -296,17 +262,20 @@ class ServerOperations:
             notebook, jupyter = await self._sent_with(kernel_id)
             start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
             kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
-            kept["variables"] = variables
+            kept |= {"variables": variables, "peer_access_off": peer_access_off}
             operation = await start(kernel_id, notebook, jupyter, cause, title=name, **kept)
         except BaseException:
             release()
             raise
         return self._track(served, operation, release, changes)
 
-    def _thawing(self, served: ServedKernel, release: Release, *, called: bool) -> Release:
+    def _thawing(
+        self, served: ServedKernel, release: Release, *, called: bool, gpu_is_back: bool
+    ) -> Release:
         """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does.
 
-        `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell.
+        `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell. `gpu_is_back`: it
+        was not parked, nor is it then.
         """
         told = False
 
@@ -314,6 +283,8 @@ class ServerOperations:
             try:
                 if served.kernel_id in self._kernels:  # else it was shut down meanwhile
                     manager = self._manager(served.kernel_id)
+                    if gpu_is_back:
+                        await self.peer_access.switch_on(served)
                     await agent.thaw(manager)
                     if called:
                         await agent.call_on_resume(manager)
@@ -328,8 +299,10 @@ class ServerOperations:
             if served.absent or served.is_held_by_others:
                 release()  # a suspend that took this one's place has the kernel keep what it says
                 return
+            # Before the next cell: what users registered, and peer access between GPUs.
+            first = called or (gpu_is_back and served.peer_access_is_off)
             self.spawn(thaw())
-            if not called:
+            if not first:
                 release()
 
         return thaw_and_release

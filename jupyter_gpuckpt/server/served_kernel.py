@@ -7,7 +7,7 @@ it says. Nothing here decides about states: the daemon does, and tells.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ErrorRecord
@@ -61,7 +61,7 @@ class Connection(Protocol):
 
 
 #: Makes a kernel heard again after a resume, whoever asked for it.
-Reconnect = Callable[["ServedKernel"], Awaitable[None]]
+Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
 #: Begins to bring a suspended kernel back, because somebody wants something of it.
 Wake = Callable[["ServedKernel"], None]
 
@@ -93,6 +93,8 @@ class ServedKernel:
         self.is_new_branch = False
         #: Whether it goes back to an older snapshot: a cell waits for the end of that and wakes nothing.
         self.is_rolling_back = False
+        #: Whether peer access between its GPUs may be off because of us: it is switched on before the next cell.
+        self.peer_access_is_off = False
         #: Why it does not come back yet, for people; empty: it does not wait for anything.
         self.waits = ""
         self._holds = 0
@@ -190,6 +192,8 @@ class ServedKernel:
         self.provisioner.note(kernel)
         if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
             self._start_reconnecting(came_back=True)
+        elif before in GPU_AWAY and self.peer_access_is_off and self.state is KernelState.RUNNING:
+            self._start_reconnecting(came_back=False)
         self._tell()
 
     async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
@@ -234,7 +238,7 @@ class ServedKernel:
         self._reconnecting = None
         self.output.forget()
         self.has_agent, self.comms = False, SavedComms()
-        self._saved_changes = 0
+        self._saved_changes, self.peer_access_is_off = 0, False
         for connection in list(self.connections):
             connection.drop_held()
         self._start_reconnecting(came_back=False)

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine import gpu_processes, thaw
+from ..engine.gpu_placement import Placement, visible
 from ..engine.page_filler import ProcessPages
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import HostIncompatible
-from ..host import fingerprint, processes
+from ..host import fingerprint, gpu, processes
 from ..images.sinks import FileSink
 from ..images.unpack import StreamReader, read_stream, unpack
 from ..model import Host, Manifest
@@ -36,17 +37,19 @@ def resume(
     exit_path: Path,
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
+    visible_gpus: str = "",
     progress: Progress,
 ) -> Resumed:
     """Bring the kernel of `manifest` back, or a second one from it; on return it runs.
 
-    `own_ports`: where it listens now, in the order of its launch's own ports; None: where it did.
+    `own_ports`: where it listens now, in the order of its launch's own ports; None: where it did. `visible_gpus`: what
+    CUDA_VISIBLE_DEVICES is where the resume was asked for.
     Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
     failed, ObjectCorrupt when the store is damaged.
     """
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
-        check(manifest, here)
+        check(manifest, here, visible_gpus)
     content = _StoredContent(manifest, store, settings.threads, progress)
     thawed = thaw.thaw(
         manifest,
@@ -55,14 +58,14 @@ def resume(
         exit_path=exit_path,
         jupyter_runtime_dir=jupyter_runtime_dir,
         own_ports=own_ports,
-        gpu_map=_gpu_map(manifest.host, here),
+        allowed_gpus=_allowed_gpus(manifest, visible_gpus),
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     return Resumed(thawed.tree, gone, thawed.moved_ports)
 
 
-def check(manifest: Manifest, here: Host) -> None:
+def check(manifest: Manifest, here: Host, visible_gpus: str = "") -> None:
     """Whether this machine can hold the kernel. Raises HostIncompatible naming everything that differs."""
     problems = obstacles(manifest, here)
     needed = sum(
@@ -71,7 +74,7 @@ def check(manifest: Manifest, here: Host) -> None:
     shortages = []
     if needed > (free := processes.mem_available()):
         shortages.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
-    if shortage := gpu_processes.shortage(manifest.gpu):
+    if shortage := room(manifest, visible_gpus).shortage:
         shortages.append(shortage)
     if problems or shortages:
         hints = []
@@ -89,6 +92,12 @@ def check(manifest: Manifest, here: Host) -> None:
         )
 
 
+def room(manifest: Manifest, visible_gpus: str = "") -> Placement:
+    """The GPU memory that the kernel needs, and what is free where it would go."""
+    allowed = _allowed_gpus(manifest, visible_gpus)
+    return gpu_processes.placement_of(manifest.gpu, manifest.host.gpus, allowed)
+
+
 def obstacles(manifest: Manifest, here: Host) -> list[str]:
     """What differs from the machine of the snapshot, a sentence each, whatever memory is free."""
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
@@ -99,18 +108,14 @@ def obstacles(manifest: Manifest, here: Host) -> list[str]:
     return found
 
 
-def _gpu_map(saved: Host, here: Host) -> dict[str, str]:
-    """Old to new UUID for every GPU that the kernel knew, where it does not find the same ones; each is of the same model."""
-    there = [device.uuid for device in here.gpus]
-    if all(device.uuid in there for device in saved.gpus):
-        return {}
-    pairs, free = {}, list(here.gpus)
-    for device in saved.gpus:
-        twin = next((other for other in free if other.name == device.name), None)
-        if twin is not None:
-            free.remove(twin)
-            pairs[device.uuid] = twin.uuid
-    return pairs
+def _allowed_gpus(manifest: Manifest, visible_gpus: str) -> set[str] | None:
+    """The GPUs that the kernel was started to see, as far as who resumes it sees them, too; else all that who resumes it sees."""
+    here = gpu.gpus()
+    asked = visible(visible_gpus, here)
+    launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), here)
+    if asked is None or launched is None:
+        return launched if asked is None else asked
+    return asked & launched or asked
 
 
 def _changed(path: Path, length: int) -> str:

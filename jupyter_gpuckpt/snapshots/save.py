@@ -59,6 +59,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
     progress: Progress,
     cause: Cause = Cause.MANUAL,
     parked: bool = False,
+    peer_access_off: bool = False,
     pinned: bool = False,
     title: str = "",
     variables: Variables | None = None,
@@ -66,8 +67,8 @@ def save(  # noqa: PLR0913 - all but the first four by name
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
-    What was `parked` stays so. An idle kernel (`cause`) that has network connections to others is not suspended:
-    KernelNotCheckpointable names them.
+    What was `parked` stays so. `peer_access_off`: see `engine/gpu_refusals.py`. An idle kernel (`cause`) that has network
+    connections to others is not suspended: KernelNotCheckpointable names them.
     """
     began = time.time()
     with progress.stage(Stage.PREFLIGHT):
@@ -75,7 +76,15 @@ def save(  # noqa: PLR0913 - all but the first four by name
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
-    with frozen(tree, chosen, settings, stop=stop, parked=parked, progress=progress) as state:
+    with frozen(
+        tree,
+        chosen,
+        settings,
+        stop=stop,
+        parked=parked,
+        peer_access_off=peer_access_off,
+        progress=progress,
+    ) as state:
         images, sources = _images(state)
         sources += state.memory
         for files in (state.captured_files, state.gpu_files):

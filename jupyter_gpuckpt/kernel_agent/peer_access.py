@@ -1,0 +1,160 @@
+"""Peer access between the GPUs of this process: off while the driver takes their memory away, on again afterwards.
+
+Left on, the driver's Restore fails for good, and it cannot be seen from outside (measured with driver 580). Libraries switch it
+on by themselves: PyTorch at the first copy between two GPUs, NCCL, JAX, CuPy. Only driver calls are used: a failing call of
+CUDA's runtime leaves an error behind that PyTorch raises at its next one. Reference: CUDA Driver API, "Peer Context Memory
+Access".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_LIBRARY = "libcuda.so.1"
+#: Results of the calls (cuda.h, CUresult).
+_ALREADY_ENABLED, _NOT_ENABLED = 704, 705
+
+Pair = tuple[int, int]
+
+
+class PeerAccess:
+    """Peer access of this process, which may have loaded CUDA or not. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: The devices whose contexts are kept from going away, and between which it was switched off.
+        self._kept: list[int] = []
+        self._off: list[Pair] = []
+        #: Counts calls of `on`: an `off` that was still waiting for the GPUs by then does nothing more.
+        self._turns = 0
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there are contexts on several GPUs. Waits for no GPU."""
+        return len(_devices(_driver())) > 1
+
+    @property
+    def was_switched(self) -> bool:
+        """Whether something is off that was on."""
+        return bool(self._off)
+
+    def off(self) -> bool:
+        """Wait for the GPUs, then switch it off wherever it is on; whether none is left. No cell may run."""
+        driver, turn = _driver(), self._turns
+        with _retained(driver, _devices(driver)) as contexts:
+            for context in contexts.values():
+                with _current(driver, context):
+                    driver.cuCtxSynchronize()
+            with self._lock:
+                if turn != self._turns:
+                    return False
+                if self._kept:
+                    return True
+                for device in contexts:
+                    driver.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), device)
+                    self._kept.append(device)
+                for pair, result in _each_pair(driver, contexts, driver.cuCtxDisablePeerAccess):
+                    if result == 0:
+                        self._off.append(pair)
+                    elif result != _NOT_ENABLED:
+                        self._on(driver)
+                        return False
+        return True
+
+    def on(self) -> bool:
+        """Switch on what was switched off; whether that is so. It waits as long as the driver holds the process's calls."""
+        self._turns += 1
+        with self._lock:
+            return not self._kept or self._on(_driver())
+
+    def is_on(self) -> bool:
+        """Whether it is on anywhere; harms nothing that runs.
+
+        No call asks for it: but switching it on tells whether it was, and what was not is switched off again.
+        """
+        driver = _driver()
+
+        def ask(other: ctypes.c_void_p) -> int:
+            result = int(driver.cuCtxEnablePeerAccess(other, 0))
+            if result == 0:
+                driver.cuCtxDisablePeerAccess(other)
+            return result
+
+        with self._lock, _retained(driver, _devices(driver)) as contexts:
+            results = [result for _, result in _each_pair(driver, contexts, ask)]
+        return _ALREADY_ENABLED in results
+
+    def _on(self, driver: Any) -> bool:
+        done = True
+        # Retained anew: with the handles from before a Restore the call answers CUDA_ERROR_INVALID_HANDLE (measured).
+        with _retained(driver, self._kept) as contexts:
+            for one, other in self._off:
+                with _current(driver, contexts[one]):
+                    result = driver.cuCtxEnablePeerAccess(contexts[other], 0)
+                done &= result in (0, _ALREADY_ENABLED)
+        for device in self._kept:
+            driver.cuDevicePrimaryCtxRelease_v2(device)
+        self._kept, self._off = [], []
+        return done
+
+
+def _driver() -> Any:
+    """The driver's library if this process has loaded it, else None."""
+    try:
+        return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return None
+
+
+def _devices(driver: Any) -> list[int]:
+    """Those on which this process has a (primary) context."""
+    count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []  # not initialised
+    found = []
+    for device in range(count.value):
+        arguments = device, ctypes.byref(flags), ctypes.byref(active)
+        if driver.cuDevicePrimaryCtxGetState(*arguments) == 0 and active.value:
+            found.append(device)
+    return found
+
+
+@contextmanager
+def _retained(driver: Any, devices: list[int]) -> Iterator[dict[int, ctypes.c_void_p]]:
+    """Their contexts, which do not go away meanwhile."""
+    contexts = {}
+    try:
+        for device in devices:
+            context = ctypes.c_void_p()
+            if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0:
+                contexts[device] = context
+        yield contexts
+    finally:
+        for device in contexts:
+            driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+@contextmanager
+def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
+    """Makes it this thread's context, and puts back the one before."""
+    driver.cuCtxPushCurrent_v2(context)
+    try:
+        yield
+    finally:
+        driver.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+
+def _each_pair(
+    driver: Any, contexts: dict[int, ctypes.c_void_p], call: Callable[[ctypes.c_void_p], int]
+) -> Iterator[tuple[Pair, int]]:
+    """`call` for every other context, in each context."""
+    for one, context in contexts.items():
+        with _current(driver, context):
+            for other, peer in contexts.items():
+                if other != one:
+                    yield (one, other), call(peer)
