@@ -20,7 +20,7 @@ class Stage(StrEnum):
     """The stages of all operations, in the words that users see."""
 
     PREFLIGHT = "preflight"
-    GPU_LOCK = "gpu lock"
+    GPU_LOCK = "waiting for gpu work"
     GPU_CHECKPOINT = "gpu checkpoint"
     GPU_RELEASE = "gpu release"
     FREEZE = "freeze"

@@ -114,6 +114,7 @@ class Daemon:
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
         ready()
+        self.machine.warm_up()
         await self._until_left()
         await self.measuring.close()
         server.stop()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
+from ..engine import cuda, server_files, settle, thaw
 from ..engine import launch as trees
 from ..engine import park as parking
-from ..engine import server_files, settle, thaw
 from ..engine.gpu_placement import Placement
 from ..engine.settings import INIT, EngineSettings
 from ..engine.standstill import Standstill
@@ -74,6 +74,15 @@ class Machine:
                 store = self._settings.store
                 self._report = doctor.report(self._criu, init=INIT, store=store)
             return self._report
+
+    def warm_up(self) -> None:
+        """Initialise CUDA beside everything else, where there is a GPU: otherwise the first save would wait for it."""
+
+        def initialise() -> None:
+            if gpu.gpus():
+                cuda.available()
+
+        threading.Thread(target=initialise, name="cuda", daemon=True).start()
 
     def require_engine(self) -> None:
         """Raise ToolMissing or PrivilegeMissing where the engine cannot work."""
