@@ -12,6 +12,11 @@ wait_for = partial(wait_for, seconds=20)
 
 
 @pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+@pytest.fixture
 def listener(make_listener):
     return make_listener(SCHEMA_ID)
 

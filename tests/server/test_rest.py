@@ -9,6 +9,7 @@ import yaml
 
 from jupyter_gpuckpt import server as server_package
 from jupyter_gpuckpt.server.handlers import PREFIX, ROUTES
+from tests.server.conftest import Server
 
 OPENAPI = Path(server_package.__file__).parent / "openapi.yaml"
 METHODS = ("get", "put", "post", "patch", "delete")
@@ -43,21 +44,40 @@ def action_of(method):
 
 
 @pytest.fixture
-def ruled(make_server, tmp_path):
-    """A server and a function that sets what it allows."""
-    rules = tmp_path / "rules.json"
-    (tmp_path / "gpuckpt_test_rules.py").write_text(AUTHORIZER)
+def server(clean_server):
+    return clean_server
 
-    def allow(*pairs):
-        rules.write_text(json.dumps(pairs))
 
-    allow()
-    server = make_server(
+@pytest.fixture(scope="module")
+def ruled_server(module_daemon_env, tmp_path_factory):
+    """A server that asks a file what is allowed."""
+    folder = tmp_path_factory.mktemp("ruled")
+    (folder / "gpuckpt_test_rules.py").write_text(AUTHORIZER)
+    (folder / "rules.json").write_text("[]")
+    own = {
+        "PYTHONPATH": str(folder),
+        "TEST_RULES": str(folder / "rules.json"),
+        "PYTHONWARNINGS": "always",
+    }
+    made = Server(
+        folder,
+        module_daemon_env | own,
         "--ServerApp.authorizer_class=gpuckpt_test_rules.Rules",
         "--ServerApp.allow_unauthenticated_access=False",
-        env={"PYTHONPATH": str(tmp_path), "TEST_RULES": str(rules), "PYTHONWARNINGS": "always"},
     )
-    return server.start(), allow
+    yield made.start()
+    made.kill()
+
+
+@pytest.fixture
+def ruled(ruled_server):
+    """The server and a function that sets what it allows."""
+
+    def allow(*pairs):
+        Path(ruled_server.env["TEST_RULES"]).write_text(json.dumps(pairs))
+
+    allow()
+    return ruled_server, allow
 
 
 def test_only_those_may_ask_who_are_allowed_to(ruled):
@@ -74,10 +94,10 @@ def test_only_those_may_ask_who_are_allowed_to(ruled):
         assert response.status_code != 403, (method, route)
 
 
-def test_nobody_may_ask_without_a_token(ruled):
+def test_nobody_may_ask_without_a_token(ruled, monkeypatch):
     server, allow = ruled
     allow(*((action, "gpuckpt") for action in ("read", "write", "execute")))
-    server.token = "wrong"
+    monkeypatch.setattr(server, "token", "wrong")
     for method, route in CASES:
         response = server.request(method, filled(route), ok=False)
         assert response.status_code == 403, (method, route)

@@ -4,6 +4,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 CONNECTED = """
 import sqlite3
 def close(): global connection; connection.close(); connection = None
@@ -12,6 +14,11 @@ reopen()
 get_ipython().events.register("on_save", close)
 get_ipython().events.register("on_resume", reopen)
 """
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
 
 
 def history(page):
