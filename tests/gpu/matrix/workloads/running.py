@@ -1,0 +1,31 @@
+"""A row's work and its tokens, in a kernel or, as a program, in the twin that is never stopped.
+
+python -m workloads.running LOOKS TOLD     TOLD: what the row's trial tells, as JSON. A line of JSON for each look
+"""
+
+import importlib
+import json
+import sys
+
+from .tokens import Tokens
+
+
+class Running:
+    def __init__(self, told):
+        module = importlib.import_module(f"{__package__}.{told['workload']}")
+        self.work = module.Work(told["seed"], **told["options"])
+        self.tokens = Tokens(told, self.work.arange)
+
+    def look(self):
+        counters = getattr(self.work, "counters", dict)()
+        return {"tokens": self.tokens.look(), "work": self.work.look(), "counters": counters}
+
+
+def main():
+    running = Running(json.loads(sys.argv[2]))
+    for _ in range(int(sys.argv[1])):
+        print("look", json.dumps(running.look()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
