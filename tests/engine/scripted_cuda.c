@@ -1,0 +1,149 @@
+/* A process as the CUDA driver leaves it, for machines without a GPU: it has devices open and mapped, maps libcuda.so.1, and its
+ * thread "cuda-driver" does what the scripted driver (scripted_driver.py) tells it, with the calls that the real one makes.
+ *
+ *     scripted-cuda FOLDER DEVICES LENGTH [spawn|fork]...
+ *
+ * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
+ * and PID.ticks, where its main thread, the user's code, counts. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
+ * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define DEVICES 2
+#define PAGE 4096
+
+static const char *folder, *devices;
+static size_t length;
+static int fds[DEVICES], ask, answer;
+static void *mapped[DEVICES];
+static unsigned char *staging, value;
+
+static void *checked(void *address)
+{
+	if (address == MAP_FAILED)
+		exit(3);
+	return address;
+}
+
+static void acquire(void)
+{
+	char path[PAGE];
+
+	for (int i = 0; i < DEVICES; i++) {
+		snprintf(path, sizeof(path), "%s%d", devices, i);
+		if ((fds[i] = open(path, O_RDWR)) < 0)
+			exit(2);
+		mapped[i] = checked(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[i], 0));
+	}
+}
+
+static void checkpoint(void)
+{
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+
+	staging = checked(mmap(NULL, length, PROT_READ | PROT_WRITE, flags, -1, 0));
+	memset(staging, ++value, length);
+	for (int i = 0; i < DEVICES; i++) {
+		munmap(mapped[i], PAGE);
+		close(fds[i]);
+	}
+}
+
+static int restore(void)
+{
+	for (size_t i = 0; i < length; i++)
+		if (staging[i] != value)
+			return -1;
+	munmap(staging, length);
+	acquire();
+	return 0;
+}
+
+static void *drive(void *unused)
+{
+	char what;
+
+	(void)unused;
+	prctl(PR_SET_NAME, "cuda-driver");
+	while (read(ask, &what, 1) == 1) {
+		char told = 'k';
+
+		if (what == 'c')
+			checkpoint();
+		else if (restore())
+			told = '!';
+		if (write(answer, &told, 1) != 1)
+			exit(4);
+	}
+	return NULL;
+}
+
+static int fifo(const char *name)
+{
+	char path[PAGE];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%d.%s", folder, getpid(), name);
+	if (mkfifo(path, 0600) || (fd = open(path, O_RDWR)) < 0)
+		exit(5);
+	return fd;
+}
+
+static unsigned long *counter(void)
+{
+	char path[PAGE], final[PAGE];
+	void *ticks;
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%d.new", folder, getpid());
+	snprintf(final, sizeof(final), "%s/%d.ticks", folder, getpid());
+	if ((fd = open(path, O_RDWR | O_CREAT, 0600)) < 0 || ftruncate(fd, PAGE) || rename(path, final))
+		exit(6);
+	ticks = checked(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0));
+	close(fd);
+	return ticks;
+}
+
+int main(int count, char **words)
+{
+	char path[PAGE];
+	pthread_t driver;
+	volatile unsigned long *ticks;
+	int library;
+
+	folder = words[1];
+	devices = words[2];
+	length = strtoul(words[3], NULL, 10);
+	value = getpid();
+	snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);
+	if ((library = open(path, O_RDONLY)) < 0)
+		exit(7);
+	checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
+	close(library);
+	ask = fifo("ask");
+	answer = fifo("answer");
+	acquire();
+	if (pthread_create(&driver, NULL, drive, NULL))
+		exit(8);
+	for (int i = 4; i < count; i++)
+		if (!fork()) {
+			if (!strcmp(words[i], "spawn")) {
+				/* As Python's subprocess: nothing is inherited. */
+				closefrom(3);
+				execl("/proc/self/exe", words[0], words[1], words[2], words[3], (char *)NULL);
+			}
+			for (;;)
+				pause();
+		}
+	/* It is ready when this exists. */
+	for (ticks = counter();; ++*ticks)
+		usleep(1000);
+}

@@ -1,0 +1,217 @@
+"""The driver's steps for several processes: their order, and what becomes of the others when one of them fails; a scripted driver.
+
+The trees, their processes, descriptors, mappings and staging files are real.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from jupyter_gpuckpt.engine import cuda, gpu_processes, launch, park
+from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import Progress
+from tests.engine.scripted_driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Error
+from tests.engine.scripted_gpu import (
+    LENGTH,
+    ONE,
+    OTHER,
+    devices,
+    executable,
+    run,
+    scripted,
+    store,
+    umask,
+)
+
+__all__ = ["devices", "executable", "run", "scripted", "store", "umask"]
+
+GB = 1 << 30
+#: Which of the three with a context.
+EACH = pytest.mark.parametrize("which", [0, 1, 2], ids=["first", "second", "third"])
+
+
+def first(calls, step):
+    return next(place for place, (each, _) in enumerate(calls) if each == step)
+
+
+def last(calls, step):
+    return max(place for place, (each, _) in enumerate(calls) if each == step)
+
+
+def test_all_are_locked_before_the_first_is_taken_and_all_come_back(scripted):
+    forked = scripted.forked()
+    assert cuda.holds_gpu(forked)
+    assert not cuda.is_cuda_process(forked), "the driver does not know it"
+    taken = GpuProcesses(scripted.program.tree, Progress())
+    taken.take(2.5)
+    calls = scripted.driver.calls
+    assert [pid for step, pid in calls if step == "Lock"] == scripted.all_numbers()
+    assert scripted.driver.timeouts == [2500] * 3
+    assert last(calls, "Lock") < first(calls, "Checkpoint")
+    assert not any(map(cuda.holds_gpu, launch.pids(scripted.program.tree)))
+    assert not [area for area in processes.maps(forked) if area.path.startswith("/dev/nvidia")]
+    assert {record.pid for record in taken.records()} == scripted.numbers()
+    assert all(record.memory_bytes == LENGTH for record in taken.records())
+    assert len(taken.files()) == 3
+
+    taken.give_back()
+    taken.drop_files()
+    for number in scripted.numbers():
+        assert scripted.done(number) == ["Lock", "Checkpoint", "Restore", "Unlock"]
+    assert calls.count(("Init", 0)) == 1
+    assert not cuda.holds_gpu(forked), "what it could never use it has lost for good"
+    scripted.check_running()
+
+
+@EACH
+def test_one_whose_work_does_not_end_keeps_nobody_locked(scripted, which):
+    numbers = scripted.all_numbers()
+    stuck = scripted.fail("Lock", which, Error.CUDA_ERROR_NOT_READY)
+    with pytest.raises(FreezeFailed, match="did not end in time") as caught:
+        scripted.park()
+    assert f"({scripted.pids()[which]}) = CUDA_ERROR_NOT_READY" in caught.value.details
+    for place, number in enumerate(numbers):
+        expected = ["Lock", "Unlock"] if place < which else ["Lock"] if place == which else []
+        assert scripted.done(number) == expected
+    assert scripted.done(stuck) == ["Lock"]
+    scripted.check_running()
+    scripted.driver.failures.clear()
+    scripted.park()
+    scripted.unpark()
+    scripted.check_running()
+
+
+@EACH
+def test_one_that_cannot_be_taken_brings_the_others_back(scripted, which):
+    refused = scripted.fail("Checkpoint", which, Error.CUDA_ERROR_NOT_SUPPORTED)
+    with pytest.raises(FreezeFailed, match="managed memory") as caught:
+        scripted.park()
+    assert f"({scripted.pids()[which]}) = CUDA_ERROR_NOT_SUPPORTED" in caught.value.details
+    for number in scripted.numbers():
+        # Unlock, not Restore, brings back what was refused.
+        taken = [] if number == refused else ["Restore"]
+        assert scripted.done(number) == ["Lock", "Checkpoint", *taken, "Unlock"]
+    calls = scripted.driver.calls
+    assert last(calls, "Checkpoint") < min(first(calls, "Restore"), first(calls, "Unlock"))
+    scripted.check_running()
+
+
+@pytest.mark.parametrize("step", ["Restore", "Unlock"])
+@EACH
+def test_one_that_cannot_be_given_back_does_not_keep_the_others(scripted, which, step):
+    assert scripted.park() == 3 * LENGTH
+    stays = scripted.fail(step, which, Error.CUDA_ERROR_UNKNOWN)
+    with pytest.raises(GpuCkptError, match=step.lower()) as caught:
+        scripted.unpark()
+    assert f"({scripted.pids()[which]}) = CUDA_ERROR_UNKNOWN" in caught.value.details
+    for number in scripted.numbers() - {stays}:
+        assert scripted.driver.states[number] == RUNNING
+    steps = ["Lock", "Checkpoint", "Restore"]
+    assert scripted.done(stays) == (steps if step == "Restore" else [*steps, "Unlock"])
+    # Its data are in RAM still, and the next that asks gets them.
+    scripted.driver.failures.clear()
+    GpuProcesses(scripted.program.tree, Progress()).settle()
+    park.unpark(scripted.program.tree, Progress())
+    scripted.check_running()
+
+
+def test_a_failed_process_is_left_alone(scripted):
+    scripted.park()
+    lost = scripted.fail("Restore", 1, Error.CUDA_ERROR_OPERATING_SYSTEM, FAILED)
+    with pytest.raises(GpuCkptError, match="restore"):
+        scripted.unpark()
+    done = scripted.done(lost)
+    assert GpuProcesses(scripted.program.tree, Progress()).settle(), "nothing is left to do"
+    assert cuda.bring_back(scripted.pids()[1]) is cuda.ProcessState.FAILED
+    assert scripted.done(lost) == done
+    for number in scripted.numbers() - {lost}:
+        assert scripted.driver.states[number] == RUNNING
+
+
+def test_a_process_in_another_state_than_thought_is_told(scripted):
+    pid = scripted.pids()[0]
+    for step in (cuda.checkpoint, cuda.restore, cuda.unlock):
+        with pytest.raises(GpuCkptError, match="CUDA_ERROR_ILLEGAL_STATE"):
+            step(pid)
+    with pytest.raises(FreezeFailed, match="CUDA_ERROR_NOT_INITIALIZED"):
+        cuda.lock(scripted.forked(), 1)
+
+
+def test_what_is_parked_is_taken_as_it_is_and_stays_so(scripted):
+    scripted.park()
+    before = list(scripted.driver.calls)
+    taken = GpuProcesses(scripted.program.tree, Progress())
+    taken.take(1.0, parked=True)
+    assert {record.pid for record in taken.records()} == scripted.numbers()
+    assert all(record.memory_bytes == LENGTH for record in taken.records())
+    taken.give_back()
+    taken.drop_files()
+    assert scripted.driver.calls == before
+    scripted.unpark()
+    scripted.check_running()
+
+
+def test_where_another_program_took_the_room_nothing_is_tried(scripted, monkeypatch):
+    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.2)
+    scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), 2 * GB)
+    scripted.park()
+    assert scripted.nvml.used[ONE] == {}
+    scripted.nvml.others[ONE] = 7 * GB  # one of the three fits
+    with pytest.raises(FreezeFailed, match="2048 MB of GPU memory are needed"):
+        scripted.unpark()
+    states = [scripted.driver.states[number] for number in scripted.all_numbers()]
+    assert states.count(CHECKPOINTED) == 2
+    assert [step for step, _ in scripted.driver.calls].count("Restore") == 1
+    scripted.nvml.others[ONE] = 0
+    scripted.unpark()
+    assert set(scripted.nvml.used[ONE].values()) == {2 * GB}
+    scripted.check_running()
+
+
+def test_memory_goes_to_the_other_gpu_where_its_own_is_full(scripted):
+    scripted.nvml.add(OTHER)
+    first, *others = scripted.pids()
+    scripted.nvml.used[ONE] = {first: 2 * GB, **dict.fromkeys(others, GB)}
+    scripted.park()
+    assert scripted.nvml.used[ONE] == {}
+    scripted.nvml.others[ONE] = 9 * GB
+    scripted.unpark()
+    # A pair for every GPU that the driver knows.
+    assert {ONE: OTHER, OTHER: ONE} in scripted.driver.maps
+    assert sorted(scripted.nvml.used[OTHER].values())[-1] == 2 * GB
+    scripted.check_running()
+
+
+def test_a_child_on_two_gpus_is_refused_before_anything_is_locked(scripted):
+    scripted.nvml.add(OTHER)
+    first, child, third = scripted.pids()
+    scripted.nvml.used[ONE] = dict.fromkeys((first, child, third), GB)
+    scripted.nvml.used[OTHER] = {first: GB, child: GB}
+    with pytest.raises(KernelNotCheckpointable, match="on 2 GPUs") as caught:
+        scripted.park(peer_access_off=True)
+    assert f"process {child} " in caught.value.details, "peer access of the kernel itself is off"
+    assert not [step for step, _ in scripted.driver.calls if step != "Init"]
+    scripted.check_running()
+    # Without the agent's word the kernel itself is refused, too.
+    scripted.nvml.used[OTHER] = {first: GB}
+    with pytest.raises(KernelNotCheckpointable) as caught:
+        scripted.park()
+    assert f"process {first} " in caught.value.details
+    scripted.park(peer_access_off=True)
+    scripted.unpark()
+    scripted.check_running()
+
+
+def test_a_daemon_that_died_in_the_middle_is_settled(scripted):
+    """What it left locked, checkpointed or running is found by asking the driver."""
+    checkpointed, locked, _ = scripted.pids()
+    for pid in (checkpointed, locked):
+        cuda.lock(pid, 1)
+    cuda.checkpoint(checkpointed)
+    assert [cuda.state(pid).value for pid in scripted.pids()] == [CHECKPOINTED, LOCKED, RUNNING]
+    assert GpuProcesses(scripted.program.tree, Progress()).settle()
+    ends = [scripted.done(number)[-2:] for number in scripted.all_numbers()]
+    assert ends == [["Restore", "Unlock"], ["Lock", "Unlock"], []]
+    scripted.check_running()
