@@ -99,5 +99,5 @@ def _peers() -> bool:
 
     pynvml.nvmlInit()
     first, second = map(pynvml.nvmlDeviceGetHandleByIndex, (0, 1))
-    index = pynvml.NVML_P2P_CAPS_INDEX_READ
-    return bool(pynvml.nvmlDeviceGetP2PStatus(first, second, index) == pynvml.NVML_P2P_STATUS_OK)
+    # NVML_P2P_CAPS_INDEX_READ, of which nvidia-ml-py makes a tuple.
+    return bool(pynvml.nvmlDeviceGetP2PStatus(first, second, 0) == pynvml.NVML_P2P_STATUS_OK)
