@@ -51,6 +51,8 @@ _MAP_ANONYMOUS, _MAP_POPULATE = 0x20, 0x8000
 _MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _HUGE_PAGE = 2 << 20
+#: Of the files; CRIU compares it at a restore.
+STAGING_MODE = 0o600
 #: What one thread zeroes at a time. It keeps other threads of ours from mapping memory for so long.
 _PIECE = 16 << 20
 #: Four keep ahead of the driver; more only take processors from it.
@@ -245,13 +247,14 @@ class FileStaging:
         for number in itertools.count():
             file = StagingFile(f"{prefix}-{number}", whole)
             try:
-                fd = os.open(self._outside(file), flags, 0o600)
+                fd = os.open(self._outside(file), flags, STAGING_MODE)
             except FileExistsError:  # of an earlier call or generation
                 continue
             break
         try:
             owner = Path(f"/proc/{self._pid}").stat()
             os.fchown(fd, owner.st_uid, owner.st_gid)
+            os.fchmod(fd, STAGING_MODE)
             # The size first: a tmpfs gives huge pages only below it (mm/shmem.c, huge=within_size).
             os.ftruncate(fd, whole)
             os.posix_fallocate(fd, 0, whole)

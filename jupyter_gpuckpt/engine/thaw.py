@@ -33,6 +33,7 @@ from . import (
     socket_directories,
     socket_images,
 )
+from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
@@ -196,7 +197,7 @@ def _put_files(restore: _Restore, images: Path) -> None:
 class _GpuFiles:
     """The staging files of GPU memory, written by a thread of their own while CRIU restores the rest.
 
-    CRIU compares only their size, so they get that first; `finish` returns when their bytes are complete and verified.
+    CRIU compares their size and mode, so they get these first; `finish` returns when their bytes are complete and verified.
     """
 
     def __init__(self, restore: _Restore) -> None:
@@ -206,6 +207,7 @@ class _GpuFiles:
                 target = restore.inside(path)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with target.open("wb") as file:
+                    os.fchmod(file.fileno(), STAGING_MODE)
                     file.truncate(restore.manifest.stream(f"gpu{path}").length)
                 self._jobs.append((f"gpu{path}", target))
         self._error: BaseException | None = None

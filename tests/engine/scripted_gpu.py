@@ -21,7 +21,7 @@ from tests.conftest import wait_for
 from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml
 from tests.snapshots.conftest import Program, run, store
 
-__all__ = ["devices", "executable", "run", "scripted", "store", "umask"]
+__all__ = ["devices", "executable", "run", "scripted", "store"]
 
 LENGTH = 4 << 20
 ONE, OTHER = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
@@ -116,15 +116,7 @@ def devices() -> Iterator[str]:
 
 
 @pytest.fixture
-def umask() -> Iterator[None]:
-    """As the daemon sets it."""
-    before = os.umask(0o077)
-    yield
-    os.umask(before)
-
-
-@pytest.fixture
-def scripted(umask, run, executable, devices, tmp_path, monkeypatch) -> Gpu:
+def scripted(run, executable, devices, tmp_path, monkeypatch) -> Gpu:
     folder = tmp_path / "cuda"
     folder.mkdir()
     (folder / "libcuda.so.1").write_bytes(bytes(4096))

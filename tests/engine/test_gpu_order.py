@@ -22,10 +22,9 @@ from tests.engine.scripted_gpu import (
     run,
     scripted,
     store,
-    umask,
 )
 
-__all__ = ["devices", "executable", "run", "scripted", "store", "umask"]
+__all__ = ["devices", "executable", "run", "scripted", "store"]
 
 GB = 1 << 30
 #: Which of the three with a context.

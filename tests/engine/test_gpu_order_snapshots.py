@@ -21,10 +21,9 @@ from tests.engine.scripted_gpu import (
     run,
     scripted,
     store,
-    umask,
 )
 
-__all__ = ["devices", "executable", "run", "scripted", "store", "umask"]
+__all__ = ["devices", "executable", "run", "scripted", "store"]
 
 GB = 1 << 30
 EACH = pytest.mark.parametrize("which", [0, 1, 2], ids=["first", "second", "third"])
