@@ -1,39 +1,79 @@
-"""Runs the benchmarks that are named, or all of them; the exit status says whether every budget was kept."""
+"""Runs the benchmarks that are named, or all of them; the exit status says whether every budget was kept.
+
+`plot` is a name as well: it draws what the JSON files say. `--to FOLDER`: where these are, instead of docs/bench.
+"""
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Iterator
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
 
-from . import event_loop, freeze, small_kernel
-from .measured import Row
+from . import machine, reports
+from .reports import Report
+from .room import Skipped
 
-BENCHMARKS: dict[str, Callable[[], Iterator[Row]]] = {
-    "small-kernel": small_kernel.run,
-    "freeze": freeze.run,
-    "event-loop": event_loop.run,
+#: Name to module. Each has `run`, which yields rows, and the first line of its docstring is its title. They are imported when
+#: they run: not every machine has what each of them needs.
+BENCHMARKS = {
+    "small-kernel": "small_kernel",
+    "freeze": "freeze",
+    "save": "save",
+    "memory-reading": "memory_reading",
+    "warm-resume": "warm_resume",
+    "cold-resume": "cold_resume",
+    "deduplication": "deduplication",
+    "data": "data",
+    "event-loop": "event_loop",
+    "others": "others",
+    "gpu-driver": "gpu_driver",
+    "gpu-kernel": "gpu_kernel",
 }
 
-#: Budgets that have no benchmark yet; each gets a module of its own beside these.
-LATER = [
-    "reading memory against criu dump --stream",
-    "save to disk against writing the same bytes",
-    "page filling and a warm resume against stock criu restore",
-    "a second save",
-    "GPU Checkpoint and Restore against the plain driver calls",
-]
+
+def main(arguments: list[str]) -> int:
+    """Print a row per quantity, and write a JSON file per benchmark."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "plot"]))
+    parser.add_argument("--to", type=Path, default=reports.FOLDER, metavar="FOLDER")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(BENCHMARKS) - {"plot"}:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
+    names = options.names or list(BENCHMARKS)
+    here = machine.here()
+    print(here, flush=True)
+    kept = [_run(name, here, options.to) for name in names if name != "plot"]
+    if "plot" in names:
+        plots = import_module(".plots", __package__)
+        for path in plots.draw_all(options.to):
+            print(path)
+    return 0 if all(kept) else 1
 
 
-def main(names: list[str]) -> int:
-    """Print a row per quantity."""
-    within = True
-    for name in names or BENCHMARKS:
-        for row in BENCHMARKS[name]():
+def _run(name: str, here: machine.Machine, folder: Path) -> bool:
+    """Whether it could be done and every budget was kept. One that cannot run here is skipped, with the reason."""
+    module = import_module(f".{BENCHMARKS[name]}", __package__)
+    title = (module.__doc__ or name).partition("\n")[0]
+    print(f"\n== {name}: {title}", flush=True)
+    date, began, rows = reports.now(), time.monotonic(), []
+    try:
+        for row in module.run():
             print(row, flush=True)
-            within &= row.budget is None or row.median <= row.budget
-    if not names:
-        print("Not measured yet: " + "; ".join(LATER) + ".")
-    return 0 if within else 1
+            rows.append(row)
+    except Skipped as reason:
+        print(f"skipped: {reason}", flush=True)
+        return True
+    except Exception:
+        traceback.print_exc()
+        return False
+    command = f"python -m tests.benchmarks {name}"
+    seconds = round(time.monotonic() - began, 1)
+    print(f"{seconds} s in all", flush=True)
+    reports.write(Report(name, title, command, date, seconds, here, rows), folder)
+    return all(row.within for row in rows)
 
 
 if __name__ == "__main__":

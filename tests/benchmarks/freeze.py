@@ -1,26 +1,42 @@
-"""How long a kernel stands still in a save while it rewrites 2 GB, beside `criu dump --leave-running` of the same kernel."""
+"""How long a kernel that rewrites its memory stands still in a save, beside `criu dump --leave-running` of the same kernel.
+
+Its memory holds one number everywhere, so that the rest of the save is short: what is in it does not matter for standing still.
+"""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from jupyter_gpuckpt.host import commands, doctor, processes
+from jupyter_gpuckpt.host import processes
 
+from . import stock_criu
+from .engine_kernel import scratch
 from .environment import daemon, kernel
-from .measured import Row
+from .measured import Row, ratios
+from .room import fitting
 
+SIZES_GB = [0.1, 1.0, 4.0, 8.0]
 ROUNDS = 5
-MEMORY_GB = 2
-#: 0.15 s + 0.06 s per GB of private memory.
-BUDGET_SECONDS = 0.15 + 0.06 * MEMORY_GB
+#: Of larger ones: a dump of these takes long.
+FEW_ROUNDS, MANY_GB = 3, 2.0
+CHART = "a kernel stands still"
 
-REWRITER = f"""
+
+def run() -> Iterator[Row]:
+    """For each size, saves of ours and dumps of CRIU in turn."""
+    for size in fitting(SIZES_GB, memory=2.2, disk=1.5):
+        yield from _measure(size)
+
+
+def budget_seconds(gigabytes: float) -> float:
+    """0.15 s + 0.06 s per GB of private memory."""
+    return 0.15 + 0.06 * gigabytes
+
+
+def _rewriter(gigabytes: float) -> str:
+    return f"""
 import threading, numpy as np
-memory = np.random.default_rng(1).integers(0, 1 << 62, {MEMORY_GB} << 27, dtype=np.int64)
+memory = np.full(int({gigabytes} * 1e9) // 8, 7)
 def rewrite():
     while True:
         for start in range(0, len(memory), 1 << 17):
@@ -29,48 +45,40 @@ threading.Thread(target=rewrite, daemon=True).start()
 """
 
 
-def run() -> Iterator[Row]:
-    """Saves of ours and dumps of CRIU in turn."""
-    frozen, whole, dumps = [], [], []
+def _measure(size: float) -> Iterator[Row]:
+    frozen, whole, dumps, still = [], [], [], []
     stages = dict[str, list[float]]()
-    with daemon() as client, kernel(REWRITER) as (kernel_id, _):
+    with daemon() as client, kernel(_rewriter(size)) as (kernel_id, _):
         record = client.kernel(kernel_id)
-        for _ in range(ROUNDS):
+        keeper = processes.nspid(processes.parent(record.pid) or 0)
+        assert keeper is not None
+        for _ in range(ROUNDS if size < MANY_GB else FEW_ROUNDS):
             result = client.wait(client.save(kernel_id).operation_id)
             frozen.append(result.frozen_seconds)
             whole.append(result.seconds)
             for stage, spent in result.seconds_by_stage.items():
                 stages.setdefault(stage, []).append(spent)
             client.delete_snapshot(result.snapshot_id)
-            dumps.append(_criu_dump(record.init_pid, record.pid))
-    ratio = [dump / ours for dump, ours in zip(dumps, frozen, strict=True)]
+            with scratch() as images:
+                dumps.append(stock_criu.dump(record.init_pid, keeper, images))
+                still.append(stock_criu.stood_still(images))
     yield Row(
-        f"save of {MEMORY_GB} GB being rewritten: stands still", frozen, budget=BUDGET_SECONDS
+        f"save of {size:g} GB being rewritten: stands still",
+        frozen,
+        budget=budget_seconds(size),
+        chart=CHART,
+        series="save",
+        x=size,
     )
     for stage, samples in stages.items():
         yield Row(f"    {stage}", samples)
     yield Row("  the whole save", whole)
-    yield Row("  criu dump --leave-running to files: stands still", dumps)
-    yield Row("  ratio", ratio, unit="x")
-
-
-def _criu_dump(init_pid: int, kernel_pid: int) -> float:
-    """Seconds for which CRIU's own dump, to files on the same disk, stops the tree."""
-    criu = doctor.find_criu()
-    assert criu is not None
-    keeper = processes.parent(kernel_pid) or 0
-    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-bench-criu-"))
-    began = time.monotonic()
-    try:
-        commands.run(
-            [
-                *("nsenter", f"--target={init_pid}", "--pid", "--mount", "--"),
-                *(criu, "dump", "--tree", str(processes.nspid(keeper)), "--leave-running"),
-                *("--images-dir", directory, "-v1", "--tcp-close", "--file-locks", "--link-remap"),
-                *("--manage-cgroups=ignore", "--ghost-limit", "256M"),
-            ],
-            timeout=120,
-        )
-        return time.monotonic() - began
-    finally:
-        shutil.rmtree(directory)
+    yield Row(
+        "  criu dump --leave-running to files: stands still",
+        still,
+        chart=CHART,
+        series="criu dump -R",
+        x=size,
+    )
+    yield Row("    all of it", dumps)
+    yield Row("  criu dump stands still so many times as long", ratios(still, frozen), "x")

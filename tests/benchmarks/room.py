@@ -1,0 +1,47 @@
+"""How much memory a benchmark may take: sizes are reduced to what this machine has, and the rows say which were used."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from jupyter_gpuckpt.host import processes
+
+from .machine import cores
+
+GB = 10**9
+#: Left to everybody else.
+_SPARE_BYTES = GB
+
+
+class Skipped(Exception):  # noqa: N818 - an outcome
+    """This benchmark cannot run here; the message says why."""
+
+
+def fitting(wanted_gb: list[float], *, memory: float, disk: float) -> list[float]:
+    """The sizes that fit, when one takes so many times its size of memory and of disk at most.
+
+    The largest that fits takes the place of those that do not, if it is worth a row of its own. Raises Skipped when none does.
+    """
+    free = min(
+        (processes.mem_available() - _SPARE_BYTES) / memory,
+        (shutil.disk_usage(folder()).free - _SPARE_BYTES) / disk if disk else float("inf"),
+    )
+    most = int(free / GB * 10) / 10
+    fits = [size for size in wanted_gb if size <= most]
+    if len(fits) < len(wanted_gb) and most >= (1.25 * fits[-1] if fits else 0.1):
+        fits.append(most)
+    if not fits:
+        raise Skipped(f"no room for {min(wanted_gb):g} GB: {most:g} GB would fit")
+    return fits
+
+
+def scaled(gb_per_core: float, *, most_gb: float, memory: float, disk: float) -> float:
+    """One size, in GB: more where there are more processors, as far as it fits."""
+    return fitting([min(most_gb, gb_per_core * cores())], memory=memory, disk=disk)[0]
+
+
+def folder() -> Path:
+    """Where files of benchmarks go: the disk of temporary files (TMPDIR)."""
+    return Path(tempfile.gettempdir())
