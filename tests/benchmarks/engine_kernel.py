@@ -72,7 +72,9 @@ class EngineKernel:
 
     def run(self, code: str) -> None:
         """Run a cell; it must succeed."""
-        reply = self.client.execute_interactive(code, timeout=_SECONDS, output_hook=print)
+        reply = self.client.execute_interactive(
+            code, timeout=_SECONDS, output_hook=lambda message: None
+        )
         assert reply["content"]["status"] == "ok", reply["content"]
 
     def reply(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import select
@@ -11,7 +12,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,8 +29,8 @@ from jupyter_gpuckpt.store.local import LocalStore
 from .engine_kernel import EngineKernel
 
 _SECONDS = 300
-#: criu-image-streamer's protocol (criu/img-streamer.c): a request is a length and a message with the name of an image; the
-#: answer to a name that is to be written is the reading end of a pipe. Field 1: the name.
+#: criu-image-streamer's protocol (criu/img-streamer.c): for every image CRIU sends a length, a message with the image's name,
+#: and one byte that carries the reading end of a pipe.
 _LENGTH = struct.Struct("<I")
 _PIPE_BYTES = 1 << 20
 
@@ -67,7 +67,7 @@ def stood_still(images: Path) -> float:
 
 
 def dump_to_nowhere(kernel: EngineKernel, images: Path) -> float:
-    """Seconds of a dump whose images go through pipes (--stream) into nothing; only small files are written."""
+    """Seconds of a dump whose images go through pipes (--stream) to readers that forget them; hardly anything is written."""
     images.mkdir(parents=True, exist_ok=True)
     with _Drain(images / "streamer-capture.sock"):
         return dump(kernel.tree.init_pid, kernel.tree.keeper_nspid, images, "--stream")
@@ -80,7 +80,6 @@ class _Drain:
         self._server = socket.socket(socket.AF_UNIX)
         self._server.bind(str(path))
         self._server.listen(1)
-        self._nowhere = os.open(os.devnull, os.O_WRONLY)
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._readers: list[threading.Thread] = []
@@ -90,9 +89,10 @@ class _Drain:
 
     def __exit__(self, *exc: object) -> None:
         os.write(self._stop_write, b"x")
-        for thread in [self._thread, *self._readers]:
+        self._thread.join()
+        for thread in self._readers:
             thread.join()
-        for descriptor in (self._nowhere, self._stop_read, self._stop_write):
+        for descriptor in (self._stop_read, self._stop_write):
             os.close(descriptor)
         self._server.close()
 
@@ -102,16 +102,18 @@ class _Drain:
         with self._server.accept()[0] as connection:
             while len(head := connection.recv(_LENGTH.size, socket.MSG_WAITALL)) == _LENGTH.size:
                 connection.recv(*_LENGTH.unpack(head), socket.MSG_WAITALL)
-                reading, writing = os.pipe()
+                (reading,) = socket.recv_fds(connection, 1, 1)[1]
                 thread = threading.Thread(target=self._drain, args=(reading,), daemon=True)
                 thread.start()
                 self._readers.append(thread)
-                with os.fdopen(writing, "wb"):
-                    socket.send_fds(connection, [b"x"], [writing])
 
-    def _drain(self, reading: int) -> None:
-        with os.fdopen(reading, "rb"):
-            while os.splice(reading, self._nowhere, _PIPE_BYTES):
+    @staticmethod
+    def _drain(reading: int) -> None:
+        # Into memory, as ours is read: splice into /dev/null would only pass references to pages on.
+        memory = bytearray(_PIPE_BYTES)
+        with os.fdopen(reading, "rb", buffering=0) as file:
+            fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            while file.readinto(memory):
                 pass
 
 
@@ -152,12 +154,11 @@ class _Images:
 
     def images(self, directory: Path) -> None:
         for image in self._images.glob("*.img"):
-            with suppress(FileExistsError):
-                # files.img is edited by thaw; the rest is only read.
-                if image.name == "files.img":
-                    shutil.copy(image, directory)
-                else:
-                    os.link(image, directory / image.name)
+            # files.img is edited by thaw; the rest is only read.
+            if image.name == "files.img":
+                shutil.copy(image, directory)
+            else:
+                (directory / image.name).symlink_to(image)
 
     def reader(self, stream: str) -> Callable[[int, int], bytes]:
         raise AssertionError("a plain restore has no page faults")
