@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 import traceback
@@ -58,7 +59,7 @@ def _run(name: str, here: machine.Machine, folder: Path) -> bool:
     module = import_module(f".{BENCHMARKS[name]}", __package__)
     title = (module.__doc__ or name).partition("\n")[0]
     print(f"\n== {name}: {title}", flush=True)
-    date, began, rows = reports.now(), time.monotonic(), []
+    date, began, load, rows = reports.now(), time.monotonic(), round(os.getloadavg()[0], 2), []
     try:
         for row in module.run():
             print(row, flush=True)
@@ -71,8 +72,8 @@ def _run(name: str, here: machine.Machine, folder: Path) -> bool:
         return False
     command = f"python -m tests.benchmarks {name}"
     seconds = round(time.monotonic() - began, 1)
-    print(f"{seconds} s in all", flush=True)
-    reports.write(Report(name, title, command, date, seconds, here, rows), folder)
+    print(f"{seconds} s in all; {load} others wanted a processor before", flush=True)
+    reports.write(Report(name, title, command, date, seconds, load, here, rows), folder)
     return all(row.within for row in rows)
 
 

@@ -27,6 +27,7 @@ from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
 
 from . import memory_kinds
+from .environment import wait_until_ready
 from .machine import cores
 from .room import GB, Skipped, folder
 
@@ -140,7 +141,7 @@ def engine_kernel(directory: Path, setup: str) -> Iterator[EngineKernel]:
     try:
         client.load_connection_file()
         client.start_channels()
-        client.wait_for_ready(timeout=120)
+        wait_until_ready(client)
         kernel.run(setup)
         yield kernel
     finally:

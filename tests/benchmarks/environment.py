@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -44,10 +45,10 @@ def daemon() -> Iterator[Client]:
 
 
 @contextmanager
-def kernel(setup: str) -> Iterator[tuple[str, BlockingKernelClient]]:
+def kernel(setup: str, *, cwd: str | None = None) -> Iterator[tuple[str, BlockingKernelClient]]:
     """(kernel id, client) of an ipykernel that has run `setup`."""
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel()
+    manager.start_kernel(cwd=cwd)
     client = manager.client()
     client.start_channels()
     try:
@@ -57,3 +58,20 @@ def kernel(setup: str) -> Iterator[tuple[str, BlockingKernelClient]]:
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
+
+
+def wait_until_ready(client: BlockingKernelClient, seconds: float = 120) -> None:
+    """Until a kernel answers that nobody but us started. Raises RuntimeError.
+
+    The client takes it for dead when its heartbeat does not come at once, which it does not before its sockets are bound.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            client.wait_for_ready(timeout=max(1.0, deadline - time.monotonic()))
+        except RuntimeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return

@@ -15,13 +15,18 @@ FOLDER = Path(__file__).parent.parent.parent / "docs" / "bench"
 
 
 class Report(msgspec.Struct, frozen=True):
-    """One run of one benchmark. `date`: when it began, ISO 8601; `seconds`: how long all of it took."""
+    """One run of one benchmark.
+
+    `date`: when it began, ISO 8601; `seconds`: how long all of it took; `load`: how many others wanted a processor before it
+    began (the average of a minute, man uptime): numbers of a machine with other things to do say little.
+    """
 
     name: str
     title: str
     command: str
     date: str
     seconds: float
+    load: float
     machine: Machine
     rows: list[Row]
 
