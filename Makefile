@@ -3,7 +3,7 @@
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
-# make bench   the benchmarks
+# make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
 #
@@ -44,8 +44,8 @@ test: setup $(STAMPS)/apt-test
 upstream: setup
 	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
 
-bench: setup
-	$(as_root) $(BIN)/python -m tests.benchmarks
+bench: setup $(STAMPS)/bench
+	$(as_root) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
 
 screenshots: setup $(STAMPS)/apt-test
 	$(as_root) $(BIN)/python tools/screenshots.py
@@ -89,6 +89,10 @@ $(BIN)/python: | $(STAMPS)/apt
 $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lab,test]'
+	@touch $@
+
+$(STAMPS)/bench: $(STAMPS)/packages
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	@touch $@
 
 # Asked again when the file that it named is gone.

@@ -1,6 +1,7 @@
 """Runs the benchmarks that are named, or all of them; the exit status says whether every budget was kept.
 
-`plot` is a name as well: it draws what the JSON files say. `--to FOLDER`: where these are, instead of docs/bench.
+`all` and `plot` are names as well; the latter draws what the JSON files say, when the others are done. `--to FOLDER`: where
+these are, instead of docs/bench.
 """
 
 from __future__ import annotations
@@ -38,16 +39,19 @@ BENCHMARKS = {
 def main(arguments: list[str]) -> int:
     """Print a row per quantity, and write a JSON file per benchmark."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "plot"]))
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=", ".join([*BENCHMARKS, "all", "plot"])
+    )
     parser.add_argument("--to", type=Path, default=reports.FOLDER, metavar="FOLDER")
     options = parser.parse_args(arguments)
-    if unknown := set(options.names) - set(BENCHMARKS) - {"plot"}:
+    if unknown := set(options.names) - {*BENCHMARKS, "all", "plot"}:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}")
-    names = options.names or list(BENCHMARKS)
+    everything = not options.names or "all" in options.names
+    names = list(BENCHMARKS) if everything else [name for name in options.names if name != "plot"]
     here = machine.here()
     print(here, flush=True)
-    kept = [_run(name, here, options.to) for name in names if name != "plot"]
-    if "plot" in names:
+    kept = [_run(name, here, options.to) for name in names]
+    if "plot" in options.names:
         plots = import_module(".plots", __package__)
         for path in plots.draw_all(options.to):
             print(path)

@@ -26,7 +26,7 @@ from jupyter_gpuckpt.client import Client
 from .environment import kernel, wait_until_ready
 
 _CELL_SECONDS = 120
-_REST_SECONDS = 15
+_REST_SECONDS = 8
 #: Beside the interpreter that runs this; gone with it.
 _ENVIRONMENTS = Path(sys.prefix) / "other-tools"
 #: What every notebook may import.
@@ -76,6 +76,9 @@ def version_of(package: str) -> str:
 
 class Session(ABC):
     """One notebook's session under one tool. Every method that does something for the user raises Failed."""
+
+    #: It saves after every cell by itself: what cells take longer is the time of its save.
+    saves_after_cells = False
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -242,6 +245,7 @@ class Kishu(Plain):
     """Attached by its first cell; its commits lie in a database beside the notebook."""
 
     package = "kishu"
+    saves_after_cells = True
     _commit = ""
 
     def start(self) -> None:
@@ -251,8 +255,8 @@ class Kishu(Plain):
         self.run(f"from kishu import init_kishu\ninit_kishu({path!r})")
 
     def save(self) -> int:
-        """A commit by hand; those after every cell have stored most of it before."""
-        self._commit = self._value("_kishu.commit()")
+        """What it did after the last cell. (One made by hand is no better: its checkout misses variables of that cell.)"""
+        self._commit = self._value("_kishu._kishu_branch.get_head().commit_id").strip("'")
         return self._kept_bytes(self.folder / "notebook.kishudb")
 
     def come_back(self) -> None:

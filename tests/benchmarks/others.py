@@ -1,8 +1,9 @@
 """dill, Kishu and elastic-kernel on notebooks that they can hold and on ones that they cannot: time, bytes, and what was lost.
 
 What was lost is found by running the rest of the notebook after the restore and comparing every answer with that of a kernel
-that was never saved. A row's time is that of the save, until it is on the disk; `back` is the time from no process to a kernel
-that answers; `cells` is how much longer the notebook's cells took than in a stock kernel.
+that was never saved. A row's time is that of the save, until it is on the disk (Kishu saves after every cell: how much longer
+the cells took); `back` is the time from no process to a kernel that answers; `cells` is how much longer the notebook's cells
+took than in a stock kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .other_notebooks import NOTEBOOKS, Notebook
 from .other_tools import Dill, Elastic, Failed, Kishu, Ours, Plain, Session, version_of
 
 #: Times are shown of the notebook with much data; of the others it matters what is lost.
-TIMED, ROUNDS = "tables", 3
+TIMED, ROUNDS = "tables", 2
 CHART = "notebook 'tables'"
 _EVERYTHING = "everything"
 
@@ -51,10 +52,13 @@ def run() -> Iterator[Row]:
 
 
 class _Result:
-    """What became of one notebook under one tool. Seconds are NaN for what was not come to."""
+    """What became of one notebook under one tool. `back` and `cells` are NaN where it did not come to that."""
 
     def __init__(self) -> None:
-        self.cells = self.saved = self.back = float("nan")
+        self.cells = self.back = float("nan")
+        #: Seconds until it was saved, or refused.
+        self.save = 0.0
+        self.saved = False
         self.stored = 0
         self.lost = [_EVERYTHING]
         self.error = ""
@@ -83,18 +87,35 @@ def _measure(
             session.start()
             result.cells = _timed(lambda: _run_cells(session, notebook)) - stock
             began = time.monotonic()
-            result.stored = session.save()
-            result.saved = time.monotonic() - began
+            try:
+                result.stored = session.save()
+                result.saved = True
+            finally:
+                result.save = time.monotonic() - began
+            if session.saves_after_cells:
+                result.save += max(0.0, result.cells)
             session.leave()
-            result.back = _timed(session.come_back)
-            answers = {what: session.ask(code) for what, code in notebook.rest.items()}
-            result.lost = [what for what, answer in answers.items() if answer != right[what]]
+            _ask_again(session, notebook, right, result)
         except (Failed, GpuCkptError) as error:
             result.error = str(error)
         finally:
             if session is not None:
                 session.end()
     return result
+
+
+def _ask_again(
+    session: Session, notebook: Notebook, right: dict[str, str], result: _Result
+) -> None:
+    """A restore that fails may have brought some of it back: it is asked as well."""
+    try:
+        result.back = _timed(session.come_back)
+    except Failed as error:
+        result.error = str(error)
+    answers = {what: session.ask(code) for what, code in notebook.rest.items()}
+    result.lost = [what for what, answer in answers.items() if answer != right[what]]
+    if len(result.lost) == len(right):
+        result.lost = [_EVERYTHING]
 
 
 def _run_cells(session: Session, notebook: Notebook) -> None:
@@ -115,17 +136,18 @@ def _rows(notebook: Notebook, name: str, found: list[_Result]) -> Iterator[Row]:
     lost = ", ".join(last.lost) or "nothing"
     if last.error:
         lost += f" ({last.error})"
+    if not last.saved:
+        facts = {"saved": "no", "lost": lost}
+        yield Row(label, [result.save for result in found], facts=facts)
+        return
     facts = {
         "back": f"{statistics.median(result.back for result in found):.2f} s",
         "cells": f"{statistics.median(result.cells for result in found):+.2f} s",
         "stored": f"{last.stored / 1e6:,.1f} MB",
         "lost": lost,
     }
-    if last.saved != last.saved:  # NaN: it was not saved
-        yield Row(label, [0.0], facts={"saved": "no", "lost": lost})
-        return
     drawn = {"chart": CHART, "series": "save", "x": name} if notebook.name == TIMED else {}
-    yield Row(label, [result.saved for result in found], facts=facts, **drawn)
+    yield Row(label, [result.save for result in found], facts=facts, **drawn)
     if notebook.name == TIMED:
         back = [result.back for result in found]
         yield Row(f"{label}: back", back, chart=CHART, series="back", x=name)

@@ -57,9 +57,6 @@ def _draw_chart(panel: Axes, title: str, rows: list[Row]) -> None:
         _draw_lines(panel, rows)
     else:
         _draw_bars(panel, rows)
-    for budget in sorted({row.budget for row in rows if row.budget is not None}):
-        if len({row.budget for row in rows}) == 1:
-            panel.axhline(budget, color="black", linewidth=0.8, linestyle="--", label="budget")
     panel.set_ylim(bottom=0)
     panel.grid(axis="y", linewidth=0.3)
     panel.legend(fontsize=7)
@@ -74,6 +71,10 @@ def _draw_lines(panel: Axes, rows: list[Row]) -> None:
         above = [max(row.samples) - row.median for row in points]
         xs = [float(row.x) for row in points]
         panel.errorbar(xs, middle, [below, above], marker="o", capsize=2, label=series)
+        bounds = {float(row.x): row.budget for row in points if row.budget is not None}
+        if bounds:
+            style = {"color": "black", "linewidth": 0.8, "marker": "_", "linestyle": "--"}
+            panel.plot([*bounds], [*bounds.values()], label=f"budget of {series}", **style)
     ticks = sorted({float(row.x) for row in rows})
     panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
