@@ -132,7 +132,6 @@ def restore(
         _Images(manifest, store, images),
         replace(kernel.settings, spill_dir=images.parent / "restored"),
         exit_path=kernel.exit_path(),
-        gpu_map={},
         progress=progress,
     ).tree
     kernel.reply()
