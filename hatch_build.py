@@ -18,6 +18,7 @@ _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-
 BINARIES = {
     ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
     ENGINE / "criu-pages.so": (ENGINE / "criu_pages.c", _WITHOUT_LIBC),
+    ENGINE / "page-copy.so": (ENGINE / "page_copy.c", ["-shared", "-fPIC"]),
     ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),
 }
 

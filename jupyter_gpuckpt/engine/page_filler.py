@@ -12,7 +12,6 @@ from __future__ import annotations
 import array
 import bisect
 import ctypes
-import errno
 import logging
 import os
 import select
@@ -25,22 +24,30 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-import numpy as np
-
 from ..errors import ThawFailed
 from . import notify
 from .criu_images import PAGE, Extent
 
 logger = logging.getLogger(__name__)
 
-_UFFDIO_COPY = 0xC028AA03
 _UFFDIO_ZEROPAGE = 0xC020AA04
-_COPY = struct.Struct("<QQQQq")
 _ZERO = struct.Struct("<QQQq")
 _EVENT_PAGEFAULT = 0x12
 _EVENT_BYTES = 32
 #: The number that criu restore sends when it has sent all descriptors (criu/include/uffd.h, LAZY_PAGES_RESTORE_FINISHED).
 _FINISHED = 0x52535446
+
+_PAGE_COPY = Path(__file__).with_name("page-copy.so")
+
+
+class _Extent(ctypes.Structure):
+    """As in page_copy.c."""
+
+    _fields_ = (
+        ("offset", ctypes.c_uint64),
+        ("address", ctypes.c_uint64),
+        ("length", ctypes.c_uint64),
+    )
 
 
 class ProcessPages:
@@ -52,73 +59,63 @@ class ProcessPages:
     def __init__(
         self, nspid: int, extents: list[Extent], read: Callable[[int, int], bytes]
     ) -> None:
-        self.nspid, self._extents, self._read = nspid, extents, read
-        self._by_address = sorted(range(len(extents)), key=lambda i: extents[i].address)
-        self._addresses = [extents[i].address for i in self._by_address]
-        self._offsets = []
+        self.nspid, self._read = nspid, read
+        self._extents = (_Extent * len(extents))()
         offset = 0
-        for extent in extents:
-            self._offsets.append(offset)
+        for entry, extent in zip(self._extents, extents, strict=True):
+            entry.offset, entry.address, entry.length = offset, extent.address, extent.length
             offset += extent.length
         self.length = offset
+        by_address = sorted(
+            (extent.address, extent.offset, extent.length) for extent in self._extents
+        )
+        self._addresses = [address for address, _, _ in by_address]
+        self._by_address = by_address
         self.descriptor = -1
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the sequence into the process. Pages that a fault brought in already are left alone."""
-        source = np.frombuffer(data, np.uint8).ctypes.data
-        index = bisect.bisect_right(self._offsets, offset) - 1
-        done = 0
-        while done < len(data):
-            extent = self._extents[index]
-            within = offset + done - self._offsets[index]
-            size = min(extent.length - within, len(data) - done)
-            self._copy(extent.address + within, source + done, size)
-            done, index = done + size, index + 1
+        failed = _copy_pages()(
+            self.descriptor,
+            self._extents,
+            len(self._extents),
+            offset,
+            ctypes.addressof(ctypes.c_char.from_buffer(data)),
+            len(data),
+        )
+        if failed:
+            raise ThawFailed(
+                "A page of the kernel's memory could not be put in place.",
+                details=f"process {self.nspid}, {len(data)} bytes at {offset}: {os.strerror(failed)}",
+            )
 
     def fault(self, address: int) -> None:
         """Answer a page fault."""
         address &= ~(PAGE - 1)
         at = bisect.bisect_right(self._addresses, address) - 1
         if at >= 0:
-            index = self._by_address[at]
-            within = address - self._extents[index].address
-            if within < self._extents[index].length:
-                page = np.frombuffer(self._read(self._offsets[index] + within, PAGE), np.uint8)
-                self._copy(address, page.ctypes.data, PAGE)
+            start, offset, length = self._by_address[at]
+            if address - start < length:
+                place = offset + address - start
+                self.write(place, memoryview(bytearray(self._read(place, PAGE))))
                 return
         argument = ctypes.create_string_buffer(_ZERO.pack(address, PAGE, 0, 0), _ZERO.size)
-        _ioctl(self.descriptor, _UFFDIO_ZEROPAGE, argument)
-
-    def _copy(self, address: int, source: int, size: int) -> None:
-        argument = ctypes.create_string_buffer(_COPY.size)
-        while size > 0:
-            _COPY.pack_into(argument, 0, address, source, size, 0, 0)
-            code = _ioctl(self.descriptor, _UFFDIO_COPY, argument)
-            if code == 0:
-                return
-            copied = _COPY.unpack(argument.raw)[4]
-            if copied <= 0 and code == errno.EEXIST:
-                copied = PAGE  # a fault brought this page in
-            elif copied <= 0 and code == errno.ENOENT and size > PAGE:
-                # The piece spans two areas of the process: one call cannot serve both.
-                half = size // 2 // PAGE * PAGE or PAGE
-                self._copy(address, source, half)
-                copied = half
-            elif copied <= 0 and code != errno.EAGAIN:
-                raise ThawFailed(
-                    "A page of the kernel's memory could not be put in place.",
-                    details=f"process {self.nspid}, {address:#x}, {size} bytes: {os.strerror(code)}",
-                )
-            copied = max(copied, 0)
-            address, source, size = address + copied, source + copied, size - copied
+        # A page that is there already is no failure.
+        _libc().ioctl(self.descriptor, ctypes.c_ulong(_UFFDIO_ZEROPAGE), argument)
 
 
-def _ioctl(descriptor: int, request: int, argument: ctypes.Array[ctypes.c_char]) -> int:
-    """errno of the call, 0 when it succeeded. Releases the GIL, which fcntl.ioctl with a buffer of ours does as well, but
-    fcntl raises an exception per failed call and these failures are normal."""
-    if _libc().ioctl(descriptor, ctypes.c_ulong(request), argument) == 0:
-        return 0
-    return ctypes.get_errno()
+@cache
+def _copy_pages() -> Callable[..., int]:
+    function = ctypes.CDLL(str(_PAGE_COPY)).copy_pages
+    function.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_long,
+        ctypes.c_uint64,
+        ctypes.c_void_p,
+        ctypes.c_uint64,
+    ]
+    return function
 
 
 @cache
@@ -127,16 +124,21 @@ def _libc() -> ctypes.CDLL:
 
 
 class PageFiller:
-    """Serves one `criu restore`. Use as a context manager around it; `fill` is called once, in a thread of ours.
+    """Serves one `criu restore`. Use as a context manager around it.
 
-    `fill` must write every page of `pages` (by `ProcessPages.write`); what it raises fails the restore and is raised again by
-    `result`.
+    `prepare` is called at once, in a thread of ours, beside CRIU; what it returns is called in the same thread when the memory
+    is mapped, and must write every page of `pages` (by `ProcessPages.write`). What either raises fails the restore and is
+    raised again by `result`.
     """
 
     def __init__(
-        self, images: Path, notify_path: Path, pages: list[ProcessPages], fill: Callable[[], None]
+        self,
+        images: Path,
+        notify_path: Path,
+        pages: list[ProcessPages],
+        prepare: Callable[[], Callable[[], None]],
     ) -> None:
-        self._images, self._notify, self._fill = images, notify_path, fill
+        self._images, self._notify, self._prepare = images, notify_path, prepare
         self._pages = {page.nspid: page for page in pages}
         self._stop_read, self._stop_write = os.pipe()
         self._done = threading.Event()
@@ -240,11 +242,12 @@ class PageFiller:
             return page
 
     def _serve_notify(self, server: socket.socket) -> None:
+        fill = self._prepare()
         connection = self._accept(server)
         if connection is None:
             return
         with connection:
-            self._fill()
+            fill()
             # Closed, so that missing pages are zeros from now on; the fault thread ends first: it polls them.
             self._stop()
             self._threads[0].join()

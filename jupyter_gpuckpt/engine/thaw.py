@@ -46,8 +46,8 @@ class Content(Protocol):
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
-        """Write streams of pages into processes, in parallel."""
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
+        """Look up where streams of pages lie; what is returned writes them into processes, in parallel."""
 
     def images(self, directory: Path) -> None:
         """Write all image files into `directory`."""
@@ -246,14 +246,19 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
             extents = [e for e in criu_images.pagemap(images, process.pid) if e.lazy]
             pages.append(ProcessPages(process.pid, extents, content.reader(process.pages)))
 
-    def fill() -> None:
-        with restore.progress.stage(Stage.PAGES, sum(page.length for page in pages)):
-            content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
+    def prepare() -> Callable[[], None]:
+        write = content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
+
+        def fill() -> None:
+            with restore.progress.stage(Stage.PAGES, sum(page.length for page in pages)):
+                write()
+
+        return fill
 
     with restore.progress.stage(Stage.RESTORE), ExitStack() as stack:
         filler = None
         if lazy:
-            filler = PageFiller(images, restore.inside(notify.SOCKET), pages, fill)
+            filler = PageFiller(images, restore.inside(notify.SOCKET), pages, prepare)
             stack.enter_context(filler)
         watch = stack.enter_context(_Watch(restore))
         restore.namespaces.go()

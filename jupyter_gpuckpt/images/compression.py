@@ -6,9 +6,9 @@ import threading
 
 import zstandard
 
-from ..store.codecs import RAW, ZSTD, CodecError, decompress
+from ..store.codecs import RAW, ZSTD
 
-__all__ = ["RAW", "ZSTD", "CodecError", "compress", "decompress"]
+__all__ = ["RAW", "ZSTD", "compress"]
 
 # Higher levels gain nothing on memory images and cost half of the speed; negative ones do not compress floats at all.
 _LEVEL = 1

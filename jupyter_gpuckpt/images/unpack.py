@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -17,12 +17,12 @@ from ..errors import ManifestInvalid
 from ..model import Chunk, Stream
 from ..progress import Progress
 from ..store.catalog import Location
-from ..store.codecs import RAW, CodecError, decompress, digest_of
+from ..store.codecs import CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
 from .sinks import FileSink
 from .workers import Scratch, share_out
 
-__all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "read_stream", "unpack"]
+__all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "Unpacking", "read_stream", "unpack"]
 
 # Records that lie this close together are read in one go, up to so many bytes.
 _RUN_GAP = 256 << 10
@@ -51,10 +51,8 @@ class PreparedSink(Sink, Protocol):
         """Called once, before any write."""
 
 
-class _Target(NamedTuple):
-    sink: Sink
-    offset: int
-    length: int
+#: A sink's `write`, and the offset at which a chunk goes there.
+_Target = tuple[Callable[[int, memoryview], None], int]
 
 
 class _Run(NamedTuple):
@@ -66,58 +64,92 @@ class _Run(NamedTuple):
     places: list[tuple[Location, list[_Target]]]
 
 
+class Unpacking:
+    """Streams on their way to sinks: where everything lies is looked up when this is made, so that `run` does nothing but read,
+    verify and write.
+
+    Making it raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
+    """
+
+    def __init__(self, jobs: Sequence[tuple[Stream, Sink]], store: LocalStore) -> None:
+        self._jobs, self._store = jobs, store
+        self._zeros = 0
+        self._targets: dict[bytes, list[_Target]] = {}
+        lengths: dict[bytes, int] = {}
+        for stream, sink in jobs:
+            offset, write = 0, sink.write
+            for chunk in stream.chunks:
+                digest, length = chunk.digest, chunk.length
+                if not digest:
+                    self._zeros += length
+                elif lengths.setdefault(digest, length) == length:
+                    self._targets.setdefault(digest, []).append((write, offset))
+                else:
+                    raise _wrong_length(digest, length, lengths[digest])
+                offset += length
+            _check_length(stream, offset)
+        # All at once, before the threads begin: looking up beside them would take turns with them at every row.
+        places = store.locate(self._targets)
+        for digest, place in places.items():
+            if place.raw_length != lengths[digest]:
+                raise _wrong_length(digest, lengths[digest], place.raw_length)
+        self._runs = list(_runs(sorted(places.values()), self._targets))
+
+    def run(self, *, threads: int, progress: Progress) -> None:
+        """Write every stream to its sink. Every digest is verified before its bytes are written.
+
+        `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is
+        raised: what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk. What has moved to another pack
+        since it was looked up is found there.
+        """
+        with self._store.holding(self._targets):
+            for stream, sink in self._jobs:
+                if isinstance(sink, PreparedSink):
+                    sink.prepare(stream.length)
+            progress.advance(self._zeros)
+            share_out(
+                self._runs,
+                lambda: _Worker(self._store, progress).work,
+                min(threads, len(self._runs)),
+            )
+
+
 def unpack(
     jobs: Sequence[tuple[Stream, Sink]], store: LocalStore, *, threads: int, progress: Progress
 ) -> None:
-    """Write every stream to its sink. Every digest is verified before its bytes are written.
+    """Write every stream to its sink, as `Unpacking` does."""
+    Unpacking(jobs, store).run(threads=threads, progress=progress)
 
-    `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is raised:
-    what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk, ManifestInvalid.
-    """
-    targets: dict[bytes, list[_Target]] = {}
-    zeros = 0
-    for stream, sink in jobs:
-        offset = 0
-        for chunk in stream.chunks:
-            if chunk.digest:
-                target = _Target(sink, offset, chunk.length)
-                targets.setdefault(chunk.digest, []).append(target)
-            else:
-                zeros += chunk.length
-            offset += chunk.length
-        _check_length(stream, offset)
 
-    def make_worker() -> Callable[[_Run], None]:
-        read, unpacked = Scratch(), Scratch()
+class _Worker:
+    """One thread's part. With many threads Python's lock is what they wait for, so what is done for every chunk is little."""
 
-        def work(run: _Run) -> None:
-            buffer = read.get(run.end - run.start)
-            got = store.read_run(run.pack, run.start, buffer)
-            count = 0
-            for place, targets in run.places:
-                begin = place.offset - run.start
-                payload = buffer[begin : min(begin + place.stored_length, got)]
-                data = _checked(store, place, payload, unpacked.get(place.raw_length))
-                for target in targets:
-                    if target.length != len(data):
-                        raise ManifestInvalid(
-                            f"The snapshot's manifest says that chunk {place.digest.hex()[:16]} "
-                            f"has {target.length} bytes; it has {len(data)}."
-                        )
-                    target.sink.write(target.offset, data)
-                    count += len(data)
-            progress.advance(count)
+    def __init__(self, store: LocalStore, progress: Progress) -> None:
+        self._store, self._progress = store, progress
+        self._read, self._unpacked = Scratch(), Scratch()
+        self._decompressor = Decompressor()
 
-        return work
-
-    with store.holding(targets):
-        # All at once, before the threads begin: looking up beside them would take turns with them at every row.
-        runs = list(_runs(targets, store))
-        for stream, sink in jobs:
-            if isinstance(sink, PreparedSink):
-                sink.prepare(stream.length)
-        progress.advance(zeros)
-        share_out(runs, make_worker, min(threads, len(runs)))
+    def work(self, run: _Run) -> None:
+        start = run.start
+        buffer = self._read.get(run.end - start)
+        buffer = buffer[: self._store.read_run(run.pack, start, buffer)]
+        target = self._unpacked.get(max(place.raw_length for place, _ in run.places))
+        unpack, count = self._decompressor.unpack, 0
+        for place, targets in run.places:
+            _, offset, digest, stored_length, raw_length, codec = place
+            begin = offset - start
+            try:
+                data = unpack(codec, buffer[begin : begin + stored_length], raw_length, target)
+                intact = digest_of(data) == digest
+            except CodecError:
+                intact = False
+            if not intact:
+                # The store looks again, by itself, and names what is damaged.
+                data = memoryview(bytearray(self._store.load(digest)))
+            for write, at in targets:
+                write(at, data)
+            count += raw_length * len(targets)
+        self._progress.advance(count)
 
 
 class StreamReader:
@@ -159,11 +191,11 @@ def read_stream(stream: Stream, store: LocalStore) -> bytes:
     return StreamReader(stream, store).read(0, stream.length)
 
 
-def _runs(targets: dict[bytes, list[_Target]], store: LocalStore) -> Iterator[_Run]:
+def _runs(places: Iterable[Location], targets: dict[bytes, list[_Target]]) -> Iterator[_Run]:
     """What is to be read, as it lies on the disk, neighbours together."""
     pack, start, end = "", 0, 0
     run: list[tuple[Location, list[_Target]]] = []
-    for place in sorted(store.locate(targets).values()):
+    for place in places:
         place_end = place.offset + place.stored_length
         near = place.pack == pack and place.offset - end <= _RUN_GAP
         if run and not (near and place_end - start <= _RUN_BYTES):
@@ -182,20 +214,10 @@ def _runs(targets: dict[bytes, list[_Target]], store: LocalStore) -> Iterator[_R
         yield _Run(pack, start, end, run)
 
 
-def _checked(
-    store: LocalStore, place: Location, payload: memoryview, into: memoryview
-) -> memoryview:
-    """The chunk's bytes, verified: in `payload` itself where it is stored as it is, else in `into`."""
-    try:
-        data = payload
-        if place.codec != RAW:
-            data = decompress(place.codec, payload, place.raw_length, into)
-        if digest_of(data) == place.digest:
-            return data
-    except CodecError:
-        pass
-    # The store looks again, by itself, and names what is damaged.
-    return memoryview(bytearray(store.load(place.digest)))
+def _wrong_length(digest: bytes, told: int, found: int) -> ManifestInvalid:
+    return ManifestInvalid(
+        f"The snapshot's manifest says that chunk {digest.hex()[:16]} has {told} bytes; it has {found}."
+    )
 
 
 def _check_length(stream: Stream, length: int) -> None:

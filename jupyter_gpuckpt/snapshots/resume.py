@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from ..engine.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
 from ..images.sinks import FileSink
-from ..images.unpack import StreamReader, read_stream, unpack
+from ..images.unpack import StreamReader, Unpacking, read_stream, unpack
 from ..model import Host, Manifest
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
@@ -149,12 +150,10 @@ class _StoredContent:
             progress=self._progress,
         )
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
-        unpack(
-            [(self._manifest.stream(name), sink) for name, sink in jobs],
-            self._store,
-            threads=self._threads,
-            progress=self._progress,
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
+        streams = [(self._manifest.stream(name), sink) for name, sink in jobs]
+        return partial(
+            Unpacking(streams, self._store).run, threads=self._threads, progress=self._progress
         )
 
     def images(self, directory: Path) -> None:

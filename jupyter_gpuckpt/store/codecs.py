@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import overload
 
 import zstandard
 from blake3 import blake3
@@ -29,50 +28,59 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return blake3(data).digest()
 
 
-@overload
-def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes: ...
-@overload
-def decompress(
-    codec: int, payload: bytes | memoryview, raw_length: int, into: memoryview
-) -> memoryview: ...
-def decompress(
-    codec: int, payload: bytes | memoryview, raw_length: int, into: memoryview | None = None
-) -> bytes | memoryview:
-    """The chunk whose `payload` was stored with `codec`; thread-safe.
+class Decompressor:
+    """Undoes compression, for one thread at a time."""
 
-    With `into` (writable, at least `raw_length` bytes) the result is its beginning and nothing is copied twice. Raises
-    CodecError when the payload does not give exactly `raw_length` bytes. The digest is for the caller to check.
-    """
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor()
+
+    def unpack(
+        self, codec: int, payload: memoryview, raw_length: int, target: memoryview
+    ) -> memoryview:
+        """The chunk whose `payload` was stored with `codec`: the beginning of `target`, or `payload` itself where it is stored as
+        it is.
+
+        `target` has at least `raw_length` bytes and is written to directly. Raises CodecError when the payload does not give
+        exactly `raw_length` bytes. The digest is for the caller to check.
+        """
+        _check(codec, payload, raw_length)
+        if codec == RAW:
+            return payload
+        found = target[:raw_length]
+        try:
+            # Without `with` and close(): of all ways to write to memory of ours this holds Python's lock for the shortest time.
+            got = self._zstd.stream_reader(payload).readinto(found) if raw_length else 0
+        except zstandard.ZstdError as error:
+            raise CodecError(str(error)) from error
+        if got != raw_length:
+            raise CodecError(f"the frame ends after {got} of {raw_length} bytes")
+        return found
+
+
+def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes:
+    """The chunk whose `payload` was stored with `codec`; thread-safe. Raises CodecError as `Decompressor.unpack` does."""
+    _check(codec, payload, raw_length)
     if codec == RAW:
-        if len(payload) != raw_length:
-            raise CodecError(f"{len(payload)} bytes are stored, {raw_length} are expected")
-        if into is None:
-            return bytes(payload)
-        into[:raw_length] = payload
-        return into[:raw_length]
-    if codec != ZSTD:
-        raise CodecError(f"codec {codec} is unknown")
-    return _unzstd(payload, raw_length, into)
-
-
-def _unzstd(
-    payload: bytes | memoryview, raw_length: int, into: memoryview | None
-) -> bytes | memoryview:
+        return bytes(payload)
     if not hasattr(_of_thread, "decompressor"):
-        _of_thread.decompressor = zstandard.ZstdDecompressor()
-    decompressor: zstandard.ZstdDecompressor = _of_thread.decompressor
-    try:
-        # Checked first: it decides how much is allocated, and whether zstd writes straight into `into`.
-        promised = zstandard.frame_content_size(payload)
-        if promised != raw_length:
-            raise CodecError(f"the frame says {promised} bytes, {raw_length} are expected")
-        if into is None or not raw_length:
-            return decompressor.decompress(payload)
-        target = into[:raw_length]
-        with decompressor.stream_reader(payload) as reader:
-            got = reader.readinto(target)
-    except zstandard.ZstdError as error:
-        raise CodecError(str(error)) from error
-    if got != raw_length:
-        raise CodecError(f"the frame ends after {got} of {raw_length} bytes")
-    return target
+        _of_thread.decompressor = Decompressor()
+    decompressor: Decompressor = _of_thread.decompressor
+    return bytes(
+        decompressor.unpack(
+            codec, memoryview(payload), raw_length, memoryview(bytearray(raw_length))
+        )
+    )
+
+
+def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
+    """Whether the payload promises the length; it decides how much is allocated, and whether zstd writes straight to the target."""
+    promised = len(payload)
+    if codec == ZSTD:
+        try:
+            promised = zstandard.frame_content_size(payload)
+        except zstandard.ZstdError as error:
+            raise CodecError(str(error)) from error
+    elif codec != RAW:
+        raise CodecError(f"codec {codec} is unknown")
+    if promised != raw_length:
+        raise CodecError(f"the payload has {promised} bytes, {raw_length} are expected")

@@ -2,11 +2,13 @@
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.images.compression import RAW, ZSTD, CodecError, compress, decompress
+from jupyter_gpuckpt.images.compression import RAW, ZSTD, compress
+from jupyter_gpuckpt.store.codecs import CodecError, Decompressor, decompress
 
 FLOATS = np.random.default_rng(0).normal(0, 0.02, 65536).astype(np.float32).tobytes()
 
@@ -27,7 +29,7 @@ def test_a_chunk_comes_back(chunk, expected):
     assert len(payload) <= len(chunk)
     assert decompress(codec, payload, len(chunk)) == chunk
     target = memoryview(bytearray(len(chunk) + 10))
-    assert decompress(codec, memoryview(bytes(payload)), len(chunk), target) == chunk
+    assert Decompressor().unpack(codec, memoryview(payload), len(chunk), target) == chunk
     assert bytes(target[len(chunk) :]) == bytes(10)
 
 
@@ -61,6 +63,7 @@ def test_what_is_not_the_payload_is_refused(kind, with_target):
             codec = RAW
         case "empty":
             payload = b""
-    target = [memoryview(bytearray(length))] if with_target else []
+    target = memoryview(bytearray(length))
+    undo = partial(Decompressor().unpack, target=target) if with_target else decompress
     with pytest.raises(CodecError):
-        decompress(codec, payload, length, *target)
+        undo(codec, memoryview(payload), length)
