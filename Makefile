@@ -58,7 +58,7 @@ lint: setup
 
 clean:
 	$(SUDO) rm -rf $(VENV) .lab dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
-		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/*.so
+		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/*.so jupyter_gpuckpt/store/*.so
 
 # $(1): packages. Those that are installed already need no apt.
 define apt_install

@@ -1,4 +1,4 @@
-"""Compiles the engine's C sources, as a hatchling build hook or by itself: `python3 hatch_build.py`.
+"""Compiles the C sources, as a hatchling build hook or by itself: `python3 hatch_build.py`.
 
 By itself it needs nothing but Python and a C compiler, so it also serves machines without a network.
 """
@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 ENGINE = Path("jupyter_gpuckpt/engine")
+STORE = Path("jupyter_gpuckpt/store")
 #: What is loaded into CRIU or into kernels must not depend on a version of libc.
 _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
+_LIBRARY = ["-shared", "-fPIC", "-O3"]
 #: Every binary: its source and how it is linked.
 BINARIES = {
     ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
     ENGINE / "criu-pages.so": (ENGINE / "criu_pages.c", _WITHOUT_LIBC),
-    ENGINE / "page-copy.so": (ENGINE / "page_copy.c", ["-shared", "-fPIC"]),
+    ENGINE / "page-copy.so": (ENGINE / "page_copy.c", _LIBRARY),
+    STORE / "byte-groups.so": (STORE / "byte_groups.c", _LIBRARY),
     ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),
 }
 

@@ -19,10 +19,11 @@ from ..model import Chunk, Stream
 from ..progress import Progress
 from ..store.codecs import digest_of
 from ..store.local import LocalStore
+from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
 from .chunking import PAGE, cut, first_begin, is_zero
-from .compression import compress
-from .workers import Scratch, share_out
+from .compression import Compressor
+from .workers import share_out
 
 _MAX_SEGMENT = 16 << 20
 _MIN_SEGMENT = 2 << 20
@@ -91,11 +92,11 @@ def pack(
     with store.writer() as writer:
 
         def make_worker() -> Callable[[_Segment], None]:
-            scratch = Scratch()
+            scratch, compressor = Scratch(), Compressor()
 
             def work(segment: _Segment) -> None:
                 start, piece = _read(segment, scratch)
-                done[segment] = _Done(start, _store(piece, writer, totals))
+                done[segment] = _Done(start, _store(piece, compressor, writer, totals))
                 progress.advance(segment.end - segment.start)
 
             return work
@@ -198,7 +199,9 @@ def _read(segment: _Segment, scratch: Scratch) -> tuple[int, memoryview]:
     return segment.start + start, buffer[start:end]
 
 
-def _store(piece: memoryview, writer: PackWriter, totals: _Totals) -> list[Chunk]:
+def _store(
+    piece: memoryview, compressor: Compressor, writer: PackWriter, totals: _Totals
+) -> list[Chunk]:
     """Cut, and append what the store lacks."""
     chunks: list[Chunk] = []
     views: dict[bytes, memoryview] = {}
@@ -217,7 +220,7 @@ def _store(piece: memoryview, writer: PackWriter, totals: _Totals) -> list[Chunk
     for digest, view in views.items():
         if digest in stored:
             continue
-        codec, payload = compress(view)
+        codec, payload = compressor.compress(view)
         records.append(Record(digest, payload, len(view), codec))
         stored[digest] = len(payload)
         gathered += len(payload)

@@ -19,8 +19,9 @@ from ..progress import Progress
 from ..store.catalog import Location
 from ..store.codecs import CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
+from ..store.scratch import Scratch
 from .sinks import FileSink
-from .workers import Scratch, share_out
+from .workers import share_out
 
 __all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "Unpacking", "read_stream", "unpack"]
 

@@ -1,4 +1,9 @@
-"""The codecs of chunks in packs: their numbers, which are part of the format, and how to undo them."""
+"""The codecs of chunks in packs: their numbers, which are part of the format, and how to undo them.
+
+Numbers are only ever added. What writes a new one for the first time after a release raises `model.FORMAT_VERSION`, so that older
+releases refuse such snapshots by name; a reader that meets a number it does not know all the same says that the format is newer
+and does not take the chunk for damaged.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,19 @@ import threading
 import zstandard
 from blake3 import blake3
 
+from . import grouping
+from .scratch import Scratch
+
 #: The chunk as it is.
 RAW = 0
 #: One zstd frame that holds the whole chunk and says its length.
 ZSTD = 1
+#: By the width in bytes of the numbers that the chunk seems to consist of: their bytes grouped by place in the number, lowest
+#: address first. One byte whose bits say which groups are stored as they are; these groups; the bytes after the last whole number;
+#: a zstd frame, which says its length, for each of the other groups.
+GROUPED = {2: 2, 4: 3, 8: 4}
+
+_WIDTHS = {codec: width for width, codec in GROUPED.items()}
 
 #: Bytes in a digest.
 DIGEST_BYTES = 32
@@ -28,11 +42,16 @@ def digest_of(data: bytes | memoryview) -> bytes:
     return blake3(data).digest()
 
 
+class UnknownCodecError(CodecError):
+    """The codec is a newer version's: nothing is wrong with the payload."""
+
+
 class Decompressor:
     """Undoes compression, for one thread at a time."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor()
+        self._groups = Scratch()
 
     def unpack(
         self, codec: int, payload: memoryview, raw_length: int, target: memoryview
@@ -47,14 +66,31 @@ class Decompressor:
         if codec == RAW:
             return payload
         found = target[:raw_length]
+        if codec == ZSTD:
+            self._unzstd(payload, found)
+        else:
+            self._ungroup(_WIDTHS[codec], payload, found)
+        return found
+
+    def _unzstd(self, frames: memoryview, target: memoryview) -> None:
+        if not len(target):
+            return
         try:
             # Without `with` and close(): of all ways to write to memory of ours this holds Python's lock for the shortest time.
-            got = self._zstd.stream_reader(payload).readinto(found) if raw_length else 0
+            reader = self._zstd.stream_reader(frames, read_across_frames=True)
+            got = reader.readinto(target)
         except zstandard.ZstdError as error:
             raise CodecError(str(error)) from error
-        if got != raw_length:
-            raise CodecError(f"the frame ends after {got} of {raw_length} bytes")
-        return found
+        if got != len(target):
+            raise CodecError(f"the frames end after {got} of {len(target)} bytes")
+
+    def _ungroup(self, width: int, payload: memoryview, target: memoryview) -> None:
+        count, rest = divmod(len(target), width)
+        mask = payload[0]
+        frames = 1 + mask.bit_count() * count + rest
+        others = self._groups.get((width - mask.bit_count()) * count)
+        self._unzstd(payload[frames:], others)
+        grouping.ungroup(width, mask, payload[1:frames], others, target)
 
 
 def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes:
@@ -65,22 +101,34 @@ def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> byte
     if not hasattr(_of_thread, "decompressor"):
         _of_thread.decompressor = Decompressor()
     decompressor: Decompressor = _of_thread.decompressor
-    return bytes(
-        decompressor.unpack(
-            codec, memoryview(payload), raw_length, memoryview(bytearray(raw_length))
-        )
-    )
+    target = memoryview(bytearray(raw_length))
+    return bytes(decompressor.unpack(codec, memoryview(payload), raw_length, target))
 
 
 def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
-    """Whether the payload promises the length; it decides how much is allocated, and whether zstd writes straight to the target."""
-    promised = len(payload)
-    if codec == ZSTD:
-        try:
+    """Whether the payload promises the length: it decides how much is allocated, and whether zstd writes straight to the target."""
+    try:
+        if codec == RAW:
+            promised = len(payload)
+        elif codec == ZSTD:
             promised = zstandard.frame_content_size(payload)
-        except zstandard.ZstdError as error:
-            raise CodecError(str(error)) from error
-    elif codec != RAW:
-        raise CodecError(f"codec {codec} is unknown")
+        elif codec in _WIDTHS:
+            promised = _grouped_length(_WIDTHS[codec], memoryview(payload), raw_length)
+        else:
+            raise UnknownCodecError(f"codec {codec} is unknown")
+    except zstandard.ZstdError as error:
+        raise CodecError(str(error)) from error
     if promised != raw_length:
         raise CodecError(f"the payload has {promised} bytes, {raw_length} are expected")
+
+
+def _grouped_length(width: int, payload: memoryview, raw_length: int) -> int:
+    """`raw_length`, if the groups in `payload` have the lengths that follow from it."""
+    count, rest = divmod(raw_length, width)
+    mask = payload[0] if len(payload) else 0
+    frames = 1 + mask.bit_count() * count + rest
+    if not len(payload) or mask >> width or len(payload) < frames:
+        raise CodecError("the groups are truncated or altered")
+    if mask.bit_count() < width and zstandard.frame_content_size(payload[frames:]) != count:
+        raise CodecError("a group has another length")
+    return raw_length

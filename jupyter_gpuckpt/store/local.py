@@ -27,7 +27,7 @@ from ..model import Manifest, SnapshotInfo
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, manifests, packs
 from .catalog import Catalog, Location
-from .codecs import CodecError, decompress, digest_of
+from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .collect import collect
 from .faults import store_errors
 from .leases import Leases
@@ -167,11 +167,14 @@ class LocalStore:
         return entry.codec, payload, entry.raw_length
 
     def load(self, digest: bytes) -> bytes:
-        """A chunk's bytes, decompressed and verified. Raises ObjectCorrupt, naming the pack; the next save stores it again."""
+        """A chunk's bytes, decompressed and verified. Raises ObjectCorrupt, naming the pack (the next save stores it again), and
+        FormatTooNew."""
         codec, payload, raw_length = self.read(digest)
         try:
             data = decompress(codec, payload, raw_length)
             why = "" if digest_of(data) == digest else "its bytes were altered"
+        except UnknownCodecError as error:
+            raise packs.chunk_too_new(digest, codec) from error
         except CodecError as error:
             why = str(error)
         if not why:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ArchiveInvalid, ObjectCorrupt
 from . import packs
-from .codecs import CodecError, decompress, digest_of
+from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .packs import HEADER_BYTES, RECORD_BYTES, Entry
 from .writer import Record
 
@@ -76,6 +76,8 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
         offset += entry.stored_length
         try:
             intact = digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest
+        except UnknownCodecError as error:
+            raise packs.chunk_too_new(entry.digest, entry.codec) from error
         except CodecError as error:
             raise _invalid(
                 name, f"chunk {entry.digest.hex()[:16]} cannot be read: {error}"

@@ -6,7 +6,7 @@
     trailer   where the index begins, how many entries, its digest, magic
 
 A pack describes itself: the catalog can be made again from indexes alone, and where an index is damaged the records' own
-headers say what is there. All numbers are little-endian.
+headers say what is there. All numbers are little-endian. What a codec's number means is in codecs.py.
 """
 
 from __future__ import annotations
@@ -203,6 +203,14 @@ def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:
         f"Chunk {digest.hex()[:16]} in pack {path.name} is damaged: {why}.",
         hint="Check the disk. Snapshots that use this chunk cannot be resumed; the next save stores a new copy of it.",
         details=f"{path}, chunk {digest.hex()}",
+    )
+
+
+def chunk_too_new(digest: bytes, codec: int) -> FormatTooNew:
+    """The error for a chunk that a newer version compressed."""
+    return FormatTooNew(
+        f"Chunk {digest.hex()[:16]} was compressed by a newer version of jupyter-gpuckpt (codec {codec}).",
+        hint="Upgrade jupyter-gpuckpt.",
     )
 
 

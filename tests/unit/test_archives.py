@@ -15,7 +15,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotExists,
     SnapshotNotFound,
 )
-from jupyter_gpuckpt.images.compression import compress
+from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.snapshots.verify import MOST_PROBLEMS, verify
@@ -54,7 +54,7 @@ def store(make_store):
 def fill(store, snapshot_id, *chunks):
     with store.writer() as writer:
         for chunk in chunks:
-            codec, payload = compress(memoryview(chunk))
+            codec, payload = Compressor().compress(memoryview(chunk))
             writer.append(digest_of(chunk), payload, len(chunk), codec)
     store.publish(manifest(snapshot_id, *chunks))
 
@@ -105,7 +105,7 @@ def test_an_export_holds_this_snapshot_alone_and_is_a_store_of_its_own(store, ma
     assert names[0] == "manifests/s1.annotations"
     assert names[-1] == "manifests/s1.manifest"
     assert len([name for name in names if name.startswith("packs/")]) >= 3
-    payload = sum(len(compress(memoryview(chunk))[1]) for chunk in CHUNKS)
+    payload = sum(len(Compressor().compress(memoryview(chunk))[1]) for chunk in CHUNKS)
     assert payload < len(content) < payload + 30_000
     assert OTHER not in content
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
@@ -277,7 +277,7 @@ def damage(store, *chunks):
     for path in pack_files(store):
         data = bytearray(path.read_bytes())
         for chunk in chunks:
-            payload = compress(memoryview(chunk))[1]
+            payload = Compressor().compress(memoryview(chunk))[1]
             if payload in data:
                 data[data.index(payload) + len(payload) // 2] ^= 1
         path.write_bytes(data)

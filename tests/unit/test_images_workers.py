@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jupyter_gpuckpt.images.workers import Scratch, share_out
+from jupyter_gpuckpt.images.workers import share_out
+from jupyter_gpuckpt.store.scratch import Scratch
 
 
 @pytest.mark.parametrize("threads", [0, 1, 4, 50])

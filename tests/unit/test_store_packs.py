@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
+from jupyter_gpuckpt.images.unpack import FileSink, unpack
+from jupyter_gpuckpt.model import Chunk, Stream
+from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store import packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry, PackFile
 
 CHUNKS = [os.urandom(length) for length in (1, 4096, 100_000, 33)]
@@ -108,3 +112,19 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 0x55
     path.write_bytes(data)
+
+
+def test_a_codec_of_a_newer_version_is_no_damage(tmp_path):
+    digest = digest_of(b"abc")
+    with LocalStore(tmp_path / "store") as store:
+        with store.writer() as writer:
+            writer.append(digest, b"xyz", 3, 99)
+            writer.finish()
+        for _ in range(2):
+            with pytest.raises(FormatTooNew, match="codec 99"):
+                store.load(digest)
+        stream = Stream("a", 3, [Chunk(digest, 3)])
+        with pytest.raises(FormatTooNew, match="codec 99"):
+            unpack([(stream, FileSink(tmp_path / "a"))], store, threads=1, progress=Progress())
+        with store.writer() as writer:
+            assert writer.has(digest), "it is not stored again"

@@ -1,0 +1,171 @@
+/* byte-groups: the bytes of numbers sorted by their place in the number, and back; and whether that is worth a try.
+ *
+ * Sign and exponent of floats repeat, the rest of them is noise: side by side they hide each other from zstd, apart they do
+ * not. `width` is 2, 4 or 8, a group is all bytes of one place. The other side is grouping.py.
+ */
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+typedef unsigned char byte;
+
+#ifdef __SSE2__
+#define AT(p) _mm_loadu_si128((const __m128i *)(p))
+#define PUT(p, v) _mm_storeu_si128((__m128i *)(p), v)
+
+/* Byte `place` of 16 numbers of four bytes. */
+static inline __m128i pick4(const __m128i *v, int place) {
+    const __m128i low = _mm_set1_epi32(255);
+    __m128i a = _mm_and_si128(_mm_srli_epi32(v[0], 8 * place), low), b = _mm_and_si128(_mm_srli_epi32(v[1], 8 * place), low);
+    __m128i c = _mm_and_si128(_mm_srli_epi32(v[2], 8 * place), low), d = _mm_and_si128(_mm_srli_epi32(v[3], 8 * place), low);
+    return _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
+}
+
+/* 16 numbers of four bytes from their bytes. */
+static inline void join4(const __m128i *p, __m128i *v) {
+    __m128i a = _mm_unpacklo_epi8(p[0], p[1]), b = _mm_unpackhi_epi8(p[0], p[1]);
+    __m128i c = _mm_unpacklo_epi8(p[2], p[3]), d = _mm_unpackhi_epi8(p[2], p[3]);
+    v[0] = _mm_unpacklo_epi16(a, c), v[1] = _mm_unpackhi_epi16(a, c);
+    v[2] = _mm_unpacklo_epi16(b, d), v[3] = _mm_unpackhi_epi16(b, d);
+}
+
+static inline __m128i dwords(__m128i a, __m128i b, int high) {
+    __m128 x = _mm_castsi128_ps(a), y = _mm_castsi128_ps(b);
+    return _mm_castps_si128(high ? _mm_shuffle_ps(x, y, 0xdd) : _mm_shuffle_ps(x, y, 0x88));
+}
+
+/* How many numbers it did, a multiple of 16. */
+static size_t group_fast(int width, const byte *from, byte *to, size_t count) {
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        const byte *in = from + i * width;
+        byte *out = to + i;
+        if (width == 2) {
+            const __m128i low = _mm_set1_epi16(255);
+            __m128i a = AT(in), b = AT(in + 16);
+            PUT(out, _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low)));
+            PUT(out + count, _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
+        } else if (width == 4) {
+            __m128i v[4] = {AT(in), AT(in + 16), AT(in + 32), AT(in + 48)};
+            for (int place = 0; place < 4; place++) PUT(out + place * count, pick4(v, place));
+        } else {
+            for (int high = 0; high < 2; high++) {
+                __m128i v[4];
+                for (int j = 0; j < 4; j++) v[j] = dwords(AT(in + 32 * j), AT(in + 32 * j + 16), high);
+                for (int place = 0; place < 4; place++) PUT(out + (4 * high + place) * count, pick4(v, place));
+            }
+        }
+    }
+    return i;
+}
+
+static size_t ungroup_fast(int width, const byte *const *groups, byte *to, size_t count) {
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        byte *out = to + i * width;
+        if (width == 2) {
+            __m128i a = AT(groups[0] + i), b = AT(groups[1] + i);
+            PUT(out, _mm_unpacklo_epi8(a, b));
+            PUT(out + 16, _mm_unpackhi_epi8(a, b));
+            continue;
+        }
+        __m128i low[4], high[4], p[4];
+        for (int place = 0; place < 4; place++) p[place] = AT(groups[place] + i);
+        join4(p, low);
+        if (width == 4) {
+            for (int j = 0; j < 4; j++) PUT(out + 16 * j, low[j]);
+            continue;
+        }
+        for (int place = 0; place < 4; place++) p[place] = AT(groups[4 + place] + i);
+        join4(p, high);
+        for (int j = 0; j < 4; j++) {
+            PUT(out + 32 * j, _mm_unpacklo_epi32(low[j], high[j]));
+            PUT(out + 32 * j + 16, _mm_unpackhi_epi32(low[j], high[j]));
+        }
+    }
+    return i;
+}
+#else
+static size_t group_fast(int width, const byte *from, byte *to, size_t count) { return 0; }
+static size_t ungroup_fast(int width, const byte *const *groups, byte *to, size_t count) { return 0; }
+#endif
+
+/* The groups one after the other, then the bytes after the last whole number. */
+void group_bytes(int width, const byte *from, byte *to, size_t length) {
+    size_t count = length / width;
+    for (size_t i = group_fast(width, from, to, count); i < count; i++)
+        for (int place = 0; place < width; place++) to[place * count + i] = from[i * width + place];
+    memcpy(to + count * width, from + count * width, length - count * width);
+}
+
+/* The way back. The groups whose bit is set in `mask` lie in `these`, one after the other, and behind them the bytes after the
+ * last whole number; the other groups lie in `those`. */
+void ungroup_bytes(int width, int mask, const byte *these, const byte *those, byte *to, size_t length) {
+    size_t count = length / width;
+    const byte *groups[8];
+    for (int place = 0; place < width; place++) {
+        const byte **from = mask >> place & 1 ? &these : &those;
+        groups[place] = *from;
+        *from += count;
+    }
+    for (size_t i = ungroup_fast(width, groups, to, count); i < count; i++)
+        for (int place = 0; place < width; place++) to[i * width + place] = groups[place][i];
+    memcpy(to + count * width, these, length - count * width);
+}
+
+/* log2 of at least 1, to 1%: the exponent, and a parabola for the rest. */
+static inline float log2_of(float x) {
+    union { float f; unsigned u; } bits = {x};
+    float exponent = (float)((int)(bits.u >> 23) - 127);
+    bits.u = (bits.u & 0x7fffff) | 0x3f800000;
+    return exponent + (-0.33333333f * bits.f + 2.0f) * bits.f - 1.66666667f;
+}
+
+/* What an entropy coder would make of bytes so distributed, in bits. */
+static float coded_bits(const unsigned *counts, unsigned total) {
+    float sum = 0, kinds = -1;
+    for (int i = 0; i < 256; i++) {
+        float count = (float)(int)counts[i];
+        sum += count * log2_of(count < 1 ? 1 : count);
+        kinds += count < 1 ? 0 : 1;
+    }
+    /* Few samples look more regular than they are (Miller and Madow). */
+    float bits = (float)total * log2_of((float)total) - sum + kinds * 0.7213f, most = (float)total * 8;
+    return bits > most ? most : bits;
+}
+
+enum { PIECE = 2048 };
+#define NOISE 0.985f /* numbers that have anything in common are below this */
+
+/* From a sample: what an entropy coder would make of it as it is, as a part of 1 in sizes[0], and with the bytes of numbers of
+ * 2, 4 and 8 bytes apart. Zeros in all but the first where the last is more than `enough` of it: nothing is to be gained. */
+void grouped_sizes(const byte *data, size_t length, float enough, float *sizes) {
+    unsigned counts[15][256], sample = 0; /* 1 place, 2, 4 and 8 places */
+    unsigned (*eight)[256] = counts + 7;
+    memset(counts, 0, sizeof counts);
+    size_t pieces = length < 128 << 10 ? 2 : 4, step = length > pieces * PIECE ? (length - PIECE) / (pieces - 1) / 64 * 64 : PIECE;
+    for (size_t piece = 0; piece < pieces; piece++) {
+        size_t start = piece * step, end = start + PIECE < length ? start + PIECE : length;
+        for (size_t at = start; at + 8 <= end; at += 8, sample += 8)
+            for (int place = 0; place < 8; place++) eight[place][data[at + place]]++;
+    }
+    /* Numbers of half the width: two places become one. */
+    for (int width = 4; width; width /= 2)
+        for (int place = 0; place < width; place++)
+            for (int value = 0; value < 256; value++)
+                counts[width - 1 + place][value] = counts[2 * width - 1 + place][value] + counts[2 * width - 1 + place + width][value];
+    static const int order[4] = {0, 3, 2, 1};
+    for (int kind = 0; kind < 4; kind++) sizes[kind] = 0;
+    for (int step = 0; step < 4 && sample; step++) {
+        int width = 1 << order[step];
+        float bits = 0;
+        for (int place = 0; place < width; place++) bits += coded_bits(counts[width - 1 + place], sample / width);
+        sizes[order[step]] = bits / 8 / (float)sample;
+        if (step == 0 && sizes[0] > NOISE) return;
+        if (step == 1 && sizes[3] > enough * sizes[0]) {
+            sizes[3] = 0;
+            return;
+        }
+    }
+}

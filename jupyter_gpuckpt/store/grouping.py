@@ -1,0 +1,64 @@
+"""The bytes of numbers sorted by their place in the number, so that those that repeat lie together: byte_groups.c from Python.
+
+All calls are for any thread and do not hold Python's lock. Widths are 2, 4 and 8 bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+#: Widths of the numbers that are looked for.
+WIDTHS = (2, 4, 8)
+
+_LIBRARY = Path(__file__).with_name("byte-groups.so")
+
+
+def group(width: int, data: memoryview, into: memoryview) -> None:
+    """Fill the beginning of `into` with the bytes of `data`: one group after the other, then what is no whole number."""
+    _library().group_bytes(width, _address(data), _address(into), len(data))
+
+
+def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: memoryview) -> None:
+    """Fill `into` with numbers: the groups whose bit is set in `mask` come from `these`, which ends with the bytes that are no
+    whole number, and the others from `those`. ValueError if there are too few bytes.
+    """
+    count, rest = divmod(len(into), width)
+    own = (mask & ((1 << width) - 1)).bit_count()
+    if len(these) < own * count + rest or len(those) < (width - own) * count:
+        raise ValueError("fewer bytes than numbers")
+    _library().ungroup_bytes(
+        width, mask, _address(these), _address(those), _address(into), len(into)
+    )
+
+
+def expected_sizes(data: memoryview, enough: float) -> tuple[float, dict[int, float]]:
+    """What an entropy coder would make of a sample of `data` as it is, and by width what it would make of it grouped; parts of 1.
+
+    Nothing by width if that is not at least a factor of `enough` smaller.
+    """
+    sizes = (ctypes.c_float * 4)()
+    _library().grouped_sizes(_address(data), len(data), enough, sizes)
+    plain, *grouped = sizes
+    return plain, dict(zip(WIDTHS, grouped, strict=True)) if grouped[-1] else {}
+
+
+def _address(data: memoryview) -> int:
+    if data.readonly or not len(data):
+        return int(np.frombuffer(data, np.uint8).ctypes.data)
+    return ctypes.addressof(ctypes.c_char.from_buffer(data))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_LIBRARY))
+    number, pointer, length = ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+    library.group_bytes.argtypes = [number, pointer, pointer, length]
+    library.ungroup_bytes.argtypes = [number, number, pointer, pointer, pointer, length]
+    library.grouped_sizes.argtypes = [pointer, length, ctypes.c_float, pointer]
+    for function in (library.group_bytes, library.ungroup_bytes, library.grouped_sizes):
+        function.restype = None
+    return library
