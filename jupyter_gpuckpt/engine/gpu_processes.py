@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 DIRECTORY = f"{SCRATCH}/gpu"
 #: What each checkpointed process needs on which GPU, by its pid in the kernel's namespace; for whoever gives it back.
-_NEEDS = f"{DIRECTORY}/needs.json"
+_NEEDS = "needs.json"
 
 #: How long memory that another program took from the GPU is waited for.
 _PATIENCE_SECONDS = 30.0
@@ -121,7 +121,7 @@ class GpuProcesses:
     def _note_needs(self) -> None:
         """For a daemon that finds the processes checkpointed: it must not try where there is no room."""
         needs = {processes.nspid(pid) or 0: needs for pid, needs in self._needs.items()}
-        path = self._tree.inside(_NEEDS)
+        path = self._needs_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(_TakenFromGpu(needs)))
 
@@ -243,11 +243,13 @@ class GpuProcesses:
             for pid in parked
         }
 
+    @property
+    def _needs_path(self) -> Path:
+        return self._tree.inside(f"{DIRECTORY}/{_NEEDS}")
+
     def _noted_needs(self) -> dict[int, dict[str, int]]:
         try:
-            return msgspec.json.decode(
-                self._tree.inside(_NEEDS).read_bytes(), type=_TakenFromGpu
-            ).needs
+            return msgspec.json.decode(self._needs_path.read_bytes(), type=_TakenFromGpu).needs
         except (OSError, msgspec.DecodeError):
             return {}
 

@@ -18,7 +18,6 @@ from jupyter_gpuckpt.engine.cuda import ProcessState
 from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
 from jupyter_gpuckpt.engine.gpu_release import release
 from jupyter_gpuckpt.engine.gpu_staging import FileStaging
-from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.threads_held import ThreadsHeld
 from jupyter_gpuckpt.engine.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
@@ -310,21 +309,20 @@ def test_memory_that_another_program_took_meanwhile_is_not_the_end(
 ):
     monkeypatch.setattr(gpu_processes, "DIRECTORY", directory)
     monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.5)
-    settings = EngineSettings(criu=Path(), spill_dir=Path(), threads=2)
     tree = Tree(program.pid, 0, program.pid, program.pid, program.pid, program.pid, "")
     total = program.sum()
-    taken = GpuProcesses(tree, settings, Progress())
-    taken.take()
+    taken = GpuProcesses(tree, Progress())
+    taken.take(10)
     with hog():
         taken.give_back(later=True)
         with pytest.raises(FreezeFailed, match="Another program took"):
             taken.give_back()
         assert cuda.state(program.pid) is ProcessState.CHECKPOINTED
         with pytest.raises(FreezeFailed, match="Another program took"):
-            GpuProcesses(tree, settings, Progress()).take()
+            GpuProcesses(tree, Progress()).take(10)
         assert program.ask("1 + 1") == 2
-    again = GpuProcesses(tree, settings, Progress())
-    again.take()
+    again = GpuProcesses(tree, Progress())
+    again.take(10)
     assert again.records(), "it was given back and taken again"
     again.give_back()
     assert cuda.state(program.pid) is ProcessState.RUNNING
