@@ -37,6 +37,14 @@ class GpuCkptDaemon(Configurable):
         processor, at most 16.""",
     ).tag(config=True)
 
+    memory_bytes = Int(
+        0,
+        min=0,
+        help="""Bytes of memory that a save or resume may work with: what is read and not yet written. With little there are
+        fewer threads. The kernel's own memory, and what a kernel rewrites while it is saved, do not count. Default: 0, which
+        means a quarter of what is free when it begins.""",
+    ).tag(config=True)
+
     idle_exit = Float(
         min=0.0,
         help="""Seconds after which a daemon without running kernels that nobody is connected to leaves. Suspended kernels
@@ -105,6 +113,7 @@ class GpuCkptDaemon(Configurable):
             store_dir=self.store_dir,
             criu=self.criu,
             threads=self.threads,
+            memory_bytes=self.memory_bytes,
             idle_exit_seconds=self.idle_exit,
             undo_delete_seconds=self.undo_delete_for,
             measure_every_seconds=self.measure_every,

@@ -21,12 +21,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A daemon's settings. Only `data_dir` is part of its place: a daemon that runs already keeps the others it has.
 
     Empty `store_dir`: `data_dir`/store. Empty `criu`: looked for. `threads` 0: one per processor, at most 16.
+    `memory_bytes` 0: a quarter of what is free when an operation begins.
     """
 
     data_dir: str
     store_dir: str = ""
     criu: str = ""
     threads: int = 0
+    memory_bytes: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
     undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
     #: How often running kernels are measured; 0: only when somebody asks.

@@ -332,4 +332,5 @@ class Machine:
             criu=self._criu,
             spill_dir=self._spill,
             threads=self._settings.worker_threads,
+            memory_bytes=self._settings.memory_bytes,
         )

@@ -31,3 +31,5 @@ class EngineSettings:
     gpu_lock_seconds: float = 30.0
     #: A ghost is dropped, and the save fails, when less memory than this is left.
     headroom_bytes: int = 128 << 20
+    #: What chunks on their way may take; 0: a quarter of what is free.
+    memory_bytes: int = 0

@@ -21,9 +21,10 @@ from ..store.codecs import digest_of
 from ..store.local import LocalStore
 from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
-from .chunking import PAGE, cut, first_begin, is_zero
+from .chunking import MAX_PAGES, PAGE, cut, first_begin, is_zero
 from .compression import Compressor
 from .workers import share_out
+from .working_memory import fitting
 
 _MAX_SEGMENT = 16 << 20
 _MIN_SEGMENT = 2 << 20
@@ -34,6 +35,8 @@ _LOOK_AHEAD = 2 << 20
 _LOOK_STEP = 1 << 18
 # Compressed bytes that a thread gathers for one write.
 _WRITE_BYTES = 4 << 20
+# What a thread needs besides its segment, which may be 2 MiB longer, and what it gathers: a chunk's groups and its payload.
+_BESIDE = _LOOK_AHEAD + _WRITE_BYTES + 2 * MAX_PAGES * PAGE
 
 
 class Source(Protocol):
@@ -77,16 +80,29 @@ class _Done(NamedTuple):
 
 
 def pack(
-    sources: Sequence[Source], store: LocalStore, *, threads: int, progress: Progress
+    sources: Sequence[Source],
+    store: LocalStore,
+    *,
+    threads: int,
+    progress: Progress,
+    memory_bytes: int = 0,
 ) -> Packed:
     """Store every source; all is durable when this returns, and stays in the store until a manifest that refers to it is published.
 
     `progress` advances by the sources' bytes. The first error of any thread stops the others and is raised: what a source
     raises, OperationCancelled, StoreFull, StoreUnavailable, CheckpointError when a source changed while it was read.
-    Chunks that were complete by then are kept for the next try.
+    Chunks that were complete by then are kept for the next try. At most `memory_bytes` of memory are worked with (0: a quarter
+    of what is free), but always as much as one thread needs: 12 MiB.
     """
     raw_bytes = sum(source.length for source in sources)
-    segments = _segments(sources, _segment_bytes(raw_bytes, threads))
+    threads, segment_bytes = fitting(
+        threads,
+        _segment_bytes(raw_bytes, threads),
+        least_bytes=_MIN_SEGMENT,
+        beside_bytes=_BESIDE,
+        memory_bytes=memory_bytes,
+    )
+    segments = _segments(sources, segment_bytes)
     done: dict[_Segment, _Done] = {}
     totals = _Totals()
     with store.writer() as writer:

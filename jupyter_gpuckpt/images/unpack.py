@@ -20,14 +20,19 @@ from ..store.catalog import Location
 from ..store.codecs import CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
 from ..store.scratch import Scratch
+from .chunking import MAX_PAGES, PAGE
 from .sinks import FileSink
 from .workers import share_out
+from .working_memory import fitting
 
 __all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "Unpacking", "read_stream", "unpack"]
 
-# Records that lie this close together are read in one go, up to so many bytes.
+# Records that lie this close together are read in one go, up to so many bytes, or fewer where memory is short.
 _RUN_GAP = 256 << 10
 _RUN_BYTES = 4 << 20
+_LEAST_RUN_BYTES = MAX_PAGES * PAGE
+# What a thread needs besides: a chunk, and its groups.
+_BESIDE = 2 * MAX_PAGES * PAGE
 # Places to which one thread writes a chunk that is there many times.
 _SHARED = 16
 # Chunks that a StreamReader keeps.
@@ -69,11 +74,26 @@ class Unpacking:
     """Streams on their way to sinks: where everything lies is looked up when this is made, so that `run` does nothing but read,
     verify and write.
 
-    Making it raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
+    At most `memory_bytes` of memory are worked with (0: a quarter of what is free), but always as much as one thread needs:
+    6 MiB. Making it raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
     """
 
-    def __init__(self, jobs: Sequence[tuple[Stream, Sink]], store: LocalStore) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[tuple[Stream, Sink]],
+        store: LocalStore,
+        *,
+        threads: int,
+        memory_bytes: int = 0,
+    ) -> None:
         self._jobs, self._store = jobs, store
+        self._threads, run_bytes = fitting(
+            threads,
+            _RUN_BYTES,
+            least_bytes=_LEAST_RUN_BYTES,
+            beside_bytes=_BESIDE,
+            memory_bytes=memory_bytes,
+        )
         self._zeros = 0
         self._targets: dict[bytes, list[_Target]] = {}
         lengths: dict[bytes, int] = {}
@@ -94,9 +114,9 @@ class Unpacking:
         for digest, place in places.items():
             if place.raw_length != lengths[digest]:
                 raise _wrong_length(digest, lengths[digest], place.raw_length)
-        self._runs = list(_runs(sorted(places.values()), self._targets))
+        self._runs = list(_runs(sorted(places.values()), self._targets, run_bytes))
 
-    def run(self, *, threads: int, progress: Progress) -> None:
+    def run(self, progress: Progress) -> None:
         """Write every stream to its sink. Every digest is verified before its bytes are written.
 
         `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is
@@ -111,15 +131,20 @@ class Unpacking:
             share_out(
                 self._runs,
                 lambda: _Worker(self._store, progress).work,
-                min(threads, len(self._runs)),
+                min(self._threads, len(self._runs)),
             )
 
 
 def unpack(
-    jobs: Sequence[tuple[Stream, Sink]], store: LocalStore, *, threads: int, progress: Progress
+    jobs: Sequence[tuple[Stream, Sink]],
+    store: LocalStore,
+    *,
+    threads: int,
+    progress: Progress,
+    memory_bytes: int = 0,
 ) -> None:
     """Write every stream to its sink, as `Unpacking` does."""
-    Unpacking(jobs, store).run(threads=threads, progress=progress)
+    Unpacking(jobs, store, threads=threads, memory_bytes=memory_bytes).run(progress)
 
 
 class _Worker:
@@ -192,14 +217,16 @@ def read_stream(stream: Stream, store: LocalStore) -> bytes:
     return StreamReader(stream, store).read(0, stream.length)
 
 
-def _runs(places: Iterable[Location], targets: dict[bytes, list[_Target]]) -> Iterator[_Run]:
+def _runs(
+    places: Iterable[Location], targets: dict[bytes, list[_Target]], run_bytes: int
+) -> Iterator[_Run]:
     """What is to be read, as it lies on the disk, neighbours together."""
     pack, start, end = "", 0, 0
     run: list[tuple[Location, list[_Target]]] = []
     for place in places:
         place_end = place.offset + place.stored_length
         near = place.pack == pack and place.offset - end <= _RUN_GAP
-        if run and not (near and place_end - start <= _RUN_BYTES):
+        if run and not (near and place_end - start <= run_bytes):
             yield _Run(pack, start, end, run)
             run = []
         if not run:

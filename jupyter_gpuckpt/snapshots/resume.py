@@ -15,7 +15,7 @@ from ..engine.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
 from ..images.sinks import FileSink
-from ..images.unpack import StreamReader, Unpacking, read_stream, unpack
+from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
 from ..model import Host, Manifest
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
@@ -51,7 +51,7 @@ def resume(
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
         check(manifest, here, visible_gpus)
-    content = _StoredContent(manifest, store, settings.threads, progress)
+    content = _StoredContent(manifest, store, settings, progress)
     thawed = thaw.thaw(
         manifest,
         content,
@@ -137,23 +137,23 @@ class _StoredContent:
     """`thaw.Content` out of the store."""
 
     def __init__(
-        self, manifest: Manifest, store: LocalStore, threads: int, progress: Progress
+        self, manifest: Manifest, store: LocalStore, settings: EngineSettings, progress: Progress
     ) -> None:
         self._manifest, self._store = manifest, store
-        self._threads, self._progress = threads, progress
+        self._settings, self._progress = settings, progress
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        unpack(
-            [(self._manifest.stream(name), FileSink(path)) for name, path in jobs],
-            self._store,
-            threads=self._threads,
-            progress=self._progress,
-        )
+        self._unpacking([(name, FileSink(path)) for name, path in jobs]).run(self._progress)
 
     def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
-        streams = [(self._manifest.stream(name), sink) for name, sink in jobs]
-        return partial(
-            Unpacking(streams, self._store).run, threads=self._threads, progress=self._progress
+        return partial(self._unpacking(jobs).run, self._progress)
+
+    def _unpacking(self, jobs: Sequence[tuple[str, Sink]]) -> Unpacking:
+        return Unpacking(
+            [(self._manifest.stream(name), sink) for name, sink in jobs],
+            self._store,
+            threads=self._settings.threads,
+            memory_bytes=self._settings.memory_bytes,
         )
 
     def images(self, directory: Path) -> None:

@@ -92,7 +92,13 @@ def save(  # noqa: PLR0913 - all but the first four by name
         highest = criu_images.highest_pid(state.images)
         mapped = _mapped(state)
         with progress.stage(Stage.STORE, sum(source.length for source in sources)):
-            packed = pack(sources, store, threads=settings.threads, progress=progress)
+            packed = pack(
+                sources,
+                store,
+                threads=settings.threads,
+                progress=progress,
+                memory_bytes=settings.memory_bytes,
+            )
         state.prove_still()
         progress.point_of_no_return()
         info = _info(
