@@ -74,6 +74,7 @@ def _measure(kind: str, memory: np.ndarray) -> Iterator[Row]:
                 chart=name,
                 series=kind,
                 x=threads,
+                x_unit="threads",
             )
 
 

@@ -69,6 +69,7 @@ def _measure(size: float) -> Iterator[Row]:
         chart=CHART,
         series="save",
         x=size,
+        x_unit="GB",
     )
     for stage, samples in stages.items():
         yield Row(f"    {stage}", samples)
@@ -79,6 +80,7 @@ def _measure(size: float) -> Iterator[Row]:
         chart=CHART,
         series="criu dump -R",
         x=size,
+        x_unit="GB",
     )
     yield Row("    all of it", dumps)
     yield Row("  criu dump stands still so many times as long", ratios(still, frozen), "x")

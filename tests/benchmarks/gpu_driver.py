@@ -112,7 +112,7 @@ def _measure(size: float, program: _Program, directory: Path) -> Iterator[Row]:
     ):
         for way, samples in found.items():
             name = f"{call} of {size:g} GB, {'staged in a file' if way == 'ours' else 'plain call'}"
-            yield Row(name, samples, chart=call, series=way, x=size)
+            yield Row(name, samples, chart=call, series=way, x=size, x_unit="GB")
         yield Row(
             "    the plain call takes so many times ours",
             ratios(found["driver"], found["ours"]),

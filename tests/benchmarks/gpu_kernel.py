@@ -62,6 +62,7 @@ def _measure(size: float, setup: str) -> Iterator[Row]:
         chart="operations",
         series="resume to the first answer",
         x=size,
+        x_unit="GB",
     )
 
 
@@ -92,6 +93,7 @@ def _rows(size: float, name: str, found: list[Result]) -> Iterator[Row]:
         chart="operations",
         series=name,
         x=size,
+        x_unit="GB",
     )
     for stage in found[-1].seconds_by_stage:
         yield Row(
@@ -100,6 +102,7 @@ def _rows(size: float, name: str, found: list[Result]) -> Iterator[Row]:
             chart=f"{name}: stages",
             series=stage,
             x=size,
+            x_unit="GB",
         )
 
 

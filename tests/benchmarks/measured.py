@@ -13,8 +13,8 @@ class Row(msgspec.Struct, frozen=True):
     """Samples of one quantity.
 
     `budget` bounds the median in the same unit, from above, or from below with `at_least`; None: shown for comparison. `facts`
-    are other things that were found of the same work; they are printed after the numbers. `chart`, `series` and `x` say where
-    it is drawn (plots.py); without a chart it is not.
+    are other things that were found of the same work; they are printed after the numbers. `chart`, `series` and `x` (in
+    `x_unit`) say where it is drawn (plots.py); without a chart it is not.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Row(msgspec.Struct, frozen=True):
     chart: str = ""
     series: str = ""
     x: float | str = ""
+    x_unit: str = ""
 
     @property
     def median(self) -> float:

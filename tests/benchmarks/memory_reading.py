@@ -56,6 +56,7 @@ def run() -> Iterator[Row]:
             chart="memory of a kernel read",
             series="frozen and read",
             x=threads,
+            x_unit="threads",
         )
         yield Row(
             "    the reading alone",
@@ -64,6 +65,7 @@ def run() -> Iterator[Row]:
             chart="memory of a kernel read",
             series="read",
             x=threads,
+            x_unit="threads",
         )
         yield Row(
             "    --stream takes so many times that",
@@ -79,6 +81,7 @@ def run() -> Iterator[Row]:
         chart="memory of a kernel read",
         series="criu dump --stream",
         x=1,
+        x_unit="threads",
     )
 
 

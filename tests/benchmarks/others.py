@@ -24,7 +24,8 @@ from .other_tools import Dill, Elastic, Failed, Kishu, Ours, Plain, Session, ver
 
 #: Times are shown of the notebook with much data; of the others it matters what is lost.
 TIMED, ROUNDS = "tables", 2
-CHART = "notebook 'tables'"
+CHART, ANSWERS_CHART = "notebook 'tables'", "right answers after a restore"
+OURS = "jupyter-gpuckpt"
 _EVERYTHING = "everything"
 
 
@@ -38,7 +39,7 @@ def run() -> Iterator[Row]:
             Kishu,
             Elastic,
         ]
-        names = ["jupyter-gpuckpt", "dill", "kishu", "elastic-kernel"]
+        names = [OURS, "dill", "kishu", "elastic-kernel"]
         for notebook in NOTEBOOKS:
             if any(find_spec(module) is None for module in notebook.needs):
                 continue
@@ -61,6 +62,7 @@ class _Result:
         self.saved = False
         self.stored = 0
         self.lost = [_EVERYTHING]
+        self.right = 0
         self.error = ""
 
 
@@ -114,7 +116,8 @@ def _ask_again(
         result.error = str(error)
     answers = {what: session.ask(code) for what, code in notebook.rest.items()}
     result.lost = [what for what, answer in answers.items() if answer != right[what]]
-    if len(result.lost) == len(right):
+    result.right = len(right) - len(result.lost)
+    if not result.right:
         result.lost = [_EVERYTHING]
 
 
@@ -131,23 +134,33 @@ def _timed(work: Callable[[], None]) -> float:
 
 def _rows(notebook: Notebook, name: str, found: list[_Result]) -> Iterator[Row]:
     last = found[-1]
-    version = "" if name == "jupyter-gpuckpt" else version_of(name)
+    version = "" if name == OURS else version_of(name)
     label = f"{notebook.name}: {name} {version}".strip()
     lost = ", ".join(last.lost) or "nothing"
     if last.error:
         lost += f" ({last.error})"
+    yield Row(
+        f"{label}: right answers",
+        [100 * result.right / len(notebook.rest) for result in found],
+        "%",
+        100.0 if name == OURS else None,
+        at_least=True,
+        facts={"lost": lost},
+        chart=ANSWERS_CHART,
+        series=name,
+        x=notebook.name,
+    )
+    seconds = [result.save for result in found]
     if not last.saved:
-        facts = {"saved": "no", "lost": lost}
-        yield Row(label, [result.save for result in found], facts=facts)
+        yield Row(f"{label}: refused", seconds)
         return
     facts = {
         "back": f"{statistics.median(result.back for result in found):.2f} s",
         "cells": f"{statistics.median(result.cells for result in found):+.2f} s",
         "stored": f"{last.stored / 1e6:,.1f} MB",
-        "lost": lost,
     }
     drawn = {"chart": CHART, "series": "save", "x": name} if notebook.name == TIMED else {}
-    yield Row(label, [result.save for result in found], facts=facts, **drawn)
+    yield Row(f"{label}: saved", seconds, facts=facts, **drawn)
     if notebook.name == TIMED:
         back = [result.back for result in found]
         yield Row(f"{label}: back", back, chart=CHART, series="back", x=name)

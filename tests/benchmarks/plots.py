@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,8 @@ from .reports import Report
 
 _PANEL_INCHES = (5.4, 3.6)
 _COLUMNS = 3
+#: That a title has room for in a line above one panel.
+_LETTERS = 75
 #: So that the same report makes the same bytes.
 _PLAIN = {"svg.hashsalt": "gpuckpt", "svg.fonttype": "none", "font.size": 9}
 
@@ -38,9 +41,11 @@ def draw(report: Report, folder: Path) -> Path:
     lines = -(-len(charts) // columns)
     path = folder / f"{report.name}.svg"
     with mpl.rc_context(_PLAIN):
-        size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * lines + 0.7)
+        size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * lines + 0.9)
         figure = Figure(figsize=size, layout="constrained")
-        figure.suptitle(f"{report.title}\n{report.machine}, {report.date[:10]}", fontsize=9)
+        words = [report.title, f"{report.machine}, {report.date[:10]}"]
+        lines_of_title = [textwrap.fill(text, _LETTERS * columns) for text in words]
+        figure.suptitle("\n".join(lines_of_title), fontsize=9)
         panels = figure.subplots(lines, columns, squeeze=False).flatten()
         for panel, (title, rows) in zip(panels, charts.items(), strict=False):
             _draw_chart(panel, title, rows)
@@ -53,6 +58,7 @@ def draw(report: Report, folder: Path) -> Path:
 def _draw_chart(panel: Axes, title: str, rows: list[Row]) -> None:
     panel.set_title(title, fontsize=9)
     panel.set_ylabel(rows[0].unit)
+    panel.set_xlabel(rows[0].x_unit)
     if all(isinstance(row.x, float | int) for row in rows):
         _draw_lines(panel, rows)
     else:

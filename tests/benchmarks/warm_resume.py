@@ -69,6 +69,7 @@ def _measure(kind: str, size: float) -> Iterator[Row]:
         chart=chart,
         series="criu restore",
         x=1,
+        x_unit="threads",
     )
     for threads in counts:
         most = threads == min(cores(), 16)
@@ -83,6 +84,7 @@ def _measure(kind: str, size: float) -> Iterator[Row]:
             chart=chart,
             series="resume",
             x=threads,
+            x_unit="threads",
         )
         yield Row(
             "    criu restore takes so many times that",
