@@ -73,6 +73,10 @@ class ProcessPages:
         self._by_address = by_address
         self.descriptor = -1
 
+    def share(self) -> tuple[str, int, bytes]:
+        """For another process, as `images.unpack_processes` wants it."""
+        return f"{__name__}:shared_pages", self.descriptor, bytes(self._extents)
+
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the sequence into the process. Pages that a fault brought in already are left alone."""
         failed = _copy_pages()(
@@ -102,6 +106,19 @@ class ProcessPages:
         argument = ctypes.create_string_buffer(_ZERO.pack(address, PAGE, 0, 0), _ZERO.size)
         # A page that is there already is no failure.
         _libc().ioctl(self.descriptor, ctypes.c_ulong(_UFFDIO_ZEROPAGE), argument)
+
+
+class _SharedPages(ProcessPages):
+    """The sink alone, in another process."""
+
+    def __init__(self, descriptor: int, data: bytes) -> None:
+        self.nspid, self.descriptor = 0, descriptor
+        self._extents = (_Extent * (len(data) // ctypes.sizeof(_Extent))).from_buffer_copy(data)
+
+
+def shared_pages(descriptor: int, data: bytes) -> ProcessPages:
+    """The pages that another process serves; to write to only."""
+    return _SharedPages(descriptor, data)
 
 
 @cache

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import HostError
+from .unpack_processes import Share
 
 # linux/magic.h
 _TMPFS_MAGIC = 0x01021994
@@ -57,9 +58,17 @@ class FileSink:
                 raise
         else:
             if on_tmpfs:
-                # Writes to one file of a tmpfs exclude each other; stores to a mapping of it do not.
-                mapped = mmap.mmap(self._descriptor, length)
-                self._mapping = np.frombuffer(mapped, np.uint8)
+                self._map()
+
+    def share(self) -> Share:
+        """For another process."""
+        mapped = b"mapped" if self._mapping is not None else b""
+        return Share(f"{__name__}:shared_file", self._descriptor, mapped)
+
+    def _map(self) -> None:
+        # Writes to one file of a tmpfs exclude each other; stores to a mapping of it do not.
+        mapped = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
+        self._mapping = np.frombuffer(mapped, np.uint8)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write `data` at `offset`. Raises OSError."""
@@ -70,6 +79,14 @@ class FileSink:
         while len(data):
             written = os.pwrite(self._descriptor, data, offset)
             offset, data = offset + written, data[written:]
+
+
+def shared_file(descriptor: int, data: bytes) -> FileSink:
+    """The sink that another process has prepared."""
+    sink = FileSink(descriptor)
+    if data:
+        sink._map()
+    return sink
 
 
 def _is_tmpfs(descriptor: int) -> bool:

@@ -7,23 +7,27 @@ the bytes go (`Sink`; sinks.py has files). See also: pack.py, the way there.
 from __future__ import annotations
 
 import bisect
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from ..errors import ManifestInvalid
+from ..host import commands
 from ..model import Chunk, Stream
 from ..progress import Progress
 from ..store.catalog import Location
-from ..store.codecs import CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
-from ..store.scratch import Scratch
 from .chunking import MAX_PAGES, PAGE
+from .runs import Record, Run, RunWorker, Target
 from .sinks import FileSink
+from .unpack_processes import SharedSink, UnpackProcesses, worth_it
 from .workers import share_out
 from .working_memory import fitting
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "Unpacking", "read_stream", "unpack"]
 
@@ -57,19 +61,6 @@ class PreparedSink(Sink, Protocol):
         """Called once, before any write."""
 
 
-#: A sink's `write`, and the offset at which a chunk goes there.
-_Target = tuple[Callable[[int, memoryview], None], int]
-
-
-class _Run(NamedTuple):
-    """Neighbours in a pack, and where each of them goes."""
-
-    pack: str
-    start: int
-    end: int
-    places: list[tuple[Location, list[_Target]]]
-
-
 class Unpacking:
     """Streams on their way to sinks: where everything lies is looked up when this is made, so that `run` does nothing but read,
     verify and write.
@@ -95,16 +86,16 @@ class Unpacking:
             memory_bytes=memory_bytes,
         )
         self._zeros = 0
-        self._targets: dict[bytes, list[_Target]] = {}
+        self._targets: dict[bytes, list[Target]] = {}
         lengths: dict[bytes, int] = {}
-        for stream, sink in jobs:
-            offset, write = 0, sink.write
+        for number, (stream, _) in enumerate(jobs):
+            offset = 0
             for chunk in stream.chunks:
                 digest, length = chunk.digest, chunk.length
                 if not digest:
                     self._zeros += length
                 elif lengths.setdefault(digest, length) == length:
-                    self._targets.setdefault(digest, []).append((write, offset))
+                    self._targets.setdefault(digest, []).append((number, offset))
                 else:
                     raise _wrong_length(digest, length, lengths[digest])
                 offset += length
@@ -114,7 +105,11 @@ class Unpacking:
         for digest, place in places.items():
             if place.raw_length != lengths[digest]:
                 raise _wrong_length(digest, lengths[digest], place.raw_length)
-        self._runs = list(_runs(sorted(places.values()), self._targets, run_bytes))
+        self._runs = list(_runs(sorted(places.values()), self._targets, run_bytes, store))
+        raw_bytes = sum(place.raw_length for place in places.values())
+        self._shared = [sink for _, sink in jobs if isinstance(sink, SharedSink)]
+        wide = len(self._shared) == len(jobs) and worth_it(raw_bytes, self._threads)
+        self._processes = self._started() if wide else None
 
     def run(self, progress: Progress) -> None:
         """Write every stream to its sink. Every digest is verified before its bytes are written.
@@ -128,11 +123,30 @@ class Unpacking:
                 if isinstance(sink, PreparedSink):
                     sink.prepare(stream.length)
             progress.advance(self._zeros)
+            writes = [sink.write for _, sink in self._jobs]
+
+            def mend(record: Record) -> None:
+                # The store looks again, by itself, and names what is damaged.
+                data = memoryview(bytearray(self._store.load(record.digest)))
+                for number, at in record.targets:
+                    writes[number](at, data)
+
+            if self._processes is not None:
+                self._processes.work(self._shared, progress, mend)
+                return
             share_out(
                 self._runs,
-                lambda: _Worker(self._store, progress).work,
+                lambda: RunWorker(self._store.read_run, writes, mend, progress.advance).work,
                 min(self._threads, len(self._runs)),
             )
+
+    def _started(self) -> UnpackProcesses | None:
+        """Processes to share the runs out to, which begin to import what they need; None where they cannot be started."""
+        try:
+            return UnpackProcesses(self._runs, self._threads)
+        except (commands.CommandFailed, OSError) as error:
+            logger.warning("the snapshot is read by one process: %s", error)
+            return None
 
 
 def unpack(
@@ -145,37 +159,6 @@ def unpack(
 ) -> None:
     """Write every stream to its sink, as `Unpacking` does."""
     Unpacking(jobs, store, threads=threads, memory_bytes=memory_bytes).run(progress)
-
-
-class _Worker:
-    """One thread's part. With many threads Python's lock is what they wait for, so what is done for every chunk is little."""
-
-    def __init__(self, store: LocalStore, progress: Progress) -> None:
-        self._store, self._progress = store, progress
-        self._read, self._unpacked = Scratch(), Scratch()
-        self._decompressor = Decompressor()
-
-    def work(self, run: _Run) -> None:
-        start = run.start
-        buffer = self._read.get(run.end - start)
-        buffer = buffer[: self._store.read_run(run.pack, start, buffer)]
-        target = self._unpacked.get(max(place.raw_length for place, _ in run.places))
-        unpack, count = self._decompressor.unpack, 0
-        for place, targets in run.places:
-            _, offset, digest, stored_length, raw_length, codec = place
-            begin = offset - start
-            try:
-                data = unpack(codec, buffer[begin : begin + stored_length], raw_length, target)
-                intact = digest_of(data) == digest
-            except CodecError:
-                intact = False
-            if not intact:
-                # The store looks again, by itself, and names what is damaged.
-                data = memoryview(bytearray(self._store.load(digest)))
-            for write, at in targets:
-                write(at, data)
-            count += raw_length * len(targets)
-        self._progress.advance(count)
 
 
 class StreamReader:
@@ -218,28 +201,31 @@ def read_stream(stream: Stream, store: LocalStore) -> bytes:
 
 
 def _runs(
-    places: Iterable[Location], targets: dict[bytes, list[_Target]], run_bytes: int
-) -> Iterator[_Run]:
+    places: Iterable[Location],
+    targets: dict[bytes, list[Target]],
+    run_bytes: int,
+    store: LocalStore,
+) -> Iterator[Run]:
     """What is to be read, as it lies on the disk, neighbours together."""
     pack, start, end = "", 0, 0
-    run: list[tuple[Location, list[_Target]]] = []
+    records: list[Record] = []
     for place in places:
         place_end = place.offset + place.stored_length
         near = place.pack == pack and place.offset - end <= _RUN_GAP
-        if run and not (near and place_end - start <= run_bytes):
-            yield _Run(pack, start, end, run)
-            run = []
-        if not run:
+        if records and not (near and place_end - start <= run_bytes):
+            yield Run(str(store.path_of(pack)), start, end, records)
+            records = []
+        if not records:
             pack, start = place.pack, place.offset
-        where = targets[place.digest]
-        run.append((place, where[:_SHARED]))
+        where, what = targets[place.digest], (place.offset, place.digest, *place[3:])
+        records.append(Record(*what, where[:_SHARED]))
         end = place_end
         for first in range(_SHARED, len(where), _SHARED):
             # Enough to write for another thread, which decompresses it again.
-            rest = [(place, where[first : first + _SHARED])]
-            yield _Run(place.pack, place.offset, place_end, rest)
-    if run:
-        yield _Run(pack, start, end, run)
+            rest = Record(*what, where[first : first + _SHARED])
+            yield Run(str(store.path_of(place.pack)), place.offset, place_end, [rest])
+    if records:
+        yield Run(str(store.path_of(pack)), start, end, records)
 
 
 def _wrong_length(digest: bytes, told: int, found: int) -> ManifestInvalid:

@@ -143,13 +143,17 @@ class LocalStore:
             )
         return found
 
-    def read_run(self, pack: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset` of a pack that `locate` named; bytes read, fewer where the pack is truncated.
+    def path_of(self, pack: str) -> Path:
+        """Where a pack lies that `locate` named; it may be gone by the time it is read."""
+        return self._catalog.path_of(pack)
+
+    def read_run(self, path: str, offset: int, into: memoryview) -> int:
+        """Fill `into` from `offset` of the pack at this path; bytes read, fewer where it is truncated or gone.
 
         For readers of many chunks that lie side by side; nothing is checked.
         """
         with store_errors(self.root):
-            return packs.read_run(self._catalog.path_of(pack), offset, into)
+            return packs.read_run(Path(path), offset, into)
 
     def read(self, digest: bytes) -> tuple[int, bytes, int]:
         """Codec, payload and raw length of a chunk; the record's header is compared, the digest is for the caller to check.

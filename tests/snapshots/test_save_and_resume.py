@@ -15,6 +15,7 @@ from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.images import unpack_processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 
 COUNTER = """
@@ -278,6 +279,36 @@ def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettin
     assert int(following[0]) == int(last[0]) + 1
     assert following[1:4] == last[1:4]
     assert not list(engine.spill_dir.glob("*"))
+
+
+def test_pages_are_filled_by_several_processes(run, engine: EngineSettings, monkeypatch) -> None:
+    monkeypatch.setattr(unpack_processes, "_LEAST_BYTES", 1)
+    program = run(
+        """
+        import hashlib, os, time, numpy as np
+        data = np.random.default_rng(1).integers(0, 1 << 40, 1 << 23)
+        child = os.fork()
+        while True:
+            print(os.getpid(), hashlib.sha256(data).hexdigest(), flush=True)
+            data[:: 1 << 16] += 1
+            data[:: 1 << 16] -= 1
+            time.sleep(0.05)
+        """,
+        engine=replace(engine, threads=6),
+    )
+    program.lines(more_than=6)
+    for _ in range(2):
+        saved = program.save(stop=True)
+        count = len(program.lines())
+        program.resume(saved.manifest.info.snapshot_id)
+        told = {tuple(line.split()) for line in program.lines(more_than=count + 4)}
+        assert len({digest for _, digest in told}) == 1
+        assert len({pid for pid, _ in told}) == 2
+    assert not [
+        pid
+        for pid in processes.children(os.getpid())
+        if "unpack_process" in " ".join(processes.arguments(pid))
+    ]
 
 
 def test_a_connection_that_nobody_has_accepted_yet_does_not_matter(run, tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""Unpacking by several processes: the same bytes, the same errors, and nothing of them is left."""
+
+import errno
+import gc
+import os
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, OperationCancelled
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.images import unpack_processes
+from jupyter_gpuckpt.images.pack import BytesSource, pack
+from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.packs import read_index
+from tests.conftest import wait_for
+
+MB = 1 << 20
+THREADS = 6
+RNG = np.random.default_rng(12)
+DATA = (
+    RNG.bytes(5 * MB)
+    + bytes(3 * MB)
+    + RNG.normal(size=MB).astype(np.float32).tobytes()
+    + b"some text that repeats itself\n" * 60_000
+    + RNG.bytes(90_000) * 20
+)
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Also for a few bytes; and nothing is left."""
+    monkeypatch.setattr(unpack_processes, "_LEAST_BYTES", 1)
+    before = set(processes.children(os.getpid()))
+    yield
+    gc.collect()
+    assert set(processes.children(os.getpid())) <= before
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store", pack_bytes=4 * MB) as store:
+        yield store
+
+
+@pytest.fixture
+def streams(store):
+    sources = [BytesSource("a", DATA), BytesSource("b", DATA[MB:])]
+    return pack(sources, store, threads=3, progress=Progress()).streams
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """A file on a disk, and one in memory."""
+    in_memory = Path(f"/dev/shm/gpuckpt-test-{os.getpid()}")
+    yield [tmp_path / "file", in_memory]
+    in_memory.unlink(missing_ok=True)
+
+
+def unpacking(store, streams, sinks):
+    jobs = list(zip(streams, sinks, strict=True))
+    return Unpacking(jobs, store, threads=THREADS)
+
+
+def test_files_get_their_streams(store, streams, paths):
+    progress = Progress()
+    with progress.stage("read"):
+        unpacking(store, streams, [FileSink(path) for path in paths]).run(progress)
+        assert progress.record().done_bytes == 2 * len(DATA) - MB
+    assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
+
+
+def test_an_altered_pack_is_refused_and_named(store, streams, paths):
+    path = min((store.root / "packs").iterdir())
+    entry = read_index(path)[3]
+    data = bytearray(path.read_bytes())
+    data[entry.offset + 7] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ObjectCorrupt, match=rf"Chunk [0-9a-f]{{16}} in pack {path.name}"):
+        unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
+
+
+def test_it_can_be_cancelled(store, streams, paths):
+    progress = Progress()
+    begun = unpacking(store, streams, [FileSink(path) for path in paths])
+    progress.cancel()
+    with pytest.raises(OperationCancelled):
+        begun.run(progress)
+
+
+def test_what_the_system_refuses_is_raised(store, streams, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    descriptor = os.open(path, os.O_RDONLY)
+
+    class Unprepared(FileSink):
+        def prepare(self, length):
+            pass
+
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            unpacking(store, streams[:1], [Unprepared(descriptor)]).run(Progress())
+    finally:
+        os.close(descriptor)
+
+
+def test_one_that_is_killed_is_said(store, streams, paths):
+    before = set(processes.children(os.getpid()))
+    begun = unpacking(store, streams, [FileSink(path) for path in paths])
+    one, *_ = set(processes.children(os.getpid())) - before
+    os.kill(one, signal.SIGKILL)
+    with pytest.raises(CheckpointError, match="has ended"):
+        begun.run(Progress())
+
+
+def test_those_that_are_never_told_anything_end(store, streams, paths):
+    begun = unpacking(store, streams, [FileSink(path) for path in paths])
+    assert processes.children(os.getpid())
+    del begun
+
+
+def test_they_end_with_the_process_that_started_them(store, streams, paths):
+    child = os.fork()
+    if child == 0:
+        begun = unpacking(store, streams, [FileSink(path) for path in paths])
+        names = " ".join(str(pid) for pid in processes.children(os.getpid()))
+        paths[0].with_suffix(".pids").write_text(names)
+        os._exit(0 if begun else 1)
+    os.waitpid(child, 0)
+    left = [int(pid) for pid in paths[0].with_suffix(".pids").read_text().split()]
+    assert len(left) == 2
+    wait_for(lambda: not any(processes.alive(pid) for pid in left))
+
+
+def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
+    assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
+
+
+def test_few_bytes_or_threads_are_for_one_process(monkeypatch):
+    monkeypatch.undo()
+    assert unpack_processes.worth_it(1 << 30, 16)
+    assert not unpack_processes.worth_it(1 << 30, 4)
+    assert not unpack_processes.worth_it(1 << 20, 16)
