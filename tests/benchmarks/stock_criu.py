@@ -148,7 +148,7 @@ class _Images:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
         unpack(streams, self._store, threads=1, progress=Progress())
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> None:
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
         raise AssertionError("a plain restore reads its pages itself")
 
     def images(self, directory: Path) -> None:
