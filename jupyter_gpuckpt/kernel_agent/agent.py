@@ -20,6 +20,8 @@ its own, so that no IPython event is triggered.
                                         history goes on where it cannot collide
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or tell whether a cell that runs may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
+    gpuckpt_request {"op": "trim", "seconds": 1.0}
+                                        give back what is not used, between cells; the reply tells how many bytes these were
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         what the user's variables are, and fingerprints of their values; also while a cell runs
 """
@@ -43,6 +45,7 @@ from jupyter_client.jsonutil import json_clean, json_default
 from .calls import beside, between_cells, result_of
 from .history import History
 from .peer_access import PeerAccess
+from .trim import trim
 from .variables import variables_of
 
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
@@ -52,6 +55,8 @@ _PATIENCE = 10.0
 _PAUSE = 0.01
 #: How long functions of the user's are waited for.
 _CALLS_SECONDS = 10.0
+#: How long it is waited for that unused memory is given back.
+_TRIM_SECONDS = 5.0
 #: How long the work of GPUs is waited for.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
@@ -170,6 +175,8 @@ class Agent:
             content["switched"] = self._peers.was_switched
         elif op == "peers_on":
             content["peer_access"] = await self._peers_on()
+        elif op == "trim":
+            content["trimmed_bytes"] = await self._trim(float(parent["content"]["seconds"]))
         elif op == "variables":
             with suppress(Exception):
                 seconds = float(parent["content"].get("fingerprint_seconds", 0))
@@ -189,6 +196,11 @@ class Agent:
             may_come_later=event != "on_save",
         )
         return call is not None
+
+    async def _trim(self, seconds: float) -> int | None:
+        """By how many bytes the process became smaller; None if a cell runs, or if that is not known yet."""
+        trimmed = await between_cells(self._kernel.io_loop, lambda: trim(seconds), _TRIM_SECONDS)
+        return result_of(trimmed) if trimmed else None
 
     async def _peers_off(self) -> str:
         """`off` where no peer access is left on, and none will be switched on; `on`: a cell that runs uses it; else `unknown`."""

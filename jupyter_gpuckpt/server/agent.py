@@ -25,9 +25,19 @@ _START_SECONDS = 30.0
 #: A little more than the agent takes at most.
 _CALLS_SECONDS = 12.0
 _GPU_SECONDS = 42.0
+_TRIM_SECONDS = 6.0
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
-_MODULES = ("calls", "history", "peer_access", "values", "fingerprints", "variables", "agent")
+_MODULES = (
+    "calls",
+    "history",
+    "peer_access",
+    "trim",
+    "values",
+    "fingerprints",
+    "variables",
+    "agent",
+)
 #: Makes modules of them that can import each other as they do here, and that nobody finds afterwards.
 _LOADER = """
 import sys, types
@@ -141,6 +151,16 @@ async def variables(manager: ServerKernelManager, fingerprint_seconds: float) ->
         return None if told is None else msgspec.convert(told, Variables)
     except msgspec.ValidationError:
         return None
+
+
+async def trim(manager: ServerKernelManager, seconds: float) -> int:
+    """Have the kernel give back memory that it does not use, if no cell runs; by how many bytes it became smaller, as far as known.
+
+    `seconds`: what may be spent on garbage. See `kernel_agent/trim.py`.
+    """
+    content = {"op": "trim", "seconds": seconds}
+    reply = await ask(manager, "control", AGENT_REQUEST, content, _TRIM_SECONDS)
+    return int(reply["content"].get("trimmed_bytes") or 0) if _is_ok(reply) else 0
 
 
 async def switch_peer_access_off(manager: ServerKernelManager) -> PeerAccess:

@@ -216,6 +216,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         operations = ServerOperations(
             link, kernels, sessions, reconnect_timeout=self.reconnect_timeout, log=self.log
         )
+        operations.trims = self.trim
         operations.room = RoomMaker(
             link, kernels, operations, wait_seconds=self.gpu_wait, log=self.log
         )

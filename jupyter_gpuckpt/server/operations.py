@@ -55,6 +55,8 @@ _PRESENT = frozenset(KernelState) - ABSENT
 #: be short, or where nobody has asked for it.
 _FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
 _MOST_FINGERPRINT_SECONDS = 1.0
+#: Before which snapshots a kernel gives unused memory back, and how long it may look for garbage.
+_TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
 Release = Callable[[], None]
 
@@ -77,6 +79,8 @@ class ServerOperations:
         self.peer_access = PeerAccessSwitch(kernels, log)
         self.tracked = TrackedOperations(self._on_end)
         self._background: set[asyncio.Task[None]] = set()
+        #: Whether kernels give unused memory back before snapshots that nobody asked for.
+        self.trims = True
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
         #: Makes room on the GPU for kernels that come back.
@@ -248,6 +252,7 @@ class ServerOperations:
                         variables = await agent.variables(
                             manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
                         )
+                        await self._trim(served, cause)
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     runs = served.state is KernelState.RUNNING
                     release = self._thawing(served, release, called=bool(called), gpu_is_back=runs)
@@ -268,6 +273,13 @@ class ServerOperations:
             release()
             raise
         return self._track(served, operation, release, changes)
+
+    async def _trim(self, served: ServedKernel, cause: Cause) -> None:
+        # A parked kernel's calls to the GPU would wait, and a cell that runs is not kept waiting.
+        idle = served.state is KernelState.RUNNING and not served.output.awaited
+        if self.trims and idle and cause in _TRIM_SECONDS:
+            trimmed = await agent.trim(self._manager(served.kernel_id), _TRIM_SECONDS[cause])
+            self._log.debug("kernel %s gave back %s bytes", served.kernel_id, trimmed)
 
     def _thawing(
         self, served: ServedKernel, release: Release, *, called: bool, gpu_is_back: bool

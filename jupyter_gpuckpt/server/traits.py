@@ -54,6 +54,13 @@ class ServerTraits(Configurable):
         autosave_interval: what takes long does not happen all the time.""",
     ).tag(config=True)
 
+    trim = Bool(
+        True,
+        help="""Whether an IPython kernel that runs no cell gives back memory that it does not use before it is saved or suspended
+        by itself (periodically, when it was idle, when the server stops): garbage, the caches of PyTorch and CuPy, and what
+        the C library keeps. Snapshots become smaller; the next tensors take a moment longer.""",
+    ).tag(config=True)
+
     undo_shutdown_for = Float(
         30.0,
         min=0.0,
