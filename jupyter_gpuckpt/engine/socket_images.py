@@ -59,7 +59,10 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
     """
     entries = list(criu_images.messages(files))
     moved = Moved()
-    for port, family, address in _listeners(entries):
+    listeners = list(_listeners(entries))
+    # What the frozen tree's own connections left is in the way for a minute. All at once: a table of hundreds takes a while.
+    lingering.end({ports.get(port, port) for port, _, _ in listeners})
+    for port, family, address in listeners:
         if port in moved.ports or not _is_taken(ports.get(port, port), family, address):
             continue
         if port in ports:
@@ -99,8 +102,6 @@ def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
 
 def _is_taken(port: int, family: int, address: str) -> bool:
     """Whether somebody listens there. Without SO_REUSEPORT, which would let us in beside a restored listener."""
-    # What the frozen tree's own connections left is in the way for a minute.
-    lingering.end(port)
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from . import tcp_table
@@ -25,8 +25,8 @@ _NO_COOKIE = b"\xff" * 8
 _ANSWER_BYTES = 4096
 
 
-def end(port: int) -> None:
-    """End what lingers on this local port, in our network namespace.
+def end(ports: Collection[int]) -> None:
+    """End what lingers on these local ports, in our network namespace.
 
     Waits a moment for connections whose other side has not heard yet that they are closed (a delayed acknowledgement takes up to
     40 ms). Never raises.
@@ -34,7 +34,7 @@ def end(port: int) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         closing = False
-        for row in _left(port):
+        for row in _left(ports):
             if row.state == TcpState.FIN_WAIT_1:
                 closing = True
                 continue
@@ -45,10 +45,10 @@ def end(port: int) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _left(port: int) -> Iterator[Row]:
+def _left(ports: Collection[int]) -> Iterator[Row]:
     for row in tcp_table.rows():
         # No inode: no program has it any more.
-        if row.local.port == port and row.state in _ENDING and row.inode == "0":
+        if row.local.port in ports and row.state in _ENDING and row.inode == "0":
             yield row
 
 

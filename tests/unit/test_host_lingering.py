@@ -38,13 +38,13 @@ def test_a_port_is_free_at_once_of_connections_that_were_closed(family, address)
         port = listener.getsockname()[1]
         with socket.create_connection((address, port)) as client:
             with listener.accept()[0] as peer:
-                lingering.end(port)  # nobody has closed anything
+                lingering.end({port})  # nobody has closed anything
                 peer.sendall(b"x")
             assert client.recv(2) == b"x"
     assert not listens(family, address, port)
-    lingering.end(port + 1)
+    lingering.end({port + 1})
     assert not listens(family, address, port)
-    lingering.end(port)
+    lingering.end({port})
     assert listens(family, address, port)
 
 
@@ -57,5 +57,5 @@ def test_nor_does_one_whose_other_side_does_not_close_keep_it():
         assert client.recv(1) == b""
     with client:
         assert not listens(*ADDRESSES[0], port)
-        lingering.end(port)
+        lingering.end({port})
         assert listens(*ADDRESSES[0], port)
