@@ -21,6 +21,7 @@ from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
+from ..images import unpack_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
 from ..progress import Progress
@@ -76,13 +77,14 @@ class Machine:
             return self._report
 
     def warm_up(self) -> None:
-        """Initialise CUDA beside everything else, where there is a GPU: otherwise the first save would wait for it."""
+        """Initialise CUDA, where there is a GPU, and what large resumes need: otherwise the first one would wait for it."""
 
         def initialise() -> None:
+            unpack_processes.warm_up(self.worker_threads)
             if gpu.gpus():
                 cuda.available()
 
-        threading.Thread(target=initialise, name="cuda", daemon=True).start()
+        threading.Thread(target=initialise, name="warm-up", daemon=True).start()
 
     def require_engine(self) -> None:
         """Raise ToolMissing or PrivilegeMissing where the engine cannot work."""

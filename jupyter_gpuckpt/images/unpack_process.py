@@ -1,12 +1,14 @@
-"""One of the processes that `unpack_processes` starts: takes runs and descriptors from its standard input, writes, and ends."""
+"""The processes that `unpack_processes` asks for: one that waits and makes others of itself, which write what they are told."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from ..errors import GpuCkptError, record_of
 from ..store import packs
@@ -16,20 +18,37 @@ from .workers import share_out
 
 
 def main() -> None:
-    """Do the job that comes, if one does. Ends as soon as nobody is at the other end."""
-    with socket.socket(fileno=0) as connection:
+    """For every descriptor that comes by the standard input, a process at the other end of it; until nobody is there any more."""
+    # Nobody waits for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=0) as asking:
+        while True:
+            _, received, _, _ = socket.recv_fds(asking, 1, 1)
+            if not received:
+                return
+            with socket.socket(fileno=received[0]) as connection:
+                if os.fork() == 0:
+                    asking.close()
+                    _serve(connection)
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    """Do the job that comes, if one does, and end."""
+    status = 1
+    try:
         job = hear(connection, Job)
-        if job is None:
-            return
-        descriptors = descriptors_from(connection, len(job.sinks))
-        writes = [
-            _built(builder, descriptor, data)
-            for (builder, data), descriptor in zip(job.sinks, descriptors, strict=True)
-        ]
-        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-        _work(connection, job, writes)
-    # Nothing is to be tidied up, and whoever waits for us waits for our descriptors to close.
-    os._exit(0)
+        if job is not None:
+            descriptors = descriptors_from(connection, len(job.sinks))
+            writes = [
+                _built(builder, descriptor, data)
+                for (builder, data), descriptor in zip(job.sinks, descriptors, strict=True)
+            ]
+            threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+            _work(connection, job, writes)
+        status = 0
+    finally:
+        # Nothing is to be tidied up, and whoever waits for us waits for our descriptors to close.
+        os._exit(status)
 
 
 def _work(connection: socket.socket, job: Job, writes: list[Write]) -> None:

@@ -4,7 +4,9 @@ import errno
 import gc
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +38,14 @@ DATA = (
 def always(monkeypatch):
     """Also for a few bytes; and nothing is left."""
     monkeypatch.setattr(unpack_processes, "_LEAST_BYTES", 1)
-    before = set(processes.children(os.getpid()))
     yield
     gc.collect()
-    assert set(processes.children(os.getpid())) <= before
+    wait_for(lambda: not working())
+
+
+def working():
+    """The processes that are there for a job."""
+    return processes.children(unpack_processes._parent.pid or 0)
 
 
 @pytest.fixture
@@ -110,35 +116,48 @@ def test_what_the_system_refuses_is_raised(store, streams, tmp_path):
 
 
 def test_one_that_is_killed_is_said(store, streams, paths):
-    before = set(processes.children(os.getpid()))
     begun = unpacking(store, streams, [FileSink(path) for path in paths])
-    one, *_ = set(processes.children(os.getpid())) - before
-    os.kill(one, signal.SIGKILL)
+    wait_for(working)
+    os.kill(working()[0], signal.SIGKILL)
     with pytest.raises(CheckpointError, match="has ended"):
         begun.run(Progress())
 
 
 def test_those_that_are_never_told_anything_end(store, streams, paths):
     begun = unpacking(store, streams, [FileSink(path) for path in paths])
-    assert processes.children(os.getpid())
+    wait_for(lambda: len(working()) == 2)
     del begun
 
 
-def test_they_end_with_the_process_that_started_them(store, streams, paths):
-    child = os.fork()
-    if child == 0:
-        begun = unpacking(store, streams, [FileSink(path) for path in paths])
-        names = " ".join(str(pid) for pid in processes.children(os.getpid()))
-        paths[0].with_suffix(".pids").write_text(names)
-        os._exit(0 if begun else 1)
-    os.waitpid(child, 0)
-    left = [int(pid) for pid in paths[0].with_suffix(".pids").read_text().split()]
-    assert len(left) == 2
+def test_they_end_with_the_process_that_asked_for_them():
+    code = """
+        import os, time
+        from jupyter_gpuckpt.images import unpack_processes
+        asked = unpack_processes.UnpackProcesses([], 8)
+        print(unpack_processes._parent.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        parent = int(asking.stdout.readline())
+        wait_for(lambda: len(processes.children(parent)) == 2)
+        left = [parent, *processes.children(parent)]
+        asking.kill()
     wait_for(lambda: not any(processes.alive(pid) for pid in left))
+
+
+def test_one_that_makes_the_others_is_started_again_when_it_was_lost(store, streams, paths):
+    unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
+    before = unpack_processes._parent.pid
+    os.kill(before, signal.SIGKILL)
+    wait_for(lambda: not processes.alive(before))
+    unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
+    assert unpack_processes._parent.pid != before
 
 
 def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(unpack_processes, "_parent", unpack_processes._Parent())
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
     assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
 
