@@ -181,13 +181,19 @@ class _Parent:
                 environment = {**os.environ, **_ONE_THREAD}
                 self._process = commands.spawn(command, stdin=theirs.fileno(), env=environment)
             self._socket = ours
+            # Also when the interpreter ends.
+            self._end = weakref.finalize(self, _stop, ours, self._process)
         return self._socket
 
     def _drop(self) -> None:
-        if self._socket is not None and self._process is not None:
-            self._socket.close()
-            commands.stop(self._process)
+        if self._socket is not None:
+            self._end()
         self._socket = self._process = None
+
+
+def _stop(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    ours.close()
+    commands.stop(process)
 
 
 _parent = _Parent()
