@@ -335,4 +335,5 @@ class Machine:
             spill_dir=self._spill,
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
+            userfaultfd=all(c.ok is not False for c in report.checks if c.name == "userfaultfd"),
         )

@@ -18,6 +18,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 PAGE = 4096
 #: pagemap_entry.flags (criu/include/pagemap.h).
+_FLAGS = 4
 PE_LAZY, PE_PRESENT = 2, 4
 
 _REMAP_LINKED = 0
@@ -120,9 +121,28 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
     found = []
     for entry in entries:
         values = _numbers(entry)
-        flags = values.get(4, 0)
+        flags = values.get(_FLAGS, 0)
         found.append(Extent(values[1], (values.get(5) or values[2]) * PAGE, bool(flags & PE_LAZY)))
     return found
+
+
+def pages_id(images: Path, nspid: int) -> int:
+    """The number in the name of the file that holds the pages of a process."""
+    return _numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
+
+
+def make_present(images: Path, nspid: int) -> None:
+    """List the lazy pages of a process as those that are in its pages file."""
+    path = images / f"pagemap-{nspid}.img"
+    head, *entries = messages(path)
+    changed = [
+        [
+            (number, wire, PE_PRESENT if number == _FLAGS and value == PE_LAZY else value)
+            for number, wire, value in fields(entry)
+        ]
+        for entry in entries
+    ]
+    replace(path, [head, *(encode(entry) for entry in changed)])
 
 
 def add_lazy(images: Path, nspid: int, extents: list[Extent]) -> None:

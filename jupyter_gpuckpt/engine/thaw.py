@@ -33,6 +33,7 @@ from . import (
     socket_directories,
     socket_images,
 )
+from .eager_pages import PagesFile
 from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
@@ -46,8 +47,8 @@ class Content(Protocol):
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
-        """Look up where streams of pages lie; what is returned writes them into processes, in parallel."""
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages | PagesFile]]) -> Callable[[], None]:
+        """Look up where streams of pages lie; what is returned writes them, in parallel."""
 
     def images(self, directory: Path) -> None:
         """Write all image files into `directory`."""
@@ -97,7 +98,8 @@ def thaw(
     those that may be used; None: all.
     """
     exit_path.unlink(missing_ok=True)
-    lazy = manifest.method == "skeleton"
+    skeleton = manifest.method == "skeleton"
+    lazy = skeleton and settings.userfaultfd
     directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
@@ -126,6 +128,8 @@ def thaw(
             ports = _new_ports(manifest.launch.own_ports, own_ports)
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
             always.callback(moved.release)
+        if skeleton and not lazy:
+            _write_pages(restore, images)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
         _run_criu(restore, images, lazy=lazy)
@@ -194,6 +198,14 @@ def _put_files(restore: _Restore, images: Path) -> None:
     criu_images.relax_validation(images / "files.img")
 
 
+def _write_pages(restore: _Restore, images: Path) -> None:
+    """Put all private pages into CRIU's own files."""
+    names = [(process.pid, process.pages) for process in restore.manifest.processes]
+    files = [(name, PagesFile(images, pid)) for pid, name in names if name]
+    with restore.progress.stage(Stage.PAGES, sum(file.length for _, file in files)):
+        restore.content.to_memory([(name, file) for name, file in files if file.length])()
+
+
 class _GpuFiles:
     """The staging files of GPU memory, written by a thread of their own while CRIU restores the rest.
 
@@ -260,7 +272,7 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
         if lazy:
             filler = PageFiller(images, restore.inside(notify.SOCKET), pages, prepare)
             stack.enter_context(filler)
-        watch = stack.enter_context(_Watch(restore))
+        watch = stack.enter_context(_Watch(restore, lazy=lazy))
         restore.namespaces.go()
         try:
             status = int(restore.namespaces.expect("criu"))
@@ -273,9 +285,13 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
 
 
 class _Watch:
-    """Kills a restore that makes no progress: `criu restore` has no time-out of its own and can hang for ever."""
+    """Kills a restore that makes no progress: `criu restore` has no time-out of its own and can hang for ever.
 
-    def __init__(self, restore: _Restore) -> None:
+    Where CRIU reads the memory itself, as without `lazy`, only its use of the processor tells that it is at work.
+    """
+
+    def __init__(self, restore: _Restore, *, lazy: bool) -> None:
+        self._lazy = lazy
         self._init, self._progress = restore.namespaces.init_pid, restore.progress
         self._seconds = restore.settings.stall_seconds
         self._end = threading.Event()
@@ -291,15 +307,20 @@ class _Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        ticks, since = self._progress.ticks, time.monotonic()
+        ticks, since = self._ticks(), time.monotonic()
         while not self._end.wait(0.25):
-            if self._progress.ticks != ticks:
-                ticks, since = self._progress.ticks, time.monotonic()
+            if (now := self._ticks()) != ticks:
+                ticks, since = now, time.monotonic()
             elif time.monotonic() - since > self._seconds:
                 self.stalled = True
                 with suppress(ProcessLookupError):
                     os.kill(self._init, signal.SIGKILL)
                 return
+
+    def _ticks(self) -> int:
+        if self._lazy:
+            return self._progress.ticks
+        return self._progress.ticks + processes.processor_ticks(self._init)
 
 
 def _failure(log: Path, *, stalled: bool) -> ThawFailed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine import gpu_processes, thaw
+from ..engine.eager_pages import PagesFile
 from ..engine.gpu_placement import Placement, visible
 from ..engine.page_filler import ProcessPages
 from ..engine.settings import EngineSettings
@@ -145,7 +146,7 @@ class _StoredContent:
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         self._unpacking([(name, FileSink(path)) for name, path in jobs]).run(self._progress)
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
+    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages | PagesFile]]) -> Callable[[], None]:
         return partial(self._unpacking(jobs).run, self._progress)
 
     def _unpacking(self, jobs: Sequence[tuple[str, Sink]]) -> Unpacking:

@@ -10,10 +10,11 @@ import pytest
 from jupyter_gpuckpt.engine.criu_images import PAGE, Extent
 from jupyter_gpuckpt.engine.page_filler import ProcessPages
 from jupyter_gpuckpt.errors import ThawFailed
+from jupyter_gpuckpt.host.attempts import CALLS
 
 PAGES = 64
 DATA = b"".join(bytes([number % 255 + 1]) * PAGE for number in range(PAGES))
-_USERFAULTFD, _UFFDIO_API, _UFFDIO_REGISTER = 323, 0xC018AA3F, 0xC020AA00
+_UFFDIO_API, _UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
 _MISSING = 1
 
 
@@ -24,7 +25,7 @@ class Memory:
         self.map = mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self.descriptor = self._libc.syscall(_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
+        self.descriptor = self._libc.syscall(CALLS["userfaultfd"], os.O_CLOEXEC | os.O_NONBLOCK)
         if self.descriptor < 0:
             pytest.skip("userfaultfd is not permitted here")
         self.control(_UFFDIO_API, 0xAA, 0, 0)
