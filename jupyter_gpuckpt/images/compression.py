@@ -56,9 +56,10 @@ class Compressor:
         """How long the numbers are that `chunk` seems to consist of, if grouping their bytes pays; else 0."""
         if len(chunk) < _LEAST_GROUPED:
             return 0
-        plain, grouped = grouping.expected_sizes(chunk, _PROMISING)
-        if not grouped:
+        sizes = grouping.expected_sizes(chunk, _PROMISING)
+        if sizes is None:
             return 0
+        plain, grouped = sizes
         least = min(grouped.values())
         width = next(width for width in grouping.WIDTHS if grouped[width] <= least + _SAME)
         if plain <= _EASY:

@@ -123,7 +123,7 @@ static inline float log2_of(float x) {
 }
 
 /* What an entropy coder would make of bytes so distributed, in bits. */
-static float coded_bits(const unsigned *counts, unsigned total) {
+static float coded_bits(const unsigned short *counts, unsigned total) {
     float sum = 0, kinds = -1;
     for (int i = 0; i < 256; i++) {
         float count = (float)(int)counts[i];
@@ -137,35 +137,49 @@ static float coded_bits(const unsigned *counts, unsigned total) {
 
 enum { PIECE = 2048 };
 #define NOISE 0.985f /* numbers that have anything in common are below this */
+#define MIXED 0.5f
 
-/* From a sample: what an entropy coder would make of it as it is, as a part of 1 in sizes[0], and with the bytes of numbers of
- * 2, 4 and 8 bytes apart. Zeros in all but the first where the last is more than `enough` of it: nothing is to be gained. */
-void grouped_sizes(const byte *data, size_t length, float enough, float *sizes) {
-    unsigned counts[15][256], sample = 0; /* 1 place, 2, 4 and 8 places */
-    unsigned (*eight)[256] = counts + 7;
-    memset(counts, 0, sizeof counts);
-    size_t pieces = length < 128 << 10 ? 2 : 4, step = length > pieces * PIECE ? (length - PIECE) / (pieces - 1) / 64 * 64 : PIECE;
+/* Bytes by value, and by place in numbers of eight bytes; from pieces spread over the data. How many were counted. */
+static unsigned count_places(const byte *data, size_t length, size_t pieces, unsigned short (*counts)[256]) {
+    size_t step = length > pieces * PIECE ? (length - PIECE) / (pieces - 1) / 64 * 64 : PIECE;
+    unsigned sample = 0;
+    memset(counts, 0, 8 * sizeof *counts);
     for (size_t piece = 0; piece < pieces; piece++) {
         size_t start = piece * step, end = start + PIECE < length ? start + PIECE : length;
         for (size_t at = start; at + 8 <= end; at += 8, sample += 8)
-            for (int place = 0; place < 8; place++) eight[place][data[at + place]]++;
+            for (int place = 0; place < 8; place++) counts[place][data[at + place]]++;
     }
-    /* Numbers of half the width: two places become one. */
-    for (int width = 4; width; width /= 2)
-        for (int place = 0; place < width; place++)
-            for (int value = 0; value < 256; value++)
-                counts[width - 1 + place][value] = counts[2 * width - 1 + place][value] + counts[2 * width - 1 + place + width][value];
-    static const int order[4] = {0, 3, 2, 1};
-    for (int kind = 0; kind < 4; kind++) sizes[kind] = 0;
-    for (int step = 0; step < 4 && sample; step++) {
-        int width = 1 << order[step];
-        float bits = 0;
-        for (int place = 0; place < width; place++) bits += coded_bits(counts[width - 1 + place], sample / width);
-        sizes[order[step]] = bits / 8 / (float)sample;
-        if (step == 0 && sizes[0] > NOISE) return;
-        if (step == 1 && sizes[3] > enough * sizes[0]) {
-            sizes[3] = 0;
-            return;
-        }
+    return sample;
+}
+
+/* What of it is left when an entropy coder is given the bytes of numbers of this width apart. */
+static float size_of(int width, unsigned short (*counts)[256], unsigned sample) {
+    unsigned short sums[256];
+    float bits = 0;
+    for (int place = 0; place < width; place++) {
+        if (width < 8)
+            for (int value = 0; value < 256; value++) {
+                unsigned sum = 0;
+                for (int more = place; more < 8; more += width) sum += counts[more][value];
+                sums[value] = (unsigned short)sum;
+            }
+        bits += coded_bits(width < 8 ? sums : counts[place], sample / (unsigned)width);
     }
+    return bits / 8 / (float)sample;
+}
+
+/* What an entropy coder would make of the data as they are, and with the bytes of numbers of 2, 4 and 8 bytes apart, as parts of
+ * 1. 0 if the last is more than `enough` of the first: nothing is to be gained, which a small sample tells. */
+int grouped_sizes(const byte *data, size_t length, float enough, float *sizes) {
+    unsigned short counts[8][256];
+    unsigned sample = count_places(data, length, 2, counts);
+    if (!sample) return 0;
+    float plain = size_of(1, counts, sample);
+    /* Of what is mostly zeros a small sample holds too little of the rest. */
+    if (plain > NOISE || (plain > MIXED && size_of(8, counts, sample) > enough * plain)) return 0;
+    sample = count_places(data, length, 4, counts);
+    sizes[0] = size_of(1, counts, sample), sizes[3] = size_of(8, counts, sample);
+    if (sizes[3] > enough * sizes[0]) return 0;
+    sizes[1] = size_of(2, counts, sample), sizes[2] = size_of(4, counts, sample);
+    return 1;
 }

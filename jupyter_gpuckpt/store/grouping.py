@@ -35,15 +35,16 @@ def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: m
     )
 
 
-def expected_sizes(data: memoryview, enough: float) -> tuple[float, dict[int, float]]:
+def expected_sizes(data: memoryview, enough: float) -> tuple[float, dict[int, float]] | None:
     """What an entropy coder would make of a sample of `data` as it is, and by width what it would make of it grouped; parts of 1.
 
-    Nothing by width if that is not at least a factor of `enough` smaller.
+    None if the smallest is not at least a factor of `enough` smaller.
     """
     sizes = (ctypes.c_float * 4)()
-    _library().grouped_sizes(_address(data), len(data), enough, sizes)
+    if not _library().grouped_sizes(_address(data), len(data), enough, sizes):
+        return None
     plain, *grouped = sizes
-    return plain, dict(zip(WIDTHS, grouped, strict=True)) if grouped[-1] else {}
+    return plain, dict(zip(WIDTHS, grouped, strict=True))
 
 
 def _address(data: memoryview) -> int:
@@ -59,6 +60,5 @@ def _library() -> ctypes.CDLL:
     library.group_bytes.argtypes = [number, pointer, pointer, length]
     library.ungroup_bytes.argtypes = [number, number, pointer, pointer, pointer, length]
     library.grouped_sizes.argtypes = [pointer, length, ctypes.c_float, pointer]
-    for function in (library.group_bytes, library.ungroup_bytes, library.grouped_sizes):
-        function.restype = None
+    library.group_bytes.restype = library.ungroup_bytes.restype = None
     return library
