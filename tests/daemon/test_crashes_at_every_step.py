@@ -17,7 +17,7 @@ from jupyter_gpuckpt.states import KernelState
 DYING_DAEMON = Path(__file__).with_name("dying_daemon.py")
 STAGES = {"save": SAVE_STAGES, "suspend": SUSPEND_STAGES, "resume": RESUME_STAGES}
 #: Tested on a machine with a GPU (tests/gpu).
-GPU_STAGES = {stage for stage in Stage if stage.startswith("gpu")}
+GPU_STAGES = {stage for stage in Stage if "gpu" in stage}
 STEPS = [
     (verb, stage) for verb, stages in STAGES.items() for stage in stages if stage not in GPU_STAGES
 ]

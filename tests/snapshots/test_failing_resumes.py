@@ -108,7 +108,7 @@ def test_a_criu_that_hangs_is_ended_with_its_init(suspended, tmp_path: Path) -> 
     check(program, snapshot_id, tmp_path)
 
 
-@pytest.mark.parametrize("stage", [s for s in RESUME_STAGES if not s.startswith("gpu")])
+@pytest.mark.parametrize("stage", [s for s in RESUME_STAGES if "gpu" not in s])
 def test_a_fault_at_the_begin_of_any_stage_leaves_nothing(
     suspended, tmp_path: Path, stage: Stage
 ) -> None:
