@@ -142,7 +142,7 @@ class GpuProcesses:
             for pid in waiting:
                 placement = self._place(pid, free)
                 if not placement.shortage:
-                    free = reserved(free, self._needs.get(pid, {}), placement)
+                    free = reserved(free, self._needs_now(pid), placement)
                     fitting[pid] = placement
 
             def bring_back(pid: int) -> None:
@@ -165,8 +165,13 @@ class GpuProcesses:
         if failed and not later:
             raise next(failed[pid] for pid in waiting if pid in failed)
 
+    def _needs_now(self, pid: int) -> dict[str, int]:
+        # One that the driver refused to take has its memory still, and is to be unlocked only.
+        taken = cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
+        return self._needs.get(pid, {}) if taken else {}
+
     def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
-        needs, here = self._needs.get(pid, {}), gpu.gpus()
+        needs, here = self._needs_now(pid), gpu.gpus()
         allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
         return place(
             needs, here, here, free, allowed=None if allowed is None else {*allowed, *needs}

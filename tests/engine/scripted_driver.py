@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -137,10 +138,14 @@ class ScriptedDriver:
     def cuCheckpointProcessGetRestoreThreadId(self, pid):  # noqa: N802
         if not self._is_known(processes.nspid(pid)):
             return Error.CUDA_ERROR_NOT_INITIALIZED, 0
-        names = {tid: Path(f"/proc/{pid}/task/{tid}/comm") for tid in processes.threads(pid)}
-        return Error.CUDA_SUCCESS, next(
-            t for t, n in names.items() if "cuda-driver" in n.read_text()
-        )
+        # It names itself when it begins, which may be a moment after its process is known.
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            for tid in processes.threads(pid):
+                if "cuda-driver" in Path(f"/proc/{pid}/task/{tid}/comm").read_text():
+                    return Error.CUDA_SUCCESS, tid
+            time.sleep(0.001)
+        raise AssertionError(f"process {pid} has no thread of the driver's")
 
     def _is_known(self, number):
         return (self._folder / f"{number}.ticks").exists()

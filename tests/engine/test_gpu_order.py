@@ -169,6 +169,17 @@ def test_where_another_program_took_the_room_nothing_is_tried(scripted, monkeypa
     scripted.check_running()
 
 
+def test_what_cannot_be_taken_needs_no_room_on_a_full_gpu(scripted, monkeypatch):
+    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.2)
+    scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), 2 * GB)
+    scripted.nvml.others[ONE] = 10 * GB - 6 * GB  # nothing is free
+    for which in range(3):
+        scripted.fail("Checkpoint", which, Error.CUDA_ERROR_NOT_SUPPORTED)
+    with pytest.raises(FreezeFailed, match="managed memory"):
+        scripted.park()
+    scripted.check_running()
+
+
 def test_memory_goes_to_the_other_gpu_where_its_own_is_full(scripted):
     scripted.nvml.add(OTHER)
     first, *others = scripted.pids()
