@@ -233,6 +233,9 @@ class ScriptedNvml:
         self.uuids: list[str] = []
         self.used: dict[str, dict[int, int]] = {}
         self.others: dict[str, int] = {}
+        #: Host pids that reach their GPU through MPS, and GPUs that are cut into parts.
+        self.by_mps: set[int] = set()
+        self.in_parts: set[str] = set()
 
     def add(self, uuid_text: str) -> None:
         self.uuids.append(uuid_text)
@@ -281,7 +284,9 @@ class ScriptedNvml:
         return [SimpleNamespace(pid=p, usedGpuMemory=n) for p, n in self.used[handle].items()]
 
     def nvmlDeviceGetMPSComputeRunningProcesses(self, handle):  # noqa: N802
-        return []
+        return [SimpleNamespace(pid=pid) for pid in self.by_mps & set(self.used[handle])]
 
     def nvmlDeviceGetMigMode(self, handle):  # noqa: N802
-        raise NvmlError
+        if handle not in self.in_parts:
+            raise NvmlError  # not every GPU can be
+        return 1, 1

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import cuda, gpu_processes, launch, park
 from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
-from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable
+from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable, ToolMissing
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress
 from tests.engine.scripted_driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Error
@@ -212,6 +212,32 @@ def test_a_child_on_two_gpus_is_refused_before_anything_is_locked(scripted):
     scripted.park(peer_access_off=True)
     scripted.unpark()
     scripted.check_running()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("mps", r"Multi-Process Service \(MPS\)"), ("mig", "in MIG mode")]
+)
+def test_a_shared_or_partitioned_gpu_is_refused_before_anything_is_locked(scripted, what, said):
+    last_pid = scripted.pids()[-1]
+    scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), GB)
+    if what == "mps":
+        scripted.nvml.by_mps.add(last_pid)
+    else:
+        scripted.nvml.in_parts.add(ONE)
+    with pytest.raises(KernelNotCheckpointable, match=said) as caught:
+        scripted.park()
+    assert caught.value.hint
+    if what == "mps":
+        assert f"process {last_pid} " in caught.value.details
+    assert not [step for step, _ in scripted.driver.calls if step != "Init"]
+    scripted.check_running()
+
+
+def test_an_old_driver_is_named_before_anything_is_locked(scripted, monkeypatch):
+    monkeypatch.setattr(scripted.driver, "cuDriverGetVersion", lambda: (Error.CUDA_SUCCESS, 12040))
+    monkeypatch.setattr(cuda, "_found", [])
+    with pytest.raises(ToolMissing, match="older than 570"):
+        scripted.park()
 
 
 def test_a_daemon_that_died_in_the_middle_is_settled(scripted):
