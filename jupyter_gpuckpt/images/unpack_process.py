@@ -6,13 +6,14 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import GpuCkptError, record_of
+from ..errors import record_of
 from ..store import packs
-from .runs import RunWorker, Write
+from .runs import Run, RunWorker, Write
 from .unpack_processes import Job, Word, descriptors_from, hear, say
 from .workers import share_out
 
@@ -34,7 +35,6 @@ def main() -> None:
 
 def _serve(connection: socket.socket) -> NoReturn:
     """Do the job that comes, if one does, and end."""
-    status = 1
     try:
         job = hear(connection, Job)
         if job is not None:
@@ -45,10 +45,9 @@ def _serve(connection: socket.socket) -> NoReturn:
             ]
             threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
             _work(connection, job, writes)
-        status = 0
     finally:
         # Nothing is to be tidied up, and whoever waits for us waits for our descriptors to close.
-        os._exit(status)
+        os._exit(0)
 
 
 def _work(connection: socket.socket, job: Job, writes: list[Write]) -> None:
@@ -58,23 +57,20 @@ def _work(connection: socket.socket, job: Job, writes: list[Write]) -> None:
         with lock:
             say(connection, word)
 
-    def worker() -> RunWorker:
+    def make_worker() -> Callable[[Run], None]:
         return RunWorker(
             lambda pack, start, buffer: packs.read_run(Path(pack), start, buffer),
             writes,
             lambda record: tell(Word(damaged=record)),
             lambda count: tell(Word(count)),
-        )
+        ).work
 
     try:
-        share_out(job.runs, lambda: worker().work, min(job.threads, len(job.runs)))
-    except GpuCkptError as error:
-        tell(Word(error=record_of(error)))
+        share_out(job.runs, make_worker, min(job.threads, len(job.runs)))
     except OSError as error:
         tell(Word(errno=error.errno or 1))
     except BaseException as error:
         tell(Word(error=record_of(error)))
-        raise
     else:
         tell(Word(end=True))
 

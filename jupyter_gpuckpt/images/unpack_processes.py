@@ -10,7 +10,6 @@ socket is closed.
 
 from __future__ import annotations
 
-import array
 import logging
 import os
 import selectors
@@ -151,17 +150,20 @@ class _Parent:
     def fork(self) -> socket.socket:
         """A new process at the other end of this socket."""
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
-            try:
-                socket.send_fds(self._started(), [b"f"], [theirs.fileno()])
-            except OSError:
-                self._drop()
+        try:
+            with theirs, self._lock:
                 try:
-                    socket.send_fds(self._started(), [b"f"], [theirs.fileno()])
-                except OSError:
-                    ours.close()
-                    raise
+                    self._ask(theirs)
+                except OSError:  # it was lost
+                    self._drop()
+                    self._ask(theirs)
+        except BaseException:
+            ours.close()
+            raise
         return ours
+
+    def _ask(self, theirs: socket.socket) -> None:
+        socket.send_fds(self._started(), [b"f"], [theirs.fileno()])
 
     def warm_up(self) -> None:
         """Start it."""
@@ -248,8 +250,7 @@ def descriptors_from(connection: socket.socket, count: int) -> list[int]:
 def _tell(ours: socket.socket, job: Job, descriptors: Sequence[int]) -> None:
     say(ours, job)
     for first in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
-        part = array.array("i", descriptors[first : first + _DESCRIPTORS_AT_ONCE])
-        ours.sendmsg([b"d"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, part)])
+        socket.send_fds(ours, [b"d"], descriptors[first : first + _DESCRIPTORS_AT_ONCE])
 
 
 def _close_all(sockets: list[socket.socket]) -> None:

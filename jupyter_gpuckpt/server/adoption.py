@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..model import Cause
 from .comms import SavedComms
 from .probe import kernel_info
-from .sessions import environment_of, restore_sessions
+from .sessions import environment_of, manager_of, restore_sessions
 from .websocket import set_known_info
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ async def adopt(
         cwd=saved.cwd,
         env=environment_of(kernels, rows),
     )
-    manager = cast("ServerKernelManager", kernels.get_kernel(kernel_id))
+    manager = manager_of(kernels, kernel_id)
     served = link.served[kernel_id]
     served.output.kernel_session = kept.get("kernel_session", "")
     served.output.restore(kept.get("output", {}) if served.absent else {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +27,7 @@ from . import agent
 from .peer_access import PeerAccessSwitch
 from .probe import drained, kernel_info, wait_until_heard
 from .served_kernel import ServedKernel, is_past_freeze, not_managed
-from .sessions import sessions_of
+from .sessions import manager_of, sessions_of
 from .tracked_operations import TrackedOperations
 from .variables import variables_of
 from .websocket import known_info, set_known_info
@@ -221,7 +221,7 @@ class ServerOperations:
         self._link.on_change(kernel_id)
 
     def _manager(self, kernel_id: str) -> ServerKernelManager:
-        return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
+        return manager_of(self._kernels, kernel_id)
 
     async def _report(self, kernel_id: str) -> None:
         try:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ..states import KernelState
 from . import agent
+from .sessions import manager_of
 
 if TYPE_CHECKING:
     import logging
@@ -56,4 +57,4 @@ class PeerAccessSwitch:
             release()
 
     def _manager(self, served: ServedKernel) -> ServerKernelManager:
-        return cast("ServerKernelManager", self._kernels.get_kernel(served.kernel_id))
+        return manager_of(self._kernels, served.kernel_id)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from jupyter_server._tz import utcnow
 
 from ..states import KernelState
 from . import agent
 from .probe import wait_until_heard
-from .sessions import environment_of, sessions_of
+from .sessions import environment_of, manager_of, sessions_of
 
 if TYPE_CHECKING:
     import logging
@@ -100,4 +100,4 @@ class Reconnecting:
         await agent.call_on_resume(manager)
 
     def _manager(self, kernel_id: str) -> ServerKernelManager:
-        return cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
+        return manager_of(self._kernels, kernel_id)

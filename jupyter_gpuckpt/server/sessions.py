@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+    from jupyter_server.services.kernels.kernelmanager import (
+        AsyncMappingKernelManager,
+        ServerKernelManager,
+    )
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     _Base = SessionManager
@@ -47,6 +50,11 @@ class ReportingSessions(_Base):
         for row in rows:
             if self.gpuckpt_report is not None:
                 self.gpuckpt_report(row["kernel_id"])
+
+
+def manager_of(kernels: AsyncMappingKernelManager, kernel_id: str) -> ServerKernelManager:
+    """The manager of a kernel that is listed, as the server's own class."""
+    return cast("ServerKernelManager", kernels.get_kernel(kernel_id))
 
 
 def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import KernelState
 from . import agent
-from .sessions import restore_sessions, sessions_of
+from .sessions import manager_of, restore_sessions, sessions_of
 
 if TYPE_CHECKING:
     import logging
@@ -184,7 +184,7 @@ class ShutDowns:
         return kept
 
     def _unlist(self, kernel_id: str) -> ServerKernelManager:
-        manager = cast("ServerKernelManager", self._kernels.get_kernel(kernel_id))
+        manager = manager_of(self._kernels, kernel_id)
         manager.stop_restarter()
         # Its streams stay open: what it has said may still be on its way, and nothing may be missed if it goes on.
         self._kernels.remove_kernel(kernel_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
 from ..images.sinks import FileSink
 from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
-from ..model import Host, Manifest
+from ..model import Gpu, Host, Manifest
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from .save import IMAGES_STREAM
@@ -51,7 +51,8 @@ def resume(
     """
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
-        check(manifest, here, visible_gpus)
+        allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
+        check(manifest, here, allowed)
     content = _StoredContent(manifest, store, settings, progress)
     thawed = thaw.thaw(
         manifest,
@@ -60,15 +61,15 @@ def resume(
         exit_path=exit_path,
         jupyter_runtime_dir=jupyter_runtime_dir,
         own_ports=own_ports,
-        allowed_gpus=_allowed_gpus(manifest, visible_gpus),
+        allowed_gpus=allowed,
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     return Resumed(thawed.tree, gone, thawed.moved_ports)
 
 
-def check(manifest: Manifest, here: Host, visible_gpus: str = "") -> None:
-    """Whether this machine can hold the kernel. Raises HostIncompatible naming everything that differs."""
+def check(manifest: Manifest, here: Host, allowed_gpus: Collection[str] | None = None) -> None:
+    """Whether this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming everything that differs."""
     problems = obstacles(manifest, here)
     needed = sum(
         stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
@@ -76,7 +77,7 @@ def check(manifest: Manifest, here: Host, visible_gpus: str = "") -> None:
     shortages = []
     if needed > (free := processes.mem_available()):
         shortages.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
-    if shortage := room(manifest, visible_gpus).shortage:
+    if shortage := _placement(manifest, allowed_gpus).shortage:
         shortages.append(shortage)
     if problems or shortages:
         hints = []
@@ -96,8 +97,7 @@ def check(manifest: Manifest, here: Host, visible_gpus: str = "") -> None:
 
 def room(manifest: Manifest, visible_gpus: str = "") -> Placement:
     """The GPU memory that the kernel needs, and what is free where it would go."""
-    allowed = _allowed_gpus(manifest, visible_gpus)
-    return gpu_processes.placement_of(manifest.gpu, manifest.host.gpus, allowed)
+    return _placement(manifest, _allowed_gpus(manifest, visible_gpus, gpu.gpus()))
 
 
 def obstacles(manifest: Manifest, here: Host) -> list[str]:
@@ -110,9 +110,12 @@ def obstacles(manifest: Manifest, here: Host) -> list[str]:
     return found
 
 
-def _allowed_gpus(manifest: Manifest, visible_gpus: str) -> set[str] | None:
+def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Placement:
+    return gpu_processes.placement_of(manifest.gpu, manifest.host.gpus, allowed_gpus)
+
+
+def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) -> set[str] | None:
     """The GPUs that the kernel was started to see, as far as who resumes it sees them, too; else all that who resumes it sees."""
-    here = gpu.gpus()
     asked = visible(visible_gpus, here)
     launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), here)
     if asked is None or launched is None:
