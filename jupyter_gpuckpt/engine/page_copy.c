@@ -14,7 +14,7 @@ typedef unsigned long long u64;
 struct extent { u64 offset, address, length; }; /* sorted by offset, without gaps */
 struct copy { u64 to, from, length, mode; long long copied; };
 
-static int copy(int fd, u64 to, u64 from, u64 size) {
+static int copy(int fd, u64 to, u64 from, u64 size, int patient) {
     u64 step = size;
     while (size) {
         struct copy call = {to, from, step, 0, 0};
@@ -22,7 +22,7 @@ static int copy(int fd, u64 to, u64 from, u64 size) {
         if (ioctl(fd, UFFDIO_COPY_, &call) == 0) copied = (long long)step;
         else if (call.copied > 0) copied = call.copied;
         else if (errno == EEXIST) copied = PAGE; /* a fault brought this page in */
-        else if (errno == EAGAIN) continue;
+        else if (errno == EAGAIN && patient) continue;
         else if (errno == ENOENT && step > PAGE) { /* it spans two areas of the process: one call cannot serve both */
             step = (step / 2 + PAGE - 1) / PAGE * PAGE;
             continue;
@@ -33,8 +33,9 @@ static int copy(int fd, u64 to, u64 from, u64 size) {
     return 0;
 }
 
-/* The `size` bytes at `from` go to `offset` of the sequence that the extents make; 0, or what the system said. */
-int copy_pages(int fd, const struct extent *extents, long count, u64 offset, const void *from, u64 size) {
+/* The `size` bytes at `from` go to `offset` of the sequence that the extents make; 0, or what the system said: EAGAIN, unless
+ * `patient`, while the process's areas are being changed. */
+int copy_pages(int fd, const struct extent *extents, long count, u64 offset, const void *from, u64 size, int patient) {
     long low = 0, high = count - 1;
     while (low < high) {
         long middle = (low + high + 1) / 2;
@@ -45,7 +46,7 @@ int copy_pages(int fd, const struct extent *extents, long count, u64 offset, con
         if (low >= count) return ERANGE;
         u64 within = offset + done - extents[low].offset, part = extents[low].length - within;
         if (part > size - done) part = size - done;
-        int failed = copy(fd, extents[low].address + within, (u64)from + done, part);
+        int failed = copy(fd, extents[low].address + within, (u64)from + done, part, patient);
         if (failed) return failed;
         done += part;
     }

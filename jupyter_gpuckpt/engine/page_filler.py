@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import bisect
 import ctypes
+import errno
 import logging
 import os
 import select
@@ -30,10 +31,14 @@ from .criu_images import PAGE, Extent
 
 logger = logging.getLogger(__name__)
 
+_UFFDIO_WAKE = 0x8010AA02
+_RANGE = struct.Struct("<QQ")
 _UFFDIO_ZEROPAGE = 0xC020AA04
 _ZERO = struct.Struct("<QQQq")
 _EVENT_PAGEFAULT = 0x12
 _EVENT_BYTES = 32
+# Answered in one go: every wait for an event is one for Python's lock as well. A thread waits for one page at a time.
+_MOST_EVENTS = 64
 #: The number that criu restore sends when it has sent all descriptors (criu/include/uffd.h, LAZY_PAGES_RESTORE_FINISHED).
 _FINISHED = 0x52535446
 
@@ -73,25 +78,31 @@ class ProcessPages:
         self._by_address = by_address
         self.descriptor = -1
 
+    module = __name__
+
     def share(self) -> tuple[str, int, bytes]:
         """For another process, as `images.unpack_processes` wants it."""
         return f"{__name__}:shared_pages", self.descriptor, bytes(self._extents)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the sequence into the process. Pages that a fault brought in already are left alone."""
-        failed = _copy_pages()(
-            self.descriptor,
-            self._extents,
-            len(self._extents),
-            offset,
-            ctypes.addressof(ctypes.c_char.from_buffer(data)),
-            len(data),
+        if failed := self._copy(_copy_pages(), offset, data, patient=True):
+            raise self._not_in_place(failed, offset, data)
+
+    def _copy(
+        self, copy_pages: Callable[..., int], offset: int, data: memoryview, *, patient: bool
+    ) -> int:
+        address = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        extents = self._extents
+        return copy_pages(
+            self.descriptor, extents, len(extents), offset, address, len(data), patient
         )
-        if failed:
-            raise ThawFailed(
-                "A page of the kernel's memory could not be put in place.",
-                details=f"process {self.nspid}, {len(data)} bytes at {offset}: {os.strerror(failed)}",
-            )
+
+    def _not_in_place(self, failed: int, offset: int, data: memoryview) -> ThawFailed:
+        return ThawFailed(
+            "A page of the kernel's memory could not be put in place.",
+            details=f"process {self.nspid}, {len(data)} bytes at {offset}: {os.strerror(failed)}",
+        )
 
     def fault(self, address: int) -> None:
         """Answer a page fault."""
@@ -101,11 +112,20 @@ class ProcessPages:
             start, offset, length = self._by_address[at]
             if address - start < length:
                 place = offset + address - start
-                self.write(place, memoryview(bytearray(self._read(place, PAGE))))
+                data = memoryview(bytearray(self._read(place, PAGE)))
+                failed = self._copy(_copy_one_page(), place, data, patient=False)
+                if failed == errno.EAGAIN:
+                    # Who changes the process's areas waits for us to read of it: let this one ask again.
+                    self._ioctl(_UFFDIO_WAKE, _RANGE.pack(address, PAGE))
+                elif failed:
+                    raise self._not_in_place(failed, place, data)
                 return
-        argument = ctypes.create_string_buffer(_ZERO.pack(address, PAGE, 0, 0), _ZERO.size)
         # A page that is there already is no failure.
-        _libc().ioctl(self.descriptor, ctypes.c_ulong(_UFFDIO_ZEROPAGE), argument)
+        self._ioctl(_UFFDIO_ZEROPAGE, _ZERO.pack(address, PAGE, 0, 0))
+
+    def _ioctl(self, request: int, argument: bytes) -> None:
+        buffer = ctypes.create_string_buffer(argument, len(argument))
+        _libc().ioctl(self.descriptor, ctypes.c_ulong(request), buffer)
 
 
 class _SharedPages(ProcessPages):
@@ -123,7 +143,17 @@ def shared_pages(descriptor: int, data: bytes) -> ProcessPages:
 
 @cache
 def _copy_pages() -> Callable[..., int]:
-    function = ctypes.CDLL(str(_PAGE_COPY)).copy_pages
+    return _copy_pages_of(ctypes.CDLL(str(_PAGE_COPY)))
+
+
+@cache
+def _copy_one_page() -> Callable[..., int]:
+    # With Python's lock held: it takes a microsecond, and getting the lock back takes milliseconds beside a thread that computes.
+    return _copy_pages_of(ctypes.PyDLL(str(_PAGE_COPY)))
+
+
+def _copy_pages_of(library: ctypes.CDLL) -> Callable[..., int]:
+    function = library.copy_pages
     function.argtypes = [
         ctypes.c_int,
         ctypes.c_void_p,
@@ -131,13 +161,14 @@ def _copy_pages() -> Callable[..., int]:
         ctypes.c_uint64,
         ctypes.c_void_p,
         ctypes.c_uint64,
+        ctypes.c_int,
     ]
     return function
 
 
 @cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
+def _libc() -> ctypes.PyDLL:
+    return ctypes.PyDLL(None)
 
 
 class PageFiller:
@@ -278,8 +309,9 @@ class PageFiller:
 
 def _answer(page: ProcessPages) -> None:
     try:
-        event = os.read(page.descriptor, _EVENT_BYTES)
+        events = os.read(page.descriptor, _MOST_EVENTS * _EVENT_BYTES)
     except BlockingIOError:
         return
-    if event and event[0] == _EVENT_PAGEFAULT:
-        page.fault(struct.unpack_from("<Q", event, 16)[0])
+    for start in range(0, len(events), _EVENT_BYTES):
+        if events[start] == _EVENT_PAGEFAULT:
+            page.fault(struct.unpack_from("<Q", events, start + 16)[0])

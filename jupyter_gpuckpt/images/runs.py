@@ -1,77 +1,163 @@
-"""Runs of records in packs: read in one go, decompressed, verified and written to where their chunks belong."""
+"""What is read together: neighbours in a pack, decompressed, verified and written to where their chunks belong.
+
+Covers: the table of all runs of an operation, which several processes can share, and one thread's work on a run. Does not cover:
+how the table is made (reading_order.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import mmap
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from ..store.codecs import CodecError, Decompressor, digest_of
+import numpy as np
+from numpy.typing import NDArray
+
+from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.scratch import Scratch
 
+#: A chunk in a pack; the next `targets` of the table's targets are its own.
+RECORD = np.dtype(
+    [
+        ("offset", "u8"),
+        ("digest", f"V{DIGEST_BYTES}"),
+        ("stored_length", "u4"),
+        ("raw_length", "u4"),
+        ("codec", "u1"),
+        ("targets", "u4"),
+    ]
+)
 #: The number of a stream's sink, and the offset at which a chunk goes there.
+TARGET = np.dtype([("sink", "u4"), ("offset", "u8")])
+#: From `start` to `end` of a pack; where its records and their targets stand.
+RUN = np.dtype(
+    [
+        ("pack", "u4"),
+        ("start", "u8"),
+        ("end", "u8"),
+        ("record", "u8"),
+        ("records", "u8"),
+        ("target", "u8"),
+        ("targets", "u8"),
+    ]
+)
+
+#: The same in Python.
 Target = tuple[int, int]
+RunRow = tuple[int, ...]
 #: How a sink takes bytes: at this offset of the stream.
 Write = Callable[[int, memoryview], None]
 
+_Rows = NDArray[Any]
 
-class Record(NamedTuple):
-    """A chunk in a pack, and where it goes."""
 
-    offset: int
+class Damaged(NamedTuple):
+    """A chunk that is not in its pack as it should be, and where it goes."""
+
     digest: bytes
-    stored_length: int
-    raw_length: int
-    codec: int
     targets: list[Target]
 
 
-class Run(NamedTuple):
-    """Neighbours in a pack, from `start` to `end`."""
+class RunTable(NamedTuple):
+    """All runs, in the order in which they should be begun. `packs`: their paths."""
 
-    pack: str
-    start: int
-    end: int
-    records: list[Record]
+    packs: list[str]
+    runs: _Rows
+    records: _Rows
+    targets: _Rows
+
+    def share(self) -> tuple[int, int]:
+        """Descriptors for `shared_table` and `taken`, in any process: of records and targets, and of the runs."""
+        records = _in_memory(self.records, self.targets)
+        try:
+            return records, _in_memory(self.runs)
+        except BaseException:
+            os.close(records)
+            raise
+
+
+def shared_table(packs: list[str], records: int, descriptor: int) -> RunTable:
+    """The table whose `records` records lie in `descriptor`, without its runs."""
+    data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if records else b""
+    targets = np.frombuffer(data, TARGET, offset=records * RECORD.itemsize)
+    return RunTable(packs, np.empty(0, RUN), np.frombuffer(data, RECORD, records), targets)
+
+
+def taken(descriptor: int) -> Iterator[RunRow]:
+    """Runs to do, until there are no more. Whoever has the descriptor takes from the same heap, and each is taken once.
+
+    Reads of one open file take turns, and each gets the next bytes (POSIX.1-2008 2.9.7; since Linux 3.14).
+    """
+    while row := os.read(descriptor, RUN.itemsize):
+        yield tuple(np.frombuffer(row, RUN).tolist()[0])
+
+
+def _in_memory(*parts: _Rows) -> int:
+    """A file in memory that holds these, to be read from the beginning."""
+    created = os.memfd_create("gpuckpt-runs")
+    try:
+        with open(created, "wb", closefd=False) as file:
+            for part in parts:
+                file.write(part.tobytes())
+        # A memfd's own reads do not take turns (it is not opened by open(), which asks for that).
+        return os.open(f"/proc/self/fd/{created}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(created)
+
+
+class RunReader:
+    """Reads runs for one thread, into memory that is used again. `fill(pack, start, buffer)` says how far there is anything."""
+
+    def __init__(self, fill: Callable[[str, int, memoryview], int]) -> None:
+        self._fill, self._memory = fill, Scratch()
+
+    def read(self, pack: str, start: int, end: int) -> memoryview:
+        """What lies there; less where the pack ends or is gone."""
+        buffer = self._memory.get(end - start)
+        return buffer[: self._fill(pack, start, buffer)]
 
 
 class RunWorker:
     """One thread's part. With many threads Python's lock is what they wait for, so what is done for every chunk is little.
 
-    `read(pack, start, buffer)` fills a buffer and says how far; `damaged` is given records that are not what they should be;
-    `advance` is told how many bytes were written.
+    `read(pack, start, end)` gives what lies there, as writable memory; `damaged` is given chunks that are not what they should
+    be; `advance` is told how many bytes were written.
     """
 
     def __init__(
         self,
-        read: Callable[[str, int, memoryview], int],
+        table: RunTable,
+        read: Callable[[str, int, int], memoryview],
         writes: Sequence[Write],
-        damaged: Callable[[Record], None],
+        damaged: Callable[[Damaged], None],
         advance: Callable[[int], None],
     ) -> None:
-        self._from_pack, self._writes = read, writes
+        self._table, self._read, self._writes = table, read, writes
         self._damaged, self._advance = damaged, advance
-        self._read, self._unpacked = Scratch(), Scratch()
-        self._decompressor = Decompressor()
+        self._unpacked, self._decompressor = Scratch(), Decompressor()
 
-    def work(self, run: Run) -> None:
-        """Do one run."""
-        _, start, end, records = run
-        buffer = self._read.get(end - start)
-        buffer = buffer[: self._from_pack(run.pack, start, buffer)]
-        target = self._unpacked.get(max(record.raw_length for record in records))
-        unpack, writes, count = self._decompressor.unpack, self._writes, 0
-        for record in records:
-            offset, digest, stored_length, raw_length, codec, targets = record
+    def work(self, run: RunRow) -> None:
+        """Do one run, a row of the table."""
+        pack, start, end, record, records, target, targets = run
+        rows = self._table.records[record : record + records]
+        places: list[Target] = self._table.targets[target : target + targets].tolist()
+        buffer = self._read(self._table.packs[pack], start, end)
+        unpacked = self._unpacked.get(int(rows["raw_length"].max()))
+        unpack, writes, first, done = self._decompressor.unpack, self._writes, 0, 0
+        for offset, digest, stored_length, raw_length, codec, count in rows.tolist():
             begin = offset - start
-            count += raw_length * len(targets)
+            last = first + count
+            done += raw_length * count
             try:
-                data = unpack(codec, buffer[begin : begin + stored_length], raw_length, target)
+                data = unpack(codec, buffer[begin : begin + stored_length], raw_length, unpacked)
                 intact = digest_of(data) == digest
             except CodecError:
                 intact = False
             if intact:
-                for number, at in targets:
-                    writes[number](at, data)
+                for sink, at in places[first:last]:
+                    writes[sink](at, data)
             else:
-                self._damaged(record)
-        self._advance(count)
+                self._damaged(Damaged(bytes(digest), places[first:last]))
+            first = last
+        self._advance(done)

@@ -25,6 +25,8 @@ class FileSink:
     `write` is thread-safe.
     """
 
+    module = __name__
+
     def __init__(self, target: Path | int) -> None:
         self._target = target
         if isinstance(target, int):

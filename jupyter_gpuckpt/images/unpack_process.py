@@ -6,16 +6,15 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
 from ..errors import record_of
 from ..store import packs
-from .runs import Run, RunWorker, Write
-from .unpack_processes import Job, Word, descriptors_from, hear, say
-from .workers import share_out
+from .runs import RunReader, RunRow, RunTable, RunWorker, Write, shared_table, taken
+from .unpack_processes import Sinks, Task, Word, descriptors_from, hear, say
 
 
 def main() -> None:
@@ -34,45 +33,57 @@ def main() -> None:
 
 
 def _serve(connection: socket.socket) -> NoReturn:
-    """Do the job that comes, if one does, and end."""
+    """Do the task that comes, if one does, and end."""
     try:
-        job = hear(connection, Job)
-        if job is not None:
-            descriptors = descriptors_from(connection, len(job.sinks))
-            writes = [
-                _built(builder, descriptor, data)
-                for (builder, data), descriptor in zip(job.sinks, descriptors, strict=True)
-            ]
-            threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-            _work(connection, job, writes)
+        task = hear(connection, Task)
+        if task is not None:
+            records, runs = descriptors_from(connection, 2)
+            table = shared_table(task.packs, task.records, records)
+            for module in task.modules:
+                import_module(module)
+            sinks = hear(connection, Sinks)
+            if sinks is not None:
+                descriptors = descriptors_from(connection, len(sinks.shares))
+                writes = [
+                    _built(builder, descriptor, data)
+                    for (builder, data), descriptor in zip(sinks.shares, descriptors, strict=True)
+                ]
+                threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+                _work(connection, table, taken(runs), writes)
     finally:
         # Nothing is to be tidied up, and whoever waits for us waits for our descriptors to close.
         os._exit(0)
 
 
-def _work(connection: socket.socket, job: Job, writes: list[Write]) -> None:
-    lock = threading.Lock()
+def _work(
+    connection: socket.socket, table: RunTable, runs: Iterator[RunRow], writes: list[Write]
+) -> None:
+    reader = RunReader(_fill)
 
-    def tell(word: Word) -> None:
-        with lock:
-            say(connection, word)
+    def read(pack: str, start: int, end: int) -> memoryview:
+        found = packs.map_run(Path(pack), start, end)
+        return reader.read(pack, start, end) if found is None else found
 
-    def make_worker() -> Callable[[Run], None]:
-        return RunWorker(
-            lambda pack, start, buffer: packs.read_run(Path(pack), start, buffer),
-            writes,
-            lambda record: tell(Word(damaged=record)),
-            lambda count: tell(Word(count)),
-        ).work
-
+    worker = RunWorker(
+        table,
+        read,
+        writes,
+        lambda damaged: say(connection, Word(damaged=damaged)),
+        lambda count: say(connection, Word(count)),
+    )
     try:
-        share_out(job.runs, make_worker, min(job.threads, len(job.runs)))
+        for run in runs:
+            worker.work(run)
     except OSError as error:
-        tell(Word(errno=error.errno or 1))
+        say(connection, Word(errno=error.errno or 1))
     except BaseException as error:
-        tell(Word(error=record_of(error)))
+        say(connection, Word(error=record_of(error)))
     else:
-        tell(Word(end=True))
+        say(connection, Word(end=True))
+
+
+def _fill(pack: str, start: int, buffer: memoryview) -> int:
+    return packs.read_run(Path(pack), start, buffer)
 
 
 def _built(builder: str, descriptor: int, data: bytes) -> Write:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -13,12 +12,12 @@ _Task = TypeVar("_Task")
 def share_out(
     tasks: Iterable[_Task], make_worker: Callable[[], Callable[[_Task], None]], threads: int
 ) -> None:
-    """Do every task, in order of their begin, in `threads` threads; each has a worker of its own.
+    """Do every task, in order of their begin, in `threads` threads; each has a worker of its own, and takes a task when it is free.
 
     When a worker raises, the others end after the task that they are at, and the first error is raised here; the same when the
     caller's thread is interrupted. Returns when no thread is left.
     """
-    waiting = deque(tasks)
+    waiting, lock = iter(tasks), threading.Lock()
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -27,8 +26,9 @@ def share_out(
             work = make_worker()
             while not stop.is_set():
                 try:
-                    task = waiting.popleft()
-                except IndexError:
+                    with lock:
+                        task = next(waiting)
+                except StopIteration:
                     return
                 work(task)
         except BaseException as error:  # raised in the caller's thread

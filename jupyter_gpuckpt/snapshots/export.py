@@ -102,7 +102,7 @@ def _plans(store: LocalStore, digests: set[bytes], pack_bytes: int) -> list[Pack
     """Packs of about `pack_bytes`, with the chunks as they lie on the disk."""
     groups: list[Sequence[Entry]] = []
     room = 0
-    for place in sorted(store.locate(digests).values()):
+    for place in store.locate(digests):
         if room <= 0:
             group: list[Entry] = []
             groups.append(group)

@@ -63,7 +63,6 @@ def verify(
 def _in_order(store: LocalStore, digests: set[bytes]) -> list[bytes]:
     """As they lie on the disk."""
     try:
-        places = store.locate(digests)
+        return store.locate(digests).digests
     except StoreError:  # one is missing; which it is, reading each of them says
         return list(digests)
-    return sorted(digests, key=lambda digest: places[digest])

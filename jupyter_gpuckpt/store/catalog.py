@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import struct
 import threading
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ..errors import FormatTooNew, ObjectCorrupt
 from . import packs
 from .codecs import DIGEST_BYTES
 from .packs import Entry
+from .places import LOCATE, PlaceRows, Places, checksum_of, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,25 +39,15 @@ CREATE TABLE IF NOT EXISTS chunks (
 ) WITHOUT ROWID;
 """
 _SELECT = (
-    "SELECT packs.name, offset, digest, stored_length, raw_length, codec, pack, checksum "
+    "SELECT packs.name, offset, digest, stored_length, raw_length, codec "
     "FROM chunks JOIN packs ON packs.id = chunks.pack"
 )
-# What the checksum covers: all but the name.
-_ROW = struct.Struct("<Q32sIIBQ")
+_NAMES = "SELECT id, name FROM packs WHERE"
 #: The oldest SQLite allows 999 parameters in a statement.
 _BATCH = 500
+# At most; SQLite's own 2 MB are read again and again when a resume looks up 100,000 chunks.
+_CACHE_KIB = 64 << 10
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-
-
-class Location(NamedTuple):
-    """A chunk's pack (its name) and its place there. Locations sort as the chunks lie on the disk."""
-
-    pack: str
-    offset: int
-    digest: bytes
-    stored_length: int
-    raw_length: int
-    codec: int
 
 
 class Catalog:
@@ -64,6 +56,8 @@ class Catalog:
     def __init__(self, path: Path, packs_directory: Path) -> None:
         self._path, self._packs = path, packs_directory
         self._lock = threading.RLock()
+        # Held while waiting for the lock, never by who has it.
+        self._turn = threading.Lock()
         try:
             self._connection = self._open()
         except sqlite3.DatabaseError as error:
@@ -79,7 +73,6 @@ class Catalog:
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
-        # In one row for many: between rows the sqlite3 module releases the GIL, and among busy threads each time it waits.
         found = self._run(
             lambda: self._select(
                 "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND",
@@ -93,17 +86,25 @@ class Catalog:
             if item
         }
 
-    def locate(self, digests: Collection[bytes]) -> dict[bytes, Location]:
-        """Where those of `digests` lie that the store holds."""
+    def locate(self, digests: Collection[bytes]) -> Places:
+        """Where those of `digests` lie that the store holds. Others get their answers in between."""
+        numbers: dict[str, int] = {}
 
-        def find() -> list[Any]:
-            rows = self._select(f"{_SELECT} WHERE", digests)
-            for row in rows:
-                if _checksum(*row[1:7]) != row[7]:
-                    raise _broken("a row was altered")
+        def find(batch: list[bytes]) -> PlaceRows:
+            try:
+                rows = rows_of("".join(text for (text,) in self._select(LOCATE, batch) if text))
+            except ValueError as error:
+                raise _broken(str(error)) from error
+            # By numbers of ours: the catalog's may be another pack's by the next batch.
+            known, rows["pack"] = np.unique(rows["pack"], return_inverse=True)
+            names = self._names(known.tolist())
+            ours = [numbers.setdefault(name, len(numbers)) for name in names]
+            rows["pack"] = np.array(ours, np.uint64)[rows["pack"]]
             return rows
 
-        return {row[2]: Location._make(row[:6]) for row in self._run(find)}
+        # In the order of the table: neighbours are on the same page.
+        parts = [self._run(partial(find, batch)) for batch in _batches(sorted(digests))]
+        return Places(parts, list(numbers))
 
     def add_pack(
         self, name: str, length: int, entries: Iterable[Entry], *, replace: bool = False
@@ -185,7 +186,7 @@ class Catalog:
                 marks = ",".join("?" * len(batch))
                 query = f"{_SELECT} WHERE packs.name IN ({marks})"
                 for name, offset, digest, *rest in self._connection.execute(query, batch):
-                    found[name].append(Entry(digest, offset, *rest[:3]))
+                    found[name].append(Entry(digest, offset, *rest))
             for entries in found.values():
                 entries.sort(key=lambda entry: entry.offset)
             return found
@@ -218,6 +219,7 @@ class Catalog:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if version not in (0, _SCHEMA_VERSION) or verdict != "ok":
@@ -241,7 +243,11 @@ class Catalog:
 
     def _run(self, work: Callable[[], _Result]) -> _Result:
         """`work` under the lock; a catalog that turns out to be broken is made again and asked once more."""
-        with self._lock:
+        # Whoever waits comes before who has just had it: a page fault does not wait until a resume has looked up everything.
+        with self._turn:
+            self._lock.acquire()
+        with ExitStack() as stack:
+            stack.callback(self._lock.release)
             try:
                 return work()
             except sqlite3.DatabaseError as error:
@@ -252,25 +258,35 @@ class Catalog:
                 return work()
 
     def _select(self, query: str, digests: Collection[bytes]) -> list[Any]:
-        """The rows that `query` gives for `digests`."""
+        """The rows that `query` gives for `digests`.
+
+        One for many is best: between rows the sqlite3 module releases the GIL, and among busy threads each time it waits.
+        """
         found = []
         for batch in _batches(digests):
             marks = ",".join("?" * len(batch))
             found += self._connection.execute(f"{query} digest IN ({marks})", batch).fetchall()
         return found
 
+    def _names(self, ids: list[int]) -> list[str]:
+        marks = ",".join("?" * len(ids))
+        names: dict[int, str] = dict(self._connection.execute(f"{_NAMES} id IN ({marks})", ids))
+        if len(names) < len(ids):
+            raise _broken("a chunk's pack is not there")
+        return [names[number] for number in ids]
+
     def _insert(self, name: str, length: int, entries: Iterable[Entry], *, replace: bool) -> None:
         pack = self._connection.execute(
             "INSERT INTO packs (name, length) VALUES (?, ?)", (name, length)
         ).lastrowid
-        rows = ((e.offset, e.digest, *e[2:], pack) for e in entries)
+        rows = ((e.offset, e.digest, *e[2:], pack or 0) for e in entries)
         self._connection.executemany(
             "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) "
             "VALUES (?, ?, ?, ?, ?, ?, ?) "
             "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
             "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec, "
             "checksum = excluded.checksum WHERE damaged OR ?",
-            ((*row, _checksum(*row), replace) for row in rows),
+            ((*row, checksum_of(*row), replace) for row in rows),
         )
 
     def _reconcile(self) -> None:
@@ -315,14 +331,6 @@ def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
     left = iter(items)
     while batch := list(islice(left, _BATCH)):
         yield batch
-
-
-def _checksum(*row: object) -> int:
-    """Of one row; SQLite notices a damaged structure, not a damaged number. -1 for values that no row has."""
-    try:
-        return zlib.crc32(_ROW.pack(*row))
-    except struct.error:
-        return -1
 
 
 def _broken(why: str) -> sqlite3.DatabaseError:

@@ -53,4 +53,4 @@ def collect(
 
 def leased_packs(catalog: Catalog, leases: Leases) -> set[str]:
     """Packs that an operation in flight counts on; the caller has the store's lock."""
-    return {place.pack for place in catalog.locate(leases.held()).values()}
+    return {place.pack for place in catalog.locate(leases.held())}

@@ -26,7 +26,7 @@ from ..errors import ConfigurationError, ObjectCorrupt, SnapshotExists, StoreErr
 from ..model import Manifest, SnapshotInfo
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, manifests, packs
-from .catalog import Catalog, Location
+from .catalog import Catalog
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .collect import collect
 from .faults import store_errors
@@ -34,6 +34,7 @@ from .leases import Leases
 from .listing import Listed, Listing
 from .lock import StoreLock
 from .packs import Entry
+from .places import Location, Places
 from .repack import Repacking
 from .usage import Usage
 from .weights import Weights
@@ -125,7 +126,7 @@ class LocalStore:
             pack_bytes=self._pack_bytes,
         )
 
-    def locate(self, digests: Collection[bytes]) -> dict[bytes, Location]:
+    def locate(self, digests: Collection[bytes]) -> Places:
         """Where every one of `digests` lies. Raises ObjectCorrupt when one is not in the store."""
         with store_errors(self.root):
             found = self._catalog.locate(digests)
@@ -134,8 +135,8 @@ class LocalStore:
                 self._rebuilt = True
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
-        missing = next((digest for digest in digests if digest not in found), None)
-        if missing is not None:
+        if len(found) < len(set(digests)):
+            missing = next(iter(set(digests).difference(found.digests)))
             raise ObjectCorrupt(
                 f"Chunk {missing.hex()[:16]} is not in the store {self.root}.",
                 hint="A pack is missing or damaged; put it back from a backup if there is one.",
@@ -160,7 +161,7 @@ class LocalStore:
 
         Raises ObjectCorrupt when the chunk is not there or its record is damaged.
         """
-        place = self.locate((digest,))[digest]
+        place = self._place(digest)
         entry = Entry(digest, place.offset, *place[3:])
         with store_errors(self.root):
             try:
@@ -183,7 +184,7 @@ class LocalStore:
             why = str(error)
         if not why:
             return data
-        path = self._catalog.path_of(self.locate((digest,))[digest].pack)
+        path = self._catalog.path_of(self._place(digest).pack)
         self._catalog.mark_damaged(digest)
         raise packs.damaged_chunk(path, digest, why)
 
@@ -355,14 +356,16 @@ class LocalStore:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
         digests = manifests.references(self.manifest(snapshot_id))
         with self.holding(digests):
-            places = self.locate(digests)
-            for digest in sorted(places, key=lambda digest: places[digest]):
-                self.load(digest)
+            for place in self.locate(digests):
+                self.load(place.digest)
 
     def free_bytes(self) -> int:
         """What can still be written to the disk that the store is on."""
         with store_errors(self.root):
             return faults.free_bytes(self.root)
+
+    def _place(self, digest: bytes) -> Location:
+        return next(iter(self.locate((digest,))))
 
     def _tell(self, info: SnapshotInfo, change: SnapshotChangeKind) -> None:
         self.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, change))

@@ -12,6 +12,7 @@ headers say what is there. All numbers are little-endian. What a codec's number 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import struct
 import time
@@ -40,6 +41,8 @@ _TRAILER_MAGIC = b"GPUCKIX\n"
 
 # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2
+#: asm-generic/mman-common.h, since Linux 5.14; fails where the pages would give a SIGBUS.
+_MADV_POPULATE_READ = 22
 # Two pieces each; pwritev takes 1024 (IOV_MAX).
 _RECORDS_PER_CALL = 512
 
@@ -200,6 +203,24 @@ def read_run(path: Path, offset: int, into: memoryview) -> int:
     finally:
         os.close(descriptor)
     return done
+
+
+def map_run(path: Path, start: int, end: int) -> memoryview | None:
+    """What lies from `start` to `end` of a pack, without copying it; None where that cannot be had, and `read_run` says more.
+
+    The memory may be written to, which changes nothing. When the file is truncated or cannot be read any more later, whoever
+    looks at it gets a SIGBUS: for processes that may be lost.
+    """
+    begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    try:
+        with path.open("rb", buffering=0) as file:
+            found = mmap.mmap(file.fileno(), end - begin, access=mmap.ACCESS_COPY, offset=begin)
+        # First all is asked for at once, then waited for.
+        found.madvise(mmap.MADV_WILLNEED)
+        found.madvise(_MADV_POPULATE_READ)
+    except (OSError, ValueError):
+        return None
+    return memoryview(found)[start - begin :]
 
 
 def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:

@@ -125,22 +125,24 @@ def test_one_that_is_killed_is_said(store, streams, paths):
 
 def test_those_that_are_never_told_anything_end(store, streams, paths):
     begun = unpacking(store, streams, [FileSink(path) for path in paths])
-    wait_for(lambda: len(working()) == 2)
+    wait_for(lambda: len(working()) == THREADS)
     del begun
 
 
 def test_they_end_with_the_process_that_asked_for_them():
     code = """
-        import os, time
-        from jupyter_gpuckpt.images import unpack_processes
-        asked = unpack_processes.UnpackProcesses([], 8)
+        import time
+        import numpy
+        from jupyter_gpuckpt.images import runs, unpack_processes
+        none = [numpy.empty(0, kind) for kind in (runs.RUN, runs.RECORD, runs.TARGET)]
+        asked = unpack_processes.UnpackProcesses(runs.RunTable([], *none), [], 8)
         print(unpack_processes._parent.pid, flush=True)
         time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
         parent = int(asking.stdout.readline())
-        wait_for(lambda: len(processes.children(parent)) == 2)
+        wait_for(lambda: len(processes.children(parent)) == 8)
         left = [parent, *processes.children(parent)]
         asking.kill()
     wait_for(lambda: not any(processes.alive(pid) for pid in left))
@@ -165,5 +167,5 @@ def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monke
 def test_few_bytes_or_threads_are_for_one_process(monkeypatch):
     monkeypatch.undo()
     assert unpack_processes.worth_it(1 << 30, 16)
-    assert not unpack_processes.worth_it(1 << 30, 4)
+    assert not unpack_processes.worth_it(1 << 30, 2)
     assert not unpack_processes.worth_it(1 << 20, 16)

@@ -3,12 +3,18 @@
 import os
 import shutil
 import sqlite3
+import threading
+from contextlib import closing
+from itertools import groupby
 
 import pytest
 
 from jupyter_gpuckpt.errors import ObjectCorrupt
+from jupyter_gpuckpt.store import catalog
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.packs import Entry
+from tests.conftest import wait_for
 
 CHUNKS = [os.urandom(3000 + number) for number in range(700)]
 
@@ -143,3 +149,48 @@ def test_a_pack_of_a_newer_format_is_left_alone(root, caplog):
         assert "version 9" in caplog.text
         store.sweep()
         assert path.exists()
+
+
+def test_a_page_fault_does_not_wait_for_a_long_look_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalog, "_BATCH", 1)
+    with closing(catalog.Catalog(tmp_path / "catalog.sqlite", tmp_path)) as opened:
+        entries = [Entry(digest_of(bytes([n])), n, 10, 20, 0) for n in range(50)]
+        opened.add_pack("a", 10_000, entries)
+        digests = sorted(entry.digest for entry in entries)
+        asked, answers, select = [], [], opened._select
+        fault = threading.Thread(target=lambda: answers.extend(opened.locate([digests[7]])))
+
+        def with_a_fault_in_between(query, batch):
+            asked.extend(batch)
+            if len(asked) == 3:
+                fault.start()
+                wait_for(opened._turn.locked)
+            return select(query, batch)
+
+        monkeypatch.setattr(opened, "_select", with_a_fault_in_between)
+        assert opened.locate(digests).digests == [entry.digest for entry in entries]
+        fault.join()
+        assert [place.digest for place in answers] == [digests[7]]
+        assert asked == [*digests[:3], digests[7], *digests[3:]]
+
+
+def test_places_come_as_they_lie_on_the_disk_from_whichever_pack(tmp_path):
+    with closing(catalog.Catalog(tmp_path / "catalog.sqlite", tmp_path)) as opened:
+        every = [
+            (name, Entry(digest_of(f"{name}{n}".encode()), 1000 - n, 10 + n, 20 + n, n % 5))
+            for name in ("b", "a", "c")
+            for n in range(400)
+        ]
+        for name in ("b", "a", "c"):
+            opened.add_pack(name, 10_000, [entry for pack, entry in every if pack == name])
+        opened.remove_packs(["a"])
+        opened.add_pack("d", 10_000, [Entry(digest_of(b"new"), 2, 3, 4, 1)])
+        left = [(pack, *entry) for pack, entry in every if pack != "a"]
+        left.append(("d", digest_of(b"new"), 2, 3, 4, 1))
+        found = list(opened.locate({digest_of(b"absent"), *(entry[1] for entry in left)}))
+        assert {(p.pack, p.digest, p.offset, *p[3:]) for p in found} == set(left)
+        packs = {name: list(places) for name, places in groupby(found, lambda place: place.pack)}
+        assert [place for places in packs.values() for place in places] == found
+        for places in packs.values():
+            assert places == sorted(places, key=lambda place: place.offset)
+        assert not list(opened.locate([]))

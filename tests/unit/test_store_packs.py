@@ -128,3 +128,21 @@ def test_a_codec_of_a_newer_version_is_no_damage(tmp_path):
             unpack([(stream, FileSink(tmp_path / "a"))], store, threads=1, progress=Progress())
         with store.writer() as writer:
             assert writer.has(digest), "it is not stored again"
+
+
+def test_a_run_can_be_looked_at_where_it_lies(tmp_path):
+    path, _ = sealed(tmp_path)
+    data = path.read_bytes()
+    for start, end in ((0, len(data)), (5000, 90_001), (4096, 8192), (len(data) - 3, len(data))):
+        found = packs.map_run(path, start, end)
+        assert found == data[start:end]
+        # Whoever gets it may write to it.
+        found[0] ^= 0xFF
+    assert path.read_bytes() == data
+
+
+def test_a_run_that_is_not_there_whole_is_not_looked_at(tmp_path):
+    path, _ = sealed(tmp_path)
+    length = path.stat().st_size
+    assert packs.map_run(path, length - 10, length + 1) is None
+    assert packs.map_run(tmp_path / "gone.pack", 0, 10) is None

@@ -55,9 +55,14 @@ def on_disk(store):
     return sum(path.stat().st_size for path in (store.root / "packs").iterdir())
 
 
+def place_of(store, chunk):
+    [place] = store.locate([digest_of(chunk)])
+    return place
+
+
 def flip(store, chunk):
     """Damage a chunk where it lies."""
-    place = store.locate([digest_of(chunk)])[digest_of(chunk)]
+    place = place_of(store, chunk)
     path = store.root / "packs" / f"{place.pack}.pack"
     data = bytearray(path.read_bytes())
     data[place.offset + 100] ^= 1
@@ -104,9 +109,9 @@ def test_a_pack_that_is_being_read_stays(store):
     save(store, "s1", [*mine, *both])
     save(store, "s2", both)
     with store.holding([digest_of(both[0])]):
-        place = store.locate([digest_of(both[0])])[digest_of(both[0])]
+        place = place_of(store, both[0])
         store.delete("s1")
-        assert store.locate([digest_of(both[0])])[digest_of(both[0])] == place
+        assert place_of(store, both[0]) == place
     # The next delete finds it.
     save(store, "s3", chunks(1))
     assert store.delete("s3") > 9 * SIZE

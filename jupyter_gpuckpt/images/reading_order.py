@@ -1,0 +1,148 @@
+"""In which order what is stored is read: where every chunk of some streams lies, where it goes, and what is read in one go.
+
+All by columns: while a resume looks this up it must answer page faults, which wait for Python's lock.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ManifestInvalid
+from ..model import Stream
+from ..store.local import LocalStore
+from ..store.places import Places
+from .runs import RECORD, RUN, TARGET, RunTable
+
+# Records that lie this close together are read in one go.
+_RUN_GAP = 256 << 10
+# Towards the end runs become shorter, down to this, so that nobody is left with a long one: a run has at most such a part of
+# what is left for each thread.
+_LEAST_RUN_BYTES = 256 << 10
+_PART = 4
+# Places to which one thread writes a chunk that is there many times.
+_SHARED = 16
+
+_Rows = NDArray[Any]
+
+
+def zeros_in(streams: Sequence[Stream]) -> int:
+    """Bytes that are not stored."""
+    return sum(chunk.length for stream in streams for chunk in stream.chunks if not chunk.digest)
+
+
+def digests_of(streams: Sequence[Stream]) -> set[bytes]:
+    """What has to be read for them."""
+    found = {chunk.digest for stream in streams for chunk in stream.chunks}
+    found.discard(b"")
+    return found
+
+
+def table_of(
+    streams: Sequence[Stream], store: LocalStore, *, run_bytes: int, threads: int
+) -> RunTable:
+    """All that is to be read for `streams` by so many threads, in runs of up to `run_bytes`, or of one chunk.
+
+    A target's sink is the number of its stream.
+
+    Raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
+    """
+    # All at once, before threads begin: looking up beside them would take turns with them at every row.
+    places = store.locate(digests_of(streams))
+    targets, counts = _targets(streams, places)
+    records = np.empty(len(places), RECORD)
+    for name in ("offset", "digest", "stored_length", "raw_length", "codec"):
+        records[name] = places.rows[name]
+    records["targets"] = counts
+    pack, alone = places.rows["pack"], np.zeros(len(records), np.bool_)
+    if len(counts) and counts.max() > _SHARED:
+        records, pack, alone = _split(records, pack)
+    numbers, pack = np.unique(pack, return_inverse=True)
+    runs = _runs(records, pack, alone, run_bytes, threads)
+    paths = [str(store.path_of(places.packs[number])) for number in numbers.tolist()]
+    return RunTable(paths, runs, records, targets)
+
+
+def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
+    """Where chunks go, in the order of their places, and how often each does."""
+    row_of = dict(zip(places.digests, range(len(places)), strict=True))
+    row_of[b""] = -1
+    rows, targets = [], []
+    for number, stream in enumerate(streams):
+        digests = [chunk.digest for chunk in stream.chunks]
+        lengths = np.fromiter((chunk.length for chunk in stream.chunks), np.uint64, len(digests))
+        ends = np.cumsum(lengths)
+        check_length(stream, int(ends[-1]) if len(ends) else 0)
+        row = np.fromiter(map(row_of.__getitem__, digests), np.int64, len(digests))
+        stored = row >= 0
+        row = row[stored]
+        found = np.empty(len(row), TARGET)
+        found["sink"] = number
+        found["offset"] = (ends - lengths)[stored]
+        _check_chunks(lengths[stored], row, places)
+        rows.append(row)
+        targets.append(found)
+    row = np.concatenate(rows) if rows else np.empty(0, np.int64)
+    target = np.concatenate(targets) if targets else np.empty(0, TARGET)
+    return target[np.argsort(row, kind="stable")], np.bincount(row, minlength=len(places))
+
+
+def _check_chunks(lengths: _Rows, row: _Rows, places: Places) -> None:
+    """Whether the chunks have the lengths that the manifest says."""
+    wrong = np.flatnonzero(places.rows["raw_length"][row] != lengths)
+    if len(wrong):
+        place = places.rows[row[wrong[0]]]
+        raise ManifestInvalid(
+            f"The snapshot's manifest says that chunk {bytes(place['digest']).hex()[:16]} has {lengths[wrong[0]]} bytes; "
+            f"it has {place['raw_length']}."
+        )
+
+
+def _split(records: _Rows, pack: _Rows) -> tuple[_Rows, _Rows, _Rows]:
+    """Records with many targets made several, which decompress the chunk again: enough to write for more than one thread.
+
+    The last answer says which are to be runs of their own.
+    """
+    counts = records["targets"].astype(np.int64)
+    parts = np.maximum(1, -(-counts // _SHARED))
+    origin = np.repeat(np.arange(len(records)), parts)
+    part = np.arange(len(origin)) - np.repeat(np.cumsum(parts) - parts, parts)
+    records = records[origin]
+    records["targets"] = np.minimum(counts[origin] - part * _SHARED, _SHARED)
+    return records, pack[origin], part > 0
+
+
+def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: int) -> _Rows:
+    starts = records["offset"].astype(np.int64)
+    ends = starts + records["stored_length"]
+    far = (starts[1:] - ends[:-1] > _RUN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
+    borders = [*(np.flatnonzero(far) + 1).tolist(), len(records)] if len(records) else []
+    firsts: list[int] = []
+    first, start_of, end_of = 0, starts.tolist(), ends.tolist()
+    lengths = records["stored_length"].astype(np.int64)
+    left = (lengths[::-1].cumsum()[::-1] // (threads * _PART)).tolist()
+    for border in borders:
+        while first < border:
+            firsts.append(first)
+            most = min(run_bytes, max(left[first], _LEAST_RUN_BYTES))
+            first = max(first + 1, bisect_right(end_of, start_of[first] + most, first, border))
+    runs = np.empty(len(firsts), RUN)
+    begin = np.array(firsts, np.int64)
+    behind = np.append(begin[1:], len(records)) if firsts else begin
+    target = np.append(0, np.cumsum(records["targets"], dtype=np.int64))
+    runs["pack"], runs["start"], runs["end"] = pack[begin], starts[begin], ends[behind - 1]
+    runs["record"], runs["records"] = begin, behind - begin
+    runs["target"], runs["targets"] = target[begin], target[behind] - target[begin]
+    return runs
+
+
+def check_length(stream: Stream, length: int) -> None:
+    """Raise ManifestInvalid when the chunks of `stream` are not as long as it is."""
+    if length != stream.length:
+        raise ManifestInvalid(
+            f"The chunks of {stream.name} have {length} bytes, the snapshot's manifest says {stream.length}."
+        )
