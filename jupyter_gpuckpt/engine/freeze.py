@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -72,9 +72,13 @@ def frozen(
     stop: bool,
     parked: bool = False,
     peer_access_off: bool = False,
+    gpu_files_taken: Callable[[Mapping[str, Path]], None] = lambda files: None,
     progress: Progress,
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they already run again.
+
+    `gpu_files_taken` is called once, with what `Frozen.gpu_files` will be, as soon as no task of a save stands still any more:
+    before the GPU gets its memory back.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
     disk. What was `parked` stays parked. `peer_access_off`: see `gpu_refusals`. Leaving it normally gives up the ghost and
@@ -113,10 +117,12 @@ def frozen(
         result = _result(images, listed, kept, captured, gpu)
         if stop:
             result._switches = _settled(tree)
+            gpu_files_taken(result.gpu_files)
         else:
             with progress.stage(Stage.THAW):
                 standstill.end()
                 result.frozen_seconds = time.monotonic() - standstill.began
+                gpu_files_taken(result.gpu_files)
                 gpu.give_back(later=True)
             undo.pop_all()
             # What found no room on the GPU is tried again when the snapshot is complete.

@@ -55,12 +55,32 @@ class Source(Protocol):
 
 
 class Packed(NamedTuple):
-    """What `pack` did. `stored_bytes`: compressed bytes that the streams refer to; `new_bytes`: of these, what was not in the store."""
+    """What `pack` did. `stored`: the compressed bytes of each chunk that the streams refer to; `new_bytes`: of these, what was not
+    in the store."""
 
     streams: list[Stream]
     raw_bytes: int
-    stored_bytes: int
+    stored: dict[bytes, int]
     new_bytes: int
+
+    @classmethod
+    def of_nothing(cls) -> Packed:
+        """No stream."""
+        return cls([], 0, {}, 0)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of all chunks."""
+        return sum(self.stored.values())
+
+    def and_also(self, other: Packed) -> Packed:
+        """Both together."""
+        return Packed(
+            [*self.streams, *other.streams],
+            self.raw_bytes + other.raw_bytes,
+            {**self.stored, **other.stored},
+            self.new_bytes + other.new_bytes,
+        )
 
 
 class _Segment(NamedTuple):
@@ -123,7 +143,7 @@ def pack(
     for segment in segments:
         parts[segment.number].append(done[segment])
     streams = [_join(source, found) for source, found in zip(sources, parts, strict=True)]
-    return Packed(streams, raw_bytes, sum(totals.stored.values()), totals.new_bytes)
+    return Packed(streams, raw_bytes, totals.stored, totals.new_bytes)
 
 
 class BytesSource:

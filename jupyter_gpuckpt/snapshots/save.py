@@ -34,6 +34,7 @@ from ..model import (
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
+from .gpu_packing import GpuPacking
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
@@ -76,28 +77,36 @@ def save(  # noqa: PLR0913 - all but the first four by name
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
-    with frozen(
-        tree,
-        chosen,
-        settings,
-        stop=stop,
-        parked=parked,
-        peer_access_off=peer_access_off,
-        progress=progress,
-    ) as state:
+    with (
+        GpuPacking(store, settings) as gpu_packing,
+        frozen(
+            tree,
+            chosen,
+            settings,
+            stop=stop,
+            parked=parked,
+            peer_access_off=peer_access_off,
+            gpu_files_taken=gpu_packing.begin,
+            progress=progress,
+        ) as state,
+    ):
         images, sources = _images(state)
         sources += state.memory
-        for files in (state.captured_files, state.gpu_files):
-            sources += [FileSource(stream, path) for stream, path in files.items()]
+        sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         highest = criu_images.highest_pid(state.images)
         mapped = _mapped(state)
-        with progress.stage(Stage.STORE, sum(source.length for source in sources)):
-            packed = pack(
-                sources,
-                store,
-                threads=settings.threads,
-                progress=progress,
-                memory_bytes=settings.memory_bytes,
+        total = gpu_packing.length + sum(source.length for source in sources)
+        with progress.stage(Stage.STORE, total):
+            # One after the other: together they would need twice the memory.
+            packed = gpu_packing.finish(progress)
+            packed = packed.and_also(
+                pack(
+                    sources,
+                    store,
+                    threads=settings.threads,
+                    progress=progress,
+                    memory_bytes=settings.memory_bytes,
+                )
             )
         state.prove_still()
         progress.point_of_no_return()

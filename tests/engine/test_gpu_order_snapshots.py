@@ -5,11 +5,23 @@ CRIU, the store, the trees and the staging files are real.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, HostIncompatible, ThawFailed
+from jupyter_gpuckpt.errors import (
+    FreezeFailed,
+    GpuCkptError,
+    HostIncompatible,
+    OperationCancelled,
+    StoreFull,
+    ThawFailed,
+)
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.images.pack import pack
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.snapshots import gpu_packing
 from tests.conftest import processes_naming
 from tests.engine.scripted_driver import CHECKPOINTED, Error
 from tests.engine.scripted_gpu import (
@@ -66,6 +78,62 @@ def test_a_save_goes_on_and_its_snapshot_is_of_its_moment(scripted):
     scripted.driver.come_back(scripted.driver.memory()._replace(states=memory))
     scripted.program.resume(saved.manifest.info.snapshot_id)
     scripted.check_running()
+
+
+@pytest.fixture
+def beside(scripted, monkeypatch):
+    """Calls what it is told when GPU memory is being stored; the driver gives none back before."""
+    called = threading.Event()
+    restore = scripted.driver.cuCheckpointProcessRestore
+    told = []
+
+    def when_it_is_stored(pid, arguments):
+        assert called.wait(20)
+        return restore(pid, arguments)
+
+    def storing(sources, *args, **kwargs):
+        assert {source.length for source in sources} == {LENGTH}
+        called.set()
+        for tell in told:
+            tell()
+        return pack(sources, *args, **kwargs)
+
+    monkeypatch.setattr(scripted.driver, "cuCheckpointProcessRestore", when_it_is_stored)
+    monkeypatch.setattr(gpu_packing, "pack", storing)
+    return told.append
+
+
+def test_gpu_memory_is_stored_while_it_goes_back(scripted, beside):
+    progress = Progress()
+    saved = scripted.program.save(progress=progress)
+    scripted.check_running()
+    streams = [stream for stream in saved.manifest.streams if stream.name.startswith("gpu/")]
+    assert len(streams) == len(scripted.pids())
+    scripted.program.store.verify(saved.manifest.info.snapshot_id)
+    sizes = saved.manifest.info.sizes
+    assert sizes.raw_bytes == sum(stream.length for stream in saved.manifest.streams)
+
+
+def test_a_store_that_fails_meanwhile_fails_the_save_and_costs_nothing(scripted, beside):
+    def full():
+        raise StoreFull("The disk is full.")
+
+    beside(full)
+    with pytest.raises(StoreFull):
+        scripted.program.save()
+    assert all(scripted.done(number) == AROUND_A_SAVE for number in scripted.numbers())
+    scripted.check_running()
+    assert scripted.program.store.snapshots() == []
+
+
+def test_a_save_that_is_cancelled_meanwhile_ends_and_costs_nothing(scripted, beside):
+    progress = Progress()
+    beside(progress.cancel)
+    with pytest.raises(OperationCancelled):
+        scripted.program.save(progress=progress)
+    scripted.check_running()
+    assert scripted.program.store.snapshots() == []
+    assert "gpu-packing" not in [thread.name for thread in threading.enumerate()]
 
 
 @EACH

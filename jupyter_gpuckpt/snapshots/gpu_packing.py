@@ -1,0 +1,82 @@
+"""Storing GPU memory while it goes back to the GPU.
+
+It could be read as soon as the driver has handed it out, but the kernel's processes stand still then, and reading at full speed
+beside CRIU would make them do so for longer.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..engine.settings import EngineSettings
+from ..images.pack import FileSource, Packed, pack
+from ..progress import Progress
+from ..store.local import LocalStore
+
+_LOOK_SECONDS = 0.05
+
+
+class GpuPacking:
+    """A thread that stores staging files. Use as a context manager around the freeze: on leaving it has ended, whatever happened."""
+
+    def __init__(self, store: LocalStore, settings: EngineSettings) -> None:
+        self._store, self._settings = store, settings
+        self._sources: list[FileSource] = []
+        # Of its own: the operation is in other stages meanwhile.
+        self._progress = Progress()
+        self._packed = Packed.of_nothing()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
+
+    def begin(self, files: Mapping[str, Path]) -> None:
+        """Store these files, streams' names to paths; they must stay until `finish` has returned."""
+        self._sources = [FileSource(stream, path) for stream, path in files.items()]
+        if self._sources:
+            self._thread.start()
+
+    @property
+    def length(self) -> int:
+        """Bytes of the files."""
+        return sum(source.length for source in self._sources)
+
+    def finish(self, progress: Progress) -> Packed:
+        """Wait until all is durable; `progress` advances by the files' bytes. Raises what `pack` raised, OperationCancelled."""
+        told = 0
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_SECONDS)
+            done = self._progress.record().done_bytes
+            progress.advance(done - told)
+            told = done
+        if self._error is not None:
+            raise self._error
+        progress.advance(self.length - told)
+        return self._packed
+
+    def _run(self) -> None:
+        try:
+            self._packed = pack(
+                self._sources,
+                self._store,
+                threads=self._settings.threads,
+                progress=self._progress,
+                memory_bytes=self._settings.memory_bytes,
+            )
+        except BaseException as error:
+            self._error = error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._thread.ident is not None:
+            self._progress.cancel()
+            self._thread.join()
