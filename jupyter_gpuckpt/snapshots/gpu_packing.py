@@ -21,10 +21,15 @@ _LOOK_SECONDS = 0.05
 
 
 class GpuPacking:
-    """A thread that stores staging files. Use as a context manager around the freeze: on leaving it has ended, whatever happened."""
+    """A thread that stores staging files. Use as a context manager around the freeze: on leaving it has ended, whatever happened.
 
-    def __init__(self, store: LocalStore, settings: EngineSettings) -> None:
+    `alone`: nothing goes back to the GPU meanwhile, as in a suspend.
+    """
+
+    def __init__(self, store: LocalStore, settings: EngineSettings, *, alone: bool) -> None:
         self._store, self._settings = store, settings
+        # Not `alone`: with all threads the GPU waits for its memory a fifth longer, and nothing is ready sooner.
+        self._threads = settings.threads if alone else max(1, settings.threads // 2)
         self._sources: list[FileSource] = []
         # Of its own: the operation is in other stages meanwhile.
         self._progress = Progress()
@@ -61,7 +66,7 @@ class GpuPacking:
             self._packed = pack(
                 self._sources,
                 self._store,
-                threads=self._settings.threads,
+                threads=self._threads,
                 progress=self._progress,
                 memory_bytes=self._settings.memory_bytes,
             )

@@ -78,7 +78,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
     with (
-        GpuPacking(store, settings) as gpu_packing,
+        GpuPacking(store, settings, alone=stop) as gpu_packing,
         frozen(
             tree,
             chosen,
