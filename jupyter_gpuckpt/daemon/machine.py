@@ -21,7 +21,7 @@ from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
-from ..images import unpack_processes
+from ..images import worker_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
 from ..progress import Progress
@@ -80,7 +80,7 @@ class Machine:
         """Initialise CUDA, where there is a GPU, and what large resumes need: otherwise the first one would wait for it."""
 
         def initialise() -> None:
-            unpack_processes.warm_up(self.worker_threads)
+            worker_processes.warm_up(self.worker_threads)
             if gpu.gpus():
                 cuda.available()
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from ..errors import FreezeFailed
 from .criu_images import Extent
 
@@ -55,12 +57,29 @@ def _libc() -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A run of the sequence: at `offset` of it, `length` bytes, at `address` of the process or already in `copy`."""
+    """A run of the sequence: at `offset` of it, `length` bytes, at `address` of the process or already in `copy`.
+
+    `pid`: of another process than the sequence's.
+    """
 
     offset: int
     address: int
     length: int
     copy: memoryview | None = None
+    pid: int = 0
+
+
+class _SharedPart(msgspec.Struct, frozen=True, array_like=True):
+    pid: int
+    address: int
+    length: int
+
+
+class _SharedMemory(msgspec.Struct, frozen=True):
+    """What another process is told: the name of the sequence, and where the bytes of each part lie."""
+
+    name: str
+    parts: list[_SharedPart]
 
 
 class ProcessMemory:
@@ -85,8 +104,8 @@ class ProcessMemory:
         """Fill `buffer` with the bytes at `offset`. Raises FreezeFailed when the process is gone."""
         if not len(buffer):
             return
-        base = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        local, remote = [], []
+        base = _address(buffer)
+        pieces: dict[int, tuple[list[_IoVec], list[_IoVec]]] = {}
         at, index = offset, bisect.bisect_right(self._offsets, offset) - 1
         while at < offset + len(buffer):
             part = self._parts[index]
@@ -95,29 +114,17 @@ class ProcessMemory:
             if part.copy is not None:
                 buffer[done : done + size] = part.copy[within : within + size]
             else:
+                local, remote = pieces.setdefault(part.pid or self.pid, ([], []))
                 local.append(_IoVec(base + done, size))
                 remote.append(_IoVec(part.address + within, size))
             at, index = at + size, index + 1
-        for first in range(0, len(remote), _IOV_MAX):
-            self._read(local[first : first + _IOV_MAX], remote[first : first + _IOV_MAX])
+        for pid, (local, remote) in pieces.items():
+            for first in range(0, len(remote), _IOV_MAX):
+                _read(pid, local[first : first + _IOV_MAX], remote[first : first + _IOV_MAX])
 
-    def _read(self, local: list[_IoVec], remote: list[_IoVec]) -> None:
-        count = len(remote)
-        got = _libc().process_vm_readv(
-            self.pid,
-            ctypes.byref((_IoVec * count)(*local)),
-            count,
-            ctypes.byref((_IoVec * count)(*remote)),
-            count,
-            0,
-        )
-        if got != sum(piece.length for piece in remote):
-            reason = os.strerror(ctypes.get_errno()) if got < 0 else "less was read than asked for"
-            raise FreezeFailed(
-                "The memory of the kernel could not be read.",
-                hint="If memory is short, free some, or suspend instead of saving; then try again.",
-                details=f"process_vm_readv of process {self.pid}: {reason}",
-            )
+    def share(self) -> tuple[str, bytes]:
+        """For another process, which reads the same process's memory, and copies in ours."""
+        return _share(self.name, self._parts, self.pid)
 
     def keep(self, areas: Iterable[tuple[int, int]]) -> None:
         """Copy now what lies between these addresses: a ghost has no DONTFORK area and an empty WIPEONFORK one."""
@@ -162,6 +169,52 @@ class ProcessMemory:
         return twin
 
 
+def _share(name: str, parts: Iterable[_Part], pid: int) -> tuple[str, bytes]:
+    places = [
+        _SharedPart(part.pid or pid, part.address, part.length)
+        if part.copy is None
+        else _SharedPart(os.getpid(), _address(part.copy), part.length)
+        for part in parts
+    ]
+    return f"{__name__}:shared_memory", msgspec.msgpack.encode(_SharedMemory(name, places))
+
+
+def shared_memory(data: bytes) -> ProcessMemory:
+    """The sequence that another process shares."""
+    told = msgspec.msgpack.decode(data, type=_SharedMemory)
+    memory = ProcessMemory(told.name, 0, ())
+    offset, parts = 0, []
+    for place in told.parts:
+        parts.append(_Part(offset, place.address, place.length, pid=place.pid))
+        offset += place.length
+    memory.length = offset
+    memory._set(parts)
+    return memory
+
+
+def _address(memory: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _read(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
+    count = len(remote)
+    got = _libc().process_vm_readv(
+        pid,
+        ctypes.byref((_IoVec * count)(*local)),
+        count,
+        ctypes.byref((_IoVec * count)(*remote)),
+        count,
+        0,
+    )
+    if got != sum(piece.length for piece in remote):
+        reason = os.strerror(ctypes.get_errno()) if got < 0 else "less was read than asked for"
+        raise FreezeFailed(
+            "The memory of the kernel could not be read.",
+            hint="If memory is short, free some, or suspend instead of saving; then try again.",
+            details=f"process_vm_readv of process {pid}: {reason}",
+        )
+
+
 class CopiedMemory:
     """Memory that was copied: a source that needs no process any more."""
 
@@ -171,3 +224,7 @@ class CopiedMemory:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the bytes at `offset`."""
         buffer[:] = self._data[offset : offset + len(buffer)]
+
+    def share(self) -> tuple[str, bytes]:
+        """For another process, which reads our memory."""
+        return _share(self.name, [_Part(0, 0, self.length, self._data)] if self.length else [], 0)

@@ -1,57 +1,54 @@
 """From sources of bytes to chunks in a store.
 
 Covers: reading in parallel, dropping zeros, deduplication, compression. Does not cover: where the bytes come from (`Source`),
-where to cut (chunking.py), the format (store). See also: unpack.py, the way back.
+where to cut (segments.py, chunking.py), the format (store). See also: unpack.py, the way back.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, GpuCkptError
+from ..host import commands
 from ..model import Chunk, Stream
 from ..progress import Progress
-from ..store.codecs import digest_of
 from ..store.local import LocalStore
 from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
-from .chunking import MAX_PAGES, PAGE, cut, first_begin, is_zero
+from .chunking import MAX_PAGES, PAGE
 from .compression import Compressor
+from .pack_processes import PLACE_BYTES, PLACES, PackProcess
+from .segments import (
+    LOOK_AHEAD,
+    MIN_SEGMENT,
+    Segment,
+    SharedSource,
+    Source,
+    chunks_of,
+    segment_bytes,
+    segments,
+)
+from .worker_processes import worth_it
 from .workers import share_out
 from .working_memory import fitting
 
-_MAX_SEGMENT = 16 << 20
-_MIN_SEGMENT = 2 << 20
-# Segments per thread, so that all are busy to the end.
-_SHARE = 4
-# How far beyond a segment's nominal end a boundary by content is looked for (one in 3,000 finds none), and in what steps.
-_LOOK_AHEAD = 2 << 20
-_LOOK_STEP = 1 << 18
+logger = logging.getLogger(__name__)
+
+__all__ = ["BytesSource", "FileSource", "Packed", "Source", "pack"]
+
 # Compressed bytes that a thread gathers for one write.
 _WRITE_BYTES = 4 << 20
 # What a thread needs besides its segment, which may be 2 MiB longer, and what it gathers: a chunk's groups and its payload.
-_BESIDE = _LOOK_AHEAD + _WRITE_BYTES + 2 * MAX_PAGES * PAGE
-
-
-class Source(Protocol):
-    """A sequence of bytes to be stored as a stream of this name. It must not change while it is packed."""
-
-    @property
-    def name(self) -> str:
-        """Of the stream."""
-
-    @property
-    def length(self) -> int:
-        """In bytes."""
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the whole `buffer` from `offset`; called by several threads at once."""
+_BESIDE = LOOK_AHEAD + _WRITE_BYTES + 2 * MAX_PAGES * PAGE
+_BESIDE_PROCESS = LOOK_AHEAD + PLACES * PLACE_BYTES + 2 * MAX_PAGES * PAGE
 
 
 class Packed(NamedTuple):
@@ -83,15 +80,6 @@ class Packed(NamedTuple):
         )
 
 
-class _Segment(NamedTuple):
-    """A part of a source between nominal borders; content shifts them. `number`: that of the source."""
-
-    number: int
-    source: Source
-    start: int
-    end: int
-
-
 class _Done(NamedTuple):
     """A segment's chunks and the offset in its source where they begin."""
 
@@ -115,35 +103,95 @@ def pack(
     of what is free), but always as much as one thread needs: 12 MiB.
     """
     raw_bytes = sum(source.length for source in sources)
-    threads, segment_bytes = fitting(
+    wide = worth_it(raw_bytes, threads)
+    threads, length = fitting(
         threads,
-        _segment_bytes(raw_bytes, threads),
-        least_bytes=_MIN_SEGMENT,
-        beside_bytes=_BESIDE,
+        segment_bytes(raw_bytes, threads),
+        least_bytes=MIN_SEGMENT,
+        beside_bytes=_BESIDE_PROCESS if wide else _BESIDE,
         memory_bytes=memory_bytes,
     )
-    segments = _segments(sources, segment_bytes)
-    done: dict[_Segment, _Done] = {}
+    waiting = segments(sources, length)
+    done: dict[Segment, _Done] = {}
     totals = _Totals()
-    with store.writer() as writer:
+    with store.writer() as writer, ExitStack() as stack:
 
-        def make_worker() -> Callable[[_Segment], None]:
-            scratch, compressor = Scratch(), Compressor()
+        def make_worker() -> Callable[[Segment], None]:
+            work_on = _Worker(sources, writer, totals, stack, length if wide else 0).store
 
-            def work(segment: _Segment) -> None:
-                start, piece = _read(segment, scratch)
-                done[segment] = _Done(start, _store(piece, compressor, writer, totals))
+            def work(segment: Segment) -> None:
+                done[segment] = work_on(segment)
                 progress.advance(segment.end - segment.start)
 
             return work
 
-        share_out(segments, make_worker, min(threads, len(segments)))
+        share_out(waiting, make_worker, min(threads, len(waiting)))
         writer.finish()
     parts: list[list[_Done]] = [[] for _ in sources]
-    for segment in segments:
+    for segment in waiting:
         parts[segment.number].append(done[segment])
     streams = [_join(source, found) for source, found in zip(sources, parts, strict=True)]
     return Packed(streams, raw_bytes, totals.stored, totals.new_bytes)
+
+
+class _Worker:
+    """One thread's part: what another process can read it does with a process of its own, the rest itself.
+
+    `segment_bytes` 0: without a process.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        writer: PackWriter,
+        totals: _Totals,
+        stack: ExitStack,
+        segment_bytes: int,
+    ) -> None:
+        self._sources, self._writer, self._totals = sources, writer, totals
+        self._scratch, self._compressor = Scratch(), Compressor()
+        self._process: PackProcess | None = None
+        shared = [source for source in sources if isinstance(source, SharedSource)]
+        self._shared = {id(source): number for number, source in enumerate(shared)}
+        if segment_bytes and shared:
+            try:
+                self._process = PackProcess(shared, segment_bytes)
+            except (commands.CommandFailed, GpuCkptError, OSError) as error:
+                logger.warning("a part of the snapshot is made by a thread: %s", error)
+            else:
+                stack.callback(self._process.close)
+
+    def store(self, segment: Segment) -> _Done:
+        """Cut, and append what the store lacks."""
+        source = self._sources[segment.number]
+        number = self._shared.get(id(source))
+        if self._process is None or number is None:
+            return self._store_myself(source, segment)
+        found, stored, new_bytes = self._process.store(
+            segment._replace(number=number), self._writer
+        )
+        self._totals.add(stored, new_bytes)
+        return _Done(found.start, found.chunks)
+
+    def _store_myself(self, source: Source, segment: Segment) -> _Done:
+        found = chunks_of(source, segment, self._scratch.get)
+        stored = self._writer.known(found.views)
+        new_bytes = gathered = 0
+        records: list[Record] = []
+        for digest, view in found.views.items():
+            if digest in stored:
+                continue
+            codec, payload = self._compressor.compress(view)
+            records.append(Record(digest, payload, len(view), codec))
+            stored[digest] = len(payload)
+            gathered += len(payload)
+            if gathered >= _WRITE_BYTES:
+                new_bytes += self._writer.append_all(records)
+                records, gathered = [], 0
+        if records:
+            new_bytes += self._writer.append_all(records)
+        self._totals.add(stored, new_bytes)
+        return _Done(found.start, found.chunks)
 
 
 class BytesSource:
@@ -168,6 +216,12 @@ class FileSource:
         self.name, self._path = name, path
         self.length = path.stat().st_size
 
+    def share(self) -> tuple[str, bytes]:
+        """For another process."""
+        return f"{__name__}:shared_file", f"{self.name}\0{self._path}".encode(
+            errors="surrogateescape"
+        )
+
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset`. Raises OSError, CheckpointError when the file became shorter."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -179,6 +233,12 @@ class FileSource:
                 offset, buffer = offset + count, buffer[count:]
         finally:
             os.close(descriptor)
+
+
+def shared_file(data: bytes) -> FileSource:
+    """The file that another process shares."""
+    name, _, path = data.decode(errors="surrogateescape").partition("\0")
+    return FileSource(name, Path(path))
 
 
 class _Totals:
@@ -193,80 +253,6 @@ class _Totals:
         with self._lock:
             self.stored.update(stored)
             self.new_bytes += new_bytes
-
-
-def _segment_bytes(raw_bytes: int, threads: int) -> int:
-    share = raw_bytes // (max(1, threads) * _SHARE)
-    # A power of two: the same borders next time, when a little more is to be read.
-    return min(max(1 << share.bit_length(), _MIN_SEGMENT), _MAX_SEGMENT)
-
-
-def _segments(sources: Sequence[Source], length: int) -> list[_Segment]:
-    return [
-        _Segment(number, source, start, min(start + length, source.length))
-        for number, source in enumerate(sources)
-        for start in range(0, source.length, length)
-    ]
-
-
-def _read(segment: _Segment, scratch: Scratch) -> tuple[int, memoryview]:
-    """The segment's bytes between its borders by content, and where they begin.
-
-    The neighbours find the same borders, because each looks at the same bytes: those that follow the nominal border.
-    """
-    length = segment.end - segment.start
-    ahead = min(_LOOK_AHEAD, segment.source.length - segment.end)
-    buffer = scratch.get(length + ahead)
-    segment.source.read_into(segment.start, buffer[:length])
-    end = length
-    looked = 0
-    while looked < ahead:
-        step = min(_LOOK_STEP, ahead - looked)
-        segment.source.read_into(segment.end + looked, buffer[length + looked :][:step])
-        looked += step
-        begin = first_begin(buffer[length : length + looked])
-        if begin is not None:
-            end = length + begin
-            break
-    start = 0
-    if segment.start:
-        # As the neighbour before sees it: its view may go beyond this segment's nominal end only where the source ends.
-        start = first_begin(buffer[: min(_LOOK_AHEAD, length)]) or 0
-    return segment.start + start, buffer[start:end]
-
-
-def _store(
-    piece: memoryview, compressor: Compressor, writer: PackWriter, totals: _Totals
-) -> list[Chunk]:
-    """Cut, and append what the store lacks."""
-    chunks: list[Chunk] = []
-    views: dict[bytes, memoryview] = {}
-    start = 0
-    for end in cut(piece):
-        view = piece[start:end]
-        # cut() promises that a chunk is either zeros or has no page of zeros.
-        digest = b"" if is_zero(view[:PAGE]) else digest_of(view)
-        chunks.append(Chunk(digest, end - start))
-        if digest:
-            views[digest] = view
-        start = end
-    stored = writer.known(views)
-    new_bytes = gathered = 0
-    records: list[Record] = []
-    for digest, view in views.items():
-        if digest in stored:
-            continue
-        codec, payload = compressor.compress(view)
-        records.append(Record(digest, payload, len(view), codec))
-        stored[digest] = len(payload)
-        gathered += len(payload)
-        if gathered >= _WRITE_BYTES:
-            new_bytes += writer.append_all(records)
-            records, gathered = [], 0
-    if records:
-        new_bytes += writer.append_all(records)
-    totals.add(stored, new_bytes)
-    return chunks
 
 
 def _join(source: Source, parts: list[_Done]) -> Stream:

@@ -22,7 +22,8 @@ from .chunking import MAX_PAGES, PAGE
 from .reading_order import check_length, digests_of, table_of, zeros_in
 from .runs import Damaged, RunReader, RunRow, RunWorker
 from .sinks import FileSink
-from .unpack_processes import SharedSink, UnpackProcesses, worth_it
+from .unpack_processes import SharedSink, UnpackProcesses
+from .worker_processes import worth_it
 from .workers import share_out
 from .working_memory import fitting
 

@@ -1,58 +1,37 @@
-"""The processes that `unpack_processes` asks for: one that waits and makes others of itself, which write what they are told."""
+"""What a process of `unpack_processes` does: it takes runs and writes them to the sinks."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 from ..errors import record_of
 from ..store import packs
 from .runs import RunReader, RunRow, RunTable, RunWorker, Write, shared_table, taken
-from .unpack_processes import Sinks, Task, Word, descriptors_from, hear, say
+from .unpack_processes import Sinks, UnpackTask, Word
+from .worker_processes import descriptors_from, hear, say
 
 
-def main() -> None:
-    """For every descriptor that comes by the standard input, a process at the other end of it; until nobody is there any more."""
-    # Nobody waits for them.
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with socket.socket(fileno=0) as asking:
-        while True:
-            _, received, _, _ = socket.recv_fds(asking, 1, 1)
-            if not received:
-                return
-            with socket.socket(fileno=received[0]) as connection:
-                if os.fork() == 0:
-                    asking.close()
-                    _serve(connection)
-
-
-def _serve(connection: socket.socket) -> NoReturn:
-    """Do the task that comes, if one does, and end."""
-    try:
-        task = hear(connection, Task)
-        if task is not None:
-            records, runs = descriptors_from(connection, 2)
-            table = shared_table(task.packs, task.records, records)
-            for module in task.modules:
-                import_module(module)
-            sinks = hear(connection, Sinks)
-            if sinks is not None:
-                descriptors = descriptors_from(connection, len(sinks.shares))
-                writes = [
-                    _built(builder, descriptor, data)
-                    for (builder, data), descriptor in zip(sinks.shares, descriptors, strict=True)
-                ]
-                threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
-                _work(connection, table, taken(runs), writes)
-    finally:
-        # Nothing is to be tidied up, and whoever waits for us waits for our descriptors to close.
-        os._exit(0)
+def serve(connection: socket.socket, task: UnpackTask) -> None:
+    """Get ready, wait for the sinks and do the task; what goes wrong is said."""
+    records, runs = descriptors_from(connection, 2)
+    table = shared_table(task.packs, task.records, records)
+    for module in task.modules:
+        import_module(module)
+    sinks = hear(connection, Sinks)
+    if sinks is None:
+        return
+    descriptors = descriptors_from(connection, len(sinks.shares))
+    writes = [
+        _built(builder, descriptor, data)
+        for (builder, data), descriptor in zip(sinks.shares, descriptors, strict=True)
+    ]
+    threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
+    _work(connection, table, taken(runs), writes)
 
 
 def _work(
@@ -96,7 +75,3 @@ def _end_with(connection: socket.socket) -> None:
     """End when the other side does: it never says anything more."""
     connection.recv(1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -15,7 +15,7 @@ from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images import unpack_processes
+from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 
 COUNTER = """
@@ -281,8 +281,10 @@ def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettin
     assert not list(engine.spill_dir.glob("*"))
 
 
-def test_pages_are_filled_by_several_processes(run, engine: EngineSettings, monkeypatch) -> None:
-    monkeypatch.setattr(unpack_processes, "_LEAST_BYTES", 1)
+def test_memory_is_stored_and_filled_by_several_processes(
+    run, engine: EngineSettings, monkeypatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
     program = run(
         """
         import hashlib, os, time, numpy as np
@@ -297,14 +299,16 @@ def test_pages_are_filled_by_several_processes(run, engine: EngineSettings, monk
         engine=replace(engine, threads=6),
     )
     program.lines(more_than=6)
-    for _ in range(2):
-        saved = program.save(stop=True)
+    for stop in (True, False, True):
+        saved = program.save(stop=stop)
+        if not stop:
+            launch.kill(program.tree)
         count = len(program.lines())
         program.resume(saved.manifest.info.snapshot_id)
         told = {tuple(line.split()) for line in program.lines(more_than=count + 4)}
         assert len({digest for _, digest in told}) == 1
         assert len({pid for pid, _ in told}) == 2
-    assert not processes.children(unpack_processes._parent.pid or 0)
+    assert not processes.children(worker_processes._parent.pid or 0)
 
 
 def test_a_connection_that_nobody_has_accepted_yet_does_not_matter(run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images import unpack_processes
+from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
 from jupyter_gpuckpt.progress import Progress
@@ -37,7 +37,7 @@ DATA = (
 @pytest.fixture(autouse=True)
 def always(monkeypatch):
     """Also for a few bytes; and nothing is left."""
-    monkeypatch.setattr(unpack_processes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
     yield
     gc.collect()
     wait_for(lambda: not working())
@@ -45,7 +45,7 @@ def always(monkeypatch):
 
 def working():
     """The processes that are there for a job."""
-    return processes.children(unpack_processes._parent.pid or 0)
+    return processes.children(worker_processes._parent.pid or 0)
 
 
 @pytest.fixture
@@ -133,10 +133,10 @@ def test_they_end_with_the_process_that_asked_for_them():
     code = """
         import time
         import numpy
-        from jupyter_gpuckpt.images import runs, unpack_processes
+        from jupyter_gpuckpt.images import runs, unpack_processes, worker_processes
         none = [numpy.empty(0, kind) for kind in (runs.RUN, runs.RECORD, runs.TARGET)]
         asked = unpack_processes.UnpackProcesses(runs.RunTable([], *none), [], 8)
-        print(unpack_processes._parent.pid, flush=True)
+        print(worker_processes._parent.pid, flush=True)
         time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -150,22 +150,22 @@ def test_they_end_with_the_process_that_asked_for_them():
 
 def test_one_that_makes_the_others_is_started_again_when_it_was_lost(store, streams, paths):
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
-    before = unpack_processes._parent.pid
+    before = worker_processes._parent.pid
     os.kill(before, signal.SIGKILL)
     wait_for(lambda: not processes.alive(before))
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
-    assert unpack_processes._parent.pid != before
+    assert worker_processes._parent.pid != before
 
 
 def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(unpack_processes, "_parent", unpack_processes._Parent())
+    monkeypatch.setattr(worker_processes, "_parent", worker_processes._Parent())
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
     assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
 
 
 def test_few_bytes_or_threads_are_for_one_process(monkeypatch):
     monkeypatch.undo()
-    assert unpack_processes.worth_it(1 << 30, 16)
-    assert not unpack_processes.worth_it(1 << 30, 2)
-    assert not unpack_processes.worth_it(1 << 20, 16)
+    assert worker_processes.worth_it(1 << 30, 16)
+    assert not worker_processes.worth_it(1 << 30, 2)
+    assert not worker_processes.worth_it(1 << 20, 16)

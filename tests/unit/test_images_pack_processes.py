@@ -1,0 +1,173 @@
+"""Packing by several processes: what threads do, and nothing is left when it goes wrong."""
+
+import gc
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from jupyter_gpuckpt.engine.criu_images import Extent
+from jupyter_gpuckpt.engine.memory_reader import CopiedMemory, ProcessMemory
+from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.images import pack_processes, worker_processes
+from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
+from jupyter_gpuckpt.images.unpack import read_stream
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.store.local import LocalStore
+from tests.conftest import wait_for
+
+MB = 1 << 20
+THREADS = 4
+RNG = np.random.default_rng(41)
+DATA = (
+    RNG.bytes(9 * MB)
+    + bytes(5 * MB)
+    + RNG.normal(size=4 * MB).astype(np.float32).tobytes()
+    + b"some text that repeats itself\n" * 200_000
+    + RNG.bytes(90_000) * 40
+    + bytes(77)
+)
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch):
+    """Also for a few bytes; and nothing is left."""
+    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
+    yield
+    gc.collect()
+    wait_for(lambda: not working())
+
+
+def working():
+    """The processes that are there for a task."""
+    return processes.children(worker_processes._parent.pid or 0)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store", pack_bytes=8 * MB) as store:
+        yield store
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def sources(path):
+    """A file, memory of this process as it is and copied, and what only this process has."""
+    array = np.frombuffer(bytearray(DATA), np.uint8)
+    address = array.ctypes.data
+    border = 3 * MB + 4096
+    extents = [
+        Extent(address, border, True),
+        Extent(address + border, len(DATA) - border, True),
+    ]
+    memory = ProcessMemory("memory", os.getpid(), extents)
+    memory.keep([(address + MB, address + 2 * MB)])
+    memory.array = array
+    copied = CopiedMemory("copied", memoryview(bytearray(DATA[MB:])))
+    nothing = CopiedMemory("nothing", memoryview(bytearray(1))[:0])
+    return [FileSource("file", path), memory, copied, nothing, BytesSource("own", DATA[: 2 * MB])]
+
+
+def content(sources):
+    return {source.name: DATA for source in sources} | {
+        "copied": DATA[MB:],
+        "nothing": b"",
+        "own": DATA[: 2 * MB],
+    }
+
+
+def test_they_store_what_threads_store(tmp_path, store, sources, monkeypatch):
+    progress = Progress()
+    with progress.stage("store"):
+        first = pack(sources, store, threads=THREADS, progress=progress)
+        assert progress.record().done_bytes == first.raw_bytes
+    assert {s.name: read_stream(s, store) for s in first.streams} == content(sources)
+    second = pack(sources, store, threads=THREADS, progress=Progress())
+    assert second == first._replace(new_bytes=0)
+    monkeypatch.setattr(worker_processes, "_LEAST_PROCESSES", 100)
+    with LocalStore(tmp_path / "other") as other:
+        assert pack(sources, other, threads=THREADS, progress=Progress()) == first
+
+
+def test_a_file_that_becomes_shorter_is_said(store, path):
+    sources = [FileSource("file", path)]
+    os.truncate(path, len(DATA) // 2)
+    with pytest.raises(CheckpointError, match="file changed while it was saved"):
+        pack(sources, store, threads=THREADS, progress=Progress())
+
+
+def test_memory_of_a_process_that_ends_is_said(store):
+    gone = ProcessMemory("memory", os.getpid(), [Extent(0x10000, 64 * MB, True)])
+    with pytest.raises(CheckpointError, match="memory of the kernel could not be read"):
+        pack([gone], store, threads=THREADS, progress=Progress())
+
+
+def test_one_that_is_killed_is_said(store, sources, monkeypatch):
+    hear = pack_processes.hear
+
+    def killed(connection, *kinds):
+        if pack_processes.Cut in kinds:
+            os.kill(working()[0], signal.SIGKILL)
+        return hear(connection, *kinds)
+
+    monkeypatch.setattr(pack_processes, "hear", killed)
+    with pytest.raises(CheckpointError, match="has ended"):
+        pack(sources, store, threads=THREADS, progress=Progress())
+
+
+def test_a_cancelled_one_ends(store, sources):
+    progress = Progress()
+    progress.cancel()
+    with pytest.raises(OperationCancelled):
+        pack(sources, store, threads=THREADS, progress=progress)
+
+
+def test_a_full_disk_is_the_stores_error(store, sources, monkeypatch):
+    def full(self, records):
+        raise StoreFull("The disk is full.")
+
+    monkeypatch.setattr("jupyter_gpuckpt.store.writer.PackWriter.append_all", full)
+    with pytest.raises(StoreFull):
+        pack(sources, store, threads=THREADS, progress=Progress())
+
+
+@pytest.mark.parametrize(
+    "builder", ["jupyter_gpuckpt.images.pack:nothing", f"{__name__}:refused", "nowhere:at_all"]
+)
+def test_what_another_process_may_not_read_threads_store(store, path, builder, caplog):
+    class Unreadable(FileSource):
+        def share(self):
+            return builder, b""
+
+    source = Unreadable("file", path)
+    packed = pack([source], store, threads=THREADS, progress=Progress())
+    assert read_stream(packed.streams[0], store) == DATA
+    assert "made by a thread" in caplog.text
+
+
+def refused(data):
+    """What a process makes that may not read."""
+
+    class Refused:
+        name, length = "file", 1
+
+        def read_into(self, offset, buffer):
+            raise PermissionError
+
+    return Refused()
+
+
+def test_where_they_cannot_be_started_threads_do_it(store, sources, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(worker_processes, "_parent", worker_processes._Parent())
+    packed = pack(sources, store, threads=THREADS, progress=Progress())
+    assert {s.name: read_stream(s, store) for s in packed.streams} == content(sources)
