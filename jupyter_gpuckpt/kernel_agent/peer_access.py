@@ -36,7 +36,7 @@ class PeerAccess:
     @property
     def is_possible(self) -> bool:
         """Whether there are contexts on several GPUs. Waits for no GPU."""
-        return len(_devices(_driver())) > 1
+        return len(devices_in_use()) > 1
 
     @property
     def was_switched(self) -> bool:
@@ -101,6 +101,11 @@ class PeerAccess:
             driver.cuDevicePrimaryCtxRelease_v2(device)
         self._kept, self._off = [], []
         return done
+
+
+def devices_in_use() -> list[int]:
+    """The GPUs on which this process has a context. Makes none, initialises nothing, waits for no GPU."""
+    return _devices(_driver())
 
 
 def _driver() -> Any:

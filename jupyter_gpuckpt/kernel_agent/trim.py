@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .peer_access import devices_in_use
+
 #: What the garbage collector takes for an object, at most.
 _SECONDS_PER_OBJECT = 50e-9
 
@@ -54,9 +56,10 @@ def _trim_torch(torch: Any) -> None:
 
 
 def _trim_cupy(cupy: Any) -> None:
-    if cupy is None:
+    # Where no GPU is in use, asking the pool alone would initialise CUDA.
+    if cupy is None or not devices_in_use():
         return
-    # Those of the current device, the only one that it is sure of that it is in use.
+    # Those of the current device; whether it is in use the pool tells.
     pool, pinned = cupy.get_default_memory_pool(), cupy.get_default_pinned_memory_pool()
     if pool.free_bytes() and cupy.cuda.get_current_stream().done:
         pool.free_all_blocks()
