@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
+from ..host.gpu import same_model
 from ..model import Gpu
 
 #: Stands for a GPU that the driver did not name.
 UNKNOWN = ""
-#: One model is sold with different memory sizes; a few MB differ with ECC and driver.
-_SAME_SIZE = 0.02
 
 
 class Placement(NamedTuple):
@@ -62,7 +61,7 @@ def place(
             for gpu in here
             if gpu.uuid not in chosen.values()
             and (allowed is None or gpu.uuid in allowed)
-            and (uuid not in models or _is_twin(models[uuid], gpu))
+            and (uuid not in models or same_model(models[uuid], gpu))
         ]
         if not twins:
             rooms.append((0, needs[uuid]))
@@ -132,12 +131,7 @@ def _completed(
     for gpu in others:
         if gpu.uuid not in pairs:
             free = [each for each in here if each.uuid not in pairs.values()]
-            twin = next((each.uuid for each in free if _is_twin(gpu, each)), None)
+            twin = next((each.uuid for each in free if same_model(gpu, each)), None)
             if twin is not None:
                 pairs[gpu.uuid] = twin
     return pairs
-
-
-def _is_twin(one: Gpu, other: Gpu) -> bool:
-    differ = abs(one.memory_bytes - other.memory_bytes)
-    return one.name == other.name and differ <= _SAME_SIZE * one.memory_bytes

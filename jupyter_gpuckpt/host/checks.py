@@ -234,7 +234,7 @@ def nvidia(_: Place) -> Iterator[Check]:
         message = f"NVIDIA driver {version} cannot save GPU memory; {MINIMUM_DRIVER} or newer can."
         fix = f"sudo apt-get install nvidia-driver-{CUDA_13_DRIVER}"
     yield Check("nvidia driver", not fix, message, fix)
-    names = [f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)" for device in gpu.gpus()]
+    names = [gpu.described(device) for device in gpu.gpus()]
     yield Check("gpus", bool(names), f"{', '.join(names) or 'The driver shows no GPU'}.")
     problem = _bindings_problem()
     wanted = ">=13.0.2" if major >= CUDA_13_DRIVER else ">=12.8,<13"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import platform
 import socket
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from ..model import Gpu, Host
+from ..model import Host
 from . import gpu
 
 #: Beginnings of the names in /proc/cpuinfo that stand for something a program can use: instructions
@@ -88,19 +87,17 @@ def _gpu_differences(saved: Host, here: Host) -> list[str]:
             f"The snapshot was taken with NVIDIA driver {saved.driver_version}; this machine has"
             f" {here.driver_version}."
         )
-    present = Counter(map(_model, here.gpus))
-    for model, count in Counter(map(_model, saved.gpus)).items():
-        if present[model] < count:
+    left = saved.gpus
+    while left:
+        needed = [device for device in left if gpu.same_model(left[0], device)]
+        present = sum(gpu.same_model(left[0], device) for device in here.gpus)
+        if present < len(needed):
             found.append(
-                f"The snapshot needs {count} GPU{'s' * (count > 1)} of the model {model};"
-                f" this machine has {present[model] or 'none'}."
+                f"The snapshot needs {len(needed)} GPU{'s' * (len(needed) > 1)} of the model"
+                f" {gpu.described(left[0])}; this machine has {present or 'none'}."
             )
+        left = [device for device in left if device not in needed]
     return found
-
-
-def _model(device: Gpu) -> str:
-    # The same model name is sold with different memory sizes; a few MB differ with ECC and driver.
-    return f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)"
 
 
 def _is_instruction(flag: str) -> bool:

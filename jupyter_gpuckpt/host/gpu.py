@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0
 #: How far back a process's use of a GPU is looked at.
 UTILIZATION_SECONDS = 5.0
+#: One model is sold with different memory sizes; a few MB differ with ECC and driver.
+_SAME_SIZE = 0.02
 
 
 class _Library:
@@ -101,6 +103,17 @@ def free_bytes() -> dict[str, int]:
             except nvml.NVMLError as error:
                 logger.warning("A GPU does not answer: %s", error)
     return free
+
+
+def described(device: Gpu) -> str:
+    """Its model, as people read it."""
+    return f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)"
+
+
+def same_model(one: Gpu, other: Gpu) -> bool:
+    """Whether what was on one may come back on the other."""
+    smaller, larger = sorted((one.memory_bytes, other.memory_bytes))
+    return one.name == other.name and larger - smaller <= _SAME_SIZE * larger
 
 
 def memory_of(pids: Collection[int]) -> dict[int, int]:

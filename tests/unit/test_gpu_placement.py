@@ -45,6 +45,12 @@ def test_no_gpu_of_the_model_is_no_room():
     assert place({A.uuid: GB}, [A], [], {}).shortage
 
 
+def test_a_few_megabytes_make_no_other_model_and_half_the_memory_does():
+    ecc, half = (Gpu("GPU-other", A.name, size) for size in (139 * GB, 70 * GB))
+    assert not place({A.uuid: GB}, [A], [ecc], {ecc.uuid: 9 * GB}).shortage
+    assert place({A.uuid: GB}, [A], [half], {half.uuid: 9 * GB}).shortage
+
+
 def test_only_allowed_ones_are_chosen():
     free = {A.uuid: 9 * GB, B.uuid: 9 * GB}
     found = place({A.uuid: 5 * GB}, [A, B], [A, B], free, allowed={B.uuid})

@@ -57,6 +57,8 @@ def test_each_difference_is_a_sentence(changes, words):
         {"cpu_flags": [*SAVED.cpu_flags, "amx_tile"]},
         {"gpus": [A10, H100, H100]},
         {"gpus": [msgspec.structs.replace(H100, uuid="GPU-9")] * 2},
+        # 85.5 GB rounds up, this rounds down.
+        {"gpus": [msgspec.structs.replace(H100, memory_bytes=85_480_000_000)] * 2},
     ],
 )
 def test_having_more_or_another_name_is_no_difference(changes):
