@@ -6,8 +6,8 @@ Covers: the calls, by the package cuda-bindings, and what their errors mean. Doe
     RUNNING --lock--> LOCKED --checkpoint--> CHECKPOINTED --restore--> LOCKED --unlock--> RUNNING
 
 All pids are host pids. The driver does the work of Checkpoint and Restore in one thread of the process (`restore_thread`), so
-that process must not be stopped (T) meanwhile. Reference: CUDA Driver API, "Checkpointing"; driver 570 or newer, 580 for
-moving between GPUs.
+that process must not be stopped (T) meanwhile. Reference: CUDA Driver API, "Checkpointing"; `gpu.MINIMUM_DRIVER`, for moving
+between GPUs driver 580.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from types import ModuleType
 from typing import Any
 
 from ..errors import CheckpointError, FreezeFailed, HostIncompatible, ThawFailed, ToolMissing
-from ..host import processes
+from ..host import gpu, processes
 from .gpu_release import DEVICES
 from .tracee import living_thread
 
 logger = logging.getLogger(__name__)
 
-#: Of driver 570, the first that has them.
+#: What the oldest driver that will do (`gpu.MINIMUM_DRIVER`) says of itself.
 _OLDEST_CUDA = 12080
-_FUNCTIONS = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
 _once = threading.Lock()
 _found: list[tuple[ModuleType | None, str]] = []
 
@@ -212,7 +211,7 @@ def _find() -> tuple[ModuleType | None, str]:
     except ImportError:
         return None, "the package cuda-bindings is not installed"
     try:
-        if any(not hasattr(driver, f"cuCheckpointProcess{name}") for name in _FUNCTIONS):
+        if any(not hasattr(driver, name) for name in gpu.CHECKPOINT_FUNCTIONS):
             return None, "cuda-bindings is too old: 12.8 or newer is needed"
         (error,) = driver.cuInit(0)
     # cuda-bindings raises RuntimeError or a class of its own, by version, where there is no libcuda.
@@ -223,7 +222,7 @@ def _find() -> tuple[ModuleType | None, str]:
         return None, f"the NVIDIA driver finds no usable GPU ({error.name})"
     error, version = driver.cuDriverGetVersion()
     if int(error) != 0 or int(version) < _OLDEST_CUDA:
-        return None, "the NVIDIA driver is older than 570"
+        return None, f"the NVIDIA driver is older than {gpu.MINIMUM_DRIVER}"
     return driver, ""
 
 
@@ -232,7 +231,8 @@ def _driver() -> Any:  # noqa: ANN401 - the package carries no types
     if not usable:
         raise ToolMissing(
             f"GPU memory cannot be saved or restored here: {reason}.",
-            hint="pip install 'jupyter_gpuckpt[gpu]' on a machine with an NVIDIA driver of 570 or newer.",
+            hint="pip install 'jupyter_gpuckpt[gpu]' on a machine with an NVIDIA driver of"
+            f" {gpu.MINIMUM_DRIVER} or newer.",
         )
     return _found[0][0]
 

@@ -16,8 +16,6 @@ from typing import NamedTuple
 from ..protocol import Check
 from . import commands, criu_program, gpu, limits, privileges, processes
 
-#: The first driver whose checkpoint functions other programs may call (CUDA 12.8).
-MINIMUM_DRIVER = 570
 #: From this driver on (CUDA 13) the newer line of cuda-bindings fits.
 CUDA_13_DRIVER = 580
 #: Less room than this for snapshots fails the check.
@@ -230,8 +228,9 @@ def nvidia(_: Place) -> Iterator[Check]:
         return
     major = int(version.split(".")[0])
     message, fix = f"NVIDIA driver {version}.", ""
-    if major < MINIMUM_DRIVER:
-        message = f"NVIDIA driver {version} cannot save GPU memory; {MINIMUM_DRIVER} or newer can."
+    if major < gpu.MINIMUM_DRIVER:
+        oldest = gpu.MINIMUM_DRIVER
+        message = f"NVIDIA driver {version} cannot save GPU memory; {oldest} or newer can."
         fix = f"sudo apt-get install nvidia-driver-{CUDA_13_DRIVER}"
     yield Check("nvidia driver", not fix, message, fix)
     names = [gpu.described(device) for device in gpu.gpus()]
@@ -251,9 +250,8 @@ def _bindings_problem() -> str:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         return f"The Python package cuda-bindings cannot be imported: {error}."
-    verbs = ("Lock", "Checkpoint", "Restore", "Unlock", "GetState")
-    lacking = [verb for verb in verbs if not hasattr(driver, f"cuCheckpointProcess{verb}")]
-    return f"cuda-bindings is too old: no cuCheckpointProcess{lacking[0]}." if lacking else ""
+    lacking = [name for name in gpu.CHECKPOINT_FUNCTIONS if not hasattr(driver, name)]
+    return f"cuda-bindings is too old: no {lacking[0]}." if lacking else ""
 
 
 def container(_: Place) -> Iterator[Check]:

@@ -17,6 +17,13 @@ from ..model import Gpu
 
 logger = logging.getLogger(__name__)
 
+#: The first driver whose checkpoint functions other programs may call (CUDA 12.8).
+MINIMUM_DRIVER = 570
+#: What is needed of cuda-bindings.
+CHECKPOINT_FUNCTIONS = tuple(
+    f"cuCheckpointProcess{name}"
+    for name in ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
+)
 #: Seconds until a machine on which NVML did not work is asked again: a driver may be loaded later.
 RETRY_SECONDS = 30.0
 #: How far back a process's use of a GPU is looked at.
