@@ -18,7 +18,14 @@ import psutil
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..progress import ProgressRecord
-from ..protocol import SOME_NOT_SAVED, Kernel, Operation, SuspendOutcome, SuspendReport
+from ..protocol import (
+    SOME_NOT_SAVED,
+    Kernel,
+    Operation,
+    SaveRequest,
+    SuspendOutcome,
+    SuspendReport,
+)
 from ..states import ALIVE
 from . import output, triage
 
@@ -147,7 +154,7 @@ class _AskedOfTheDaemons:
                 self._daemons[kernel.kernel_id] = daemon
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._daemons[kernel_id].suspend(kernel_id, cause=Cause.RECLAIM)
+        return await self._daemons[kernel_id].suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
 
     async def finish(self, operation: Operation) -> Operation:
         from ..client.calls import LONG_POLL_SECONDS, is_over  # noqa: PLC0415 - as above

@@ -11,7 +11,7 @@ import httpx
 
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..model import Cause, LaunchSpec, RetentionPolicy, Variables
+from ..model import LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -104,42 +104,12 @@ class AsyncClient:
         """Send a signal to a kernel's process group; during an operation it is delivered after it."""
         await self._do(calls.signal(kernel_id, signum))
 
-    async def save(
-        self,
-        kernel_id: str,
-        name: str = "",
-        jupyter: dict[str, Any] | None = None,
-        cause: Cause = Cause.MANUAL,
-        *,
-        pinned: bool = False,
-        retention: RetentionPolicy | None = None,
-        title: str = "",
-        variables: Variables | None = None,
-        peer_access_off: bool = False,
-    ) -> Operation:
+    async def save(self, kernel_id: str, request: SaveRequest | None = None) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(
-            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
-        )
         return await self._do(calls.save(kernel_id, request))
 
-    async def suspend(
-        self,
-        kernel_id: str,
-        name: str = "",
-        jupyter: dict[str, Any] | None = None,
-        cause: Cause = Cause.MANUAL,
-        *,
-        pinned: bool = False,
-        retention: RetentionPolicy | None = None,
-        title: str = "",
-        variables: Variables | None = None,
-        peer_access_off: bool = False,
-    ) -> Operation:
+    async def suspend(self, kernel_id: str, request: SaveRequest | None = None) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(
-            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
-        )
         return await self._do(calls.suspend(kernel_id, request))
 
     async def park(self, kernel_id: str, *, peer_access_off: bool = False) -> Operation:

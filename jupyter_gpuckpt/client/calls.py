@@ -213,14 +213,14 @@ def signal(kernel_id: str, signum: int) -> Call[None]:
     return Call(type(None), "POST", f"/kernels/{kernel_id}/signal", SignalRequest(signum))
 
 
-def save(kernel_id: str, request: SaveRequest) -> Call[Operation]:
+def save(kernel_id: str, request: SaveRequest | None = None) -> Call[Operation]:
     """Take a snapshot."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", request)
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", request or SaveRequest())
 
 
-def suspend(kernel_id: str, request: SaveRequest) -> Call[Operation]:
+def suspend(kernel_id: str, request: SaveRequest | None = None) -> Call[Operation]:
     """Take a snapshot and end the process."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request)
+    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request or SaveRequest())
 
 
 def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from ..daemon_settings import Settings
-from ..model import Cause, LaunchSpec, RetentionPolicy, Variables
+from ..model import LaunchSpec, RetentionPolicy
 from ..protocol import (
     BranchRequest,
     Changes,
@@ -105,42 +105,12 @@ class Client:
         """Send a signal to a kernel's process group; during an operation it is delivered after it."""
         self._do(calls.signal(kernel_id, signum))
 
-    def save(
-        self,
-        kernel_id: str,
-        name: str = "",
-        jupyter: dict[str, Any] | None = None,
-        cause: Cause = Cause.MANUAL,
-        *,
-        pinned: bool = False,
-        retention: RetentionPolicy | None = None,
-        title: str = "",
-        variables: Variables | None = None,
-        peer_access_off: bool = False,
-    ) -> Operation:
+    def save(self, kernel_id: str, request: SaveRequest | None = None) -> Operation:
         """Start taking a snapshot; the kernel goes on."""
-        request = SaveRequest(
-            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
-        )
         return self._do(calls.save(kernel_id, request))
 
-    def suspend(
-        self,
-        kernel_id: str,
-        name: str = "",
-        jupyter: dict[str, Any] | None = None,
-        cause: Cause = Cause.MANUAL,
-        *,
-        pinned: bool = False,
-        retention: RetentionPolicy | None = None,
-        title: str = "",
-        variables: Variables | None = None,
-        peer_access_off: bool = False,
-    ) -> Operation:
+    def suspend(self, kernel_id: str, request: SaveRequest | None = None) -> Operation:
         """Start taking a snapshot, after which the process ends."""
-        request = SaveRequest(
-            name, jupyter, cause, pinned, retention, title, variables, peer_access_off
-        )
         return self._do(calls.suspend(kernel_id, request))
 
     def park(self, kernel_id: str, *, peer_access_off: bool = False) -> Operation:

@@ -21,7 +21,7 @@ from ..errors import (
     record_of,
 )
 from ..model import Cause, Variables
-from ..protocol import Kernel, Operation, OperationKind, OperationState, Result
+from ..protocol import Kernel, Operation, OperationKind, OperationState, Result, SaveRequest
 from ..states import ABSENT, KernelState
 from . import agent
 from .peer_access import PeerAccessSwitch
@@ -266,9 +266,17 @@ class ServerOperations:
             changes = served.output.changes
             notebook, jupyter = await self._sent_with(kernel_id)
             start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
-            kept: dict[str, Any] = {"pinned": bool(name), "retention": self._link.retention}
-            kept |= {"variables": variables, "peer_access_off": peer_access_off}
-            operation = await start(kernel_id, notebook, jupyter, cause, title=name, **kept)
+            request = SaveRequest(
+                notebook,
+                jupyter,
+                cause,
+                pinned=bool(name),
+                retention=self._link.retention,
+                title=name,
+                variables=variables,
+                peer_access_off=peer_access_off,
+            )
+            operation = await start(kernel_id, request)
         except BaseException:
             release()
             raise

@@ -19,7 +19,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.model import Cause
-from jupyter_gpuckpt.protocol import OperationState, OwnerKind
+from jupyter_gpuckpt.protocol import OperationState, OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
 
 #: Holds memory that does not compress, so that a save takes long enough to be met in flight.
@@ -50,7 +50,7 @@ def state(client, kernel):
 
 
 def test_a_save_makes_a_snapshot_and_the_kernel_goes_on(client, kernel, counts, eventually):
-    operation = client.save(kernel.kernel_id, name="a.ipynb")
+    operation = client.save(kernel.kernel_id, SaveRequest(name="a.ipynb"))
     result = client.wait(operation.operation_id)
     assert result.sizes.raw_bytes > 0
     assert result.seconds > 0
@@ -153,7 +153,7 @@ def test_who_asks_for_a_suspend_does_not_get_the_refusal_of_an_idle_one(
     made = spec([sys.executable, "-c", CONNECTED])
     kernel = client.launch(owner.owner_id, made)
     eventually(lambda: "connected" in Path(made.log_path).read_text())
-    idle = client.suspend(kernel.kernel_id, cause=Cause.IDLE)
+    idle = client.suspend(kernel.kernel_id, SaveRequest(cause=Cause.IDLE))
     wanted = client.suspend(kernel.kernel_id)
     with pytest.raises(KernelNotCheckpointable):
         client.wait(idle.operation_id)

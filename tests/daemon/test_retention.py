@@ -6,6 +6,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import SnapshotNotFound
 from jupyter_gpuckpt.model import Cause, RetentionPolicy
+from jupyter_gpuckpt.protocol import SaveRequest
 from jupyter_gpuckpt.states import KernelState
 
 #: Holds random memory; most of it becomes other memory, and a little stays for good, whenever the file `.change` is there.
@@ -48,8 +49,8 @@ def change(short_dir, eventually):
 def save(client):
     def take(kernel, cause=Cause.AUTOSAVE, verb="save", **options):
         begin = getattr(client, verb)
-        result = client.wait(begin(kernel.kernel_id, cause=cause, **options).operation_id)
-        return result.snapshot_id
+        request = SaveRequest(cause=cause, **options)
+        return client.wait(begin(kernel.kernel_id, request).operation_id).snapshot_id
 
     return take
 
@@ -145,7 +146,8 @@ def test_snapshots_of_a_kernel_that_is_gone_follow_the_rules_too(client, kernel,
 
 def test_a_save_that_fails_removes_nothing(client, kernel, save, ids, eventually):
     taken = [save(kernel) for _ in range(3)]
-    operation = client.save(kernel.kernel_id, retention=RetentionPolicy(keep_last=1))
+    request = SaveRequest(retention=RetentionPolicy(keep_last=1))
+    operation = client.save(kernel.kernel_id, request)
     client.cancel(operation.operation_id)
     eventually(lambda: client.kernel(kernel.kernel_id).state is KernelState.RUNNING)
     if client.operation(operation.operation_id).result is None:  # else it was quicker

@@ -22,7 +22,7 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
 )
 from jupyter_gpuckpt.model import RetentionPolicy, SnapshotInfo
-from jupyter_gpuckpt.protocol import Owner, OwnerKind
+from jupyter_gpuckpt.protocol import Owner, OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
 
 #: Holds random memory.
@@ -42,7 +42,7 @@ MB = 1_000_000
 def save(client):
     def take(kernel, verb="save", **options):
         begin = getattr(client, verb)
-        return client.wait(begin(kernel.kernel_id, **options).operation_id).snapshot_id
+        return client.wait(begin(kernel.kernel_id, SaveRequest(**options)).operation_id).snapshot_id
 
     return take
 
