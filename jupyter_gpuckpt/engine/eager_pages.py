@@ -11,6 +11,7 @@ import os
 import weakref
 from pathlib import Path
 
+from ..pwrite import pwrite_all
 from . import criu_images
 
 _COPY_BYTES = 4 << 20
@@ -52,7 +53,7 @@ class PagesFile:
             data = os.read(source, min(length, _COPY_BYTES))
             if not data:
                 raise EOFError("a pages file is shorter than its pagemap says")
-            self._put(place, memoryview(data))
+            pwrite_all(self._descriptor, data, place)
             place, length = place + len(data), length - len(data)
 
     def write(self, offset: int, data: memoryview) -> None:
@@ -62,10 +63,5 @@ class PagesFile:
             within = offset - self._offsets[index]
             last = index + 1 == len(self._offsets)
             size = len(data) if last else min(len(data), self._offsets[index + 1] - offset)
-            self._put(self._places[index] + within, data[:size])
+            pwrite_all(self._descriptor, data[:size], self._places[index] + within)
             offset, data, index = offset + size, data[size:], index + 1
-
-    def _put(self, place: int, data: memoryview) -> None:
-        while len(data):
-            written = os.pwrite(self._descriptor, data, place)
-            place, data = place + written, data[written:]

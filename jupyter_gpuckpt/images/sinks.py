@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import HostError
+from ..pwrite import pwrite_all
 from .unpack_processes import Share
 
 # linux/magic.h
@@ -78,9 +79,7 @@ class FileSink:
             # numpy copies without the GIL; a mapping's own slices are assigned under it.
             self._mapping[offset : offset + len(data)] = np.frombuffer(data, np.uint8)
             return
-        while len(data):
-            written = os.pwrite(self._descriptor, data, offset)
-            offset, data = offset + written, data[written:]
+        pwrite_all(self._descriptor, data, offset)
 
 
 def shared_file(descriptor: int, data: bytes) -> FileSink:

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..model import FORMAT_VERSION
+from ..pwrite import pwrite_all
 from .codecs import CodecError, decompress, digest_of
 
 SUFFIX = ".pack"
@@ -84,7 +85,7 @@ class PackFile:
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )
         try:
-            _write(self._descriptor, file_header(), 0)
+            pwrite_all(self._descriptor, file_header(), 0)
         except OSError:
             self.discard()
             raise
@@ -110,14 +111,14 @@ class PackFile:
             start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
             written = os.pwritev(self._descriptor, pieces, start)
             if written < end - start:
-                # A nearly full disk takes a part; the next call says ENOSPC.
-                _write(self._descriptor, b"".join(pieces)[written:], start + written)
+                # A nearly full disk takes a part.
+                pwrite_all(self._descriptor, b"".join(pieces)[written:], start + written)
             _write_back(self._descriptor, start, end - start)
 
     def seal(self) -> int:
         """Write the index, bring all to the disk, give the file its final name; its length in bytes. Raises OSError."""
         entries = sorted(self.entries, key=lambda entry: entry.offset)
-        _write(self._descriptor, file_end(entries, self._end), self._end)
+        pwrite_all(self._descriptor, file_end(entries, self._end), self._end)
         os.fsync(self._descriptor)
         length = os.fstat(self._descriptor).st_size
         self._path = self._path.rename(self._final)
@@ -306,10 +307,3 @@ def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None)
     libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
     return libc
-
-
-def _write(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
