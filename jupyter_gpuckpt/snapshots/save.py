@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +19,7 @@ from ..engine.launch import kill, pids
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
-from ..errors import KernelNotCheckpointable
+from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..host import connections, fingerprint, gpu
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import (
@@ -67,7 +68,8 @@ def save(  # noqa: PLR0913 - all but the first four by name
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
-    Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before.
+    Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before. Only GPU
+    memory that cannot be given back when the snapshot is complete is an error after it; the hint says that there is one.
     What was `parked` stays so. `peer_access_off`: see `engine/gpu_refusals.py`. An idle kernel (`cause`) that has network
     connections to others is not suspended: KernelNotCheckpointable names them.
     """
@@ -77,7 +79,9 @@ def save(  # noqa: PLR0913 - all but the first four by name
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
+    complete: list[SnapshotInfo] = []
     with (
+        _telling_of(complete),
         GpuPacking(store, settings, alone=stop) as gpu_packing,
         frozen(
             tree,
@@ -140,10 +144,22 @@ def save(  # noqa: PLR0913 - all but the first four by name
         )
         with progress.stage(Stage.COMMIT):
             store.publish(manifest)
+        complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
                 kill(tree)
     return Saved(manifest, warnings)
+
+
+@contextmanager
+def _telling_of(complete: list[SnapshotInfo]) -> Iterator[None]:
+    """What fails when the snapshot is there already says so: nobody shall take it for lost, or the kernel for unsaved."""
+    try:
+        yield
+    except GpuCkptError as error:
+        for info in complete:
+            error.hint = f"{error.hint} The snapshot {info.snapshot_id} is complete.".lstrip()
+        raise
 
 
 def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:

@@ -141,8 +141,9 @@ def test_a_save_that_is_cancelled_meanwhile_ends_and_costs_nothing(scripted, bes
 @pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
 def test_a_save_that_the_driver_refuses_leaves_all_of_them_running(scripted, which, step, stop):
     refused = scripted.fail(step, which, Error.CUDA_ERROR_NOT_SUPPORTED)
-    with pytest.raises(FreezeFailed, match="CUDA_ERROR_NOT_SUPPORTED"):
+    with pytest.raises(FreezeFailed, match="CUDA_ERROR_NOT_SUPPORTED") as caught:
         scripted.program.save(stop=stop)
+    assert "complete" not in caught.value.hint
     assert "Restore" not in scripted.done(refused)
     scripted.check_running()
     assert scripted.program.store.snapshots() == []
@@ -169,14 +170,15 @@ def test_a_resume_that_the_driver_fails_leaves_nothing_and_the_next_one_works(
 
 def test_one_that_a_save_cannot_give_back_waits_for_the_next(scripted):
     stays = scripted.fail("Restore", 1, Error.CUDA_ERROR_UNKNOWN)
-    with pytest.raises(GpuCkptError, match="restore"):
+    with pytest.raises(GpuCkptError, match="restore") as caught:
         scripted.program.save()
     for number in scripted.numbers() - {stays}:
         assert scripted.done(number) == AROUND_A_SAVE
     # Once before the snapshot is written, once after.
     assert scripted.done(stays) == ["Lock", "Checkpoint", "Restore", "Restore"]
     assert scripted.driver.states[stays] == CHECKPOINTED
-    assert len(scripted.program.store.snapshots()) == 1, "the snapshot itself is complete"
+    (snapshot,) = scripted.program.store.snapshots()
+    assert caught.value.hint.endswith(f" The snapshot {snapshot.snapshot_id} is complete.")
     scripted.driver.failures.clear()
     scripted.program.save()
     scripted.check_running()
