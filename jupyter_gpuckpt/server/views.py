@@ -94,6 +94,7 @@ def operation_view(operation: Operation) -> dict[str, Any]:
             "frozen_seconds": result.frozen_seconds,
             **msgspec.to_builtins(result.sizes),
             "warnings": result.warnings,
+            "moved_ports": msgspec.to_builtins(result.moved_ports, str_keys=True),
         },
         "error": error_view(error),
     }

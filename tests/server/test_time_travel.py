@@ -1,6 +1,7 @@
 """Branches of a notebook's kernel, and ways back to its older snapshots, as pages see them."""
 
 import json
+import socket
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def branch(server, snapshot_id, **body):
     assert operation["state"] == "succeeded", operation
     assert operation["kind"] == "branch"
     made = server.page(answer["kernel_id"])
-    made.notebook = answer["path"]
+    made.notebook, made.result = answer["path"], operation["result"]
     return made
 
 
@@ -76,6 +77,32 @@ def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
     # And so is its history.
     numbers = [each.run("print(get_ipython().history_manager.session_number)") for each in pages]
     assert len(set(numbers)) == len(pages)
+
+
+def test_a_branch_tells_where_the_users_own_ports_are_now(server, page):
+    listen = """
+import socket, threading
+word, listener = "first", socket.create_server(("127.0.0.1", 0))
+def answer():
+    while True:
+        with listener.accept()[0] as connection:
+            connection.sendall(word.encode())
+threading.Thread(target=answer, daemon=True).start()
+print(listener.getsockname()[1])
+"""
+    port = int(page.run(listen))
+    saved = server.do("save", page.kernel_id)["result"]
+    assert saved["moved_ports"] == {}
+    made = branch(server, saved["snapshot_id"])
+    made.run("word = 'branch'")
+    # ipykernel may have a listener of its own beside it.
+    now = made.result["moved_ports"][str(port)]
+    assert [word_at(each) for each in (port, now)] == ["first", "branch"]
+
+
+def word_at(port):
+    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+        return connection.makefile().read()
 
 
 def test_a_branch_outlives_the_server_and_the_kernel_that_it_was_made_from(server, page):
