@@ -60,6 +60,10 @@ def python_of(package: str) -> Path:
             if made.returncode:
                 raise Failed(f"not installed: {made.stderr.strip().splitlines()[-1]}")
         done.touch()
+    # What only some notebooks need (PyTorch) is taken from here, after what the environment has of its own.
+    ours = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (own,) = place.glob("lib/python*/site-packages")
+    (own / "other-modules.pth").write_text("".join(f"{path}\n" for path in ours))
     return python
 
 
@@ -115,9 +119,13 @@ class Session(ABC):
     def ask(self, code: str) -> str:
         """The value of the last expression of `code`, as text, or what went wrong."""
         try:
-            return self._execute(code, _REST_SECONDS)
+            return self.answer(code)
         except Failed as error:
             return f"{error}"
+
+    def answer(self, code: str) -> str:
+        """The value of the last expression of `code`, as text."""
+        return self._execute(code, _REST_SECONDS)
 
     def _execute(self, code: str, seconds: float) -> str:
         said: list[str] = []
