@@ -223,6 +223,23 @@ assert int(error) == 0
         assert daemon.snapshots(kernel_id) == []
 
 
+@pytest.mark.parametrize("verb", ["save", "suspend"])
+def test_a_kernel_that_has_only_asked_for_a_gpu_can_use_it_afterwards(
+    kernel: tuple[KernelManager, BlockingKernelClient], verb: str
+) -> None:
+    """It has the driver's descriptors and no context: it must not be taken for a child that cannot use them."""
+    manager, client = kernel
+    run(client, "import torch; available = torch.cuda.is_available()")
+    with Client.connect() as daemon:
+        kernel_id = manager.provisioner.kernel_id
+        done(daemon, getattr(daemon, verb)(kernel_id))
+        if verb == "suspend":
+            done(daemon, daemon.resume(kernel_id))
+            reconnected(client)
+        code = "print(available, torch.ones(3, device='cuda').sum().item())"
+        assert run(client, code) == "True 3.0\n"
+
+
 def test_a_kernel_that_finds_no_room_on_the_gpu_waits_in_its_snapshot(
     kernel: tuple[KernelManager, BlockingKernelClient],
     hog: Callable[[], AbstractContextManager[None]],
