@@ -20,6 +20,7 @@ from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import Tree
 from jupyter_gpuckpt.host import doctor
+from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.model import LaunchSpec, Manifest
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import resume
@@ -50,9 +51,11 @@ def settings(directory: Path, threads: int = 0) -> EngineSettings:
     criu = doctor.find_criu()
     if criu is None or os.geteuid() != 0:
         raise Skipped("freezing kernels needs root and a CRIU (make setup)")
-    # As the daemon does: inits are reaped by us.
+    threads = threads or min(cores(), 16)
+    # As the daemon does: inits are reaped by us, and a process waits that makes the others.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    return EngineSettings(criu, directory / "spill", threads or min(cores(), 16))
+    worker_processes.warm_up(threads)
+    return EngineSettings(criu, directory / "spill", threads)
 
 
 def holding(gigabytes: float, *kinds: str) -> str:
