@@ -13,6 +13,7 @@ import mmap
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -120,22 +121,22 @@ class PackProcess:
 
         Raises what reading or compressing raised there, and what the writer raises.
         """
-        say(self._socket, Part(*segment))
+        self._say(Part(*segment))
         found = self._hear(Cut)
         digests = dict.fromkeys(chunk.digest for chunk in found.chunks if chunk.digest)
         stored = writer.known(digests)
         wanted = [digest for digest in digests if digest not in stored]
-        say(self._socket, Wanted(wanted))
+        self._say(Wanted(wanted))
         new_bytes, left = 0, bool(wanted)
         while left:
             handed = self._hear(Payloads)
             records = []
-            for digest, codec, raw_length, offset, length in map(_fields, handed.payloads):
-                payload = self._memory[offset : offset + length]
-                records.append(Record(digest, payload, raw_length, codec))
-                stored[digest] = length
+            for part in handed.payloads:
+                payload = self._memory[part.offset : part.offset + part.length]
+                records.append(Record(part.digest, payload, part.raw_length, part.codec))
+                stored[part.digest] = part.length
             new_bytes += writer.append_all(records)
-            say(self._socket, Written())
+            self._say(Written())
             left = not handed.last
         return found, stored, new_bytes
 
@@ -143,12 +144,15 @@ class PackProcess:
         """Let it end, whatever it is at."""
         self._socket.close()
 
+    def _say(self, message: msgspec.Struct) -> None:
+        # Where nobody listens any more there may be a last word of theirs, which says why.
+        with suppress(ConnectionError):
+            say(self._socket, message)
+
     def _hear(self, kind: type[_Answer]) -> _Answer:
-        answer: msgspec.Struct | None
-        try:
+        answer: msgspec.Struct | None = None
+        with suppress(ConnectionError):
             answer = hear(self._socket, kind, Failed)
-        except ConnectionResetError:
-            answer = None
         if isinstance(answer, Failed):
             if answer.error is not None:
                 raise error_from(answer.error)
@@ -159,13 +163,3 @@ class PackProcess:
                 hint="Look whether memory is short, then try again.",
             )
         return answer
-
-
-def _fields(payload: Payload) -> tuple[bytes, int, int, int, int]:
-    return (
-        payload.digest,
-        payload.codec,
-        payload.raw_length,
-        payload.offset,
-        payload.length,
-    )
