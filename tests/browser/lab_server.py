@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_port
+from tests.programs import python_module
 
 ROOT = Path(__file__).parent.parent.parent
 BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
@@ -71,7 +72,7 @@ class LabServer:
             arguments.append("--ServerApp.allow_root=True")
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", *arguments],
+                [*python_module("jupyterlab"), *arguments],
                 env={**environment(self.folder, self.runtime_dir), "JUPYTER_TOKEN": self.token},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -5,11 +5,9 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,7 +15,8 @@ import pytest
 from jupyter_gpuckpt.host import processes
 from tests.conftest import missing
 from tests.ports import free_port
-from tests.server.conftest import TIMEOUT, Server
+from tests.programs import python_module
+from tests.server.conftest import NO_CERTIFICATES, TIMEOUT, Server
 
 CONFIG = """
 from jupyter_gpuckpt.hub import template_path, with_suspend
@@ -51,7 +50,7 @@ c.JupyterHub.load_roles = [
         "scopes": ["admin:users", "admin:servers", "admin:server_state", "tokens"],
     }}
 ]
-c.Spawner.cmd = [os.path.join(bin_dir, "jupyterhub-singleuser")]
+c.Spawner.cmd = given["singleuser"]
 c.Spawner.ip = "127.0.0.1"
 c.Spawner.start_timeout = c.Spawner.http_timeout = 120
 c.Spawner.environment = given["environment"]
@@ -90,6 +89,7 @@ class Hub:
             "folder": str(folder),
             "secret": self.secret,
             "environment": environment,
+            "singleuser": python_module("jupyterhub.singleuser"),
         }
         self._env = {**env, "TEST_HUB": json.dumps(given)}
         self._env.pop("JUPYTER_GPUCKPT_DATA_DIR")
@@ -98,7 +98,7 @@ class Hub:
         self.process = None
 
     def start(self):
-        command = [str(Path(sys.executable).parent / "jupyterhub"), "-f", str(self._config)]
+        command = [*python_module("jupyterhub"), "-f", str(self._config)]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -114,7 +114,11 @@ class Hub:
             try:
                 self.api("GET", "")
                 # The proxy leads to the hub.
-                response = httpx.get(f"http://127.0.0.1:{self.port}/hub/health", timeout=TIMEOUT)
+                response = httpx.get(
+                    f"http://127.0.0.1:{self.port}/hub/health",
+                    timeout=TIMEOUT,
+                    verify=NO_CERTIFICATES,
+                )
                 response.raise_for_status()
             except httpx.HTTPError:
                 assert self.process.poll() is None, self.log()
@@ -144,6 +148,7 @@ class Hub:
             f"http://127.0.0.1:{self.port}/hub/api/{path}",
             headers={"Authorization": f"token {token or self.secret}"},
             timeout=TIMEOUT,
+            verify=NO_CERTIFICATES,
             **arguments,
         )
         response.raise_for_status()
@@ -176,6 +181,7 @@ class UserServer(Server):
             f"http://127.0.0.1:{self.port}/hub/api/users/{self.name}/server/progress",
             headers={"Authorization": f"token {self.token}"},
             timeout=TIMEOUT,
+            verify=NO_CERTIFICATES,
         ) as response:
             lines = [line for line in response.iter_lines() if line.startswith("data:")]
         shown = [json.loads(line.removeprefix("data:")) for line in lines]
