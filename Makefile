@@ -38,8 +38,9 @@ demo: setup
 lab: setup
 	$(as_root) $(BIN)/python tools/lab.py
 
+# Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/apt-test
-	$(as_root) $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(as_root) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 upstream: setup
 	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))

@@ -1,0 +1,166 @@
+"""A page's side of a server: the websockets of a kernel and of the server's events."""
+
+import json
+import threading
+import time
+import uuid
+from datetime import UTC, datetime
+
+import websocket
+from jupyter_server.services.kernels.connection.base import (
+    deserialize_binary_message,
+    deserialize_msg_from_ws_v1,
+    serialize_msg_to_ws_v1,
+)
+
+TIMEOUT = 60
+PROTOCOL = "v1.kernel.websocket.jupyter.org"
+
+
+class Page:
+    """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one.
+
+    `client_id`: that of a page which connects again.
+    """
+
+    def __init__(self, server, kernel_id, session_id, *, binary=False, client_id=""):
+        self.kernel_id, self.session_id = kernel_id, session_id
+        self.client_id = client_id or uuid.uuid4().hex
+        self.received = []
+        self._new = threading.Condition()
+        path = f"{server.base}api/kernels/{kernel_id}/channels?session_id={self.client_id}"
+        url = f"ws://127.0.0.1:{server.port}/{path}"
+        self._socket = websocket.create_connection(
+            url,
+            header=[f"Authorization: token {server.token}"],
+            timeout=TIMEOUT,
+            subprotocols=[PROTOCOL] if binary else [],
+        )
+        assert self._socket.subprotocol == (PROTOCOL if binary else None)
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self):
+        while True:
+            try:
+                text = self._socket.recv()
+            except (OSError, websocket.WebSocketException):
+                return
+            if not text:
+                return
+            if self._socket.subprotocol:
+                channel, parts = deserialize_msg_from_ws_v1(text)
+                names = ("header", "parent_header", "metadata", "content")
+                message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
+                message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
+                message["buffers"] = parts[4:]
+            elif isinstance(text, bytes):
+                message = deserialize_binary_message(text)
+            else:
+                message = json.loads(text)
+            with self._new:
+                self.received.append(message)
+                self._new.notify_all()
+
+    def send(self, kind, content, channel="shell", metadata=None):
+        """Send a request; gives its id."""
+        header = {
+            "msg_id": uuid.uuid4().hex,
+            "msg_type": kind,
+            "session": self.client_id,
+            "username": "",
+            "version": "5.3",
+            "date": datetime.now(UTC).isoformat(),
+        }
+        parts = {"parent_header": {}, "metadata": metadata or {}, "content": content}
+        message = {"header": header, **parts}
+        if self._socket.subprotocol:
+            packed = serialize_msg_to_ws_v1(
+                message, channel, lambda part: json.dumps(part).encode()
+            )
+            self._socket.send_binary(packed)
+        else:
+            self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
+        return header["msg_id"]
+
+    def execute(self, code):
+        """Send a cell; gives the request's id."""
+        return self.send("execute_request", {"code": code, "silent": False, "store_history": True})
+
+    def wait_for(self, condition, seconds=TIMEOUT):
+        """The first message that `condition` holds of."""
+        deadline = time.monotonic() + seconds
+        with self._new:
+            while True:
+                found = next((m for m in self.received if condition(m)), None)
+                if found is not None:
+                    return found
+                left = deadline - time.monotonic()
+                assert left > 0, f"no such message among {self.kinds()}"
+                self._new.wait(left)
+
+    def kinds(self):
+        return [(m["msg_type"], m["parent_header"].get("msg_type")) for m in self.received]
+
+    def reply(self, request_id):
+        """The reply to a request, when it is there and the kernel is idle again."""
+
+        def is_reply(message):
+            same = message["parent_header"].get("msg_id") == request_id
+            return same and message["msg_type"].endswith("_reply")
+
+        def is_idle(message):
+            same = message["parent_header"].get("msg_id") == request_id
+            return same and message["content"].get("execution_state") == "idle"
+
+        self.wait_for(is_idle)
+        return self.wait_for(is_reply)
+
+    def output(self, request_id):
+        """What a cell printed."""
+        self.reply(request_id)
+        return self.printed(request_id)
+
+    def printed(self, request_id):
+        """What a cell has printed so far."""
+        return "".join(
+            m["content"]["text"]
+            for m in list(self.received)
+            if m["msg_type"] == "stream" and m["parent_header"].get("msg_id") == request_id
+        )
+
+    def run(self, code):
+        """What `code` prints."""
+        return self.output(self.execute(code))
+
+    def close(self):
+        self._socket.close()
+        self._thread.join(10)
+
+
+class Listener:
+    """A page that listens to the server's events of one kind."""
+
+    def __init__(self, server, schema_id):
+        self.heard, self._schema_id = [], schema_id
+        self._socket = websocket.create_connection(
+            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
+            header=[f"Authorization: token {server.token}"],
+            timeout=60,
+        )
+        self._thread = threading.Thread(target=self._receive, daemon=True)
+        self._thread.start()
+
+    def _receive(self):
+        while True:
+            try:
+                text = self._socket.recv()
+            except (OSError, websocket.WebSocketException):
+                return
+            event = json.loads(text) if text else {}
+            if event.get("schema_id") == self._schema_id:
+                self.heard.append(event)
+
+    def close(self):
+        self._socket.close()
+        self._thread.join(10)
