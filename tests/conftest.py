@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,12 @@ def missing(what: str, reason: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """A shell starts what it puts in the background with SIGINT ignored, and children inherit that: not what is tested here."""
+    """A shell starts what it puts in the background with SIGINT ignored, nohup does so with SIGHUP, and children inherit
+    that: not what is tested here."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # exec makes the default of it
 
 
 @pytest.fixture(scope="session")
@@ -77,13 +81,27 @@ def daemon_env(criu: Path, short_dir: Path) -> Iterator[dict[str, str]]:
     end_everything_below(short_dir)
 
 
+@pytest.fixture(scope="session")
+def session_daemon_env(criu: Path) -> Iterator[dict[str, str]]:
+    """The same for all tests that share a server."""
+    with folder_of_a_daemon() as folder:
+        yield environment(criu, folder)
+
+
 @pytest.fixture(scope="module")
 def module_daemon_env(criu: Path) -> Iterator[dict[str, str]]:
     """The same for all tests of a module that do not get into each other's way."""
+    with folder_of_a_daemon() as folder:
+        yield environment(criu, folder)
+
+
+@contextmanager
+def folder_of_a_daemon() -> Iterator[Path]:
+    """A directory with a short path; everything that was started for it is ended afterwards."""
     with tempfile.TemporaryDirectory(
         prefix="gpuckpt-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
-        yield environment(criu, Path(folder))
+        yield Path(folder)
         end_everything_below(Path(folder))
 
 

@@ -16,7 +16,8 @@ from jupyter_gpuckpt.host import processes
 from tests.conftest import missing
 from tests.ports import free_port
 from tests.programs import python_module
-from tests.server.conftest import NO_CERTIFICATES, TIMEOUT, Server
+from tests.server.conftest import NO_CERTIFICATES, Server
+from tests.server.page import TIMEOUT
 
 CONFIG = """
 from jupyter_gpuckpt.hub import template_path, with_suspend

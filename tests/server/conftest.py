@@ -1,31 +1,23 @@
-"""A Jupyter server as a process of its own, with a daemon of its own, and a page's side of sessions and websockets."""
+"""A Jupyter server as a process of its own, with a daemon of its own: for one test, or for many that each find it empty."""
 
-import json
+import os
 import secrets
+import shutil
 import signal
 import subprocess
-import threading
 import time
-import uuid
-from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx
 import pytest
-import websocket
-from jupyter_server.services.kernels.connection.base import (
-    deserialize_binary_message,
-    deserialize_msg_from_ws_v1,
-    serialize_msg_to_ws_v1,
-)
 
+from tests.conftest import end_everything_below
 from tests.ports import free_port
 from tests.programs import python_module
+from tests.server.page import TIMEOUT, Listener, Page
 
-TIMEOUT = 60
 #: Else each request reads all certificates of the machine, which takes ten times as long as the request.
 NO_CERTIFICATES = False
-PROTOCOL = "v1.kernel.websocket.jupyter.org"
 
 
 class Server:
@@ -167,153 +159,78 @@ class Server:
         return response.status_code, body
 
 
-class Page:
-    """A websocket of a kernel. `binary`: in the protocol that JupyterLab speaks, else in the older one.
+class SharedServer(Server):
+    """A server for many tests. Whatever one of them did to it, the next one finds it running and empty."""
 
-    `client_id`: that of a page which connects again.
-    """
-
-    def __init__(self, server, kernel_id, session_id, *, binary=False, client_id=""):
-        self.kernel_id, self.session_id = kernel_id, session_id
-        self.client_id = client_id or uuid.uuid4().hex
-        self.received = []
-        self._new = threading.Condition()
-        path = f"{server.base}api/kernels/{kernel_id}/channels?session_id={self.client_id}"
-        url = f"ws://127.0.0.1:{server.port}/{path}"
-        self._socket = websocket.create_connection(
-            url,
-            header=[f"Authorization: token {server.token}"],
-            timeout=TIMEOUT,
-            subprotocols=[PROTOCOL] if binary else [],
+    def __init__(self, folder, env):
+        options = (
+            # What one test shuts down shall not be in the next one's way.
+            "--GpuCkptServer.undo_shutdown_for=0",
+            # Dead kernels are looked for every 3 s otherwise, for which tests would have to wait.
+            "--KernelRestarter.time_to_dead=0.3",
         )
-        assert self._socket.subprotocol == (PROTOCOL if binary else None)
-        self._thread = threading.Thread(target=self._receive, daemon=True)
-        self._thread.start()
+        super().__init__(folder, env, *options)
+        self._home = Path(env["JUPYTER_GPUCKPT_DATA_DIR"]).parent
+        self._as_made = self._settings()
 
-    def _receive(self):
-        while True:
-            try:
-                text = self._socket.recv()
-            except (OSError, websocket.WebSocketException):
-                return
-            if not text:
-                return
-            if self._socket.subprotocol:
-                channel, parts = deserialize_msg_from_ws_v1(text)
-                names = ("header", "parent_header", "metadata", "content")
-                message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
-                message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
-                message["buffers"] = parts[4:]
-            elif isinstance(text, bytes):
-                message = deserialize_binary_message(text)
-            else:
-                message = json.loads(text)
-            with self._new:
-                self.received.append(message)
-                self._new.notify_all()
+    def _settings(self):
+        """What a test may have changed to start it in another way."""
+        names = ("options", "port", "prefix", "root", "token")
+        return {"env": dict(self.env), **{name: getattr(self, name) for name in names}}
 
-    def send(self, kind, content, channel="shell", metadata=None):
-        """Send a request; gives its id."""
-        header = {
-            "msg_id": uuid.uuid4().hex,
-            "msg_type": kind,
-            "session": self.client_id,
-            "username": "",
-            "version": "5.3",
-            "date": datetime.now(UTC).isoformat(),
-        }
-        parts = {"parent_header": {}, "metadata": metadata or {}, "content": content}
-        message = {"header": header, **parts}
-        if self._socket.subprotocol:
-            packed = serialize_msg_to_ws_v1(
-                message, channel, lambda part: json.dumps(part).encode()
+    def made_ready(self):
+        """It, running."""
+        return self if self.process is not None else self.start()
+
+    def clear(self):
+        """Leave nothing of a test: by asking for it, or, where that does not do it, by making everything anew."""
+        for page in self.pages:
+            page.close()
+        self.pages = []
+        if not (self._is_as_made() and self._is_emptied()):
+            self.throw_away()
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
+            shutil.rmtree(self.env[name], ignore_errors=True)
+        shutil.rmtree(self.root)
+        self.root.mkdir()
+        if self.process is not None:
+            os.truncate(self.log_path, 0)
+
+    def _is_as_made(self):
+        return self._settings() == self._as_made and self.process.poll() is None
+
+    def _is_emptied(self):
+        """End all kernels and delete all snapshots; whether that was possible."""
+        everything = (
+            ("api/sessions", None, "id"),
+            ("api/kernels", None, "id"),
+            ("api/gpuckpt/snapshots", "snapshots", "snapshot_id"),
+        )
+        try:
+            for path, name, key in everything:
+                for one in self._listed(path, name):
+                    self.request("DELETE", f"{path}/{one[key]}", ok=False)
+            return not any(
+                self._listed(path, name)
+                for path, name, _ in (*everything, ("api/gpuckpt/kernels", "kernels", ""))
             )
-            self._socket.send_binary(packed)
-        else:
-            self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
-        return header["msg_id"]
+        except httpx.HTTPError:
+            return False
 
-    def execute(self, code):
-        """Send a cell; gives the request's id."""
-        return self.send("execute_request", {"code": code, "silent": False, "store_history": True})
+    def _listed(self, path, name):
+        found = self.request("GET", path, ok=False)
+        found.raise_for_status()
+        return found.json()[name] if name else found.json()
 
-    def wait_for(self, condition, seconds=TIMEOUT):
-        """The first message that `condition` holds of."""
-        deadline = time.monotonic() + seconds
-        with self._new:
-            while True:
-                found = next((m for m in self.received if condition(m)), None)
-                if found is not None:
-                    return found
-                left = deadline - time.monotonic()
-                assert left > 0, f"no such message among {self.kinds()}"
-                self._new.wait(left)
-
-    def kinds(self):
-        return [(m["msg_type"], m["parent_header"].get("msg_type")) for m in self.received]
-
-    def reply(self, request_id):
-        """The reply to a request, when it is there and the kernel is idle again."""
-
-        def is_reply(message):
-            same = message["parent_header"].get("msg_id") == request_id
-            return same and message["msg_type"].endswith("_reply")
-
-        def is_idle(message):
-            same = message["parent_header"].get("msg_id") == request_id
-            return same and message["content"].get("execution_state") == "idle"
-
-        self.wait_for(is_idle)
-        return self.wait_for(is_reply)
-
-    def output(self, request_id):
-        """What a cell printed."""
-        self.reply(request_id)
-        return self.printed(request_id)
-
-    def printed(self, request_id):
-        """What a cell has printed so far."""
-        return "".join(
-            m["content"]["text"]
-            for m in list(self.received)
-            if m["msg_type"] == "stream" and m["parent_header"].get("msg_id") == request_id
-        )
-
-    def run(self, code):
-        """What `code` prints."""
-        return self.output(self.execute(code))
-
-    def close(self):
-        self._socket.close()
-        self._thread.join(10)
-
-
-class Listener:
-    """A page that listens to the server's events of one kind."""
-
-    def __init__(self, server, schema_id):
-        self.heard, self._schema_id = [], schema_id
-        self._socket = websocket.create_connection(
-            f"ws://127.0.0.1:{server.port}/api/events/subscribe",
-            header=[f"Authorization: token {server.token}"],
-            timeout=60,
-        )
-        self._thread = threading.Thread(target=self._receive, daemon=True)
-        self._thread.start()
-
-    def _receive(self):
-        while True:
-            try:
-                text = self._socket.recv()
-            except (OSError, websocket.WebSocketException):
-                return
-            event = json.loads(text) if text else {}
-            if event.get("schema_id") == self._schema_id:
-                self.heard.append(event)
-
-    def close(self):
-        self._socket.close()
-        self._thread.join(10)
+    def throw_away(self):
+        """Kill the server, its daemon and its kernels, and delete their folders; the next start makes them anew."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+        vars(self).update({**self._as_made, "env": dict(self._as_made["env"]), "process": None})
+        end_everything_below(self._home)
+        for folder in self._home.iterdir():
+            shutil.rmtree(folder)
+        self.log_path.unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -359,31 +276,26 @@ def server(own_server):
     return own_server
 
 
-@pytest.fixture(scope="module")
-def shared_server(module_daemon_env, tmp_path_factory):
-    """A started server for all tests of a module, each with kernels of its own."""
-    # What one test shuts down shall not be in the next one's way.
-    options = ["--GpuCkptServer.undo_shutdown_for=0"]
-    made = Server(tmp_path_factory.mktemp("server"), module_daemon_env, *options)
-    yield made.start()
-    if made.process.poll() is None:
-        made.kill()
+@pytest.fixture(scope="session")
+def server_of_all(session_daemon_env, tmp_path_factory):
+    """The server of all tests that need none of their own."""
+    made = SharedServer(tmp_path_factory.mktemp("server"), session_daemon_env)
+    yield made
+    made.throw_away()
 
 
 @pytest.fixture
-def clean_server(shared_server):
-    """The module's server, running and without kernels; a module whose tests need no server of their own calls it `server`."""
-    if shared_server.process.poll() is not None:
-        shared_server.start()
-    yield shared_server
-    for page in shared_server.pages:
-        page.close()
-    shared_server.pages = []
-    if shared_server.process.poll() is None:
-        for session in shared_server.get("api/sessions"):
-            shared_server.request("DELETE", f"api/sessions/{session['id']}")
-        for kernel in shared_server.get("api/kernels"):
-            shared_server.request("DELETE", f"api/kernels/{kernel['id']}")
+def clean_server(server_of_all):
+    """A server that runs and has nothing; a module whose tests need no server of their own calls it `server`."""
+    yield server_of_all.made_ready()
+    server_of_all.clear()
+
+
+@pytest.fixture(scope="module")
+def shared_server(server_of_all):
+    """The same for a module: its tests see each other's kernels and snapshots."""
+    yield server_of_all.made_ready()
+    server_of_all.clear()
 
 
 @pytest.fixture

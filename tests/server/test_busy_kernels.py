@@ -4,12 +4,19 @@ import stat
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import wait_for
 
 COUNT = "import time\nfor number in range({count}):\n    print(number)\n    time.sleep(0.005)"
 
 
 wait_for = partial(wait_for, seconds=30)
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
 
 
 def stop(server):

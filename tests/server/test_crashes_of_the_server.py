@@ -14,16 +14,28 @@ from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import processes
 
 #: So much takes a save or a resume long enough to be in the middle of it.
-LARGE = "import os; x, data = 41, os.urandom(400_000_000); print(len(data))"
+LARGE = "import os; x, data = 41, os.urandom(200_000_000); print(len(data))"
 
 
 @pytest.fixture
-def client(daemon_env, monkeypatch):
+def server(clean_server):
+    return clean_server
+
+
+@pytest.fixture
+def client(server, monkeypatch):
     """What the command line uses."""
-    for name, value in daemon_env.items():
+    for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     with Client.connect(from_environment()) as connected:
         yield connected
+
+
+def wait_until_moving(server, kernel_id):
+    """Until the operation in flight has stored or read some of the kernel's memory."""
+    deadline = time.monotonic() + 60
+    while not server.kernel(kernel_id)["operation"]["progress"]["done_bytes"]:
+        assert time.monotonic() < deadline
 
 
 def settled(server, kernel_id, seconds=60):
@@ -67,7 +79,7 @@ def test_a_server_stopped_in_the_middle_of_a_save_suspends_the_kernel(server, ho
     page = server.open()
     page.run(LARGE)
     server.begin("save", page.kernel_id)
-    time.sleep(0.3)
+    wait_until_moving(server, page.kernel_id)
     assert server.kernel(page.kernel_id)["state"] == "saving"
     server.stop(how)
     server.start()
@@ -82,7 +94,7 @@ def test_a_server_killed_in_the_middle_of_an_operation_costs_nothing(server, cli
     if verb == "resume":
         server.do("suspend", page.kernel_id)
     server.begin(verb, page.kernel_id)
-    time.sleep(0.2)
+    wait_until_moving(server, page.kernel_id)
     server.kill()
     server.start()
     assert settled(server, page.kernel_id) == {"suspend": "suspended"}.get(verb, "running")
@@ -96,7 +108,7 @@ def test_server_and_daemon_killed_together_in_a_save_cost_nothing(server, client
     page = server.open()
     page.run(LARGE)
     server.begin("save", page.kernel_id)
-    time.sleep(0.2)
+    wait_until_moving(server, page.kernel_id)
     os.kill(client.handshake().pid, signal.SIGKILL)
     server.kill()
     server.start()

@@ -6,7 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import wait_for
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
 
 
 def suspend_all(server, **body):
