@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.conftest import end_everything_below
+from tests.conftest import end_everything_below, wait_for
 from tests.ports import free_port
 from tests.programs import python_module
 from tests.server.page import TIMEOUT, Listener, Page
@@ -150,6 +150,16 @@ class Server:
         assert operation["state"] == "succeeded", f"{operation}\n{self.log()}"
         return operation
 
+    def bring_back(self, kernel_id):
+        """Resume a kernel, unless a cell that came too late for the suspend does so already."""
+        path = f"api/gpuckpt/kernels/{kernel_id}/resume"
+        response = self.request("POST", path, json={}, ok=False)
+        if response.status_code == 409:
+            assert response.json()["code"] in ("kernel_busy", "kernel_state_conflict")
+            wait_for(lambda: self.kernel(kernel_id)["state"] == "running", TIMEOUT, said=self.log)
+        else:
+            assert self.finish(response.json())["state"] == "succeeded"
+
     def refused(self, method, path, **arguments):
         """The status and the error of a request that is refused."""
         response = self.request(method, f"api/gpuckpt/{path}", ok=False, **arguments)
@@ -189,8 +199,10 @@ class SharedServer(Server):
         self.pages = []
         if not (self._is_as_made() and self._is_emptied()):
             self.throw_away()
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "IPYTHONDIR"):
-            shutil.rmtree(self.env[name], ignore_errors=True)
+        # The server itself has a database in Jupyter's data directory, which stays.
+        kernelspecs = Path(self.env["JUPYTER_DATA_DIR"], "kernels")
+        for left in (kernelspecs, self.env["JUPYTER_CONFIG_DIR"], self.env["IPYTHONDIR"]):
+            shutil.rmtree(left, ignore_errors=True)
         shutil.rmtree(self.root)
         self.root.mkdir()
         if self.process is not None:

@@ -179,7 +179,7 @@ def test_cells_sent_around_a_suspend_are_neither_lost_nor_doubled(server):
         operation = server.begin("suspend", page.kernel_id)
         sending.join()
         assert server.finish(operation)["state"] == "succeeded", operation
-        server.do("resume", page.kernel_id)
+        server.bring_back(page.kernel_id)
     page.reply(sent[-1])
     assert page.run("print(count)") == "300\n"
 

@@ -96,7 +96,7 @@ def test_a_cell_that_prints_all_the_time_loses_and_doubles_nothing(server, pages
         if cycle % 4 >= 2:
             waiting.append((asker, asker.execute(f"print('cell', {cycle})")))
         else:
-            server.do("resume", page.kernel_id)
+            server.bring_back(page.kernel_id)
     (server.root / "stop").touch()
     assert page.reply(request)["content"]["status"] == "ok"
     for asker, cell in waiting:
