@@ -68,7 +68,6 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         info = saved.manifest.info
         changes = {
             "name": name,
-            "jupyter": jupyter,
             "snapshot_id": info.snapshot_id,
             "sizes": info.sizes,
             "saved_seconds": info.seconds,
@@ -94,7 +93,9 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
     hesitant = request.cause is Cause.IDLE
-    return Job(*what, work, retention=request.retention, hesitant=hesitant)
+    # At once: a server that starts while this is under way lists the kernel by it.
+    entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
+    return Job(*what, work, entering, request.retention, hesitant)
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:

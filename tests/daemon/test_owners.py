@@ -13,7 +13,7 @@ import pytest
 from jupyter_gpuckpt import place
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.protocol import OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
 
 #: A door in a process of its own, so that it can die: launches a kernel, says its pid, waits.
@@ -96,6 +96,17 @@ def test_the_next_server_claims_it(client, door, owner_of, suspend):
         assert claimed[0].kernel.state is expected
         assert client.kernel("k").owner_id == heir.owner_id
         assert client.claim(heir.owner_id) == []
+
+
+def test_who_claims_it_in_the_middle_of_a_suspend_hears_how_it_was_then(client, door, owner_of):
+    process, _ = door("server")
+    die(process)
+    then = {"root": "/tmp/a", "sessions": [], "agent": True}
+    operation = client.suspend("k", SaveRequest(jupyter=then))
+    with owner_of(client, root_dir="/tmp/a") as heir:
+        [claimed] = client.claim(heir.owner_id)
+        assert claimed.jupyter == then
+        client.wait(operation.operation_id)
 
 
 @pytest.mark.parametrize(
