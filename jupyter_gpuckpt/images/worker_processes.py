@@ -23,9 +23,8 @@ from ..host import commands
 
 logger = logging.getLogger(__name__)
 
-#: Where fewer are asked for, or for fewer bytes, threads do it. (Two processes read a snapshot a fifth faster than two threads where
-#: chunks are compressed and a tenth slower where they are not, and the smallest machines are spared a process that waits.)
-_LEAST_PROCESSES = 3
+#: Where fewer are asked for, or for fewer bytes, threads do it.
+_LEAST_PROCESSES = 2
 _LEAST_BYTES = 512 << 20
 #: Linux takes 253 descriptors in a message (SCM_MAX_FD).
 _DESCRIPTORS_AT_ONCE = 200

@@ -167,5 +167,5 @@ def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monke
 def test_few_bytes_or_threads_are_for_one_process(monkeypatch):
     monkeypatch.undo()
     assert worker_processes.worth_it(1 << 30, 16)
-    assert not worker_processes.worth_it(1 << 30, 2)
+    assert not worker_processes.worth_it(1 << 30, 1)
     assert not worker_processes.worth_it(1 << 20, 16)
