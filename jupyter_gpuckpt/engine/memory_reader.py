@@ -171,7 +171,7 @@ class ProcessMemory:
 
 def _share(name: str, parts: Iterable[_Part], pid: int) -> tuple[str, bytes]:
     places = [
-        _SharedPart(part.pid or pid, part.address, part.length)
+        _SharedPart(pid, part.address, part.length)
         if part.copy is None
         else _SharedPart(os.getpid(), _address(part.copy), part.length)
         for part in parts

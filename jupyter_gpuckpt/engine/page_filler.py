@@ -61,6 +61,8 @@ class ProcessPages:
     The sequence of bytes is that of `ProcessMemory`: the process's lazy extents one after the other.
     """
 
+    module = __name__
+
     def __init__(
         self, nspid: int, extents: list[Extent], read: Callable[[int, int], bytes]
     ) -> None:
@@ -77,8 +79,6 @@ class ProcessPages:
         self._addresses = [address for address, _, _ in by_address]
         self._by_address = by_address
         self.descriptor = -1
-
-    module = __name__
 
     def share(self) -> tuple[str, int, bytes]:
         """For another process, as `images.unpack_processes` wants it."""

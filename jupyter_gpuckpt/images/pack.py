@@ -100,7 +100,8 @@ def pack(
     `progress` advances by the sources' bytes. The first error of any thread stops the others and is raised: what a source
     raises, OperationCancelled, StoreFull, StoreUnavailable, CheckpointError when a source changed while it was read.
     Chunks that were complete by then are kept for the next try. At most `memory_bytes` of memory are worked with (0: a quarter
-    of what is free), but always as much as one thread needs: 12 MiB.
+    of what is free), but always as much as one thread needs: 12 MiB, with a
+    process 20 MiB.
     """
     raw_bytes = sum(source.length for source in sources)
     wide = worth_it(raw_bytes, threads)
@@ -111,13 +112,18 @@ def pack(
         beside_bytes=_BESIDE_PROCESS if wide else _BESIDE,
         memory_bytes=memory_bytes,
     )
+    shares = {
+        number: source.share()
+        for number, source in enumerate(sources)
+        if wide and isinstance(source, SharedSource)
+    }
     waiting = segments(sources, length)
     done: dict[Segment, _Done] = {}
     totals = _Totals()
     with store.writer() as writer, ExitStack() as stack:
 
         def make_worker() -> Callable[[Segment], None]:
-            work_on = _Worker(sources, writer, totals, stack, length if wide else 0).store
+            work_on = _Worker(sources, shares, length, writer, totals, stack).store
 
             def work(segment: Segment) -> None:
                 done[segment] = work_on(segment)
@@ -135,27 +141,24 @@ def pack(
 
 
 class _Worker:
-    """One thread's part: what another process can read it does with a process of its own, the rest itself.
-
-    `segment_bytes` 0: without a process.
-    """
+    """One thread's part: what another process can read (`shares`) it does with a process of its own, the rest itself."""
 
     def __init__(
         self,
         sources: Sequence[Source],
+        shares: dict[int, tuple[str, bytes]],
+        segment_bytes: int,
         writer: PackWriter,
         totals: _Totals,
         stack: ExitStack,
-        segment_bytes: int,
     ) -> None:
-        self._sources, self._writer, self._totals = sources, writer, totals
+        self._sources, self._shares = sources, shares
+        self._writer, self._totals = writer, totals
         self._scratch, self._compressor = Scratch(), Compressor()
         self._process: PackProcess | None = None
-        shared = [source for source in sources if isinstance(source, SharedSource)]
-        self._shared = {id(source): number for number, source in enumerate(shared)}
-        if segment_bytes and shared:
+        if shares:
             try:
-                self._process = PackProcess(shared, segment_bytes)
+                self._process = PackProcess(shares, segment_bytes)
             except (commands.CommandFailed, GpuCkptError, OSError) as error:
                 logger.warning("a part of the snapshot is made by a thread: %s", error)
             else:
@@ -163,18 +166,14 @@ class _Worker:
 
     def store(self, segment: Segment) -> _Done:
         """Cut, and append what the store lacks."""
-        source = self._sources[segment.number]
-        number = self._shared.get(id(source))
-        if self._process is None or number is None:
-            return self._store_myself(source, segment)
-        found, stored, new_bytes = self._process.store(
-            segment._replace(number=number), self._writer
-        )
+        if self._process is None or segment.number not in self._shares:
+            return self._store_myself(segment)
+        found, stored, new_bytes = self._process.store(segment, self._writer)
         self._totals.add(stored, new_bytes)
         return _Done(found.start, found.chunks)
 
-    def _store_myself(self, source: Source, segment: Segment) -> _Done:
-        found = chunks_of(source, segment, self._scratch.get)
+    def _store_myself(self, segment: Segment) -> _Done:
+        found = chunks_of(self._sources[segment.number], segment, self._scratch.get)
         stored = self._writer.known(found.views)
         new_bytes = gathered = 0
         records: list[Record] = []

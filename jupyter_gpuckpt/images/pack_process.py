@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import socket
-from importlib import import_module
+from pkgutil import resolve_name
 
 from ..errors import record_of
 from ..store.codecs import RAW
@@ -33,8 +33,10 @@ def serve(connection: socket.socket, task: PackTask) -> None:
     (descriptor,) = descriptors_from(connection, 1)
     try:
         memory = memoryview(mmap.mmap(descriptor, 0))
-        sources = [_built(builder, data) for builder, data in task.sources]
-        for source in sources:
+        sources: dict[int, Source] = {
+            number: resolve_name(builder)(data) for number, (builder, data) in task.sources.items()
+        }
+        for source in sources.values():
             # Where this is refused to us, whoever asks does everything itself.
             source.read_into(0, memory[: min(1, source.length)])
         say(connection, Ready())
@@ -98,9 +100,3 @@ class _HandingOver:
 
 def _address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
-
-
-def _built(builder: str, data: bytes) -> Source:
-    module, _, name = builder.partition(":")
-    source: Source = getattr(import_module(module), name)(data)
-    return source

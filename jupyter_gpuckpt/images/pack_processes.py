@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import socket
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -22,7 +21,7 @@ from ..errors import CheckpointError, ErrorRecord, error_from
 from ..model import Chunk
 from ..store.writer import PackWriter, Record
 from .chunking import MAX_PAGES, PAGE
-from .segments import LOOK_AHEAD, Segment, SharedSource
+from .segments import LOOK_AHEAD, Segment
 from .worker_processes import fork, hear, say, tell
 
 #: Compressed bytes that are handed over in one go, and how many such places there are: one is filled while another is written.
@@ -33,15 +32,15 @@ PLACE_BYTES = HANDED_BYTES + MAX_PAGES * PAGE
 
 
 class PackTask(msgspec.Struct, frozen=True, tag=True):
-    """What a process is told first: builder and data of each source, and how long a segment may be. The descriptor of the
-    memory follows: a segment and what is read beyond it, then the places."""
+    """What a process is told first: builder and data of each source by its number, and how long a segment may be. The descriptor
+    of the memory follows: a segment and what is read beyond it, then the places."""
 
-    sources: list[tuple[str, bytes]]
+    sources: dict[int, tuple[str, bytes]]
     segment_bytes: int
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What it is told then, again and again: a segment of a source of its list."""
+    """What it is told then, again and again: a segment."""
 
     number: int
     start: int
@@ -97,9 +96,12 @@ _Answer = TypeVar("_Answer", Ready, Cut, Payloads)
 
 
 class PackProcess:
-    """A process for one thread. Making it raises CommandFailed, OSError and CheckpointError where it cannot do the work."""
+    """A process for one thread. `sources`: `SharedSource.share` of each by its number.
 
-    def __init__(self, sources: Sequence[SharedSource], segment_bytes: int) -> None:
+    Making it raises CommandFailed, OSError and CheckpointError where it cannot do the work.
+    """
+
+    def __init__(self, sources: dict[int, tuple[str, bytes]], segment_bytes: int) -> None:
         length = segment_bytes + LOOK_AHEAD + PLACES * PLACE_BYTES
         descriptor = os.memfd_create("gpuckpt-segment", os.MFD_CLOEXEC)
         try:
@@ -107,8 +109,7 @@ class PackProcess:
             self._memory = memoryview(mmap.mmap(descriptor, length))
             self._socket: socket.socket = fork()
             try:
-                shares = [source.share() for source in sources]
-                tell(self._socket, PackTask(shares, segment_bytes), [descriptor])
+                tell(self._socket, PackTask(sources, segment_bytes), [descriptor])
                 self._hear(Ready)
             except BaseException:
                 self.close()
@@ -117,7 +118,7 @@ class PackProcess:
             os.close(descriptor)
 
     def store(self, segment: Segment, writer: PackWriter) -> tuple[Cut, dict[bytes, int], int]:
-        """Store a segment (`number`: of the list of sources): its chunks, what they take in the store, and what of this is new.
+        """Store a segment: its chunks, what they take in the store, and what of this is new.
 
         Raises what reading or compressing raised there, and what the writer raises.
         """

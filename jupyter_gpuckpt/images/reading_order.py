@@ -118,12 +118,12 @@ def _split(records: _Rows, pack: _Rows) -> tuple[_Rows, _Rows, _Rows]:
 
 def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: int) -> _Rows:
     starts = records["offset"].astype(np.int64)
-    ends = starts + records["stored_length"]
+    lengths = records["stored_length"].astype(np.int64)
+    ends = starts + lengths
     far = (starts[1:] - ends[:-1] > _RUN_GAP) | (pack[1:] != pack[:-1]) | alone[1:] | alone[:-1]
     borders = [*(np.flatnonzero(far) + 1).tolist(), len(records)] if len(records) else []
     firsts: list[int] = []
     first, start_of, end_of = 0, starts.tolist(), ends.tolist()
-    lengths = records["stored_length"].astype(np.int64)
     left = (lengths[::-1].cumsum()[::-1] // (threads * _PART)).tolist()
     for border in borders:
         while first < border:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from ..errors import record_of
 from ..store import packs
@@ -26,8 +27,8 @@ def serve(connection: socket.socket, task: UnpackTask) -> None:
     if sinks is None:
         return
     descriptors = descriptors_from(connection, len(sinks.shares))
-    writes = [
-        _built(builder, descriptor, data)
+    writes: list[Write] = [
+        resolve_name(builder)(descriptor, data).write
         for (builder, data), descriptor in zip(sinks.shares, descriptors, strict=True)
     ]
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
@@ -63,12 +64,6 @@ def _work(
 
 def _fill(pack: str, start: int, buffer: memoryview) -> int:
     return packs.read_run(Path(pack), start, buffer)
-
-
-def _built(builder: str, descriptor: int, data: bytes) -> Write:
-    module, _, name = builder.partition(":")
-    write: Write = getattr(import_module(module), name)(descriptor, data).write
-    return write
 
 
 def _end_with(connection: socket.socket) -> None:

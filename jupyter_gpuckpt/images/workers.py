@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -12,12 +13,12 @@ _Task = TypeVar("_Task")
 def share_out(
     tasks: Iterable[_Task], make_worker: Callable[[], Callable[[_Task], None]], threads: int
 ) -> None:
-    """Do every task, in order of their begin, in `threads` threads; each has a worker of its own, and takes a task when it is free.
+    """Do every task, in order of their begin, in `threads` threads; each has a worker of its own.
 
     When a worker raises, the others end after the task that they are at, and the first error is raised here; the same when the
     caller's thread is interrupted. Returns when no thread is left.
     """
-    waiting, lock = iter(tasks), threading.Lock()
+    waiting = deque(tasks)
     stop = threading.Event()
     errors: list[BaseException] = []
 
@@ -26,9 +27,8 @@ def share_out(
             work = make_worker()
             while not stop.is_set():
                 try:
-                    with lock:
-                        task = next(waiting)
-                except StopIteration:
+                    task = waiting.popleft()
+                except IndexError:
                     return
                 work(task)
         except BaseException as error:  # raised in the caller's thread

@@ -11,7 +11,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -246,16 +246,16 @@ class Catalog:
         # Whoever waits comes before who has just had it: a page fault does not wait until a resume has looked up everything.
         with self._turn:
             self._lock.acquire()
-        with ExitStack() as stack:
-            stack.callback(self._lock.release)
-            try:
-                return work()
-            except sqlite3.DatabaseError as error:
-                if not _is_broken(error):
-                    raise
-                logger.warning("The catalog %s is damaged: %s", self._path, error)
-                self.rebuild()
-                return work()
+        try:
+            return work()
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            logger.warning("The catalog %s is damaged: %s", self._path, error)
+            self.rebuild()
+            return work()
+        finally:
+            self._lock.release()
 
     def _select(self, query: str, digests: Collection[bytes]) -> list[Any]:
         """The rows that `query` gives for `digests`.
