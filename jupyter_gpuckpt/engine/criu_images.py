@@ -21,6 +21,11 @@ PAGE = 4096
 _FLAGS = 4
 PE_LAZY, PE_PRESENT = 2, 4
 
+#: pstree_entry (images/pstree.proto).
+_TREE_PID, _TREE_THREADS = 1, 5
+#: PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h).
+_MOST_PIDS = 1 << 22
+
 _REMAP_LINKED = 0
 _FILE_REG = 3
 _REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
@@ -181,13 +186,20 @@ def processes(images: Path) -> list[ImageProcess]:
 
 
 def highest_pid(images: Path) -> int:
-    """The highest pid, thread id, group or session of the tree: later processes must not land on one of them."""
-    return max(
-        value
-        for message in messages(images / "pstree.img")
-        for _, _, value in fields(message)
-        if isinstance(value, int)
-    )
+    """Return the highest pid, thread id, group or session of the tree: later processes must not land on one of them.
+
+    CRIU leaves the thread ids of a zombie uninitialized (criu/pstree.c), so those are not counted. A zombie has no pagemap.
+    """
+    found = []
+    for message in messages(images / "pstree.img"):
+        pid = _numbers(message)[_TREE_PID]
+        is_zombie = not (images / f"pagemap-{pid}.img").exists()
+        found += [
+            value
+            for number, _, value in fields(message)
+            if isinstance(value, int) and not (is_zombie and number == _TREE_THREADS)
+        ]
+    return max(value for value in found if value <= _MOST_PIDS)
 
 
 def _comm(path: Path) -> str:

@@ -1,7 +1,7 @@
 /* gpuckpt-init: the two processes above every kernel, and CRIU's action script.
  *
- *   gpuckpt-init launch  LAST_PID EXIT_PATH TMPFS_BYTES SHM UMASK LOG -- KERNEL...
- *   gpuckpt-init restore LAST_PID EXIT_PATH TMPFS_BYTES SHM KEEPER_PID - -- CRIU...
+ *   gpuckpt-init launch  EXIT_PATH TMPFS_BYTES SHM UMASK LOG -- KERNEL...
+ *   gpuckpt-init restore EXIT_PATH TMPFS_BYTES SHM KEEPER_PID - -- CRIU...
  *   gpuckpt-init keeper  UMASK CWD_FD -- KERNEL...           (internal: from the scratch tmpfs)
  *   notify                                                   (by name: CRIU's --action-script)
  *
@@ -12,8 +12,8 @@
  * version of this package that is installed when it is resumed.
  *
  * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
- * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for a line on
- * standard input, while the caller fills the scratch tmpfs.
+ * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for the line
+ * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -67,9 +67,11 @@ static void make_mounts(const char *bytes, const char *shm) {
     }
 }
 
-static void set_last_pid(const char *last) {
+static void set_last_pid(const char *text) {
+    char last[16];
+    int length = snprintf(last, sizeof last, "%d", atoi(text));
     int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, last, strlen(last)) < 0) fail("ns_last_pid");
+    if (fd < 0 || write(fd, last, length) < 0) fail("ns_last_pid");
     close(fd);
 }
 
@@ -156,12 +158,12 @@ static void quiet_streams(void) {
 }
 
 static int init(int restore, char **v) {
-    const char *last = v[0], *exit_path = v[1], *log = v[5];
-    char number[16], line[16];
+    const char *exit_path = v[0], *log = v[4];
+    char number[16], line[32];
     int status, self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     pid_t root, p;
     setsid();
-    make_mounts(v[2], v[3]);
+    make_mounts(v[1], v[2]);
     if (!restore) {
         copy_self(self, KEEPER);
         if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
@@ -169,8 +171,10 @@ static int init(int restore, char **v) {
     copy_self(self, NOTIFY);
     close(self);
     dprintf(1, "ready\n");
-    if (read(0, line, sizeof line) <= 0) _exit(1); /* the caller gave up or died */
-    set_last_pid(last);
+    ssize_t length = read(0, line, sizeof line - 1);
+    if (length <= 0) _exit(1); /* the caller gave up or died */
+    line[length] = 0;
+    set_last_pid(line + strcspn(line, " "));
     if (!restore) {
         /* The directory is looked up inside: a descriptor from outside would have a foreign mount id. */
         int cwd = open(".", O_PATH | O_DIRECTORY);
@@ -180,23 +184,23 @@ static int init(int restore, char **v) {
         if (!root) {
             snprintf(number, sizeof number, "%d", cwd);
             /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
-            v[2] = "gpuckpt-keeper", v[3] = "keeper", v[5] = number;
+            v[1] = "gpuckpt-keeper", v[2] = "keeper", v[4] = number;
             open_streams(log);
             if (chdir("/")) _exit(126);
             if (cwd > 3) close_range(3, cwd - 1, 0);
             close_range(cwd + 1, ~0U, 0);
-            execv(KEEPER, v + 2);
+            execv(KEEPER, v + 1);
             _exit(126);
         }
         close(cwd);
     } else {
-        int keeper_pid = atoi(v[4]);
+        int keeper_pid = atoi(v[3]);
         pid_t criu = fork();
         if (criu < 0) fail("fork");
         if (!criu) {
             quiet_streams();
             dup2(2, 1);
-            execvp(v[7], v + 7);
+            execvp(v[6], v + 6);
             _exit(127);
         }
         while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
@@ -242,7 +246,7 @@ int main(int c, char **v) {
     if (!strcmp(name, "notify")) return notify();
     if (c > 5 && !strcmp(v[1], "keeper")) return keeper(v + 2);
     int restore = c > 2 && !strcmp(v[1], "restore");
-    if (c < 10 || (!restore && strcmp(v[1], "launch")) || strcmp(v[8], "--")) {
+    if (c < 9 || (!restore && strcmp(v[1], "launch")) || strcmp(v[7], "--")) {
         dprintf(2, "gpuckpt-init is started by gpuckptd; it is of no use by itself.\n");
         return 2;
     }

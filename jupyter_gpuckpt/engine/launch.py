@@ -53,9 +53,9 @@ class Namespaces:
             "gpuckpt-init ended unexpectedly.", details=f"expected {word!r}, got {line!r}"
         )
 
-    def go(self) -> None:
-        """Let init go on: everything it needs is on its scratch tmpfs."""
-        self._in.write(b"go\n")
+    def go(self, last_pid: int) -> None:
+        """Let init continue: everything it needs is on its scratch tmpfs. Its next process gets the pid `last_pid` + 1."""
+        self._in.write(b"go %d\n" % last_pid)
         self._in.flush()
 
     def close(self) -> None:
@@ -81,7 +81,6 @@ def start_namespaces(
     settings: EngineSettings,
     mode: str,
     *,
-    last_pid: int,
     exit_path: Path,
     private_shm: bool,
     words: Sequence[str],
@@ -94,7 +93,6 @@ def start_namespaces(
         [
             str(settings.init),
             mode,
-            str(last_pid),
             str(exit_path),
             str(_tmpfs_bytes()),
             "private" if private_shm else "shared",
@@ -131,7 +129,6 @@ def launch(
     namespaces = start_namespaces(
         settings,
         "launch",
-        last_pid=last,
         exit_path=exit_path,
         private_shm=spec.private_shm,
         words=[f"{spec.umask:o}", spec.log_path],
@@ -142,7 +139,7 @@ def launch(
     try:
         outside_signals.install(Path(f"/proc/{namespaces.init_pid}/root"))
         server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
-        namespaces.go()
+        namespaces.go(last)
         namespaces.expect("started")
         keeper = last + _KEEPER_OFFSET
         tree = find(namespaces.init_pid, keeper, last + _KERNEL_OFFSET, exit_path)

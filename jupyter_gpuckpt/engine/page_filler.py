@@ -256,38 +256,31 @@ class PageFiller:
         while not self._done.is_set():
             for descriptor, _ in poll.poll():
                 if descriptor == connection.fileno():
-                    page = self._receive(connection)
-                    if page is None:
+                    number = _receive_number(connection)
+                    if number == _FINISHED:
                         poll.unregister(connection)
-                    else:
+                    elif number >= 0:
+                        page = self._receive(connection, number)
                         faults[page.descriptor] = page
                         poll.register(page.descriptor, select.POLLIN)
+                    # Else it is a zombie, which has no memory: no descriptor follows.
                 elif descriptor in faults:
                     _answer(faults[descriptor])
 
-    def _receive(self, connection: socket.socket) -> ProcessPages | None:
-        """The next process, with its descriptor; None at the end."""
-        while True:
-            word = connection.recv(4, socket.MSG_WAITALL)
-            if len(word) < 4:
-                return None
-            (number,) = struct.unpack("<i", word)
-            if number == _FINISHED:
-                return None
-            if number < 0:  # a zombie: no memory, no descriptor follows
-                continue
-            _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
-            descriptor = array.array("i", ancillary[0][2][:4])[0]
-            page = self._pages.get(number)
-            if page is None:
-                os.close(descriptor)
-                raise ThawFailed(
-                    "CRIU restored a process that the snapshot does not list.",
-                    details=f"process {number}",
-                )
-            page.descriptor = descriptor
-            os.set_blocking(descriptor, False)
-            return page
+    def _receive(self, connection: socket.socket, nspid: int) -> ProcessPages:
+        """Receive the descriptor of process `nspid`. Raises ThawFailed for a process that the snapshot does not list."""
+        _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(4))
+        descriptor = array.array("i", ancillary[0][2][:4])[0]
+        page = self._pages.get(nspid)
+        if page is None:
+            os.close(descriptor)
+            raise ThawFailed(
+                "CRIU restored a process that the snapshot does not list.",
+                details=f"process {nspid}",
+            )
+        page.descriptor = descriptor
+        os.set_blocking(descriptor, False)
+        return page
 
     def _serve_notify(self, server: socket.socket) -> None:
         fill = self._prepare()
@@ -305,6 +298,15 @@ class PageFiller:
                     page.descriptor = -1
             if self._error is None:
                 notify.go_on(connection)
+
+
+def _receive_number(connection: socket.socket) -> int:
+    """Receive what CRIU sends first of each process: its pid, -1 for a zombie, `_FINISHED` at the end.
+
+    Reads one number only: page faults must be answered before the next one may come.
+    """
+    word = connection.recv(4, socket.MSG_WAITALL)
+    return struct.unpack("<i", word)[0] if len(word) == 4 else _FINISHED
 
 
 def _answer(page: ProcessPages) -> None:

@@ -106,7 +106,6 @@ def thaw(
             namespaces = start_namespaces(
                 settings,
                 "restore",
-                last_pid=manifest.highest_pid + 1,
                 exit_path=exit_path,
                 private_shm=manifest.launch.private_shm,
                 words=[str(manifest.keeper_pid), "-"],
@@ -273,7 +272,9 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
             filler = PageFiller(images, restore.inside(notify.SOCKET), pages, prepare)
             stack.enter_context(filler)
         watch = stack.enter_context(_Watch(restore, lazy=lazy))
-        restore.namespaces.go()
+        # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
+        # from uninitialized fields of zombies.
+        restore.namespaces.go(criu_images.highest_pid(images) + 1)
         try:
             status = int(restore.namespaces.expect("criu"))
         except GpuCkptError:
