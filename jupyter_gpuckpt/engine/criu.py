@@ -138,13 +138,24 @@ class _Run:
         self._log = tree.inside(directory) / "dump.log"
         self._stall_seconds = settings.stall_seconds
         self._server = notify.listen(tree.inside(notify.SOCKET))
+        self._errors = commands.ErrorOutput()
         try:
             words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
             self._process = commands.spawn(
-                words, pass_fds=descriptors, env=commands.environment() | dict(environment)
+                words,
+                stderr=self._errors.descriptor,
+                pass_fds=descriptors,
+                env=commands.environment() | dict(environment),
             )
+        except commands.CommandFailed as error:
+            self._release()
+            raise FreezeFailed(
+                "CRIU could not be started.",
+                hint="Run `jupyter gpuckpt doctor`.",
+                details=str(error),
+            ) from error
         except BaseException:
-            self._server.close()
+            self._release()
             raise
 
     def __enter__(self) -> Self:
@@ -152,7 +163,11 @@ class _Run:
 
     def __exit__(self, *exc: object) -> None:
         commands.stop(self._process)
+        self._release()
+
+    def _release(self) -> None:
         self._server.close()
+        self._errors.close()
 
     def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
         """Wait for its end. `answers` are called once when their descriptor can be read."""
@@ -196,9 +211,11 @@ class _Run:
             return None
 
     def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:
-        ended = "made no progress and was given up" if stalled else f"ended with status {status}"
+        ended = "made no progress and was given up" if stalled else commands.ending(status)
         found = criu_log.diagnose(
-            self._log, fallback=f"CRIU could not save the kernel (it {ended})."
+            self._log,
+            errors=self._errors.text(),
+            fallback=f"CRIU could not save the kernel: it {ended}.",
         )
         return FreezeFailed(found.cause, hint=found.hint, details=found.details)
 

@@ -17,6 +17,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close what uses io_uring (set UV_USE_IO_URING=0 for node and uvloop) and try again.",
     ),
     (
+        r"Unable to open an userfaultfd",
+        "CRIU lacks the right to use userfaultfd.",
+        "Run `jupyter gpuckpt doctor`.",
+    ),
+    (
         r"userfaultfd|Can't dump file \d+ of that type \[600\]",
         "The kernel holds a descriptor of a kind that CRIU cannot save.",
         "Close it and try again; the details name its number.",
@@ -30,6 +35,11 @@ _TABLE: list[tuple[str, str, str]] = [
         r"Unseizable non-zombie|ptrace.*Operation not permitted|Unable to seize",
         "A process of the kernel is being traced by a debugger or strace.",
         "Detach it and try again.",
+    ),
+    (
+        r"Unable to (restore|drop) capabilit|Unable create a network namespace|SO_SNDBUFFORCE|Fail to mount tm",
+        "CRIU lacks a capability that it needs.",
+        "Run `jupyter gpuckpt doctor`: it names the one that is missing.",
     ),
     (
         r"nested user namespace|Can't dump nested",
@@ -123,19 +133,16 @@ class Diagnosis:
     details: str
 
 
-def diagnose(log: Path, *, fallback: str) -> Diagnosis:
-    """Read the errors of a CRIU log; `fallback` is the cause when none is known. A missing log is no error."""
-    try:
-        text = log.read_text(errors="replace")
-    except OSError:
-        text = ""
-    errors = [
-        line.strip()
-        for line in text.splitlines()
-        if "Error (" in line and not _HARMLESS.search(line)
-    ]
-    details = "\n".join(errors[-12:]) or text[-2000:]
-    for line in errors:
+def diagnose(log: Path, *, errors: str = "", fallback: str) -> Diagnosis:
+    """Find the cause of a failure in a CRIU log; a missing log is no error.
+
+    `errors`: what was printed on standard error, by CRIU or by the programs that started it. `fallback` is the cause when
+    none is known. The details are never empty.
+    """
+    text = _read(log)
+    lines = _errors(text) + errors.splitlines()
+    details = "\n".join(lines[-12:]) or text[-2000:].strip() or fallback
+    for line in lines:
         for pattern, cause, hint in _TABLE:
             found = re.search(pattern, line)
             if found:
@@ -145,3 +152,23 @@ def diagnose(log: Path, *, fallback: str) -> Diagnosis:
     return Diagnosis(
         fallback, "The details hold the end of CRIU's log; please report them.", details
     )
+
+
+def has_errors(log: Path) -> bool:
+    """Return whether CRIU has logged an error that is not known to be harmless."""
+    return bool(_errors(_read(log)))
+
+
+def _read(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _errors(text: str) -> list[str]:
+    return [
+        line.strip()
+        for line in text.splitlines()
+        if "Error (" in line and not _HARMLESS.search(line)
+    ]

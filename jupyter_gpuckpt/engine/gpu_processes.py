@@ -366,6 +366,7 @@ def restore(
         raise ThawFailed(
             f"There is no room on the GPU. {placement.shortage}",
             hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
+            details=f"{placement.needed_bytes} bytes are needed, {placement.free_bytes} bytes are free",
         )
     by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
     sizes = {by_nspid[record.pid]: record.memory_bytes for record in records}

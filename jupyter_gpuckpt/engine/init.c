@@ -198,9 +198,12 @@ static int init(int restore, char **v) {
         pid_t criu = fork();
         if (criu < 0) fail("fork");
         if (!criu) {
-            quiet_streams();
-            dup2(2, 1);
+            /* Its standard error stays: the caller reads what a CRIU that cannot start says. */
+            int null = open("/dev/null", O_RDWR);
+            dup2(null, 0), dup2(null, 1);
+            if (null > 2) close(null);
             execvp(v[6], v + 6);
+            dprintf(2, "%s: %s\n", v[6], strerror(errno));
             _exit(127);
         }
         while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)

@@ -31,8 +31,8 @@ _KEEPER_OFFSET, _KERNEL_OFFSET = 1, 2
 class Namespaces:
     """A gpuckpt-init that has made its namespaces and mounts and waits to go on."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], errors: commands.ErrorOutput) -> None:
+        self._process, self.errors = process, errors
         self._out = cast("IO[bytes]", process.stdout)
         self._in = cast("IO[bytes]", process.stdin)
         self.init_pid = 0
@@ -50,7 +50,9 @@ class Namespaces:
                 hint="Run `jupyter gpuckpt doctor`: it names the right that is missing.",
             )
         raise CheckpointError(
-            "gpuckpt-init ended unexpectedly.", details=f"expected {word!r}, got {line!r}"
+            "gpuckpt-init ended unexpectedly.",
+            hint="The details say what it printed; please report them.",
+            details=f"expected {word!r}, got {line!r}\n{self.errors.text()}".rstrip(),
         )
 
     def go(self, last_pid: int) -> None:
@@ -64,6 +66,7 @@ class Namespaces:
             with suppress(OSError):
                 stream.close()
         self._process.wait()
+        self.errors.close()
 
     def destroy(self) -> None:
         """Kill init and with it everything in its namespaces."""
@@ -89,24 +92,33 @@ def start_namespaces(
     cwd: str | None = None,
 ) -> Namespaces:
     """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs."""
-    process = commands.spawn(
-        [
-            str(settings.init),
-            mode,
-            str(exit_path),
-            str(_tmpfs_bytes()),
-            "private" if private_shm else "shared",
-            *words,
-            "--",
-            *argv,
-        ],
-        env=env,
-        cwd=cwd,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    namespaces = Namespaces(process)
+    errors = commands.ErrorOutput()
+    try:
+        process = commands.spawn(
+            [
+                str(settings.init),
+                mode,
+                str(exit_path),
+                str(_tmpfs_bytes()),
+                "private" if private_shm else "shared",
+                *words,
+                "--",
+                *argv,
+            ],
+            env=env,
+            cwd=cwd,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors.descriptor,
+        )
+    except commands.CommandFailed as error:
+        errors.close()
+        raise CheckpointError(
+            "gpuckpt-init could not be started.",
+            hint="Install jupyter-gpuckpt again: its compiled part is missing or was built for another machine.",
+            details=str(error),
+        ) from error
+    namespaces = Namespaces(process, errors)
     try:
         namespaces.init_pid = int(namespaces.expect("init"))
         namespaces.expect("ready")
@@ -163,8 +175,16 @@ def find(init_pid: int, keeper_nspid: int, kernel_nspid: int, exit_path: Path) -
             raise KernelLost(
                 "The kernel's process ended right after it was started.",
                 hint="The kernel's log file says why.",
+                details=_exit_status(exit_path),
             )
         time.sleep(0.002)
+
+
+def _exit_status(exit_path: Path) -> str:
+    try:
+        return f"wait status {exit_path.read_text().strip()}"
+    except OSError:
+        return "no exit status was written"
 
 
 def _child(parent: int, nspid: int) -> int:

@@ -40,6 +40,7 @@ def park(
             raise FreezeFailed(
                 f"There is not enough memory to park the kernel: {needed // _MB} MB are needed, {available // _MB} MB are free.",
                 hint="Suspend it instead: that frees both.",
+                details=f"needed {needed}, available {available} bytes",
             )
     gpu = GpuProcesses(tree, progress)
     try:

@@ -48,6 +48,7 @@ def plan(
             f"There is not enough memory to freeze the kernel: about {needed // _MB} MB are needed, "
             f"{available // _MB} MB are free.",
             hint="Free memory (or GPU memory that is cached) and try again.",
+            details=f"private {private}, shared {shared}, GPU {gpu_bytes}, available {available} bytes",
         )
     if method == "plain":
         settings.spill_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

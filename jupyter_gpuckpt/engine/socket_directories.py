@@ -38,6 +38,7 @@ def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path])
             raise ThawFailed(
                 f"The kernel listens on a socket in {directory}, on which another program listens now.",
                 hint=_HINT,
+                details=f"{directory} is not a small directory for temporary files",
             )
         try:
             _lay_over(init_pid, original, number, inside)

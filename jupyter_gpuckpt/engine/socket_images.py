@@ -69,6 +69,7 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
             raise ThawFailed(
                 f"The kernel's own port {ports[port]} is taken by another program.",
                 hint="End that program, then try again. The snapshot is untouched.",
+                details=f"bind to {address} port {ports[port]}: address already in use",
             )
         free = HeldPorts.free(1)
         moved.held.append(free)

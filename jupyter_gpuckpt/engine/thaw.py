@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
-from ..errors import GpuCkptError, KernelLost, ThawFailed
-from ..host import processes
+from ..errors import CheckpointError, KernelLost, ThawFailed
+from ..host import commands, processes
 from ..model import Manifest
 from ..progress import Progress, Stage
 from . import (
@@ -39,6 +39,9 @@ from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
 from .tree import Tree
+
+#: A restore that has logged an error gets this long to make progress or to end.
+_ERROR_SECONDS = 5.0
 
 
 class Content(Protocol):
@@ -271,33 +274,39 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
         if lazy:
             filler = PageFiller(images, restore.inside(notify.SOCKET), pages, prepare)
             stack.enter_context(filler)
-        watch = stack.enter_context(_Watch(restore, lazy=lazy))
+        watch = stack.enter_context(_Watch(restore, images / "restore.log", lazy=lazy))
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.
         restore.namespaces.go(criu_images.highest_pid(images) + 1)
         try:
-            status = int(restore.namespaces.expect("criu"))
-        except GpuCkptError:
-            status = -1
+            status = os.waitstatus_to_exitcode(int(restore.namespaces.expect("criu")))
+        except (
+            CheckpointError
+        ) as error:  # init itself ended: the watch killed it, or somebody else did
+            if filler is not None:
+                filler.result()
+            raise _failure(restore, images, f"was given up: {error.details}", watch) from error
         if status != 0:
             if filler is not None:
                 filler.result()
-            raise _failure(images / "restore.log", stalled=watch.stalled)
+            raise _failure(restore, images, commands.ending(status), watch)
 
 
 class _Watch:
-    """Kills a restore that makes no progress: `criu restore` has no time-out of its own and can hang for ever.
+    """Watcher that kills a restore without progress: `criu restore` has no time-out of its own and can hang for ever.
 
-    Where CRIU reads the memory itself, as without `lazy`, only its use of the processor tells that it is at work.
+    It is given less time when CRIU has logged an error: a task that failed may leave the others waiting for it. Where CRIU
+    reads the memory itself, as without `lazy`, only its use of the processor tells that it is at work.
     """
 
-    def __init__(self, restore: _Restore, *, lazy: bool) -> None:
-        self._lazy = lazy
+    def __init__(self, restore: _Restore, log: Path, *, lazy: bool) -> None:
+        self._lazy, self._log = lazy, log
         self._init, self._progress = restore.namespaces.init_pid, restore.progress
         self._seconds = restore.settings.stall_seconds
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
-        self.stalled = False
+        #: What CRIU had logged when it was killed, which goes with init's mount namespace.
+        self.found: criu_log.Diagnosis | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -312,11 +321,18 @@ class _Watch:
         while not self._end.wait(0.25):
             if (now := self._ticks()) != ticks:
                 ticks, since = now, time.monotonic()
-            elif time.monotonic() - since > self._seconds:
-                self.stalled = True
+            elif self._is_stalled(time.monotonic() - since):
+                self.found = criu_log.diagnose(
+                    self._log, fallback="The restore made no progress and was given up."
+                )
                 with suppress(ProcessLookupError):
                     os.kill(self._init, signal.SIGKILL)
                 return
+
+    def _is_stalled(self, seconds: float) -> bool:
+        return seconds > self._seconds or (
+            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
+        )
 
     def _ticks(self) -> int:
         if self._lazy:
@@ -324,15 +340,17 @@ class _Watch:
         return self._progress.ticks + processes.processor_ticks(self._init)
 
 
-def _failure(log: Path, *, stalled: bool) -> ThawFailed:
-    if stalled:
-        return ThawFailed(
-            "The restore made no progress and was given up.",
-            hint="The snapshot is untouched. A file lock held by another program can cause this; try again.",
-            details=criu_log.diagnose(log, fallback="").details,
-        )
-    found = criu_log.diagnose(log, fallback="CRIU could not restore the kernel.")
-    return ThawFailed(found.cause, hint=found.hint, details=found.details)
+def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> ThawFailed:
+    """Describe a restore that failed. `ending`: what became of CRIU."""
+    found = watch.found or criu_log.diagnose(
+        images / "restore.log",
+        errors=restore.namespaces.errors.text(),
+        fallback=f"CRIU could not restore the kernel: it {ending}.",
+    )
+    hint = found.hint
+    if watch.found is not None:
+        hint += " A file lock that another program holds can make a restore wait for ever."
+    return ThawFailed(found.cause, hint=f"{hint} The snapshot is untouched.", details=found.details)
 
 
 def _let_go(tree: Tree, manifest: Manifest) -> None:
@@ -343,4 +361,8 @@ def _let_go(tree: Tree, manifest: Manifest) -> None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     if not wait_until(lambda: processes.state(tree.kernel_pid) not in ("T", "t"), timeout=10):
-        raise KernelLost("The restored kernel does not run.")
+        raise KernelLost(
+            "The restored kernel does not run.",
+            hint="The snapshot is untouched. Try again.",
+            details=f"process {tree.kernel_pid} is in state {processes.state(tree.kernel_pid)}",
+        )

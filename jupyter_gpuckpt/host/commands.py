@@ -53,13 +53,7 @@ class CommandFailed(Exception):  # noqa: N818 - an event of the host layer, not 
         super().__init__(f"{program} {self._ending()}" + (f": {tail}" if tail else ""))
 
     def _ending(self) -> str:
-        if self.timed_out:
-            return "took too long and was killed"
-        if self.returncode < 0:
-            return f"was ended by signal {-self.returncode}"
-        if self.returncode in {126, 127}:
-            return "could not be run"
-        return f"ended with status {self.returncode}"
+        return "took too long and was killed" if self.timed_out else ending(self.returncode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +197,40 @@ def stop(process: subprocess.Popen[bytes]) -> int:
         threading.Thread(target=process.wait, name=f"reap-{process.pid}", daemon=True).start()
         return -signal.SIGKILL
     return status
+
+
+class ErrorOutput:
+    """The end of what a spawned program writes to its standard error, kept in memory.
+
+    Pass `descriptor` to `spawn` as `stderr`. A file instead of a pipe: nothing has to be read while the program runs, and
+    children that it leaves behind hold nobody up. `close` when done; `text` stays available.
+    """
+
+    def __init__(self) -> None:
+        self.descriptor = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self._text = ""
+
+    def text(self) -> str:
+        """Return what was written until now, at most the last `TAIL_BYTES` bytes."""
+        if self.descriptor >= 0:
+            self._text = _tail(self.descriptor)
+        return self._text
+
+    def close(self) -> None:
+        """Release the memory; may be called again."""
+        if self.descriptor >= 0:
+            self.text()
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def ending(status: int) -> str:
+    """Describe an exit status as `subprocess` has it: "ended with status 1", "was ended by signal 9", "could not be run"."""
+    if status < 0:
+        return f"was ended by signal {-status}"
+    if status in {126, 127}:
+        return "could not be run"
+    return f"ended with status {status}"
 
 
 def environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.errors import ThawFailed
+from jupyter_gpuckpt.errors import CheckpointError, ThawFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
 
@@ -119,4 +119,54 @@ def test_a_fault_at_the_begin_of_any_stage_leaves_nothing(
 
     with pytest.raises(ThawFailed, match=f"broken at {stage}"):
         program.resume(snapshot_id, progress=at(stage, fail))
+    check(program, snapshot_id, tmp_path)
+
+
+def criu_program(path: Path, text: str) -> Path:
+    """A program in the place of CRIU. `text`: what it does at a restore; LOG stands for CRIU's log file."""
+    path.write_text(f"#!/bin/sh\nLOG=/run/gpuckpt/images/restore.log\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("userfaultfd", [True, False])
+def test_a_criu_that_cannot_start_says_why(suspended, tmp_path, userfaultfd):
+    program, snapshot_id = suspended
+    good = program.engine
+    broken = criu_program(tmp_path / "criu", "echo 'criu: libnl-3.so.200 is missing' >&2; exit 127")
+    program.engine = replace(good, criu=broken, userfaultfd=userfaultfd)
+    with pytest.raises(ThawFailed, match="could not be run") as caught:
+        program.resume(snapshot_id)
+    assert "libnl-3.so.200 is missing" in caught.value.details
+    program.engine = good
+    check(program, snapshot_id, tmp_path)
+
+
+def test_a_restore_that_has_failed_and_does_not_end_is_not_waited_for(suspended, tmp_path):
+    program, snapshot_id = suspended
+    good = program.engine
+    logged = "pie: 12: Error (criu/pie/restorer.c:347): Unable to restore capabilities: -1"
+    broken = criu_program(tmp_path / "criu", f"echo '{logged}' > $LOG; exec sleep 1000")
+    program.engine = replace(good, criu=broken, stall_seconds=1000)
+    with pytest.raises(ThawFailed, match="lacks a capability") as caught:
+        program.resume(snapshot_id)
+    assert caught.value.details == logged
+    program.engine = good
+    check(program, snapshot_id, tmp_path)
+
+
+def test_what_init_says_reaches_the_user(suspended, tmp_path):
+    program, snapshot_id = suspended
+    good = program.engine
+    init = tmp_path / "init"
+    init.write_text("#!/bin/sh\necho 'cannot execute: wrong architecture' >&2; exit 1\n")
+    init.chmod(0o755)
+    program.engine = replace(good, init=init)
+    with pytest.raises(CheckpointError) as caught:
+        program.resume(snapshot_id)
+    assert "wrong architecture" in caught.value.details
+    program.engine = replace(good, init=tmp_path / "missing")
+    with pytest.raises(CheckpointError, match="could not be started"):
+        program.resume(snapshot_id)
+    program.engine = good
     check(program, snapshot_id, tmp_path)

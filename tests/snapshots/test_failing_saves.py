@@ -282,3 +282,16 @@ def test_a_missing_working_directory_is_refused_in_words(run, tmp_path: Path) ->
     aside.rename(directory)
     program.resume(saved.manifest.info.snapshot_id)
     program.fresh_line()
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_a_criu_that_cannot_start_prints_reaches_the_user(run, engine, tmp_path, plain):
+    broken = tmp_path / "criu"
+    broken.write_text("#!/bin/sh\necho 'criu: libnl-3.so.200 is missing' >&2; exit 127\n")
+    broken.chmod(0o755)
+    program = run(COUNTER, engine=replace(engine, criu=broken, plain=plain))
+    program.lines(more_than=2)
+    with pytest.raises(FreezeFailed, match="could not be run") as caught:
+        program.save(stop=True)
+    assert "libnl-3.so.200 is missing" in caught.value.details
+    assert_runs_on(program)

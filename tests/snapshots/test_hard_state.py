@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-
 ZOMBIE = """
     import os, subprocess, time
     child = subprocess.Popen(["true"])

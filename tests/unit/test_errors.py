@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import jupyter_gpuckpt
 from jupyter_gpuckpt.errors import GpuCkptError, error_from, record_of, subclasses
 from jupyter_gpuckpt.protocol import exit_code, http_status
 
@@ -31,3 +35,24 @@ def test_a_foreign_exception_becomes_an_internal_error_with_a_hint() -> None:
     assert record.code == "internal"
     assert "ZeroDivisionError" in record.message
     assert record.hint
+
+
+def failures_of_the_engine() -> list[tuple[str, ast.Call]]:
+    """Every place in the package that makes a FreezeFailed or ThawFailed, which a user cannot act on without its cause."""
+    return [
+        (f"{path.name}:{node.lineno}", node)
+        for path in sorted(Path(jupyter_gpuckpt.__file__).parent.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"FreezeFailed", "ThawFailed"}
+    ]
+
+
+def test_a_failed_freeze_or_thaw_always_has_details() -> None:
+    places = failures_of_the_engine()
+    without = [
+        where for where, call in places if "details" not in {word.arg for word in call.keywords}
+    ]
+    assert len(places) > 15
+    assert without == []
