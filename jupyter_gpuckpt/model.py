@@ -88,11 +88,12 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class MappedFile(msgspec.Struct, frozen=True):
-    """A file that must be the same at resume: executables and libraries."""
+    """A program or library that must be the same at a resume. `digest`: BLAKE3 of its content; empty where it was not known."""
 
     path: str
     length: int
     build_id: str = ""
+    digest: str = ""
 
 
 class Host(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ class Stage(StrEnum):
     CAPTURE = "capture"
     THAW = "thaw"
     STORE = "store"
+    REHEARSAL = "rehearsal"
     COMMIT = "commit"
     STOP = "stop"
     NAMESPACES = "namespaces"
@@ -49,6 +50,7 @@ SAVE_STAGES = (
     Stage.THAW,
     Stage.GPU_RESTORE,
     Stage.STORE,
+    Stage.REHEARSAL,
     Stage.COMMIT,
 )
 SUSPEND_STAGES = (
@@ -57,6 +59,7 @@ SUSPEND_STAGES = (
     Stage.FREEZE,
     Stage.CAPTURE,
     Stage.STORE,
+    Stage.REHEARSAL,
     Stage.COMMIT,
     Stage.STOP,
 )

@@ -130,6 +130,7 @@ class Daemon:
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
             await self.kernels.protect_servers()
+            await self.kernels.learn_programs()
             if self.needed or self.streams or self.transfers.any_running:
                 self.touch()
             remaining = self._touched + idle_exit - time.monotonic()

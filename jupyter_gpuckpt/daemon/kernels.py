@@ -205,6 +205,12 @@ class Kernels:
             if tree is not None and owner.jupyter_runtime_dir:
                 await asyncio.to_thread(self._machine.protect_servers, tree, owner)
 
+    async def learn_programs(self) -> None:
+        """Have the programs and libraries of running kernels read, beside everything else."""
+        for kernel in list(self):
+            if kernel.state is KernelState.RUNNING and (tree := kernel.record.tree) is not None:
+                await asyncio.to_thread(self._machine.learn_programs, tree)
+
     async def adopt(self, found: list[KernelRecord]) -> None:
         """Manage kernels that another daemon left, as what they are now (`records.settled`)."""
         for record in found:

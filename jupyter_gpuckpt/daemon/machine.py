@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import doctor, gpu, processes
+from ..host.file_digests import FileDigests
 from ..images import worker_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 #: Checks of the doctor that are about programs; the other required ones are about rights.
+#: How often it is looked whether a kernel has loaded other programs and libraries.
+_LEARN_SECONDS = 60.0
 _TOOLS = (["criu"], ["init"])
 
 
@@ -58,6 +62,8 @@ class Machine:
         self._criu: Path | None = None
         self._store: LocalStore | None = None
         self.resume_times = ResumeTimes(settings.data)
+        self._digests = FileDigests(settings.data / "file-digests")
+        self._learned: dict[int, float] = {}
         #: Told of every change of a snapshot, in any thread; set before the store is first used.
         self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
 
@@ -197,8 +203,17 @@ class Machine:
             pinned=pinned,
             title=title,
             variables=variables,
+            digests=self._digests,
             progress=progress,
         )
+
+    def learn_programs(self, tree: Tree) -> None:
+        """Have the programs and libraries of a tree read in the background, so that a suspend need not; never raises."""
+        now = time.monotonic()
+        if now - self._learned.get(tree.init_pid, -_LEARN_SECONDS) >= _LEARN_SECONDS:
+            self._learned[tree.init_pid] = now
+            paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
+            self._digests.learn(paths, most_bytes=0)
 
     def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
         """Move a tree's GPU memory into RAM; the bytes that were moved."""
@@ -245,12 +260,13 @@ class Machine:
                 jupyter_runtime_dir=record.owner.jupyter_runtime_dir,
                 own_ports=record.spec.own_ports,
                 visible_gpus=visible_gpus,
+                digests=self._digests,
                 progress=progress,
             )
 
     def changes(self, snapshot_id: str) -> Changes:
         """What differs since a snapshot was taken."""
-        return changes.changes(self.store.manifest(snapshot_id), self.store)
+        return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
         """One of a kernel's own snapshots, or the one it was made from; its newest if `snapshot_id` is empty. SnapshotNotFound."""
@@ -275,7 +291,8 @@ class Machine:
             return self._store
 
     def close(self) -> None:
-        """Release the store."""
+        """Release the store and end what goes on in the background."""
+        self._digests.close()
         with self._lock:
             if self._store is not None:
                 self._store.close()

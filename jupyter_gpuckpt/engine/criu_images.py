@@ -26,7 +26,11 @@ _TREE_PID, _TREE_THREADS = 1, 5
 #: PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h).
 _MOST_PIDS = 1 << 22
 
-_REMAP_LINKED = 0
+#: fdinfo_entry (images/fdinfo.proto).
+_FD_NUMBER = 4
+
+#: remap_type (images/remap-file-path.proto).
+_REMAP_LINKED, _REMAP_GHOST = 0, 1
 _FILE_REG = 3
 _REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
 #: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
@@ -256,6 +260,27 @@ def _regular(message: bytes) -> RegularFile:
         build_id,
         numbers.get(_REG_MODE, 0),
     )
+
+
+def highest_descriptor(images: Path) -> int:
+    """Return the highest number of a descriptor that any process has open; -1 if there is none."""
+    return max(
+        (
+            _numbers(message).get(_FD_NUMBER, 0)
+            for path in images.glob("fdinfo-*.img")
+            for message in messages(path)
+        ),
+        default=-1,
+    )
+
+
+def ghost_images(images: Path) -> list[str]:
+    """Return the names of the images that hold deleted files which the tree has open or mapped (criu/files-reg.c)."""
+    return [
+        f"ghost-file-{values[2]:x}.img"
+        for values in _remaps(images)
+        if values.get(3, _REMAP_LINKED) == _REMAP_GHOST
+    ]
 
 
 def link_remaps(images: Path) -> list[tuple[str, str]]:

@@ -9,16 +9,46 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from ..errors import HostIncompatible
+from ..model import CapturedFile
 from . import criu_images
 
 _SHOWN = 5
 #: Made anew with the namespaces, or none of ours to make.
 _OTHERS = ("/proc/", "/sys/", "/dev/", "/run/gpuckpt/")
+
+
+def missing(
+    images: Path, inside: Callable[[str], Path], captured: Iterable[CapturedFile] = ()
+) -> tuple[dict[str, int], list[str]]:
+    """Find the files of files.img that are gone and are not among those that were `captured` with the snapshot.
+
+    Returns path and mode of those that can be made anew, and a sentence about each of the others. `inside` gives a path as the
+    kernel will see it.
+    """
+    renamed = criu_images.remapped(images)
+    travelling = {record.path for record in captured}
+    can_be_made: dict[str, int] = {}
+    lost: dict[str, str] = {}
+    for file in criu_images.regular_files(images):
+        path = "/" + file.path.lstrip("/")
+        if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
+            continue
+        if path in travelling or os.path.lexists(inside(path)):
+            continue
+        if stat.S_ISDIR(file.mode):
+            lost[path] = f"The working directory {path} of the kernel is gone."
+        elif not stat.S_ISREG(file.mode) or file.flags & os.O_ACCMODE == os.O_RDONLY:
+            lost[path] = f"The file {path}, which the kernel has open, is gone."
+        else:
+            can_be_made[path] = stat.S_IMODE(file.mode)
+    for path in lost:  # one that several have open, some to write to it
+        can_be_made.pop(path, None)
+    return can_be_made, [lost[path] for path in sorted(lost)]
 
 
 def put_in_place(images: Path, inside: Callable[[str], Path]) -> list[str]:
@@ -27,27 +57,16 @@ def put_in_place(images: Path, inside: Callable[[str], Path]) -> list[str]:
     `inside` gives a path as the kernel will see it. Raises HostIncompatible naming files that were only read; then nothing was
     made.
     """
-    renamed = criu_images.remapped(images)
-    missing: dict[str, int] = {}
-    only_read: set[str] = set()
-    for file in criu_images.regular_files(images):
-        path = "/" + file.path.lstrip("/")
-        if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
-            continue
-        if not os.path.lexists(inside(path)):
-            missing[path] = stat.S_IMODE(file.mode)
-            if not stat.S_ISREG(file.mode) or file.flags & os.O_ACCMODE == os.O_RDONLY:
-                only_read.add(path)
-    if only_read:
-        shown = ", ".join(sorted(only_read)[:_SHOWN])
+    found, lost = missing(images, inside)
+    if lost:
         raise HostIncompatible(
-            f"Files that the kernel has open are gone: {shown}.",
-            hint="Put them back, then try again. The snapshot is untouched.",
-            details="\n".join(sorted(only_read)),
+            " ".join(lost[:_SHOWN]),
+            hint="Put back what is gone, then try again. The snapshot is untouched.",
+            details="\n".join(lost),
         )
     made = []
     try:
-        for path, mode in missing.items():
+        for path, mode in found.items():
             target = inside(path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.touch(exist_ok=True)

@@ -221,6 +221,11 @@ def maps(pid: int) -> list[Mapping]:
     return [_mapping(line) for line in (_read(pid, "maps") or "").splitlines()]
 
 
+def programs(pid: int) -> set[str]:
+    """Return the paths of the programs and libraries that it has mapped, by the names that they have now."""
+    return {area.path for area in maps(pid) if "x" in area.perms and area.path.startswith("/")}
+
+
 def memory(pid: int) -> Memory:
     """What it keeps in memory; zeros where that may not be read (it takes the right to ptrace)."""
     fields = _fields(_read(pid, "smaps_rollup") or "")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
 #: Stages of a save during which the kernel runs again already.
-_AFTER_FREEZE = frozenset({Stage.STORE, Stage.COMMIT})
+_AFTER_FREEZE = frozenset({Stage.STORE, Stage.REHEARSAL, Stage.COMMIT})
 
 
 class Provisioner(Protocol):

@@ -5,30 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine import criu_images
+from ..engine import criu_images, missing_files
 from ..host import fingerprint
-from ..images.unpack import read_stream
+from ..host.file_digests import FileDigests
 from ..model import SCRATCH, Manifest
 from ..protocol import Change, Changes, FileChange
 from ..store.local import LocalStore
 from .resume import obstacles
-from .save import IMAGES_STREAM
+from .stored_images import FILES, write_images
 
-_IMAGES = ("files.img", "remap-fpath.img")
 #: Not files of the user's.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{SCRATCH}/")
 #: Written by every IPython kernel of a user all the time; the agent sees to it.
 _HISTORY = "history.sqlite"
 
 
-def changes(manifest: Manifest, store: LocalStore) -> Changes:
+def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None = None) -> Changes:
     """Open files that differ from what they were, by path; and what keeps the snapshot from being resumed here.
 
     A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted by
     then come back from the snapshot and are not among them.
     """
     found = []
-    for file in _open_files(manifest, store):
+    with TemporaryDirectory() as directory:
+        images = Path(directory)
+        write_images(manifest, store, images, FILES)
+        remapped = criu_images.remapped(images)
+        files = {file.path: file for file in criu_images.regular_files(images)}
+        _, lost = missing_files.missing(images, Path, manifest.captured)
+    for file in files.values():
+        if file.file_id in remapped:
+            continue
         if file.path.startswith(_SYSTEM) or Path(file.path).name.startswith(_HISTORY):
             continue
         if file.build_id or file.path == manifest.launch.log_path:
@@ -37,19 +44,7 @@ def changes(manifest: Manifest, store: LocalStore) -> Changes:
         if change is not None:
             found.append(change)
     found.sort(key=lambda change: change.path)
-    return Changes(found, obstacles(manifest, fingerprint.host()))
-
-
-def _open_files(manifest: Manifest, store: LocalStore) -> list[criu_images.RegularFile]:
-    small = memoryview(read_stream(manifest.stream(IMAGES_STREAM), store))
-    with TemporaryDirectory() as directory:
-        for image in manifest.images:
-            if image.name in _IMAGES and not image.stream:
-                content = small[image.offset : image.offset + image.length]
-                Path(directory, image.name).write_bytes(content)
-        remapped = criu_images.remapped(Path(directory))
-        files = {file.path: file for file in criu_images.regular_files(Path(directory))}
-    return [file for file in files.values() if file.file_id not in remapped]
+    return Changes(found, [*obstacles(manifest, fingerprint.host(), digests), *lost])
 
 
 def _change(path: str, length: int | None, created: float) -> FileChange | None:

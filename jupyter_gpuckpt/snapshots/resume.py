@@ -15,12 +15,16 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
+from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink
 from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
-from ..model import Gpu, Host, Manifest
+from ..model import SCRATCH, Gpu, Host, Manifest, MappedFile
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from .save import IMAGES_STREAM
+from .stored_images import IMAGES_STREAM
+
+#: How much of a digest is shown.
+_SHOWN_DIGEST = 12
 
 
 class Resumed(NamedTuple):
@@ -40,19 +44,20 @@ def resume(
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
     visible_gpus: str = "",
+    digests: FileDigests | None = None,
     progress: Progress,
 ) -> Resumed:
     """Bring the kernel of `manifest` back, or a second one from it; on return it runs.
 
     `own_ports`: where it listens now, in the order of its launch's own ports; None: where it did. `visible_gpus`: what
-    CUDA_VISIBLE_DEVICES is where the resume was asked for.
+    CUDA_VISIBLE_DEVICES is where the resume was asked for. `digests`: cache of those of programs and libraries.
     Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
     failed, ObjectCorrupt when the store is damaged.
     """
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
         allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
-        check(manifest, here, allowed)
+        check(manifest, here, allowed, digests)
     content = _StoredContent(manifest, store, settings, progress)
     thawed = thaw.thaw(
         manifest,
@@ -68,9 +73,14 @@ def resume(
     return Resumed(thawed.tree, gone, thawed.moved_ports)
 
 
-def check(manifest: Manifest, here: Host, allowed_gpus: Collection[str] | None = None) -> None:
-    """Whether this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming everything that differs."""
-    problems = obstacles(manifest, here)
+def check(
+    manifest: Manifest,
+    here: Host,
+    allowed_gpus: Collection[str] | None = None,
+    digests: FileDigests | None = None,
+) -> None:
+    """Check that this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming what differs."""
+    problems = obstacles(manifest, here, digests)
     needed = sum(
         stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
     )
@@ -100,14 +110,14 @@ def room(manifest: Manifest, visible_gpus: str = "") -> Placement:
     return _placement(manifest, _allowed_gpus(manifest, visible_gpus, gpu.gpus()))
 
 
-def obstacles(manifest: Manifest, here: Host) -> list[str]:
-    """What differs from the machine of the snapshot, a sentence each, whatever memory is free."""
+def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None) -> list[str]:
+    """Say what differs from the machine of the snapshot, a sentence each, whatever memory is free.
+
+    Open files are not looked at: they are listed in the images (`engine.missing_files`).
+    """
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
-    found += [text for file in manifest.mapped if (text := _changed(Path(file.path), file.length))]
-    cwd = Path(manifest.launch.cwd)
-    if not cwd.is_dir():
-        found.append(f"The working directory {cwd} is gone.")
-    return found
+    known = digests or FileDigests()
+    return found + [text for file in manifest.mapped if (text := _changed(file, known))]
 
 
 def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Placement:
@@ -123,18 +133,25 @@ def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) ->
     return asked & launched or asked
 
 
-def _changed(path: Path, length: int) -> str:
+def _changed(file: MappedFile, digests: FileDigests) -> str:
+    """Say how a program or library differs from what it was; an empty string if it does not."""
+    if Path(file.path).is_relative_to(
+        SCRATCH
+    ):  # travels with the snapshot; older manifests list it
+        return ""
     try:
-        now = path.stat().st_size
+        length = Path(file.path).stat().st_size
+        if file.length and length != file.length:
+            was, now = f"{file.length} bytes", f"{length} bytes"
+        elif file.digest and (digest := digests.of(file.path)) != file.digest:
+            was, now = f"digest {file.digest[:_SHOWN_DIGEST]}", f"digest {digest[:_SHOWN_DIGEST]}"
+        else:
+            return ""
     except FileNotFoundError:
-        return (
-            ""
-            if path.is_relative_to("/run/gpuckpt")
-            else f"The file {path}, which the kernel uses, is gone."
-        )
-    if length and now != length:
-        return f"The file {path}, which the kernel uses, was replaced ({length} bytes then, {now} now)."
-    return ""
+        return f"The file {file.path}, which the kernel uses, is gone."
+    except OSError as error:
+        return f"The file {file.path}, which the kernel uses, cannot be read: {error.strerror}."
+    return f"The file {file.path}, which the kernel uses, was replaced ({was} then, {now} now)."
 
 
 class _StoredContent:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -20,11 +20,13 @@ from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable
-from ..host import connections, fingerprint, gpu
+from ..host import connections, fingerprint, gpu, processes
+from ..host.file_digests import FileDigests
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import (
     SHOWN_VARIABLES,
     Cause,
+    Host,
     ImageFile,
     LaunchSpec,
     Manifest,
@@ -36,11 +38,15 @@ from ..model import (
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from .gpu_packing import GpuPacking
+from .rehearsal import rehearse
+from .stored_images import IMAGES_STREAM
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
-IMAGES_STREAM = "images"
-_CONNECTIONS_SHOWN = 3
+#: How many names of one kind a message lists.
+_SHOWN = 3
+#: Programs and libraries that are read for their digests while the kernel waits; the others are read in the background.
+_HASHED_BYTES = 64 << 20
 
 
 class Saved(NamedTuple):
@@ -65,15 +71,18 @@ def save(  # noqa: PLR0913 - all but the first four by name
     pinned: bool = False,
     title: str = "",
     variables: Variables | None = None,
+    digests: FileDigests | None = None,
 ) -> Saved:
     """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before. Only GPU
     memory that cannot be given back when the snapshot is complete is an error after it; the hint says that there is one.
     What was `parked` stays so. `peer_access_off`: see `engine/gpu_refusals.py`. An idle kernel (`cause`) that has network
-    connections to others is not suspended: KernelNotCheckpointable names them.
+    connections to others is not suspended: KernelNotCheckpointable names them, and also what a rehearsal of the resume finds
+    in the way. `digests`: cache of those of programs and libraries.
     """
     began = time.time()
+    digests = digests or FileDigests()
     with progress.stage(Stage.PREFLIGHT):
         warnings = _connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
@@ -98,7 +107,8 @@ def save(  # noqa: PLR0913 - all but the first four by name
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         highest = criu_images.highest_pid(state.images)
-        mapped = _mapped(state)
+        mapped, replaced = _programs(tree, state, digests)
+        warnings += replaced
         total = gpu_packing.length + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
             # One after the other: together they would need twice the memory.
@@ -113,7 +123,6 @@ def save(  # noqa: PLR0913 - all but the first four by name
                 )
             )
         state.prove_still()
-        progress.point_of_no_return()
         info = _info(
             state,
             packed,
@@ -142,8 +151,12 @@ def save(  # noqa: PLR0913 - all but the first four by name
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
         )
-        with progress.stage(Stage.COMMIT):
-            store.publish(manifest)
+        with store.staged(manifest) as staged:
+            with progress.stage(Stage.REHEARSAL):
+                warnings += _rehearse(staged.manifest, store, tree, host, digests, stop=stop)
+            progress.point_of_no_return()
+            with progress.stage(Stage.COMMIT):
+                staged.publish()
         complete.append(manifest.info)
         if stop:
             with progress.stage(Stage.STOP):
@@ -167,9 +180,7 @@ def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
     found = connections.established(pids(tree), ignored_ports=spec.own_ports)
     if not found:
         return []
-    shown = ", ".join(str(connection) for connection in found[:_CONNECTIONS_SHOWN])
-    if len(found) > _CONNECTIONS_SHOWN:
-        shown += f" and {len(found) - _CONNECTIONS_SHOWN} more"
+    shown = _some(found)
     if not cut:
         raise KernelNotCheckpointable(
             f"The kernel has network connections that a suspend would cut: {shown}.",
@@ -191,14 +202,65 @@ def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
     return listed, [BytesSource(IMAGES_STREAM, bytes(small)), *sources]
 
 
-def _mapped(state: Frozen) -> list[MappedFile]:
-    """Programs and libraries: CRIU compares exactly those that have a build id."""
-    files: Mapping[str, MappedFile] = {
-        file.path: MappedFile("/" + file.path.lstrip("/"), file.length or 0, file.build_id)
-        for file in criu_images.regular_files(state.images)
-        if file.build_id
-    }
-    return [files[path] for path in sorted(files)]
+def _programs(
+    tree: Tree, state: Frozen, digests: FileDigests
+) -> tuple[list[MappedFile], list[str]]:
+    """List the programs and libraries that must be the same at a resume; and warn of those that were replaced since.
+
+    CRIU compares those that have a build id. What was replaced or deleted while the kernel used it is in the images.
+    """
+    executable = set().union(*(processes.programs(pid) for pid in pids(tree)))
+    in_images = criu_images.remapped(state.images)
+    travelling = {record.path for record in state.captured}
+    files: dict[str, criu_images.RegularFile] = {}
+    replaced = set()
+    for file in criu_images.regular_files(state.images):
+        path = "/" + file.path.lstrip("/")
+        if path in travelling or not (file.build_id or path in executable):
+            continue
+        if file.file_id in in_images:
+            replaced.add(path)
+        elif file.length:
+            files[path] = file
+    digests.learn(files, most_bytes=_HASHED_BYTES)
+    mapped = [
+        MappedFile(path, files[path].length or 0, files[path].build_id, digests.known(path))
+        for path in sorted(files)
+    ]
+    if not replaced:
+        return mapped, []
+    return mapped, [
+        "These programs or libraries were replaced or removed after the kernel had loaded them: "
+        f"{_some(sorted(replaced))}. The kernel and its snapshot keep the versions that it loaded."
+    ]
+
+
+def _rehearse(
+    manifest: Manifest,
+    store: LocalStore,
+    tree: Tree,
+    here: Host,
+    digests: FileDigests,
+    *,
+    stop: bool,
+) -> list[str]:
+    """Check that the snapshot can be resumed. Raises KernelNotCheckpointable for a suspend, and warns after a save."""
+    problems = rehearse(manifest, store, tree, here, digests)
+    if not problems:
+        return []
+    if stop:
+        raise KernelNotCheckpointable(
+            f"The kernel was not suspended, because it could not be resumed: {' '.join(problems[:_SHOWN])}",
+            hint="The kernel runs on. Put right what is named, then try again.",
+            details="\n".join(problems),
+        )
+    return [f"As things are, this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
+
+
+def _some(names: Sequence[object]) -> str:
+    """Join the first names with commas."""
+    shown = ", ".join(str(name) for name in names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def _info(

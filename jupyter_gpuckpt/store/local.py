@@ -36,6 +36,7 @@ from .lock import StoreLock
 from .packs import Entry
 from .places import Location, Places
 from .repack import Repacking
+from .staging import Staged
 from .usage import Usage
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
@@ -200,26 +201,36 @@ class LocalStore:
                 self._leases.release(lease)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the snapshot exist: durable when this returns, and then only.
+        """Make the snapshot exist: durable when this returns, and then only. Raises as `staged` does."""
+        with self.staged(manifest) as staged:
+            staged.publish()
+
+    @contextmanager
+    def staged(self, manifest: Manifest) -> Iterator[Staged]:
+        """Write a snapshot's manifest to the disk without making the snapshot exist; that takes `Staged.publish`.
 
         Raises SnapshotExists, ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
         """
         digests = manifests.references(manifest)
-        with self._publishing, store_errors(self.root):
-            self.require_absent(manifest.info.snapshot_id)
-            self.locate(digests)
+        with self._publishing:
             try:
                 with store_errors(self.root):
-                    manifests.write(self._manifests, manifest)
+                    self.require_absent(manifest.info.snapshot_id)
+                    self.locate(digests)
+                    staged = Staged(self._manifests, manifest)
+                with staged:
+                    yield staged
             except StoreFull:
                 # The snapshot will not be: what was stored for it gives its room back.
                 with self._lock:
                     self._leases.published(digests)
                 self.sweep()
                 raise
+            if not staged.published:
+                return
             with self._lock:
                 self._leases.published(digests)
-        self._tell(manifest.info, SnapshotChangeKind.ADDED)
+        self._tell(staged.manifest.info, SnapshotChangeKind.ADDED)
 
     def require_absent(self, snapshot_id: str) -> None:
         """Raise SnapshotExists if there is a snapshot of this id, also a deleted one that is still kept."""
@@ -352,13 +363,6 @@ class LocalStore:
         with store_errors(self.root):
             return self._usage.of(self.snapshots())
 
-    def verify(self, snapshot_id: str) -> None:
-        """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
-        digests = manifests.references(self.manifest(snapshot_id))
-        with self.holding(digests):
-            for place in self.locate(digests):
-                self.load(place.digest)
-
     def free_bytes(self) -> int:
         """What can still be written to the disk that the store is on."""
         with store_errors(self.root):
@@ -392,7 +396,6 @@ def _close(catalog: Catalog, lock: StoreLock) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """A directory for the owner alone; an existing one is closed to others."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.stat().st_mode & 0o077:
         path.chmod(0o700)

@@ -59,15 +59,28 @@ def path_of(directory: Path, snapshot_id: str) -> Path:
     return directory / (snapshot_id + SUFFIX)
 
 
-def write(directory: Path, manifest: Manifest) -> None:
-    """Write the manifest so that it is there completely or not at all, also after a power cut. Raises OSError."""
+def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
+    """Write the manifest beside the place where it will be; returns that file and the manifest as it was read back from it.
+
+    Durable when this returns. `commit` gives it its name. Raises OSError and what `parse` raises; then nothing is left.
+    """
     path = path_of(directory, manifest.info.snapshot_id)
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
-    replace_file(path, _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body)
+    temporary = write_temporary(path, _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body)
+    try:
+        return temporary, parse(path, temporary.read_bytes(), Manifest)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write a file that has its new content or its old one, also after a power cut. Raises OSError."""
+    commit(write_temporary(path, content))
+
+
+def write_temporary(path: Path, content: bytes) -> Path:
+    """Write a file beside `path` that `commit` gives this name. Raises OSError; then nothing is left."""
     temporary = path.with_name(path.name + TEMPORARY)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
@@ -75,11 +88,20 @@ def replace_file(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.rename(path)
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    return temporary
+
+
+def commit(temporary: Path) -> None:
+    """Give a file of `write_temporary` its name, so that it is there also after a power cut. Raises OSError."""
+    try:
+        temporary.rename(temporary.with_name(temporary.name.removesuffix(TEMPORARY)))
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(temporary.parent)
 
 
 def read(path: Path, kind: type[_Part]) -> _Part:

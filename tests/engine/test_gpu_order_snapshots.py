@@ -22,6 +22,7 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.pack import pack
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_packing
+from jupyter_gpuckpt.snapshots.verify import verify
 from tests.conftest import processes_naming
 from tests.engine.scripted_driver import CHECKPOINTED, Error
 from tests.engine.scripted_gpu import (
@@ -109,7 +110,13 @@ def test_gpu_memory_is_stored_while_it_goes_back(scripted, beside):
     scripted.check_running()
     streams = [stream for stream in saved.manifest.streams if stream.name.startswith("gpu/")]
     assert len(streams) == len(scripted.pids())
-    scripted.program.store.verify(saved.manifest.info.snapshot_id)
+    found = verify(
+        scripted.program.store,
+        saved.manifest.info.snapshot_id,
+        threads=1,
+        cancelled=threading.Event(),
+    )
+    assert found.ok
     sizes = saved.manifest.info.sizes
     assert sizes.raw_bytes == sum(stream.length for stream in saved.manifest.streams)
 

@@ -34,7 +34,7 @@ def manifest(snapshot_id: str = "s1") -> Manifest:
 
 def test_a_manifest_is_read_back_whole_and_in_parts(tmp_path):
     original = manifest()
-    manifests.write(tmp_path, original)
+    manifests.commit(manifests.stage(tmp_path, original)[0])
     path = manifests.path_of(tmp_path, "s1")
     assert path == tmp_path / "s1.manifest"
     assert manifests.read(path, Manifest) == original
@@ -103,7 +103,7 @@ def test_a_missing_manifest_is_a_missing_snapshot(tmp_path):
 
 
 def written(folder: Path) -> Path:
-    manifests.write(folder, manifest())
+    manifests.commit(manifests.stage(folder, manifest())[0])
     return folder / "s1.manifest"
 
 

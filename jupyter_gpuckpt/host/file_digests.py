@@ -1,0 +1,141 @@
+"""Digests of programs and libraries, so that a resume sees whether one was replaced by another of the same size.
+
+A digest is kept under the file's identity (device, inode, size, times of change), so that an unchanged file is read once. Large
+files are read in the background, where they hold nobody up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from blake3 import blake3
+
+logger = logging.getLogger(__name__)
+
+#: Device, inode, size, mtime and ctime in nanoseconds: a file for which all are the same has the same content.
+Identity = tuple[int, int, int, int, int]
+
+#: More than that is no longer what is in use; the oldest are forgotten.
+_MOST_KEPT = 50_000
+
+
+class FileDigests:
+    """Cache of file digests, kept in the file `path` over restarts (None: in memory only). Thread-safe."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._known = _load(path)
+        self._unsaved = False
+        self._background = ThreadPoolExecutor(1, "file-digests", initializer=_lower_priority)
+
+    def of(self, path: str | Path) -> str:
+        """Return the digest of a file in hexadecimal, reading the file unless it is known. Raises OSError."""
+        identity = _identity(os.stat(path))
+        found = self._get(identity)
+        if not found:
+            found = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+            # A file that was being written meanwhile has no digest.
+            if _identity(os.stat(path)) == identity:
+                self._put(identity, found)
+        return found
+
+    def known(self, path: str | Path) -> str:
+        """Return the digest of a file if it is known, else an empty string; never raises."""
+        with suppress(OSError):
+            return self._get(_identity(os.stat(path)))
+        return ""
+
+    def learn(self, paths: Iterable[str], *, most_bytes: int) -> None:
+        """Read the files that are not known yet: smallest first, at most `most_bytes` now, the others in the background."""
+        later, left = [], most_bytes
+        for size, path in sorted(self._unknown(paths)):
+            left -= size
+            if left < 0:
+                later.append(path)
+            else:
+                self._learn(path)
+        if later:
+            with suppress(RuntimeError):  # closed meanwhile
+                self._background.submit(self._learn_all, later)
+        else:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is new to the disk. A digest that is not kept is made again."""
+        with self._lock:
+            if self._path is None or not self._unsaved:
+                return
+            kept = dict(list(self._known.items())[-_MOST_KEPT:])
+            self._unsaved = False
+        temporary = self._path.with_suffix(".tmp")
+        try:
+            temporary.write_bytes(msgspec.msgpack.encode(kept))
+            temporary.replace(self._path)
+        except OSError as error:
+            logger.warning("digests of programs and libraries are not kept: %s", error)
+
+    def close(self) -> None:
+        """End the background work; files that were not read are read another time."""
+        self._background.shutdown(wait=True, cancel_futures=True)
+        self.save()
+
+    def _unknown(self, paths: Iterable[str]) -> Iterable[tuple[int, str]]:
+        for path in paths:
+            with suppress(OSError):
+                status = os.stat(path)
+                if not self._get(_identity(status)):
+                    yield status.st_size, path
+
+    def _learn_all(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._learn(path)
+        self.save()
+
+    def _learn(self, path: str) -> None:
+        with suppress(OSError):
+            self.of(path)
+
+    def _get(self, identity: Identity) -> str:
+        with self._lock:
+            return self._known.get(identity, "")
+
+    def _put(self, identity: Identity, digest: str) -> None:
+        with self._lock:
+            self._known[identity] = digest
+            self._unsaved = True
+
+
+def _identity(status: os.stat_result) -> Identity:
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+def _load(path: Path | None) -> dict[Identity, str]:
+    if path is None:
+        return {}
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=dict[Identity, str])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:  # msgspec's errors and a wrong encoding are ValueErrors
+        logger.warning("digests of programs and libraries are made again: %s: %s", path, error)
+        return {}
+
+
+def _lower_priority() -> None:
+    # Linux has a priority per thread: the kernels' users wait for nothing that is done here.
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,0 +1,84 @@
+"""Rehearsal of a resume: the last step of a suspend before anything is killed.
+
+Covers: everything that a resume on this machine would refuse a second later, and every private thing that it needs. The manifest
+and the images are those that were read back from the store. Does not cover: free memory, on the GPU as well, which the kernel
+still occupies, and ports, which the daemon holds.
+"""
+
+from __future__ import annotations
+
+import resource
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..engine import criu_images, missing_files
+from ..engine.tree import Tree
+from ..errors import StoreError
+from ..host.file_digests import FileDigests
+from ..model import Host, Manifest
+from ..store.local import LocalStore
+from .resume import obstacles
+from .stored_images import FILES, PROCESSES, write_images
+
+#: What reading a damaged image or manifest raises.
+_UNREADABLE = (ValueError, IndexError, KeyError, StopIteration, OSError, struct.error, StoreError)
+
+
+def rehearse(
+    manifest: Manifest, store: LocalStore, tree: Tree, here: Host, digests: FileDigests
+) -> list[str]:
+    """Say what would keep the snapshot from being resumed on this machine, a sentence each; empty when nothing would.
+
+    `manifest` is what was read back from the disk; `tree` still has its mount namespace.
+    """
+    found = obstacles(manifest, here, digests)
+    try:
+        with TemporaryDirectory() as directory:
+            images = Path(directory)
+            write_images(manifest, store, images, [*FILES, *PROCESSES])
+            found += missing_files.missing(images, tree.inside, manifest.captured)[1]
+            found += _incomplete(manifest, images)
+            found += _limits(images)
+    except _UNREADABLE as error:
+        found.append(f"The images cannot be read back: {type(error).__name__}: {error}.")
+    return found
+
+
+def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
+    """Name what the images refer to and the snapshot lacks."""
+    names = {image.name for image in manifest.images}
+    lengths = {stream.name: stream.length for stream in manifest.streams}
+    captured = {record.path for record in manifest.captured}
+    if {process.pid for process in criu_images.processes(images)} != {
+        process.pid for process in manifest.processes
+    }:
+        yield "The list of processes differs from the one in the images."
+    for process in manifest.processes:
+        if process.pages:
+            lazy = sum(e.length for e in criu_images.pagemap(images, process.pid) if e.lazy)
+            file = f"pages-{criu_images.pages_id(images, process.pid)}.img"
+            if file not in names or lengths.get(process.pages, 0) != lazy:
+                yield f"Memory of process {process.pid} ({process.name}) is missing."
+    for image in criu_images.ghost_images(images):
+        if image not in names:
+            yield f"A deleted file that the kernel uses is missing (image {image})."
+    for link, original in criu_images.link_remaps(images):
+        if link not in captured:
+            yield f"The file {original}, which was replaced while the kernel used it, is missing."
+    needed = [record.stream for record in manifest.captured if record.stream]
+    needed += [f"gpu{path}" for process in manifest.gpu for path in process.staging]
+    yield from (f"The content of {name} is missing." for name in needed if name not in lengths)
+
+
+def _limits(images: Path) -> Iterator[str]:
+    """Say which limit of this machine the tree exceeds."""
+    criu_images.highest_pid(images)  # a resume computes it
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    highest = criu_images.highest_descriptor(images)
+    if hard != resource.RLIM_INFINITY and highest >= hard:
+        yield (
+            f"A process of the kernel has descriptor {highest} open; the limit here is {hard}"
+            " (`ulimit -Hn`)."
+        )

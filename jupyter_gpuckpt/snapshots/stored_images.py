@@ -1,0 +1,42 @@
+"""CRIU's images as they lie in the store, without the large ones that hold memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+
+from ..images.unpack import read_stream
+from ..model import Manifest
+from ..store.local import LocalStore
+
+#: The stream of all images but large ones, which have streams of their own.
+IMAGES_STREAM = "images"
+
+#: What is needed to know the tree's open files.
+FILES = ("files", "remap-fpath")
+#: What is needed to know its processes, their memory areas and their descriptors.
+PROCESSES = ("pstree", "core", "pagemap", "fdinfo")
+
+
+def write_images(
+    manifest: Manifest, store: LocalStore, directory: Path, kinds: Collection[str]
+) -> None:
+    """Write the images of these kinds, e.g. `files` or `pagemap`, into `directory`.
+
+    Raises ObjectCorrupt when one of them cannot be read from the store, KeyError when the manifest does not list its stream.
+    """
+    small = memoryview(read_stream(manifest.stream(IMAGES_STREAM), store))
+    for image in manifest.images:
+        if _kind(image.name) in kinds:
+            if image.stream:
+                content = read_stream(manifest.stream(image.stream), store)
+            else:
+                content = bytes(small[image.offset : image.offset + image.length])
+            (directory / image.name).write_bytes(content)
+
+
+def _kind(name: str) -> str:
+    """Return `pagemap` for `pagemap-12.img` and `remap-fpath` for `remap-fpath.img`."""
+    stem = name.removesuffix(".img")
+    head, _, number = stem.rpartition("-")
+    return head if number.isdecimal() else stem
