@@ -57,9 +57,11 @@ def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
         yield "The list of processes differs from the one in the images."
     for process in manifest.processes:
         if process.pages:
-            lazy = sum(e.length for e in criu_images.pagemap(images, process.pid) if e.lazy)
+            extents = criu_images.pagemap(images, process.pid)
+            # A plain dump marks the same pages as lazy, but has them in its own file.
+            ours = sum(e.length for e in extents if e.lazy and manifest.method == "skeleton")
             file = f"pages-{criu_images.pages_id(images, process.pid)}.img"
-            if file not in names or lengths.get(process.pages, 0) != lazy:
+            if file not in names or lengths.get(process.pages, 0) != ours:
                 yield f"Memory of process {process.pid} ({process.name}) is missing."
     for image in criu_images.ghost_images(images):
         if image not in names:

@@ -363,6 +363,13 @@ class LocalStore:
         with store_errors(self.root):
             return self._usage.of(self.snapshots())
 
+    def verify(self, snapshot_id: str) -> None:
+        """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
+        digests = manifests.references(self.manifest(snapshot_id))
+        with self.holding(digests):
+            for place in self.locate(digests):
+                self.load(place.digest)
+
     def free_bytes(self) -> int:
         """What can still be written to the disk that the store is on."""
         with store_errors(self.root):

@@ -32,7 +32,7 @@ MOMENTS = [
     ("save", ENGINE + "ghost.Ghost._make"),
     ("save", ENGINE + "tracee.Tracee._begin"),
     ("save", ENGINE + "tracee.Tracee.syscall"),
-    ("suspend", "jupyter_gpuckpt.store.local.LocalStore.publish"),
+    ("suspend", "jupyter_gpuckpt.store.staging.Staged.publish"),
     ("resume", ENGINE + "launch.Namespaces.go"),
     ("resume", ENGINE + "page_filler.PageFiller.__enter__"),
 ]

@@ -22,7 +22,6 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.pack import pack
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_packing
-from jupyter_gpuckpt.snapshots.verify import verify
 from tests.conftest import processes_naming
 from tests.engine.scripted_driver import CHECKPOINTED, Error
 from tests.engine.scripted_gpu import (
@@ -110,13 +109,7 @@ def test_gpu_memory_is_stored_while_it_goes_back(scripted, beside):
     scripted.check_running()
     streams = [stream for stream in saved.manifest.streams if stream.name.startswith("gpu/")]
     assert len(streams) == len(scripted.pids())
-    found = verify(
-        scripted.program.store,
-        saved.manifest.info.snapshot_id,
-        threads=1,
-        cancelled=threading.Event(),
-    )
-    assert found.ok
+    scripted.program.store.verify(saved.manifest.info.snapshot_id)
     sizes = saved.manifest.info.sizes
     assert sizes.raw_bytes == sum(stream.length for stream in saved.manifest.streams)
 
