@@ -19,7 +19,7 @@ _LIBRARY = ["-shared", "-fPIC", "-O3"]
 #: Every binary: its source and how it is linked.
 BINARIES = {
     ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
-    ENGINE / "criu-pages.so": (ENGINE / "criu_pages.c", _WITHOUT_LIBC),
+    ENGINE / "criu-preload.so": (ENGINE / "criu_preload.c", _WITHOUT_LIBC),
     ENGINE / "page-copy.so": (ENGINE / "page_copy.c", _LIBRARY),
     STORE / "byte-groups.so": (STORE / "byte_groups.c", _LIBRARY),
     ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),

@@ -107,8 +107,11 @@ class Host(msgspec.Struct, frozen=True):
     gpus: list[Gpu] = []
 
 
-class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a kernel is started: what the provisioner sends. `env` is complete, nothing is added but what the engine must."""
+class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How a kernel is started: what the provisioner sends. `env` is complete, nothing is added but what the engine must.
+
+    Defaults are left out where it is stored, so that older versions read what they know.
+    """
 
     kernel_id: str
     argv: list[str]
@@ -117,6 +120,8 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_path: str
     umask: int = 0o022
     private_shm: bool = True
+    #: Whether programs may use io_uring, which cannot be saved. Without it they fall back to epoll.
+    io_uring: bool = False
     #: TCP ports of the kernel's own whose peers connect again by themselves (Jupyter's five).
     own_ports: list[int] = []
     #: Opaque to the house: what the door needs to bring the kernel back in a new server (kernelspec, connection_info,

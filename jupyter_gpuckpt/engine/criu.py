@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Self
 
 from ..errors import FreezeFailed
-from ..host import commands, processes
+from ..host import commands, processes, seccomp
 from ..model import SCRATCH
 from . import criu_log, hidden_pages, notify
 from .settings import EngineSettings
@@ -91,10 +91,7 @@ def dump_skeleton(
                 "--status-fd",
                 str(tell),
             ]
-            hiding = {
-                "LD_PRELOAD": str(settings.criu_pages),
-                hidden_pages.VARIABLE: hidden_pages.LIST,
-            }
+            hiding = {hidden_pages.VARIABLE: hidden_pages.LIST}
             run = _Run(
                 settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell], hiding
             )
@@ -141,11 +138,15 @@ class _Run:
         self._errors = commands.ErrorOutput()
         try:
             words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
+            preload = {
+                "LD_PRELOAD": str(settings.criu_preload),
+                seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
+            }
             self._process = commands.spawn(
                 words,
                 stderr=self._errors.descriptor,
                 pass_fds=descriptors,
-                env=commands.environment() | dict(environment),
+                env={**commands.environment(), **preload, **environment},
             )
         except commands.CommandFailed as error:
             self._release()

@@ -1,7 +1,7 @@
 """Pages that CRIU does not see in a skeleton dump, because we list them ourselves.
 
 CRIU pins every page of a task in pipes before it finds that nobody wants it. The large private areas are hidden from it
-(`criu_pages.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
+(`criu_preload.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
 as CRIU would have done. So the standstill does not grow with the memory, nor does the number of descriptors.
 See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
 """
@@ -33,7 +33,7 @@ _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 3, 1 << 4, 1 << 5, 1 << 8
 _REGIONS = 512
 #: Smaller areas are left to CRIU.
 _SMALLEST = 1 << 20
-#: As in criu_pages.c.
+#: As in criu_preload.c.
 _MOST = 65536
 
 Area = tuple[int, int]

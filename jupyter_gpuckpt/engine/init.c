@@ -1,7 +1,7 @@
 /* gpuckpt-init: the two processes above every kernel, and CRIU's action script.
  *
- *   gpuckpt-init launch  EXIT_PATH TMPFS_BYTES SHM UMASK LOG -- KERNEL...
- *   gpuckpt-init restore EXIT_PATH TMPFS_BYTES SHM KEEPER_PID - -- CRIU...
+ *   gpuckpt-init launch  EXIT_PATH TMPFS_BYTES SHM IO_URING UMASK LOG -- KERNEL...
+ *   gpuckpt-init restore EXIT_PATH TMPFS_BYTES SHM IO_URING KEEPER_PID - -- CRIU...
  *   gpuckpt-init keeper  UMASK CWD_FD -- KERNEL...           (internal: from the scratch tmpfs)
  *   notify                                                   (by name: CRIU's --action-script)
  *
@@ -19,8 +19,11 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +33,7 @@
 #include <sys/sendfile.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -65,6 +69,20 @@ static void make_mounts(const char *bytes, const char *shm) {
         snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
         if (mount("gpuckpt-shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount /dev/shm");
     }
+}
+
+/* CRIU cannot save io_uring. Everything that uses it falls back to epoll where the system call does not exist. All that init
+ * starts inherits the filter: the kernel, and CRIU with what it restores. CRIU's dump does not see it (criu_preload.c). */
+static void refuse_io_uring(void) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, __NR_io_uring_setup, 0, 2), /* setup, enter, register are neighbors */
+        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, __NR_io_uring_register, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof rules / sizeof *rules, rules};
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) fail("seccomp filter");
 }
 
 static void set_last_pid(const char *text) {
@@ -158,12 +176,13 @@ static void quiet_streams(void) {
 }
 
 static int init(int restore, char **v) {
-    const char *exit_path = v[0], *log = v[4];
+    const char *exit_path = v[0], *log = v[5];
     char number[16], line[32];
     int status, self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     pid_t root, p;
     setsid();
     make_mounts(v[1], v[2]);
+    if (!strcmp(v[3], "refused")) refuse_io_uring();
     if (!restore) {
         copy_self(self, KEEPER);
         if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
@@ -184,17 +203,17 @@ static int init(int restore, char **v) {
         if (!root) {
             snprintf(number, sizeof number, "%d", cwd);
             /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
-            v[1] = "gpuckpt-keeper", v[2] = "keeper", v[4] = number;
+            v[2] = "gpuckpt-keeper", v[3] = "keeper", v[5] = number;
             open_streams(log);
             if (chdir("/")) _exit(126);
             if (cwd > 3) close_range(3, cwd - 1, 0);
             close_range(cwd + 1, ~0U, 0);
-            execv(KEEPER, v + 1);
+            execv(KEEPER, v + 2);
             _exit(126);
         }
         close(cwd);
     } else {
-        int keeper_pid = atoi(v[3]);
+        int keeper_pid = atoi(v[4]);
         pid_t criu = fork();
         if (criu < 0) fail("fork");
         if (!criu) {
@@ -202,8 +221,8 @@ static int init(int restore, char **v) {
             int null = open("/dev/null", O_RDWR);
             dup2(null, 0), dup2(null, 1);
             if (null > 2) close(null);
-            execvp(v[6], v + 6);
-            dprintf(2, "%s: %s\n", v[6], strerror(errno));
+            execvp(v[7], v + 7);
+            dprintf(2, "%s: %s\n", v[7], strerror(errno));
             _exit(127);
         }
         while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
@@ -249,7 +268,7 @@ int main(int c, char **v) {
     if (!strcmp(name, "notify")) return notify();
     if (c > 5 && !strcmp(v[1], "keeper")) return keeper(v + 2);
     int restore = c > 2 && !strcmp(v[1], "restore");
-    if (c < 9 || (!restore && strcmp(v[1], "launch")) || strcmp(v[7], "--")) {
+    if (c < 10 || (!restore && strcmp(v[1], "launch")) || strcmp(v[8], "--")) {
         dprintf(2, "gpuckpt-init is started by gpuckptd; it is of no use by itself.\n");
         return 2;
     }

@@ -7,8 +7,8 @@ import shutil
 import stat
 from dataclasses import dataclass
 
-from ..errors import FreezeFailed, StoreFull
-from ..host import limits, processes
+from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
+from ..host import limits, processes, seccomp
 from . import hidden_pages
 from .launch import pids
 from .settings import EngineSettings
@@ -34,6 +34,7 @@ def plan(
 ) -> Plan:
     """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
     members = pids(tree)
+    _refuse_sandboxes(tree, members)
     memory = [processes.memory(pid) for pid in members]
     private = sum(part.private_bytes + part.swap_bytes for part in memory)
     shared = sum(part.shared_bytes for part in memory)
@@ -59,6 +60,18 @@ def plan(
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
     return Plan(method, _ghost_limit(members), private, shared, private_shm)
+
+
+def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a process with a seccomp filter of its own, which CRIU would restore twice."""
+    found = [pid for pid in members if seccomp.added(pid, tree.init_pid) > 0]
+    if found:
+        names = sorted({processes.name(pid) or "?" for pid in found})
+        raise KernelNotCheckpointable(
+            f"A process of the kernel runs in a sandbox of its own (seccomp): {', '.join(names)}.",
+            hint="End it (for a browser: close it, or start it with --no-sandbox), then try again.",
+            details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
+        )
 
 
 def _ghost_limit(members: list[int]) -> int:

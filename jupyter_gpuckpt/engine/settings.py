@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 INIT = Path(__file__).with_name("gpuckpt-init")
-CRIU_PAGES = Path(__file__).with_name("criu-pages.so")
+CRIU_PRELOAD = Path(__file__).with_name("criu-preload.so")
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class EngineSettings:
     spill_dir: Path
     threads: int
     init: Path = INIT
-    #: Preloaded into a skeleton dump; see criu_pages.c.
-    criu_pages: Path = CRIU_PAGES
+    #: Preloaded into a dump; see criu_preload.c.
+    criu_preload: Path = CRIU_PRELOAD
     #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
     plain: bool = False
     #: Fill memory by userfaultfd; where it is not allowed all pages are written to the disk first.

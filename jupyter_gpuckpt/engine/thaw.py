@@ -111,6 +111,7 @@ def thaw(
                 "restore",
                 exit_path=exit_path,
                 private_shm=manifest.launch.private_shm,
+                io_uring=manifest.launch.io_uring,
                 words=[str(manifest.keeper_pid), "-"],
                 argv=criu.restore_words(settings, directory, lazy=lazy),
                 cwd="/",

@@ -23,6 +23,7 @@ def launch_spec(
     *,
     log_path: Path,
     private_shm: bool,
+    io_uring: bool,
     own_ports: list[int],
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
@@ -42,6 +43,7 @@ def launch_spec(
         log_path=str(log_path),
         umask=_umask(),
         private_shm=private_shm,
+        io_uring=io_uring,
         own_ports=own_ports,
         jupyter=jupyter,
     )

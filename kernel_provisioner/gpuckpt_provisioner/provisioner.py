@@ -59,6 +59,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         memory with processes outside, which then cannot be saved while they do.""",
     ).tag(config=True)
 
+    io_uring = Bool(
+        False,
+        help="""Whether programs in kernels may use io_uring. A kernel cannot be saved while one does. Without it they fall back
+        to epoll, as on the many systems where io_uring is switched off.""",
+    ).tag(config=True)
+
     #: Said once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
 
@@ -130,6 +136,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             kwargs,
             log_path=path,
             private_shm=self.private_shm,
+            io_uring=self.io_uring,
             own_ports=self._ports,
             jupyter=jupyter,
         )

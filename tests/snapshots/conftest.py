@@ -25,7 +25,12 @@ class Run(Protocol):
     """The type of the fixture `run`."""
 
     def __call__(
-        self, code: str, *, engine: EngineSettings = ..., store: LocalStore = ...
+        self,
+        code: str,
+        *,
+        engine: EngineSettings = ...,
+        store: LocalStore = ...,
+        io_uring: bool = ...,
     ) -> Program:
         """Start `code`."""
 
@@ -34,7 +39,13 @@ class Program:
     """Python code that runs under the engine. Its standard output is the log, read with `lines`."""
 
     def __init__(
-        self, code: str, directory: Path, engine: EngineSettings, store: LocalStore
+        self,
+        code: str,
+        directory: Path,
+        engine: EngineSettings,
+        store: LocalStore,
+        *,
+        io_uring: bool = False,
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
@@ -46,6 +57,7 @@ class Program:
             env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
             cwd=str(directory),
             log_path=str(self.log),
+            io_uring=io_uring,
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
 
@@ -105,10 +117,16 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
     """Start programs; they are killed after the test, whatever became of them."""
     started: list[Program] = []
 
-    def start(code: str, *, engine: EngineSettings = engine, store: LocalStore = store) -> Program:
+    def start(
+        code: str,
+        *,
+        engine: EngineSettings = engine,
+        store: LocalStore = store,
+        io_uring: bool = False,
+    ) -> Program:
         directory = tmp_path / f"program-{len(started)}"
         directory.mkdir()
-        started.append(Program(code, directory, engine, store))
+        started.append(Program(code, directory, engine, store, io_uring=io_uring))
         return started[-1]
 
     yield start

@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_the_program_running(run, small_disk: Path, *, stop: 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
 def test_a_kernel_with_an_io_uring_is_refused_with_cause_and_hint(run, *, stop: bool) -> None:
-    program = run(IO_URING)
+    program = run(IO_URING, io_uring=True)
     program.lines(more_than=3)
     with pytest.raises(FreezeFailed, match="io_uring") as caught:
         program.save(stop=stop)

@@ -79,7 +79,7 @@ def test_they_are_those_that_criu_finds_itself(run, engine: EngineSettings, tmp_
     assert sum(extent.length for extent in hidden[program.tree.kernel_nspid]) > 60 << 20
     ours = lazy_pages(program, engine)
     # The library that hides them cannot be loaded: CRIU sees everything.
-    theirs = lazy_pages(program, replace(engine, criu_pages=tmp_path / "none.so"))
+    theirs = lazy_pages(program, replace(engine, criu_preload=tmp_path / "none.so"))
     assert len(ours) == 3
     assert ours == theirs
 
