@@ -1,4 +1,4 @@
-"""How tests start Jupyter's programs: as `python -m` starts them, without a second's work that no test needs."""
+"""Programs that tests run: Jupyter's, started as `python -m` starts them, and cells with a certain effect."""
 
 from __future__ import annotations
 
@@ -17,3 +17,15 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 def python_module(module: str) -> list[str]:
     """The beginning of a command that runs the module as a program; its arguments follow."""
     return [sys.executable, "-c", _START.format(module=module)]
+
+
+#: Makes the process that runs it impossible to save: it adds a seccomp filter of its own (which allows everything), as a
+#: browser's sandbox does.
+SANDBOX = """
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+rule = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000))
+filter = struct.pack("HxxxxxxP", 1, ctypes.addressof(rule))
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, filter) == 0  # PR_SET_SECCOMP
+"""

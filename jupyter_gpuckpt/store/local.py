@@ -25,7 +25,7 @@ import msgspec
 from ..errors import ConfigurationError, ObjectCorrupt, SnapshotExists, StoreError, StoreFull
 from ..model import Manifest, SnapshotInfo
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
-from . import annotation_files, faults, manifests, packs
+from . import annotation_files, faults, leftovers, manifests, packs
 from .catalog import Catalog
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .collect import collect
@@ -83,7 +83,7 @@ class LocalStore:
             try:
                 for directory in (self._packs, self._manifests):
                     _make_directory(directory)
-                self._remove_leftovers()
+                leftovers.remove(self._packs, self._manifests)
                 self._catalog = Catalog(root / "catalog.sqlite", self._packs)
             except BaseException:
                 store_lock.release()
@@ -380,17 +380,6 @@ class LocalStore:
 
     def _tell(self, info: SnapshotInfo, change: SnapshotChangeKind) -> None:
         self.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, change))
-
-    def _remove_leftovers(self) -> None:
-        for path in (
-            *self._packs.glob(packs.TEMPORARY + "*"),
-            *self._manifests.glob("*" + manifests.TEMPORARY),
-        ):
-            logger.info("Removing %s, which a crash left half-written.", path)
-            path.unlink(missing_ok=True)
-        for path in self._manifests.glob("*" + annotation_files.SUFFIX):
-            if not path.with_suffix(manifests.SUFFIX).exists():
-                path.unlink(missing_ok=True)
 
 
 def _close(catalog: Catalog, lock: StoreLock) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.ended_operations import SCHEMA_ID
+from tests.programs import SANDBOX
 
 
 def metrics(server):
@@ -49,11 +50,7 @@ def test_each_is_told_once_with_what_it_did(server, listener, monkeypatch, event
 
 def test_a_failure_is_told_with_its_reason(server, listener, eventually):
     page = server.open()
-    page.run("import os; ring = os.memfd_create('x')")
-    page.run(
-        "import ctypes; libc = ctypes.CDLL(None, use_errno=True);"
-        "params = (ctypes.c_uint * 30)(); print(libc.syscall(425, 4, params))"
-    )
+    page.run(SANDBOX)
     operation = server.finish(server.begin("save", page.kernel_id))
     eventually(lambda: listener.heard)
     (event,) = listener.heard

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.programs import SANDBOX
+
 
 @pytest.fixture
 def server(clean_server):
@@ -111,18 +113,10 @@ def test_the_snapshot_of_a_suspended_kernel_cannot_be_deleted(server):
     assert (status, error["code"]) == (409, "snapshot_in_use")
 
 
-IO_URING = """
-import ctypes
-parameters = ctypes.create_string_buffer(120)
-print(ctypes.CDLL(None).syscall(425, 4, parameters))  # io_uring_setup
-"""
-
-
 @pytest.mark.parametrize("verb", ["save", "suspend"])
 def test_a_kernel_that_cannot_be_saved_says_why_and_runs_on(server, verb):
     page = server.open()
-    if int(page.run(IO_URING)) < 0:
-        pytest.skip("io_uring is switched off here")
+    page.run(SANDBOX)
     operation = server.finish(server.begin(verb, page.kernel_id))
     assert operation["state"] == "failed"
     assert operation["error"]["message"]
@@ -133,8 +127,7 @@ def test_a_kernel_that_cannot_be_saved_says_why_and_runs_on(server, verb):
 
 def test_a_kernel_that_cannot_be_saved_runs_on_when_its_server_stops(server):
     page = server.open()
-    if int(page.run(IO_URING)) < 0:
-        pytest.skip("io_uring is switched off here")
+    page.run(SANDBOX)
     page.run("x = 1")
     server.stop()
     assert "runs on" in server.log_path.read_text()

@@ -104,7 +104,7 @@ def test_a_kernel_that_cannot_come_back_says_why_and_stays_suspended(server, mak
         reply = page.reply(held)["content"]
         assert reply["status"] == "error"
         assert "working directory" in reply["evalue"]
-        assert "resume where" in reply["evalue"] or "Undo" in reply["evalue"]
+        assert "Put back what is gone" in reply["evalue"]
         shown = [m for m in page.received if m["msg_type"] == "error"]
         assert shown[-1]["parent_header"]["msg_id"] == held
         assert server.kernel(page.kernel_id)["state"] == "suspended"

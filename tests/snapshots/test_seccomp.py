@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import replace
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import seccomp
 from jupyter_gpuckpt.model import LaunchSpec
+from tests.programs import SANDBOX
 from tests.snapshots.test_failing_saves import assert_runs_on
 
 SETUP = """
@@ -30,15 +32,6 @@ LOOP = """
         print(n, io_uring(), flush=True)
         time.sleep(0.01)
 """
-#: Adds a filter that allows everything, as a sandbox would add one that does not.
-SANDBOX = """
-    import struct
-    rule = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
-    buffer = ctypes.create_string_buffer(rule)
-    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(buffer))
-    assert libc.prctl(38, 1, 0, 0, 0) == 0
-    assert libc.prctl(22, 2, program) == 0
-"""
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -58,7 +51,7 @@ def test_programs_find_no_io_uring_and_are_saved_with_one_filter_for_ever(run, e
 
 
 def test_a_process_with_a_filter_of_its_own_is_refused_by_name(run):
-    program = run(SETUP + SANDBOX + LOOP)
+    program = run(textwrap.dedent(SETUP) + SANDBOX + textwrap.dedent(LOOP))
     program.lines(more_than=2)
     with pytest.raises(KernelNotCheckpointable, match=r"sandbox.*python") as caught:
         program.save(stop=True)
