@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..model import Cause
 from .comms import SavedComms
-from .probe import kernel_info
+from .probe import kernel_info, set_known_info
 from .sessions import environment_of, manager_of, restore_sessions
-from .websocket import set_known_info
 
 if TYPE_CHECKING:
     import logging

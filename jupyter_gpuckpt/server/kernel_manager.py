@@ -108,13 +108,26 @@ class GpuCkptKernels(_Base):
         stream.on_recv(received)
 
     def start_buffering(self, kernel_id: str, session_key: str, channels: dict[str, Any]) -> None:
-        """As usual, for replies; what the kernel says to everybody is kept already (`kernel_output.py`)."""
+        """As usual, for replies; what the kernel says to everybody is kept already (`kernel_output.py`).
+
+        Without channels: the connection keeps them, for it has still something to send (`websocket.py`).
+        """
+        if not channels:
+            return
         super().start_buffering(kernel_id, session_key, channels)
         if self.gpuckpt_owner.served.get(kernel_id) and not channels["iopub"].closed():
             channels["iopub"].on_recv(lambda parts: None)
 
     def get_buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
         """As usual, but another page that comes does not cost the one that asked its reply."""
+        served = self._served(kernel_id)
+        left = served.left.pop(session_key, None) if served is not None else None
+        if left is not None:
+            return {
+                "session_key": session_key,
+                "buffer": left.unheard,
+                "channels": left.channels,
+            }
         buffered = self._kernel_buffers.get(kernel_id) if self._served(kernel_id) else None
         if buffered is not None and buffered["session_key"] != session_key:
             return None

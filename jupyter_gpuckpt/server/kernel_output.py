@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -97,6 +98,8 @@ class KernelOutput:
         self._joining: dict[Page, asyncio.Task[None]] = {}
         #: Cells by request: what a page that did not ask itself needs to know where output belongs.
         self._cells: dict[str, str] = {}
+        #: What the kernel has asked pages and nobody has answered yet (`input_request`).
+        self._questions: dict[str, list[bytes]] = {}
         #: The page that has asked last.
         self.asked_by = ""
         #: `header.session` of the kernel's own messages.
@@ -112,6 +115,22 @@ class KernelOutput:
         self._asked.add(request_id)
         if cell_id:
             self._cells[request_id] = cell_id
+
+    def asks(self, client_session: str, parts: list[bytes]) -> None:
+        """The kernel asks a page something, whose cell waits for the answer."""
+        self._questions[client_session] = parts
+
+    def answered(self, client_session: str) -> None:
+        """The page's answer goes to the kernel."""
+        self._questions.pop(client_session, None)
+
+    def question(self, client_session: str) -> list[bytes] | None:
+        """What the kernel asks the page, as long as the cell that asks runs."""
+        question = self._questions.get(client_session)
+        if question is None:
+            return None
+        parent = msgspec.json.decode(question[question.index(_DELIMITER) + 3], type=_Header)
+        return question if parent.msg_id in self._running else None
 
     @property
     def awaited(self) -> bool:
@@ -168,12 +187,18 @@ class KernelOutput:
             "running": sorted(self._running),
             "cells": {key: cell for key, cell in self._cells.items() if key in self._running},
             "asked_by": self.asked_by,
+            "questions": {
+                client: [b64encode(part).decode() for part in parts]
+                for client, parts in self._questions.items()
+            },
         }
 
     def restore(self, described: dict[str, Any]) -> None:
         """Go on where a server stopped that suspended the kernel. Without a description nothing on disk counts."""
         self.asked_by = described.get("asked_by", "")
         self._asked = set(described.get("asked", ()))
+        for client, parts in described.get("questions", {}).items():
+            self._questions[client] = [b64decode(part) for part in parts]
         if not described.get("count") or not self._path.exists():
             self._path.unlink(missing_ok=True)
             return
@@ -273,6 +298,7 @@ class KernelOutput:
         self._count = self._size = self._left_out = 0
         self._seen.clear()
         self._cells.clear()
+        self._questions.clear()
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -25,12 +25,11 @@ from ..protocol import Kernel, Operation, OperationKind, OperationState, Result,
 from ..states import ABSENT, KernelState
 from . import agent
 from .peer_access import PeerAccessSwitch
-from .probe import drained, kernel_info, wait_until_heard
+from .probe import drained, kernel_info, known_info, set_known_info, wait_until_heard
 from .served_kernel import ServedKernel, is_past_freeze, not_managed
 from .sessions import manager_of, sessions_of
 from .tracked_operations import TrackedOperations
 from .variables import variables_of
-from .websocket import known_info, set_known_info
 
 if TYPE_CHECKING:
     import logging

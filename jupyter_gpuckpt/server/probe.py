@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +97,21 @@ async def kernel_info(
     reply = await ask(manager, channel, _INFO_REQUEST, {}, timeout_seconds)
     info: dict[str, Any] = reply.get("content", {})
     return info
+
+
+def known_info(manager: Any) -> dict[str, Any]:
+    """The kernel's `kernel_info_reply`, if it has ever been asked; else empty."""
+    future = getattr(manager, "_kernel_info_future", None)
+    if future is None or not future.done() or future.cancelled() or future.exception():
+        return {}
+    return future.result() or {}
+
+
+def set_known_info(manager: Any, info: dict[str, Any]) -> None:
+    """Remember the kernel's `kernel_info_reply`, where connections look for it before they ask."""
+    future: Future[dict[str, Any]] = Future()
+    future.set_result(info)
+    manager._kernel_info_future = future
 
 
 async def ask(

@@ -50,6 +50,9 @@ class Provisioner(Protocol):
 class Connection(Protocol):
     """A websocket of this kernel (`websocket.py`)."""
 
+    #: Which page of which kernel: the same when it connects again.
+    session_key: str
+
     def on_gate(self) -> None:
         """The gate opened, or the state changed behind it."""
 
@@ -58,6 +61,20 @@ class Connection(Protocol):
 
     def drop_held(self) -> None:
         """Forget what is held: the kernel it was meant for is gone."""
+
+    def take_over(self, left: Any) -> Any:
+        """Hold what an earlier connection of the same page held."""
+
+
+class LeftPage(Connection, Protocol):
+    """A connection whose page has gone while something was held, which is delivered all the same."""
+
+    channels: dict[str, Any]
+    #: What the kernel answered meanwhile: channels and messages.
+    unheard: list[tuple[str, list[bytes]]]
+
+    def let_go(self) -> None:
+        """The kernel is gone: close the channels."""
 
 
 #: Makes a kernel heard again after a resume, whoever asked for it.
@@ -83,6 +100,8 @@ class ServedKernel:
         self.output = output
         self._on_change, self._reconnect, self._wake = on_change, reconnect, wake
         self.connections: set[Connection] = set()
+        #: Pages that have gone while something of theirs was held, by `session_key`.
+        self.left: dict[str, LeftPage] = {}
         #: Whether the agent runs in it.
         self.has_agent = False
         #: Its comms and widgets as they were when it was last frozen.
@@ -212,7 +231,7 @@ class ServedKernel:
 
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer everything that is held with an error."""
-        for connection in list(self.connections):
+        for connection in self._all_connections():
             connection.refuse_held(error)
 
     async def change(self) -> None:
@@ -230,6 +249,8 @@ class ServedKernel:
         """The kernel is gone or no longer ours: stop what was spawned; the tasks, which may take a moment."""
         for task in self._tasks:
             task.cancel()
+        while self.left:
+            self.left.popitem()[1].let_go()
         return set(self._tasks)
 
     def reset(self) -> None:
@@ -242,6 +263,9 @@ class ServedKernel:
         for connection in list(self.connections):
             connection.drop_held()
         self._start_reconnecting(came_back=False)
+
+    def _all_connections(self) -> list[Connection]:
+        return [*self.left.values(), *self.connections]
 
     def _start_reconnecting(self, *, came_back: bool) -> None:
         if self._reconnecting is not None:
@@ -261,7 +285,7 @@ class ServedKernel:
         # Everybody who waits now is woken; who waits later waits for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
-        for connection in list(self.connections):
+        for connection in self._all_connections():
             connection.on_gate()
         self._on_change(self.kernel_id)
 

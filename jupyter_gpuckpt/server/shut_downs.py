@@ -162,7 +162,7 @@ class ShutDowns:
         kept = self._kept.pop(kernel_id, None)
         if kept is None:
             return
-        for connection in list(kept.served.connections):
+        for connection in [*kept.served.left.values(), *kept.served.connections]:
             connection.drop_held()
         try:
             await self._link.daemon.undo_end(kernel_id)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
@@ -27,6 +26,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from tornado.websocket import WebSocketClosedError
 
 from .comms import PageComms, Said
+from .probe import known_info
 
 if TYPE_CHECKING:
     from ..errors import ErrorRecord
@@ -73,6 +73,10 @@ class GatedConnection(_Base):
     _held: list[_Request]
     #: Set when it connects.
     _comms: PageComms
+    _protocol: str | None = None
+    #: Since the page has gone and something of it was held: what is to be said to it when it is back, and what the kernel said.
+    _unsaid: list[tuple[Any, ...]] | None = None
+    unheard: list[tuple[str, list[bytes]]]
 
     @property
     def _served(self) -> ServedKernel | None:
@@ -87,19 +91,47 @@ class GatedConnection(_Base):
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
-        """Connect as usual; a page that finds no running kernel is told that it is idle."""
-        self._held, self._comms = [], PageComms()
-        connected = super().connect()
+        """Connect as usual; a page that finds no running kernel is told that it is idle.
+
+        One that comes back finds what was held when it went, what was said to it, and the question that it has not answered.
+        """
+        self._held, self._comms, self._protocol = [], PageComms(), super().subprotocol
         served = self._served
+        left = served.left.get(self.session_key) if served is not None else None
+        question = served.output.question(self.client_session) if served is not None else None
+        connected = super().connect()  # which takes the channels of `left`, if there are any
         if connected is not None and served is not None:
             served.connections.add(self)
-            connected.add_done_callback(lambda _: self._join(served))
+            unsaid = self.take_over(cast("GatedConnection", left)) if left is not None else []
+            connected.add_done_callback(lambda _: self._join(served, unsaid, question))
         return connected
 
-    def _join(self, served: ServedKernel) -> None:
-        if self in served.connections:  # else it has gone already
-            served.output.join(self)
-            self._say_idle()
+    def take_over(self, left: GatedConnection) -> list[tuple[Any, ...]]:
+        """Hold what the page's connection before this one held, in front of everything; what was not said to the page."""
+        self._held[:0], left._held = left._held, []
+        self._comms = left._comms
+        unsaid, left._unsaid = left._unsaid or [], []
+        return unsaid
+
+    def _join(
+        self, served: ServedKernel, unsaid: list[tuple[Any, ...]], question: list[bytes] | None
+    ) -> None:
+        if self not in served.connections:
+            return  # it has gone already
+        served.output.join(self)
+        for said in unsaid:
+            self._send(*said)
+        self._say_idle()
+        answers = any(request.kind == "input_reply" for request in self._held)
+        # The page may have lost the question, or the answer that it sent.
+        if question and not answers and served.output.question(self.client_session) is question:
+            super().handle_outgoing_message(self.channels["stdin"], question)
+        self.on_gate()
+
+    @property
+    def subprotocol(self) -> Any:
+        """The base's, also when the page has gone."""
+        return self._protocol
 
     def nudge(self) -> asyncio.Future[None]:
         """Without a kernel that answers there is nothing to wait for: the gate waits instead."""
@@ -111,13 +143,40 @@ class GatedConnection(_Base):
         return done
 
     def disconnect(self) -> None:  # type: ignore[override] # as the base's base
-        """Disconnect as usual. What is still held was never run and nobody is there to see it run: it is dropped."""
-        served = self._served
+        """Disconnect as usual. What is still held is delivered all the same; the channels stay for its replies (`get_buffer`)."""
+        if self._unsaid is not None:
+            return  # for the second time
+        served, kept = self._served, {}
         if served is not None:
             served.connections.discard(self)
             served.output.leave(self)
-        self.drop_held()
+            if getattr(self, "_held", None) and self.kernel_id in self.multi_kernel_manager:
+                kept = self._stay(served)
         super().disconnect()
+        if kept:
+            self.channels = kept
+
+    def _stay(self, served: ServedKernel) -> dict[str, Any]:
+        """Leave what is held to the page's next connection, or keep it until that comes; the channels that stay open."""
+        for other in served.connections:
+            if other.session_key == self.session_key:  # it came before this one was found broken
+                other.take_over(self)
+                other.on_gate()
+                return {}
+        self._unsaid, self.unheard = [], []
+        served.left[self.session_key] = self
+        kept, self.channels = self.channels, {}
+        for stream in kept.values():
+            stream.on_recv_stream(self.handle_outgoing_message)
+        return kept
+
+    def let_go(self) -> None:
+        """See `served_kernel.LeftPage`."""
+        self.drop_held()
+        channels, self.channels = self.channels, {}
+        for stream in channels.values():
+            if not stream.closed():
+                stream.close()
 
     # ---- from the page -----------------------------------------------------------------------------------------------
 
@@ -184,6 +243,8 @@ class GatedConnection(_Base):
             cell = str(request.metadata.get("cellId") or "")  # JupyterLab says so
             msg_id = str(request.header.get("msg_id"))
             served.output.asked(self.client_session, msg_id, cell)
+        elif request.kind == "input_reply":
+            served.output.answered(self.client_session)
         super().handle_incoming_message(request.raw)
 
     def _peek(self, message: Any) -> _Request:
@@ -262,7 +323,10 @@ class GatedConnection(_Base):
         parent: Any,
         buffers: Sequence[bytes] = (),
     ) -> None:
-        """Send the page a message in the kernel's name."""
+        """Send the page a message in the kernel's name, now or when it is back."""
+        if self._unsaid is not None:
+            self._unsaid.append((channel, kind, content, parent, buffers))
+            return
         message = self.session.msg(kind, content, parent=parent)
         served = self._served
         if served is not None and served.output.kernel_session:
@@ -284,8 +348,15 @@ class GatedConnection(_Base):
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
         """Send replies and questions on to the page. What the kernel says to everybody comes by `show`."""
-        if self._served is None or getattr(stream, "channel", stream) != "iopub":
-            super().handle_outgoing_message(stream, outgoing_msg)
+        served, channel = self._served, getattr(stream, "channel", stream)
+        if served is not None and channel == "iopub":
+            return
+        if self._unsaid is not None:
+            self.unheard.append((channel, outgoing_msg))
+            return
+        if served is not None and channel == "stdin":
+            served.output.asks(self.client_session, outgoing_msg)
+        super().handle_outgoing_message(stream, outgoing_msg)
 
     def show(self, parts: list[bytes]) -> None:
         """See `kernel_output.Page`."""
@@ -306,18 +377,3 @@ class GatedConnection(_Base):
     def show_text(self, text: str) -> None:
         """See `kernel_output.Page`."""
         self._send("iopub", "stream", {"name": "stderr", "text": text}, None)
-
-
-def known_info(manager: Any) -> dict[str, Any]:
-    """The kernel's `kernel_info_reply`, if it has ever been asked; else empty."""
-    future = getattr(manager, "_kernel_info_future", None)
-    if future is None or not future.done() or future.cancelled() or future.exception():
-        return {}
-    return future.result() or {}
-
-
-def set_known_info(manager: Any, info: dict[str, Any]) -> None:
-    """Remember the kernel's `kernel_info_reply`, where connections look for it before they ask."""
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(info)
-    manager._kernel_info_future = future

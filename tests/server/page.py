@@ -135,6 +135,7 @@ class Page:
 
     def close(self):
         self._socket.close()
+        self._socket.shutdown()  # which `close` leaves out where the server has closed it
         self._thread.join(10)
 
 
