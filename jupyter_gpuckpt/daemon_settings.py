@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from . import decoding
 from .errors import ConfigurationError
 
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
@@ -94,6 +95,6 @@ def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
 def from_json(text: str | bytes) -> Settings:
     """The settings that a client passed on."""
     try:
-        return msgspec.json.decode(text, type=Settings)
+        return decoding.from_json(text, Settings)
     except msgspec.DecodeError as error:
         raise ConfigurationError(f"The daemon's settings are not valid: {error}") from error

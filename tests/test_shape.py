@@ -89,3 +89,14 @@ def test_no_file_names_a_folder_of_somebodys_machine():
         if MACHINE_PATHS.search(line) and path != Path(__file__)
     ]
     assert not found, "\n".join(found)
+
+
+def test_one_module_decodes_what_others_wrote():
+    """msgspec lets errors pass that are none of its own; `decoding` does not."""
+    raw = re.compile(r"msgspec\.(json|msgpack)\.(decode|Decoder)\b")
+    found = [
+        name
+        for name, module in zip(NAMES, MODULES, strict=True)
+        if raw.search(module.read_text()) and module.name != "decoding.py"
+    ]
+    assert not found, found

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 import msgspec
 
+from .. import decoding
 from ..errors import DaemonUnavailable, ErrorRecord, ObjectCorrupt, error_from
 from ..model import LaunchSpec, RetentionPolicy
 from ..protocol import (
@@ -116,8 +117,8 @@ class Call(Generic[_Reply]):
         """The answer; an error is raised as its own class."""
         try:
             if status >= httpx.codes.BAD_REQUEST:
-                raise error_from(msgspec.json.decode(content, type=ErrorRecord))
-            return msgspec.json.decode(content or b"null", type=self.reply)
+                raise error_from(decoding.from_json(content, ErrorRecord))
+            return decoding.from_json(content or b"null", self.reply)
         except msgspec.DecodeError as error:
             raise DaemonUnavailable(
                 f"The daemon's answer to {self.method} {self.path} is not understood (status {status}).",

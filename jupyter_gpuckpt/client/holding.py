@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Self
 
 import httpx
-import msgspec
 
+from .. import decoding
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..protocol import Event, Owner
 from . import calls, starting
@@ -121,7 +121,7 @@ class Hold:
             if response.is_error:
                 call.parse(response.status_code, response.read())
             for line in response.iter_lines():
-                yield msgspec.json.decode(line, type=Event)
+                yield decoding.from_json(line, Event)
 
     def _deliver(self, event: Event) -> None:
         self._call(lambda: self._on_event(event))

@@ -11,6 +11,7 @@ import msgspec
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
+from .. import decoding
 from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
 from ..protocol import http_status
 
@@ -41,7 +42,7 @@ class BaseHandler(RequestHandler):
     def record(self, kind: type[_Record]) -> _Record:
         """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
         try:
-            return msgspec.json.decode(self.request.body or b"{}", type=kind)
+            return decoding.from_json(self.request.body or b"{}", kind)
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"The request's body is not valid: {error}", hint="openapi.yaml describes it."

@@ -214,15 +214,24 @@ class Kernels:
     async def adopt(self, found: list[KernelRecord]) -> None:
         """Manage kernels that another daemon left, as what they are now (`records.settled`)."""
         for record in found:
-            kept = await asyncio.to_thread(self._settle_record, record)
-            if kept is None:
-                _log.info("kernel %s ended while no daemon ran", record.kernel_id)
-                await asyncio.to_thread(self._records.forget, record.kernel_id)
-                continue
-            kernel = self.add(kept)
-            kernel.launched.set()
-            await self.update(kernel)
-            _log.info("adopted kernel %s, which is %s", kernel.kernel_id, kernel.state)
+            try:
+                await self._adopt(record)
+            except StoreError as error:  # it is managed; the next change writes its record
+                _log.error("kernel %s: %s", record.kernel_id, error)
+            except Exception:  # a record that makes no sense costs that kernel, not all of them
+                _log.exception("kernel %s cannot be adopted", record.kernel_id)
+                self._kernels.pop(record.kernel_id, None)
+
+    async def _adopt(self, record: KernelRecord) -> None:
+        kept = await asyncio.to_thread(self._settle_record, record)
+        if kept is None:
+            _log.info("kernel %s ended while no daemon ran", record.kernel_id)
+            await asyncio.to_thread(self._records.forget, record.kernel_id)
+            return
+        kernel = self.add(kept)
+        kernel.launched.set()
+        await self.update(kernel)
+        _log.info("adopted kernel %s, which is %s", kernel.kernel_id, kernel.state)
 
     async def settle(self, kernel: ManagedKernel, error: ErrorRecord | None = None) -> bool:
         """After an operation or the end of init: forget a kernel that ended, mark one that vanished; whether it lives."""

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from .. import decoding
 from ..engine.tree import Tree
 from ..errors import (
     ConfigurationError,
@@ -179,12 +180,17 @@ class Records:
     def _read(self) -> Iterator[KernelRecord]:
         for path in (self._state / "kernels").glob("*/record.json"):
             try:
-                yield msgspec.json.decode(path.read_bytes(), type=KernelRecord)
+                record = decoding.from_json(path.read_bytes(), KernelRecord)
             except FileNotFoundError:  # forgotten meanwhile
                 continue
             except (OSError, msgspec.DecodeError) as error:
                 # The text of a DecodeError names fields and types, not values.
                 _log.error("the record %s cannot be read: %s", path, error)
+                continue
+            if record.kernel_id == path.parent.name:
+                yield record
+            else:
+                _log.error("the record %s is that of another kernel", path)
 
     @contextmanager
     def _handing_over(self) -> Iterator[None]:

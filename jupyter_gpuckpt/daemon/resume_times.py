@@ -18,6 +18,7 @@ from typing import Annotated
 
 import msgspec
 
+from .. import decoding
 from ..model import Manifest, Sizes
 from ..progress import Progress, Stage
 from .records import write_file
@@ -60,7 +61,7 @@ class ResumeTimes:
     def load(self) -> None:
         """Read the file; one that makes no sense counts for nothing, and the next resume replaces it."""
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_Measured)
+            found = decoding.from_json(self._path.read_bytes(), _Measured)
         except FileNotFoundError:
             return
         except (OSError, msgspec.DecodeError) as error:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import decoding
 from ..errors import (
     CheckpointError,
     FreezeFailed,
@@ -254,7 +255,7 @@ class GpuProcesses:
 
     def _noted_needs(self) -> dict[int, dict[str, int]]:
         try:
-            return msgspec.json.decode(self._needs_path.read_bytes(), type=_TakenFromGpu).needs
+            return decoding.from_json(self._needs_path.read_bytes(), _TakenFromGpu).needs
         except (OSError, msgspec.DecodeError):
             return {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import decoding
 from ..errors import FreezeFailed
 from .criu_images import Extent
 
@@ -181,7 +182,7 @@ def _share(name: str, parts: Iterable[_Part], pid: int) -> tuple[str, bytes]:
 
 def shared_memory(data: bytes) -> ProcessMemory:
     """The sequence that another process shares."""
-    told = msgspec.msgpack.decode(data, type=_SharedMemory)
+    told = decoding.from_msgpack(data, _SharedMemory)
     memory = ProcessMemory(told.name, 0, ())
     offset, parts = 0, []
     for place in told.parts:

@@ -11,7 +11,11 @@ import json
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from .. import decoding
 from ..host.commands import CommandFailed
 from ..model import SCRATCH
 from . import mounts
@@ -30,15 +34,19 @@ def protect(init_pid: int, directory: str) -> None:
         return  # a script's kernel
     try:
         mounted = _mount_points(init_pid)
-        for path in sorted(Path(directory).glob(_PATTERN)):
-            if str(path) not in mounted:
-                _protect(init_pid, path)
-    except (OSError, ValueError, CommandFailed) as error:  # the file or the kernel has just gone
+    except OSError as error:  # the kernel has just gone
         logger.info("info files of servers in %s are not protected: %s", directory, error)
+        return
+    for path in sorted(Path(directory).glob(_PATTERN)):
+        if str(path) not in mounted:
+            try:
+                _protect(init_pid, path)
+            except (OSError, msgspec.DecodeError, CommandFailed) as error:
+                logger.info("the server's info file %s is not protected: %s", path, error)
 
 
 def _protect(init_pid: int, path: Path) -> None:
-    info = json.loads(path.read_text())
+    info = decoding.from_json(path.read_bytes(), dict[str, Any])
     copy = Path(f"/proc/{init_pid}/root{_COPIES}") / path.name
     copy.parent.mkdir(exist_ok=True)
     copy.write_text(json.dumps({**info, "pid": _A_LIVING_PROCESS}))

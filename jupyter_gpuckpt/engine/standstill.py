@@ -22,6 +22,7 @@ from contextlib import suppress
 
 import msgspec
 
+from .. import decoding
 from ..errors import FreezeFailed
 from ..host import processes
 from ..model import SCRATCH
@@ -83,7 +84,7 @@ class Standstill:
     def found(cls, tree: Tree) -> Standstill | None:
         """The standstill that was begun and not ended by a process that is gone; None if there is none."""
         try:
-            journal = msgspec.msgpack.decode(tree.inside(_JOURNAL).read_bytes(), type=_Journal)
+            journal = decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
         except (OSError, msgspec.DecodeError):
             return None
         standstill = cls(tree)

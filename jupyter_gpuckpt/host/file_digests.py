@@ -17,6 +17,8 @@ from pathlib import Path
 import msgspec
 from blake3 import blake3
 
+from .. import decoding
+
 logger = logging.getLogger(__name__)
 
 #: Device, inode, size, mtime and ctime in nanoseconds: a file for which all are the same has the same content.
@@ -127,10 +129,10 @@ def _load(path: Path | None) -> dict[Identity, str]:
     if path is None:
         return {}
     try:
-        return msgspec.msgpack.decode(path.read_bytes(), type=dict[Identity, str])
+        return decoding.from_msgpack(path.read_bytes(), dict[Identity, str])
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:  # msgspec's errors and a wrong encoding are ValueErrors
+    except (OSError, msgspec.DecodeError) as error:
         logger.warning("digests of programs and libraries are made again: %s: %s", path, error)
         return {}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import httpx
 import msgspec
 
+from .. import decoding
 from ..errors import GpuCkptError, HostError
 
 #: The server answers this much after the deadline at the latest (`client/batch.py`), and some time goes for the rest.
@@ -85,8 +86,8 @@ def _answer(response: httpx.Response) -> Report:
         )
     try:
         if response.is_success:
-            return msgspec.json.decode(response.content, type=Report)
-        reason = msgspec.json.decode(response.content, type=Reason).message
+            return decoding.from_json(response.content, Report)
+        reason = decoding.from_json(response.content, Reason).message
     except msgspec.DecodeError:
         reason = f"status {response.status_code}"
     raise GpuCkptError(f"The server cannot suspend its kernels: {reason}")

@@ -19,6 +19,7 @@ from typing import TypeVar, Union
 
 import msgspec
 
+from .. import decoding
 from ..host import commands
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def hear(connection: socket.socket, *kinds: type[_Message]) -> _Message | None:
         if not part:
             return None
         body += part
-    message: _Message = msgspec.msgpack.decode(body, type=Union[kinds])  # noqa: UP007 - as many as there are
+    message: _Message = decoding.from_msgpack(bytes(body), Union[kinds])  # type: ignore[arg-type] # noqa: UP007 - as many as there are
     return message
 
 

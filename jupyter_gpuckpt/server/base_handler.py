@@ -11,6 +11,7 @@ import msgspec
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError
 
+from .. import decoding
 from ..errors import ConfigurationError, GpuCkptError, record_of
 from ..protocol import http_status
 
@@ -34,7 +35,7 @@ class GpuCkptHandler(APIHandler):
     def record(self, kind: type[_Record]) -> _Record:
         """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
         try:
-            return msgspec.json.decode(self.request.body or b"{}", type=kind)
+            return decoding.from_json(self.request.body or b"{}", kind)
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"The request's body is not valid: {error}",

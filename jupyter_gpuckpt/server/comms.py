@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
+from .. import decoding
+
 #: ipywidgets' comm for questions about all widgets (schema/messages.md of ipywidgets, "The jupyter.widget.control comm target").
 CONTROL_TARGET = "jupyter.widget.control"
 
@@ -63,9 +65,7 @@ class SavedComms:
             packed = base64.b64decode(record.get("states", ""), validate=True)
             if packed:
                 unpacked = zstandard.ZstdDecompressor().decompress(packed)
-                return cls(
-                    targets, *msgspec.msgpack.decode(unpacked, type=tuple[bytes, list[bytes]])
-                )
+                return cls(targets, *decoding.from_msgpack(unpacked, tuple[bytes, list[bytes]]))
         except (binascii.Error, zstandard.ZstdError, msgspec.MsgspecError, TypeError):
             pass
         return cls(targets)

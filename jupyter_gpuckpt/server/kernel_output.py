@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
+from .. import decoding
 from .probe import PROBE_SESSION
 
 _log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ class KernelOutput:
         question = self._questions.get(client_session)
         if question is None:
             return None
-        parent = msgspec.json.decode(question[question.index(_DELIMITER) + 3], type=_Header)
+        parent = decoding.from_json(question[question.index(_DELIMITER) + 3], _Header)
         return question if parent.msg_id in self._running else None
 
     @property
@@ -140,8 +141,8 @@ class KernelOutput:
     def feed(self, parts: list[bytes]) -> None:
         """The kernel said something: hand it on, and keep it if somebody may have missed it."""
         at = parts.index(_DELIMITER)
-        header = msgspec.json.decode(parts[at + 2], type=_Header)
-        parent = msgspec.json.decode(parts[at + 3], type=_Header)
+        header = decoding.from_json(parts[at + 2], _Header)
+        parent = decoding.from_json(parts[at + 3], _Header)
         if parent.session == PROBE_SESSION:
             self.heard.set()
             return
@@ -270,7 +271,7 @@ class KernelOutput:
                 if sent > _BATCH_BYTES:
                     sent = 0
                     await asyncio.sleep(0)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, LookupError) as error:
             _log.warning("kept output of a kernel cannot be read: %s", error)
         finally:
             self._joining.pop(page, None)
@@ -288,7 +289,7 @@ class KernelOutput:
         with self._path.open("rb") as file:
             while length := file.read(_LENGTH_BYTES):
                 frame = file.read(int.from_bytes(length, "little"))
-                yield msgspec.msgpack.decode(frame, type=tuple[int, list[bytes]])
+                yield decoding.from_msgpack(frame, tuple[int, list[bytes]])
 
     def _clear_if_seen(self) -> None:
         if self._pages and not self._running and not self._joining:
@@ -314,7 +315,7 @@ def _opened(path: Path) -> BinaryIO:
 
 def _is_about_comms(parts: list[bytes]) -> bool:
     """What a new page asks for itself, as it is by then; a comm that it hears of before it knows the target it would close."""
-    header = msgspec.json.decode(parts[parts.index(_DELIMITER) + 2], type=_Header)
+    header = decoding.from_json(parts[parts.index(_DELIMITER) + 2], _Header)
     return header.msg_type in _ABOUT_COMMS
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from .. import decoding
 from ..errors import FormatTooNew
 from ..model import SnapshotInfo
 from . import manifests
@@ -71,7 +72,7 @@ def read(path: Path) -> Annotations:
 
 def parse(name: str, data: bytes) -> Annotations:
     """What the content of a file means. Raises FormatTooNew, msgspec.DecodeError."""
-    found = msgspec.json.decode(data, type=_File)
+    found = decoding.from_json(data, _File)
     if found.version > _VERSION:
         raise FormatTooNew(
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",

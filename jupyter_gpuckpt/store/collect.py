@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def needed_by(manifests_directory: Path) -> set[bytes] | None:
-    """The chunks that manifests refer to; None when one cannot be read, since what it needs is unknown. Raises OSError."""
+    """The chunks that manifests refer to; None when one cannot be read, since what it needs is unknown."""
     needed: set[bytes] = set()
     for path in manifests_directory.glob("*" + manifests.SUFFIX):
         try:
             needed |= manifests.read(path, manifests.References).digests()
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             logger.warning("No packs are removed while a manifest cannot be read: %s", error)
             return None
     return needed

@@ -36,9 +36,19 @@ class Listing:
         self._known: dict[str, tuple[tuple[_Identity, _Identity], Listed | None]] = {}
 
     def all(self) -> list[Listed]:
-        """Newest first, deleted ones included. A damaged manifest is logged and left out. Raises OSError."""
+        """Newest first, deleted ones included. What cannot be read is logged and left out. Raises OSError if nothing can be."""
         paths = list(self._directory.glob("*" + manifests.SUFFIX))
-        found = [listed for path in paths if (listed := self._look(path)) is not None]
+        found, broken = list[Listed](), None
+        for path in paths:
+            try:
+                listed = self._look(path)
+            except OSError as error:
+                logger.warning("A snapshot is left out of the list: %s", error)
+                broken = error
+            else:
+                found += [listed] if listed else []
+        if broken and not found:  # it is not one file, it is the disk
+            raise broken
         names = {path.name for path in paths}
         for name in [name for name in tuple(self._known) if name not in names]:
             self._known.pop(name, None)
@@ -82,7 +92,7 @@ def _read(path: Path, beside: Path) -> Listed | None:
         return None
     try:
         said = annotation_files.read(beside)
-    except StoreError as error:
+    except (StoreError, OSError) as error:
         logger.warning("That snapshot stays as it is: %s", error)
         said = Annotations(pinned=True)
     return Listed(said.over(info), said)
@@ -91,6 +101,6 @@ def _read(path: Path, beside: Path) -> Listed | None:
 def _identity(path: Path) -> _Identity:
     try:
         facts = path.stat()
-    except FileNotFoundError:
+    except OSError:  # also what reading it will meet
         return (0, 0, 0)
     return (facts.st_ino, facts.st_size, facts.st_mtime_ns)

@@ -10,6 +10,9 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
+from .. import decoding
 from ..errors import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -59,10 +62,9 @@ class StoreLock:
 
     def _holder(self) -> dict[str, object]:
         try:
-            holder = json.loads(os.pread(self._descriptor, 4096, 0) or b"{}")
-        except ValueError:
+            return decoding.from_json(os.pread(self._descriptor, 4096, 0), dict[str, object])
+        except msgspec.DecodeError:
             return {}
-        return holder if isinstance(holder, dict) else {}
 
 
 def _boot() -> str:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
+from .. import decoding
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import FORMAT_VERSION, Manifest, SnapshotInfo, Stream
 from .codecs import DIGEST_BYTES, digest_of
@@ -144,7 +145,7 @@ def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
         length = zstandard.frame_content_size(body)
         if length > MOST_BYTES:
             raise _invalid(path, f"it would be {length:,} bytes long")
-        part = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(body), type=kind)
+        part = decoding.from_msgpack(zstandard.ZstdDecompressor().decompress(body), kind)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise _invalid(path, f"it does not make sense ({error})") from error
     if part.info.snapshot_id != snapshot_id:

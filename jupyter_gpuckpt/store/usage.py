@@ -76,7 +76,7 @@ class Usage:
             try:
                 path = manifests.path_of(self._manifests, info.snapshot_id)
                 found = manifests.read(path, manifests.References)
-            except StoreError:  # deleted meanwhile, or damaged
+            except (StoreError, OSError):  # deleted meanwhile, or damaged
                 continue
             for stream in found.streams:
                 lengths.update((chunk.digest, chunk.length) for chunk in stream.chunks)
@@ -135,6 +135,6 @@ def _length_of_files(directory: Path) -> int:
     for path in directory.iterdir():
         try:
             total += path.stat().st_size
-        except FileNotFoundError:
+        except OSError:
             continue
     return total

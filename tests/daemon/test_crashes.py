@@ -1,5 +1,6 @@
 """A daemon that is killed with -9: the next one finds everything as it is."""
 
+import json
 import os
 import signal
 import time
@@ -42,6 +43,20 @@ def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
     assert (
         client.wait(client.resume(kernel.kernel_id).operation_id).snapshot_id == result.snapshot_id
     )
+
+
+def test_a_record_that_makes_no_sense_costs_its_kernel_only(client, settings, crashed):
+    def spoil(kernel):
+        kernels = settings.state / "kernels"
+        record = json.loads((kernels / kernel.kernel_id / "record.json").read_bytes())
+        record |= {"state": "suspended", "tree": None, "since": 1.0}  # the first to be adopted
+        record["spec"] |= {"kernel_id": "other", "own_ports": [1 << 40]}
+        (kernels / "other").mkdir()
+        (kernels / "other" / "record.json").write_text(json.dumps(record))
+
+    kernel = crashed(after=spoil)
+    assert [one.kernel_id for one in client.kernels()] == [kernel.kernel_id]
+    assert "kernel other cannot be adopted" in settings.log_file.read_text()
 
 
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):

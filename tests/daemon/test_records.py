@@ -96,9 +96,17 @@ def test_a_record_comes_back_as_it_was(here, tmp_path):
 def test_a_record_that_cannot_be_read_hides_no_other(here, tmp_path, caplog):
     records = Records(tmp_path, here)
     records.write("k", msgspec.json.encode(make(here, S.RUNNING)))
-    records.write("bad", b'{"spec": {"env": {"TOKEN": "secret"}}')
+    whole = msgspec.json.encode(make(here, S.RUNNING, name="a" * 100))
+    for name, content in (
+        ("bad", b'{"spec": {"env": {"TOKEN": "secret"}}'),
+        ("text", whole.replace(b"a" * 100, b"\xff" * 100)),
+        ("deep", b"[" * 100_000),
+        ("anothers", whole),
+    ):
+        records.write(name, content)
     assert [record.kernel_id for record in records.mine()] == ["k"]
-    assert "bad" in caplog.text
+    for name in ("bad", "text", "deep", "anothers"):
+        assert f"kernels/{name}/record.json" in caplog.text
     assert "secret" not in caplog.text
 
 

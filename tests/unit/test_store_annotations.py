@@ -145,3 +145,44 @@ def test_those_of_a_snapshot_that_is_gone_are_removed_at_the_next_opening(store,
     (store.root / "manifests" / "s1.manifest").unlink()  # a delete that a crash cut off
     reopened()
     assert not list((store.root / "manifests").glob("s1*"))
+
+
+def test_a_flipped_bit_costs_one_snapshot_at_most(store, reopened, caplog):
+    """List, delete, prune and the next opening go on, whatever one file of one snapshot has become."""
+    store.annotate("s1", {"title": "é", "pinned": False})
+    beside = store.root / "manifests" / "s1.annotations"
+    content = beside.read_bytes()
+    for place in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            beside.write_bytes(flipped)
+            assert "s2" in ids(store), flipped
+            assert {one.info.snapshot_id for one in store.deleted()} <= {"s1"}
+    beside.write_bytes(content.replace("é".encode(), b"\xff\xff"))
+    store = reopened()
+    assert [info.pinned for info in store.snapshots()] == [False, True]
+    weights = store.weights()
+    assert [weights.weight(info) for info in store.snapshots()] == [20_000, 10_000]
+    store.delete("s2")
+    assert ids(store) == ["s1"]
+    assert "s1.annotations is damaged" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", ["annotations", "manifest"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", None], ids=["deep", "text", "folder"])
+def test_whatever_lies_in_the_place_of_a_file_costs_one_snapshot_at_most(
+    store, reopened, suffix, content
+):
+    store.publish(manifest("s3", TWO, created=3))
+    path = store.root / "manifests" / f"s1.{suffix}"
+    path.unlink(missing_ok=True)
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    store = reopened()
+    assert ids(store)[:2] == ["s3", "s2"]
+    store.delete("s3")
+    assert store.usage().snapshots == len(ids(store))
+    assert store.manifest("s2").info.snapshot_id == "s2"
