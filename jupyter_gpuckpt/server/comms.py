@@ -89,7 +89,7 @@ class SavedComms:
 
     def wants_kernel(self, content: dict[str, Any]) -> bool:
         """Whether a `comm_msg` is something that somebody did: not what a page asks by itself to draw widgets."""
-        target = self.targets.get(content.get("comm_id", ""))
+        target = self.targets.get(str(content.get("comm_id", "")))
         return target is not None and target != CONTROL_TARGET and not _asks_for_state(content)
 
     def all_states(self) -> Update | None:

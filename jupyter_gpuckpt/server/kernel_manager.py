@@ -35,8 +35,9 @@ else:
 
 #: States that take the place of Jupyter's own in REST models. A kernel that is being saved is idle or busy all the same.
 _SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
-
-
+#: jupyter_client says so of a message that is to the letter what was said before: a snapshot is resumed for the second time
+#: that was taken while the kernel's words were kept.
+_SAID_BEFORE = "Duplicate Signature"
 #: The kernel that the culler is just looking at: what it calls for an idle one is `shutdown_kernel`, as a user's click does.
 _culled: ContextVar[str] = ContextVar("gpuckpt_culled", default="")
 
@@ -98,12 +99,14 @@ class GpuCkptKernels(_Base):
         def received(parts: list[bytes]) -> None:
             try:
                 record(parts)
-            except ValueError as error:
-                # To the letter what was said before: a snapshot is resumed for the second time that was taken while the
-                # kernel's words were kept. An exception here would also leave the stream waiting for ever.
-                self.log.debug("kernel %s: dropping a message: %s", kernel_id, error)
-                return
-            served.output.feed(parts)
+            except Exception as error:
+                self.log.debug("kernel %s: a message cannot be read: %s", kernel_id, error)
+                if _SAID_BEFORE in str(error):
+                    return
+            try:
+                served.output.feed(parts)
+            except Exception:  # or the stream would wait for ever
+                self.log.exception("kernel %s: a message was lost", kernel_id)
 
         stream.on_recv(received)
 

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -130,8 +130,7 @@ class KernelOutput:
         question = self._questions.get(client_session)
         if question is None:
             return None
-        parent = decoding.from_json(question[question.index(_DELIMITER) + 3], _Header)
-        return question if parent.msg_id in self._running else None
+        return question if _read(question)[1].msg_id in self._running else None
 
     @property
     def awaited(self) -> bool:
@@ -139,21 +138,22 @@ class KernelOutput:
         return bool(self._asked or self._running)
 
     def feed(self, parts: list[bytes]) -> None:
-        """The kernel said something: hand it on, and keep it if somebody may have missed it."""
-        at = parts.index(_DELIMITER)
-        header = decoding.from_json(parts[at + 2], _Header)
-        parent = decoding.from_json(parts[at + 3], _Header)
+        """The kernel said something: hand it on, and keep it if somebody may have missed it.
+
+        Whatever it is: what cannot be read is handed on as it came.
+        """
+        header, parent, content = _read(parts)
         if parent.session == PROBE_SESSION:
             self.heard.set()
             return
-        self.kernel_session = header.session
+        self.kernel_session = header.session or self.kernel_session
         unasked = not parent.msg_type and header.msg_type in _UNASKED
         self.changes += not unasked and parent.msg_type not in _LOOKING
-        ended = self._follow(header, parent, parts[at + 5])
+        ended = self._follow(header, parent, content)
         if self._running or ended or not self._pages or self._joining:
             self._keep(header, parent, parts)
         for page in list(self._pages):
-            page.show(parts)
+            _hand(page.show, parts)
         if ended:
             self._clear_if_seen()
 
@@ -229,9 +229,10 @@ class KernelOutput:
         """Whether a cell has just ended with this message."""
         if header.msg_type != "status" or parent.msg_type != _EXECUTE:
             return False
-        state = json.loads(content)["execution_state"]
+        state = _fields(content).get("execution_state")
         if state == "busy":
             self._running.add(parent.msg_id)
+        if state != "idle":
             return False
         self._asked.discard(parent.msg_id)
         ended = parent.msg_id in self._running
@@ -264,7 +265,7 @@ class KernelOutput:
         try:
             for number, parts in self._frames():
                 if number > seen and not (is_new and _is_about_comms(parts)):
-                    page.show_again(parts)
+                    _hand(page.show_again, parts)
                     sent += sum(map(len, parts))
                 # It may go in the middle of it.
                 self._seen[page.client_session] = max(seen, number)
@@ -315,12 +316,43 @@ def _opened(path: Path) -> BinaryIO:
 
 def _is_about_comms(parts: list[bytes]) -> bool:
     """What a new page asks for itself, as it is by then; a comm that it hears of before it knows the target it would close."""
-    header = decoding.from_json(parts[parts.index(_DELIMITER) + 2], _Header)
-    return header.msg_type in _ABOUT_COMMS
+    return _read(parts)[0].msg_type in _ABOUT_COMMS
 
 
 def _with_cell(parts: list[bytes], cell: str) -> list[bytes]:
     """The message with the cell's id in its metadata, where the front end of ours looks for it."""
     at = parts.index(_DELIMITER) + 4
-    metadata = {**json.loads(parts[at]), "cellId": cell}
+    metadata = {**_fields(parts[at]), "cellId": cell}
     return [*parts[:at], json.dumps(metadata).encode(), *parts[at + 1 :]]
+
+
+def _read(parts: list[bytes]) -> tuple[_Header, _Header, bytes]:
+    """A message's header, its parent's, and its content; empty where they cannot be read. Some kernels have null for none."""
+    at = parts.index(_DELIMITER) if _DELIMITER in parts else len(parts)
+    header, parent, _, content = [*parts[at + 2 : at + 6], b"", b"", b"", b""][:4]
+    return _header(header), _header(parent), content
+
+
+def _header(part: bytes) -> _Header:
+    try:
+        return decoding.from_json(part, _Header)
+    except msgspec.DecodeError:
+        found = {name: _fields(part).get(name) for name in _Header.__struct_fields__}
+        return _Header(**{name: value for name, value in found.items() if isinstance(value, str)})
+
+
+def _fields(part: bytes) -> dict[str, Any]:
+    """The fields of a JSON object; none of anything else."""
+    try:
+        value = json.loads(part)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _hand(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:
+    """Show it to a page. One that fails at it, as it would without us, keeps nobody else from seeing it."""
+    try:
+        show(parts)
+    except Exception as error:
+        _log.warning("a page was not shown a message of its kernel: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
     from .served_kernel import ServedKernel
+
+_log = logging.getLogger(__name__)
 
 #: Every probe carries it as `header.session`, so that websockets can tell its echoes from what the user asked for.
 PROBE_SESSION = "gpuckpt-probe"
@@ -44,8 +47,15 @@ def _questions(
     )
 
     def received(parts: list[bytes]) -> None:
-        _, message = session.feed_identities(parts)
-        on_reply(session.deserialize(message))
+        try:
+            _, message = session.feed_identities(parts)
+            reply = session.deserialize(message)
+        except Exception as error:  # or the stream would wait for ever
+            _log.debug("a kernel's answer cannot be read: %s", error)
+            return
+        if not isinstance(reply["content"], dict):
+            reply["content"] = {}
+        on_reply(reply)
 
     streams = [getattr(manager, f"connect_{channel}")() for channel in channels]
     for stream in streams:

@@ -13,12 +13,10 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.jsonutil import json_default
 from jupyter_server.services.kernels.connection.base import (
-    deserialize_binary_message,
-    deserialize_msg_from_ws_v1,
     serialize_binary_message,
     serialize_msg_to_ws_v1,
 )
@@ -26,6 +24,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from tornado.websocket import WebSocketClosedError
 
 from .comms import PageComms, Said
+from .page_requests import V1, Request, read_request
 from .probe import known_info
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     _Base = ZMQChannelsWebsocketConnection
 else:
     _Base = object
-
-_V1 = "v1.kernel.websocket.jupyter.org"
 
 #: What somebody does to a notebook, not what a page asks by itself.
 _WAKING = frozenset({"execute_request", "input_reply"})
@@ -53,24 +50,10 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-class _Request(NamedTuple):
-    """A message of a page. `content` may be empty where nobody looks at it; `raw` is what came."""
-
-    channel: str
-    header: dict[str, Any]
-    metadata: dict[str, Any]
-    content: dict[str, Any]
-    raw: Any
-
-    @property
-    def kind(self) -> str:
-        return str(self.header.get("msg_type"))
-
-
 class GatedConnection(_Base):
     """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
 
-    _held: list[_Request]
+    _held: list[Request]
     #: Set when it connects.
     _comms: PageComms
     _protocol: str | None = None
@@ -188,7 +171,7 @@ class GatedConnection(_Base):
             return
         if self.kernel_id not in self.multi_kernel_manager:
             return  # it was shut down a moment ago
-        request = self._peek(incoming_msg)
+        request = read_request(incoming_msg, self.subprotocol, self.session)
         if self._comm_answered(served, request):
             return
         open_for_this = served.gate_is_open or (
@@ -209,7 +192,10 @@ class GatedConnection(_Base):
         waiting, self._held = self._held, []
         for request in waiting:
             if served.gate_is_open:
-                self._send_on(served, request)
+                try:
+                    self._send_on(served, request)
+                except Exception:  # as without us; what comes behind it is sent all the same
+                    self.log.exception("kernel %s: a request was not sent", self.kernel_id)
             elif not (self._comm_answered(served, request) or self._answered(served, request)):
                 self._held.append(request)
         # What came between the moment when the gate was shut and the one when the kernel was gone found nobody to wake.
@@ -238,7 +224,7 @@ class GatedConnection(_Base):
             self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
             self._held = []
 
-    def _send_on(self, served: ServedKernel, request: _Request) -> None:
+    def _send_on(self, served: ServedKernel, request: Request) -> None:
         if request.kind == "execute_request":
             cell = str(request.metadata.get("cellId") or "")  # JupyterLab says so
             msg_id = str(request.header.get("msg_id"))
@@ -247,28 +233,12 @@ class GatedConnection(_Base):
             served.output.answered(self.client_session)
         super().handle_incoming_message(request.raw)
 
-    def _peek(self, message: Any) -> _Request:
-        if self.subprotocol == _V1:
-            channel, parts = deserialize_msg_from_ws_v1(message)
-            header, metadata = self.session.unpack(parts[0]), self.session.unpack(parts[2])
-            about_comms = str(header.get("msg_type")).startswith("comm_")
-            content = self.session.unpack(parts[3]) if about_comms else {}
-            return _Request(channel, header, metadata, content, message)
-        unpacked = (
-            deserialize_binary_message(message)
-            if isinstance(message, bytes)
-            else json.loads(message)
-        )
-        channel = unpacked.get("channel") or "shell"
-        metadata, content = unpacked.get("metadata") or {}, unpacked.get("content") or {}
-        return _Request(channel, unpacked["header"], metadata, content, message)
-
-    def _is_waking(self, served: ServedKernel, request: _Request) -> bool:
+    def _is_waking(self, served: ServedKernel, request: Request) -> bool:
         if request.kind == "comm_msg":
             return served.comms.wants_kernel(request.content)
         return request.kind in _WAKING
 
-    def _comm_answered(self, served: ServedKernel, request: _Request) -> bool:
+    def _comm_answered(self, served: ServedKernel, request: Request) -> bool:
         """Say in the kernel's place what its widgets would; whether that can be done."""
         if not request.kind.startswith("comm_"):
             return False
@@ -280,7 +250,7 @@ class GatedConnection(_Base):
         self._say_idle()
         return True
 
-    def _answered(self, served: ServedKernel, request: _Request) -> bool:
+    def _answered(self, served: ServedKernel, request: Request) -> bool:
         """Answer in the kernel's place if that can be done; whether it was."""
         kind = request.kind
         if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
@@ -296,13 +266,13 @@ class GatedConnection(_Base):
         self._say_idle()
         return True
 
-    def _reply(self, request: _Request, kind: str, content: dict[str, Any]) -> None:
+    def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
         parent = {"header": request.header}
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
         self._send(request.channel, kind, content, parent)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _say_done(self, request: _Request, said: Sequence[Said] = ()) -> None:
+    def _say_done(self, request: Request, said: Sequence[Said] = ()) -> None:
         """What a kernel says of a message without a reply."""
         parent = {"header": request.header}
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
@@ -333,7 +303,7 @@ class GatedConnection(_Base):
             # JupyterLab takes another session for another kernel and drops what it has queued for this one.
             message["header"]["session"] = served.output.kernel_session
         with suppress(WebSocketClosedError):
-            if self.subprotocol == _V1:
+            if self.subprotocol == V1:
                 names = ("header", "parent_header", "metadata", "content")
                 parts = [*(self.session.pack(message[name]) for name in names), *buffers]
                 self.write_message(serialize_msg_to_ws_v1(parts, channel), binary=True)
@@ -369,7 +339,7 @@ class GatedConnection(_Base):
             return
         _, fed = self.session.feed_identities(parts)
         message: Any = fed[1:]
-        if self.subprotocol != _V1:
+        if self.subprotocol != V1:
             signature = self.session.sign(fed[1:5])  # it may have been changed
             message = self.session.deserialize([signature, *fed[1:]])
         self._on_zmq_reply(self.channels["iopub"], message)

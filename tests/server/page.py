@@ -27,6 +27,8 @@ class Page:
         self.kernel_id, self.session_id = kernel_id, session_id
         self.client_id = client_id or uuid.uuid4().hex
         self.received = []
+        #: What is no message.
+        self.unread = []
         self._new = threading.Condition()
         path = f"{server.base}api/kernels/{kernel_id}/channels?session_id={self.client_id}"
         url = f"ws://127.0.0.1:{server.port}/{path}"
@@ -48,19 +50,30 @@ class Page:
                 return
             if not text:
                 return
-            if self._socket.subprotocol:
-                channel, parts = deserialize_msg_from_ws_v1(text)
-                names = ("header", "parent_header", "metadata", "content")
-                message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
-                message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
-                message["buffers"] = parts[4:]
-            elif isinstance(text, bytes):
-                message = deserialize_binary_message(text)
-            else:
-                message = json.loads(text)
+            try:
+                message = self._read(text)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                self.unread.append(text)
+                continue
             with self._new:
                 self.received.append(message)
                 self._new.notify_all()
+
+    def _read(self, text):
+        if self._socket.subprotocol:
+            channel, parts = deserialize_msg_from_ws_v1(text)
+            names = ("header", "parent_header", "metadata", "content")
+            message = dict(zip(names, map(json.loads, parts[:4]), strict=True))
+            message |= {"channel": channel, "msg_type": message["header"]["msg_type"]}
+            message["buffers"] = parts[4:]
+        elif isinstance(text, bytes):
+            message = deserialize_binary_message(text)
+        else:
+            message = json.loads(text)
+        for part in ("parent_header", "metadata", "content"):
+            message[part] = dict(message[part] or {})  # null is as good
+        message["msg_type"].encode()
+        return message
 
     def send(self, kind, content, channel="shell", metadata=None):
         """Send a request; gives its id."""
@@ -82,6 +95,10 @@ class Page:
         else:
             self._socket.send(json.dumps({**message, "channel": channel, "buffers": []}))
         return header["msg_id"]
+
+    def send_parts(self, parts, channel="shell"):
+        """Send a message that need not be one; for pages that are `binary`."""
+        self._socket.send_binary(serialize_msg_to_ws_v1(parts, channel))
 
     def execute(self, code):
         """Send a cell; gives the request's id."""
