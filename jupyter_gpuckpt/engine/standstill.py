@@ -27,6 +27,7 @@ from ..errors import FreezeFailed
 from ..host import processes
 from ..model import SCRATCH
 from . import ptrace
+from .endless_waits import let_wait_go_on
 from .launch import pids, wait_until
 from .threads_held import ThreadsHeld
 from .tracee import RegistersRecord, Tracee
@@ -183,6 +184,8 @@ def _record(pid: int) -> TaskRecord:
     with ThreadsHeld(pid) as held:
         if not held.tids:
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+        for tracee in held.tracees():
+            let_wait_go_on(tracee)
         address, code = _code(held.tracee())
         return TaskRecord(
             pid,
