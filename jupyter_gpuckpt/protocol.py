@@ -56,6 +56,7 @@ class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     owner_id: str
     kind: OwnerKind
+    #: 0: it has let go of its kernels.
     pid: int
     start_time: float
     hub_server: str = ""

@@ -200,6 +200,14 @@ class AsyncClient:
         """Take over the kernels of dead servers that belong to this owner."""
         return await self._do(calls.claim(owner_id))
 
+    async def claimable(self, owner_id: str) -> list[Kernel]:
+        """The kernels that this owner could claim if their servers had ended."""
+        return await self._do(calls.claimable(owner_id))
+
+    async def leave(self, owner_id: str) -> None:
+        """Let the next server claim this owner's kernels, though its process goes on for a while."""
+        await self._do(calls.leave(owner_id))
+
     async def wait(self, operation_id: str) -> Result:
         """Wait until an operation is over; what it did, or its error raised as its own class."""
         seconds = calls.LONG_POLL_SECONDS

@@ -342,6 +342,16 @@ def claim(owner_id: str) -> Call[list[SuspendedKernel]]:
     return Call(list[SuspendedKernel], "POST", f"/owners/{owner_id}/claim", ClaimRequest())
 
 
+def claimable(owner_id: str) -> Call[list[Kernel]]:
+    """What other servers keep from this owner."""
+    return Call(list[Kernel], "GET", f"/owners/{owner_id}/claim")
+
+
+def leave(owner_id: str) -> Call[None]:
+    """Let go of an owner's kernels."""
+    return Call(type(None), "DELETE", f"/owners/{owner_id}")
+
+
 def events(owner: Owner) -> Call[Event]:
     """A stream of lines."""
     return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)

@@ -199,6 +199,14 @@ class Client:
         """Take over the kernels of dead servers that belong to this owner."""
         return self._do(calls.claim(owner_id))
 
+    def claimable(self, owner_id: str) -> list[Kernel]:
+        """The kernels that this owner could claim if their servers had ended."""
+        return self._do(calls.claimable(owner_id))
+
+    def leave(self, owner_id: str) -> None:
+        """Let the next server claim this owner's kernels, though its process goes on for a while."""
+        self._do(calls.leave(owner_id))
+
     def wait(self, operation_id: str) -> Result:
         """Wait until an operation is over; what it did, or its error raised as its own class."""
         while not calls.is_over(operation := self.operation(operation_id, calls.LONG_POLL_SECONDS)):

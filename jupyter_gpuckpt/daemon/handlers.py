@@ -215,8 +215,21 @@ class OwnersHandler(BaseHandler):
             self._stream.close()
 
 
+class OwnerHandler(BaseHandler):
+    """One owner."""
+
+    async def delete(self, owner_id: str) -> None:
+        """Let it go: its kernels are the next server's."""
+        await self.daemon.owners.leave(owner_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+
+
 class ClaimHandler(BaseHandler):
     """Claims."""
+
+    async def get(self, owner_id: str) -> None:
+        """List what other servers keep from this one."""
+        self.reply(await self.daemon.owners.claimable(owner_id))
 
     async def post(self, owner_id: str) -> None:
         """Hand the kernels of dead servers over."""
@@ -242,5 +255,6 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/operations/{operation_id}/cancel": CancelHandler,
     **snapshot_handlers.ROUTES,
     "/owners": OwnersHandler,
+    "/owners/{owner_id}": OwnerHandler,
     "/owners/{owner_id}/claim": ClaimHandler,
 }

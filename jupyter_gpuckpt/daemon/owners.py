@@ -10,9 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
-from ..protocol import Event, Owner, OwnerKind, SuspendedKernel
+from ..protocol import Event, Kernel, Owner, OwnerKind, SuspendedKernel
 from .kernels import Kernels, ManagedKernel
 from .records import KernelRecord, Records
 from .verbs import Verbs
@@ -161,7 +163,27 @@ class Owners:
             for k in claimed
         ]
 
+    async def claimable(self, owner_id: str) -> list[Kernel]:
+        """The kernels that this owner could claim if their servers had ended."""
+        claimant = self.get(owner_id)
+        ours = [k for k in self._kernels if k.record.owner.owner_id != owner_id]
+        left = [kernel.public() for kernel in ours if belongs(kernel.record, claimant)]
+        known = {kernel.kernel_id for kernel in left}
+        for record in await asyncio.to_thread(self._records.of_others):
+            if record.kernel_id not in known and belongs(record, claimant):
+                kernel_id, owner = record.kernel_id, record.owner.owner_id
+                left.append(Kernel(kernel_id, record.state, owner, name=record.name))
+        return left
+
+    async def leave(self, owner_id: str) -> None:
+        """Let the next server claim this owner's kernels, though its process may go on for a while. Not undone."""
+        for kernel in self._kernels.of_owner(owner_id):
+            left = msgspec.structs.replace(kernel.record.owner, pid=0, start_time=0.0)
+            await self._kernels.update(kernel, owner=left)
+
     def _is_dead(self, owner: Owner) -> bool:
+        if not owner.pid:
+            return True
         return owner.owner_id not in self._streams and start_time(owner.pid) != owner.start_time
 
     async def _expire(self, owner: Owner, seconds: float) -> None:

@@ -146,6 +146,10 @@ class Records:
         with self._handing_over():
             return [record for record in self.all() if record.place == self._place]
 
+    def of_others(self) -> list[KernelRecord]:
+        """The records of other places."""
+        return [record for record in self.all() if record.place != self._place]
+
     def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
         """Make the `wanted` records of other places ours, where their daemon is gone, and return them.
 

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ..errors import GpuCkptError
 from ..model import Cause
 from .comms import SavedComms
 from .probe import kernel_info, set_known_info
@@ -17,12 +19,14 @@ if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
-    from ..protocol import SuspendedKernel
+    from ..protocol import Kernel, SuspendedKernel
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
 
 _ANSWER_SECONDS = 5.0
+#: How often, and how long after its start, a server asks again for kernels of one that had not ended then.
+_CLAIM_EVERY_SECONDS, _CLAIM_FOR_SECONDS = 2.0, 300.0
 #: Nobody wanted these kernels to stop, so what they were computing goes on by itself.
 _STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
@@ -36,17 +40,42 @@ async def adopt_all(
     *,
     resume_busy: bool,
 ) -> None:
-    """Claim and list what earlier servers left. One kernel that cannot be listed does not keep the others away.
+    """Claim and list what earlier servers left; what a server keeps that is still stopping follows when it lets go.
 
-    `resume_busy`: those in which a cell was running when the server stopped are resumed at once.
+    One kernel that cannot be listed does not keep the others away. `resume_busy`: those in which a cell was running when the
+    server stopped are resumed at once.
     """
-    for saved in await link.claim():
-        try:
-            await adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
-        except Exception:
-            log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
-        else:
-            log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
+
+    async def claim() -> list[Kernel]:
+        for saved in await link.claim():
+            try:
+                await adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
+            except Exception:
+                log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
+            else:
+                log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
+        return await link.kept_elsewhere()
+
+    async def claim_again() -> None:
+        deadline = asyncio.get_running_loop().time() + _CLAIM_FOR_SECONDS
+        left = True
+        while left and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(_CLAIM_EVERY_SECONDS)
+            try:
+                left = bool(await claim())
+            except GpuCkptError as error:
+                log.debug("kernels of another server were not claimed: %s", error)
+
+    kept_elsewhere = await claim()
+    for kernel in kept_elsewhere:
+        log.warning(
+            "Kernel %s (%s, %s) is a session of another server that has not ended; it is listed here if that one ends soon.",
+            kernel.kernel_id,
+            kernel.name or "no notebook",
+            kernel.state,
+        )
+    if kept_elsewhere:
+        operations.spawn(claim_again())
 
 
 async def adopt(

@@ -128,6 +128,19 @@ class DaemonLink:
             self.offer(saved)
         return claimed
 
+    async def kept_elsewhere(self) -> list[Kernel]:
+        """The kernels that would be claimed if their servers had ended."""
+        return await self.daemon.claimable(self.owner_id)
+
+    async def leave(self) -> None:
+        """Let go of the kernels before this process ends, which may take it a while. Never raises."""
+        try:
+            await self.daemon.leave(self.owner_id)
+        except GpuCkptError as error:
+            self._log.warning(
+                "The next server has the kernels when this process has ended: %s", error
+            )
+
     def offer(self, saved: SuspendedKernel) -> None:
         """Have the provisioner that is started with this kernel's id adopt it."""
         self._adoptions[saved.kernel.kernel_id] = saved

@@ -51,7 +51,7 @@ from .websocket import GatedConnection
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp
 
-    from ..protocol import HostReport
+    from ..protocol import HostReport, Kernel
 
 PROVISIONER = "gpuckpt-provisioner"
 _Part = TypeVar("_Part")
@@ -125,6 +125,16 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         """A kernel as pages see it."""
         kernels = cast("GpuCkptKernels", self._server.kernel_manager)
         return kernel_view(kernel_id, kernels, self._server.session_manager, self._operations)
+
+    async def kept_elsewhere(self) -> list[Kernel]:
+        """The kernels of notebooks below this server's folder that belong to another server which has not ended."""
+        if self._link is None or not self._link.ready:
+            return []
+        try:
+            return await self._link.kept_elsewhere()
+        except GpuCkptError as error:
+            self.log.debug("kernels of other servers are not known: %s", error)
+            return []
 
     async def report(self) -> HostReport:
         """What this machine can do; asked of a daemon of its own making where the link is down."""

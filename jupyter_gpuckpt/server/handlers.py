@@ -14,7 +14,7 @@ from ..protocol import ResumeRequest
 from . import snapshot_handlers, time_travel_handlers, variable_handlers
 from .base_handler import GpuCkptHandler
 from .suspend_all import suspend_all
-from .views import operation_view, report_view, shut_down_view
+from .views import elsewhere_view, operation_view, report_view, shut_down_view
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
@@ -39,9 +39,10 @@ class KernelsHandler(GpuCkptHandler):
     @web.authenticated
     @authorized
     async def get(self) -> None:
-        """List them."""
+        """List them, and those that another server keeps from this one."""
         views = [self.extension.view(kernel_id) for kernel_id in self.extension.kernel_ids()]
-        self.reply({"kernels": views})
+        elsewhere = [elsewhere_view(kernel) for kernel in await self.extension.kept_elsewhere()]
+        self.reply({"kernels": views, "elsewhere": elsewhere})
 
 
 class KernelHandler(GpuCkptHandler):

@@ -20,6 +20,7 @@ from tornado import web
 from ..errors import GpuCkptError
 from ..model import Cause
 from ..states import KernelState
+from .requests_in_flight import end_requests
 from .suspend_all import suspend_all
 
 if TYPE_CHECKING:
@@ -229,11 +230,16 @@ class GpuCkptKernels(_Base):
             except Exception:
                 self.log.exception("Kernel %s was not detached.", kernel_id)
         try:
-            await ensure_async(super().shutdown_all(now=now))
             await self.gpuckpt_operations.close()
+            # From here on nothing of this server may keep the kernels from the next one.
+            await self.gpuckpt_owner.leave()
+            await ensure_async(super().shutdown_all(now=now))
             await self.gpuckpt_owner.close()
         except Exception:
             self.log.exception("Shutting down the other kernels failed.")
+        server = cast("Any", self.parent)
+        if getattr(server, "_stopping", False):  # else it goes on, as in a test
+            await end_requests(server.http_server)
 
     def _detach(self, kernel_id: str) -> None:
         """Forget a kernel without touching it or its connection file, which the kernel still names."""

@@ -65,6 +65,17 @@ def kernel_view(
     }
 
 
+def elsewhere_view(kernel: Kernel) -> dict[str, Any]:
+    """A kernel of another server that shows the same notebooks."""
+    return {
+        "kernel_id": kernel.kernel_id,
+        "path": kernel.name,
+        "state": str(kernel.state),
+        "reason": "It is a session of another server, which has not ended.",
+        "hint": "It is listed by the first server that is started after that one has ended.",
+    }
+
+
 def measures_view(kernel: Kernel | None) -> dict[str, Any]:
     """What a kernel uses, as the daemon told last; zeros for one that it does not know."""
     return {

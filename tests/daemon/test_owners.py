@@ -125,6 +125,18 @@ def test_a_living_server_keeps_it(client, door, owner_of):
         assert client.claim(other.owner_id) == []
 
 
+def test_a_server_that_lets_go_is_followed_before_its_process_ends(client, door, owner_of):
+    door("server")
+    [kernel] = client.kernels()
+    with owner_of(client, root_dir="/tmp/a") as heir, owner_of(client, root_dir="/tmp/b") as other:
+        assert client.claim(heir.owner_id) == []
+        assert [left.kernel_id for left in client.claimable(heir.owner_id)] == ["k"]
+        assert client.claimable(other.owner_id) == []
+        client.leave(kernel.owner_id)
+        assert [item.kernel.kernel_id for item in client.claim(heir.owner_id)] == ["k"]
+        assert client.claimable(heir.owner_id) == []
+
+
 def test_scripts_claim_nothing(client, owner_of):
     with owner_of(client, OwnerKind.SCRIPT) as script, pytest.raises(ConfigurationError):
         client.claim(script.owner_id)

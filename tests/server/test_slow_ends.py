@@ -1,0 +1,84 @@
+"""A server whose process does not end at once: neither its end nor its kernels may depend on that."""
+
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+
+from tests.conftest import wait_for
+
+#: A page of the files is being answered, in a thread of AnyIO, until the event loop has stopped.
+SLOW_CONTENTS = """
+import asyncio, time, anyio
+from pathlib import Path
+from jupyter_server.services.contents.largefilemanager import AsyncLargeFileManager
+class Slow(AsyncLargeFileManager):
+    async def get(self, path, **arguments):
+        loop = asyncio.get_running_loop()
+        def work():
+            Path(self.root_dir, "begun").touch()
+            while loop.is_running():
+                time.sleep(0.01)
+        await anyio.to_thread.run_sync(work)
+c.ServerApp.contents_manager_class = Slow
+"""
+
+#: A thread that is waited for when the process ends, as one that is stuck in a file system.
+STUCK = """
+import threading, time
+from pathlib import Path
+def wait():
+    while not Path({path!r}).exists():
+        time.sleep(0.01)
+threading.Thread(target=wait).start()
+"""
+
+
+def configure(server, text):
+    config = Path(server.env["JUPYTER_CONFIG_DIR"])
+    config.mkdir(exist_ok=True)
+    (config / "jupyter_server_config.py").write_text(text)
+
+
+def test_a_request_in_flight_does_not_keep_a_server_from_ending(make_server):
+    server = make_server()
+    configure(server, SLOW_CONTENTS)
+    server.start()
+
+    def ask():
+        try:
+            server.request("GET", "api/contents", ok=False)
+        except httpx.TransportError:
+            return  # it has ended
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for((server.root / "begun").exists)
+    server.process.send_signal(signal.SIGTERM)
+    server.process.wait(10)
+    asking.join()
+
+
+def test_the_next_server_has_the_kernels_of_one_that_hangs_at_its_end(make_server, tmp_path):
+    first, second = make_server(), make_server()
+    end = tmp_path / "end"
+    configure(first, STUCK.format(path=str(end)))
+    first.start()
+    configure(second, "")
+    page = first.open()
+    page.run("x = 41")
+    second.start()
+    [elsewhere] = second.get("api/gpuckpt/kernels")["elsewhere"]
+    assert (elsewhere["kernel_id"], elsewhere["path"]) == (page.kernel_id, "notebook.ipynb")
+    assert "another server" in elsewhere["reason"]
+    # It says whose they are, and has them when the first one is done with them.
+    assert (
+        f"Kernel {page.kernel_id} (notebook.ipynb, running) is a session of another" in second.log()
+    )
+    first.process.send_signal(signal.SIGTERM)
+    wait_for(lambda: [kernel["id"] for kernel in second.get("api/kernels")] == [page.kernel_id])
+    assert first.process.poll() is None
+    assert second.page(page.kernel_id).run("print(x + 1)") == "42\n"
+    end.touch()
+    first.process.wait(10)
