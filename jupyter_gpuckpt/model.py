@@ -96,6 +96,44 @@ class MappedFile(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
+class SocketOption(msgspec.Struct, frozen=True, array_like=True):
+    """What getsockopt(2) gave."""
+
+    level: int
+    name: int
+    value: bytes
+
+
+class TcpEnd(msgspec.Struct, frozen=True):
+    """One end of a TCP connection. `inode`: its number in CRIU's images. Addresses as Python's sockets have them.
+
+    `unread`: how many bytes of the stream of all queues are its own; the ends follow each other there.
+    """
+
+    inode: int
+    family: int
+    local: list[str | int]
+    remote: list[str | int]
+    #: Those of the open file (man 2 fcntl, F_GETFL).
+    flags: int
+    options: list[SocketOption]
+    unread: int = 0
+    #: Shut down for sending, for receiving.
+    sent_all: bool = False
+    reads_no_more: bool = False
+
+
+class TcpConnection(msgspec.Struct, frozen=True):
+    """A TCP connection that the tree had with itself.
+
+    One end: the other was closed, or nobody has accepted the connection yet (`waiting`). `name` is what users see.
+    """
+
+    name: str
+    ends: list[TcpEnd]
+    waiting: bool = False
+
+
 class Host(msgspec.Struct, frozen=True):
     """The machine a snapshot was taken on, as far as a resume depends on it."""
 
@@ -243,6 +281,8 @@ class Manifest(msgspec.Struct, frozen=True):
     captured: list[CapturedFile] = []
     gpu: list[GpuProcess] = []
     mapped: list[MappedFile] = []
+    #: Those of the tree with itself; what they have to deliver is in the stream `tcp`.
+    connections: list[TcpConnection] = []
     seconds_by_stage: dict[str, float] = {}
     #: What the kernel's variables were; None where that is not known.
     variables: Variables | None = None

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
-from ..model import CapturedFile, GpuProcess, Process
+from ..model import CapturedFile, GpuProcess, Process, TcpConnection
 from ..progress import Progress, Stage
-from . import criu, criu_images, hidden_pages
+from . import criu, criu_images, hidden_pages, tcp_connections
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu_images import Extent
 from .ghost import Ghost
@@ -49,6 +49,10 @@ class Frozen:
     captured_files: dict[str, Path]
     gpu: list[GpuProcess]
     gpu_files: dict[str, Path]
+    #: Those of the tree with itself, what they have to deliver, and a sentence about each that cannot be kept.
+    connections: list[TcpConnection] = field(default_factory=list)
+    connections_queues: bytes = b""
+    connections_lost: list[str] = field(default_factory=list)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -114,12 +118,17 @@ def frozen(
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             kept = memory if stop else _keep(tree, memory, unforked, settings, outside)
             _unlink(tree, links)
+            tcp = tcp_connections.Recorded(pids(tree))
+            undo.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
+        result.connections, result.connections_queues = tcp.connections, tcp.queues
+        result.connections_lost = tcp.lost
         if stop:
             result._switches = _settled(tree)
             gpu_files_taken(result.gpu_files)
         else:
             with progress.stage(Stage.THAW):
+                tcp.close()
                 standstill.end()
                 result.frozen_seconds = time.monotonic() - standstill.began
                 gpu_files_taken(result.gpu_files)
@@ -130,6 +139,7 @@ def frozen(
         yield result
         if stop:
             result.frozen_seconds = time.monotonic() - standstill.began
+            tcp.reset()
             inside.pop_all()
             undo.pop_all()
 

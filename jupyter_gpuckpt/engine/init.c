@@ -233,6 +233,7 @@ static int init(int restore, char **v) {
                 ;
             _exit(1);
         }
+        close_range(3, ~0U, 0); /* what CRIU has given to the processes is theirs alone */
         root = keeper_pid; /* restored as our child: criu restore --restore-sibling */
     }
     if (!restore) dprintf(1, "started\n");

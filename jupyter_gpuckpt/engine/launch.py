@@ -80,7 +80,7 @@ def _tmpfs_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def start_namespaces(
+def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     settings: EngineSettings,
     mode: str,
     *,
@@ -91,8 +91,9 @@ def start_namespaces(
     argv: Sequence[str],
     env: dict[str, str] | None = None,
     cwd: str | None = None,
+    descriptors: Sequence[int] = (),
 ) -> Namespaces:
-    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs."""
+    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs. CRIU inherits the `descriptors`."""
     errors = commands.ErrorOutput()
     try:
         process = commands.spawn(
@@ -109,6 +110,7 @@ def start_namespaces(
             ],
             env=env,
             cwd=cwd,
+            pass_fds=descriptors,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors.descriptor,

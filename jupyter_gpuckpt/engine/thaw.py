@@ -32,12 +32,14 @@ from . import (
     server_files,
     socket_directories,
     socket_images,
+    tcp_connections,
 )
 from .eager_pages import PagesFile
 from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
 from .settings import EngineSettings
+from .tcp_remake import RemadeConnections
 from .tree import Tree
 
 #: A restore that has logged an error gets this long to make progress or to end.
@@ -67,6 +69,8 @@ class Thawed(NamedTuple):
     tree: Tree
     made: list[str]
     moved_ports: dict[int, int]
+    #: A sentence about each connection of the tree with itself that could not be made anew.
+    lost_connections: list[str]
 
 
 @dataclass
@@ -106,6 +110,7 @@ def thaw(
     directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
+            connections = always.enter_context(_connections(manifest, content))
             namespaces = start_namespaces(
                 settings,
                 "restore",
@@ -113,7 +118,8 @@ def thaw(
                 private_shm=manifest.launch.private_shm,
                 io_uring=manifest.launch.io_uring,
                 words=[str(manifest.keeper_pid), "-"],
-                argv=criu.restore_words(settings, directory, lazy=lazy),
+                argv=[*criu.restore_words(settings, directory, lazy=lazy), *connections.words],
+                descriptors=connections.descriptors,
                 cwd="/",
             )
             undo.callback(namespaces.destroy)
@@ -131,19 +137,27 @@ def thaw(
             ports = _new_ports(manifest.launch.own_ports, own_ports)
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
             always.callback(moved.release)
+            connections.enter(images)
         if skeleton and not lazy:
             _write_pages(restore, images)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
         _run_criu(restore, images, lazy=lazy)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+        connections.finish({**ports, **moved.ports})
         gpu.finish()
         gpu_processes.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
             _let_go(tree, manifest)
         undo.pop_all()
         namespaces.close()
-    return Thawed(tree, made, moved.ports)
+    return Thawed(tree, made, moved.ports, connections.lost)
+
+
+def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
+    queued = any(end.unread for kept in manifest.connections for end in kept.ends)
+    read = content.reader(tcp_connections.STREAM) if queued else lambda offset, length: b""
+    return RemadeConnections(manifest.connections, read)
 
 
 def _separate_sockets(restore: _Restore, images: Path) -> None:

@@ -1,50 +1,121 @@
-"""Established TCP connections of processes (man proc_net_tcp): what a suspend would cut."""
+"""The TCP connections of a process tree (man proc_net_tcp): which it has with itself, and which with others."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from . import processes, tcp_table
-from .tcp_table import Row, TcpState
+from .tcp_table import Endpoint, Row, TcpState
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
+#: A connection in another state is being opened, or both sides have ended it.
+_OPEN = frozenset(
+    {TcpState.ESTABLISHED, TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE_WAIT}
+)
+_CLOSED_BY_ITSELF = frozenset({TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.TIME_WAIT})
+_WITHOUT_PROGRAM = "0"
 
 
-class Connection(NamedTuple):
+class End(NamedTuple):
     """One end of a connection, as the process `pid` holds it."""
 
     pid: int
     program: str
-    local_port: int
-    remote_address: str
-    remote_port: int
+    descriptor: int
+    row: Row
 
     def __str__(self) -> str:
-        host = f"[{self.remote_address}]" if ":" in self.remote_address else self.remote_address
-        return f"{self.program} (process {self.pid}) with {host}:{self.remote_port}"
+        return f"{self.program} (process {self.pid}) with {self.row.remote}"
 
 
-def established(pids: Collection[int], *, ignored_ports: Collection[int] = ()) -> list[Connection]:
-    """The connections that these processes hold, except those from or to an ignored port; each socket once."""
-    found: dict[str, Connection] = {}
+class Inner(NamedTuple):
+    """A connection that no program outside holds an end of.
+
+    Of one end only in two cases: the other one was closed by its program, or a listener of the tree has not accepted the connection
+    yet (`waiting`).
+    """
+
+    ends: tuple[End, ...]
+    waiting: bool = False
+
+    def __str__(self) -> str:
+        return str(self.ends[0])
+
+
+class Survey(NamedTuple):
+    """The open connections of a tree. `outer`: those with others."""
+
+    inner: list[Inner]
+    outer: list[End]
+
+
+def survey(pids: Collection[int]) -> Survey:
+    """Look up the connections that these processes hold, each once; all must be in one network namespace."""
+    held = _held(pids)
+    rows = _rows(pids)
+    by_ends = {(row.local.plain, row.remote.plain): row for row in rows}
+    listeners = [
+        row.local.plain for row in rows if row.state == TcpState.LISTEN and row.inode in held
+    ]
+    inner, outer, seen = list[Inner](), list[End](), set[str]()
+    for row in rows:
+        if row.inode not in held or row.inode in seen or row.state not in _OPEN:
+            continue
+        end = End(*held[row.inode], row)
+        other = by_ends.get((row.remote.plain, row.local.plain))
+        if other is not None and other.inode in held and other.inode != row.inode:
+            seen.add(other.inode)
+            inner.append(Inner((end, End(*held[other.inode], other))))
+        elif _is_waiting(row, other, listeners):
+            inner.append(Inner((end,), waiting=True))
+        elif _is_left(row, other):
+            inner.append(Inner((end,)))
+        elif row.state == TcpState.ESTABLISHED:
+            outer.append(end)
+    return Survey(inner, outer)
+
+
+def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
+    """Return the rows of a connection's two ends as they are now; None for one that is gone."""
+    local, remote = end.row.local.plain, end.row.remote.plain
+    found = {(row.local.plain, row.remote.plain): row for row in _rows(pids)}
+    return found.get((local, remote)), found.get((remote, local))
+
+
+def _rows(pids: Iterable[int]) -> list[Row]:
+    return next((found for pid in pids if (found := list(tcp_table.rows(pid)))), [])
+
+
+def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
+    """Process, its name and descriptor of every socket, by inode."""
+    found: dict[str, tuple[int, str, int]] = {}
     for pid in pids:
-        inodes = {
-            match[1]
-            for link in processes.descriptors(pid).values()
-            if (match := _SOCKET.fullmatch(link))
-        }
-        for row in tcp_table.rows(pid) if inodes else ():
-            ports = {row.local.port, row.remote.port}
-            established = row.state == TcpState.ESTABLISHED and row.inode in inodes
-            if established and not ports & set(ignored_ports):
-                found.setdefault(row.inode, _connection(pid, row))
-    return list(found.values())
+        name = processes.name(pid) or "?"
+        for descriptor, link in processes.descriptors(pid).items():
+            if match := _SOCKET.fullmatch(link):
+                found.setdefault(match[1], (pid, name, descriptor))
+    return found
 
 
-def _connection(pid: int, row: Row) -> Connection:
-    address, port = row.remote
-    mapped = getattr(address, "ipv4_mapped", None)
-    name = processes.name(pid) or "?"
-    return Connection(pid, name, row.local.port, str(mapped or address), port)
+def _is_waiting(row: Row, other: Row | None, listeners: Iterable[Endpoint]) -> bool:
+    """Whether the other end is in the queue of a listener that has not accepted it."""
+    if other is None or other.inode != _WITHOUT_PROGRAM:
+        return False
+    if other.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
+        return False
+    wanted = row.remote.plain
+    return any(
+        listener.port == wanted.port
+        and (listener.address.is_unspecified or listener.address == wanted.address)
+        for listener in listeners
+    )
+
+
+def _is_left(row: Row, other: Row | None) -> bool:
+    """Whether the other end was closed by a program of this machine."""
+    if other is not None:
+        return other.inode == _WITHOUT_PROGRAM and other.state in _CLOSED_BY_ITSELF
+    local, remote = row.local.plain.address, row.remote.plain.address
+    return row.state == TcpState.CLOSE_WAIT and (remote.is_loopback or remote == local)

@@ -20,6 +20,8 @@ class TcpState(StrEnum):
     FIN_WAIT_1 = "04"
     FIN_WAIT_2 = "05"
     TIME_WAIT = "06"
+    CLOSE_WAIT = "08"
+    LISTEN = "0A"
 
 
 class Endpoint(NamedTuple):
@@ -28,14 +30,29 @@ class Endpoint(NamedTuple):
     address: Address
     port: int
 
+    @property
+    def plain(self) -> Endpoint:
+        """The same, with an IPv4 address where it is one that an IPv6 socket sees."""
+        mapped = getattr(self.address, "ipv4_mapped", None)
+        return Endpoint(mapped, self.port) if mapped else self
+
+    def __str__(self) -> str:
+        address = self.plain.address
+        return f"[{address}]:{self.port}" if address.version == 6 else f"{address}:{self.port}"
+
 
 class Row(NamedTuple):
-    """A socket. `inode`: "0" when no program has it any more."""
+    """A socket. `inode`: "0" when no program has it any more, or not yet.
+
+    `unsent` and `unread` are bytes: those whose arrival is not acknowledged, and those that arrived and nobody has read.
+    """
 
     local: Endpoint
     remote: Endpoint
     state: str
     inode: str
+    unsent: int
+    unread: int
 
 
 def rows(pid: int | str = "self") -> Iterator[Row]:
@@ -44,7 +61,15 @@ def rows(pid: int | str = "self") -> Iterator[Row]:
         with suppress(OSError):
             for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                yield Row(_endpoint(fields[1]), _endpoint(fields[2]), fields[3], fields[9])
+                unsent, _, unread = fields[4].partition(":")
+                yield Row(
+                    _endpoint(fields[1]),
+                    _endpoint(fields[2]),
+                    fields[3],
+                    fields[9],
+                    int(unsent, 16),
+                    int(unread, 16),
+                )
 
 
 def _endpoint(text: str) -> Endpoint:

@@ -70,7 +70,7 @@ def resume(
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
-    return Resumed(thawed.tree, gone, thawed.moved_ports)
+    return Resumed(thawed.tree, [*gone, *thawed.lost_connections], thawed.moved_ports)
 
 
 def check(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..engine import criu_images
+from ..engine import criu_images, tcp_connections
 from ..engine.freeze import Frozen, frozen
 from ..engine.launch import kill, pids
 from ..engine.preflight import plan
@@ -84,7 +84,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
     began = time.time()
     digests = digests or FileDigests()
     with progress.stage(Stage.PREFLIGHT):
-        warnings = _connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
+        warnings = _outer_connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
@@ -106,6 +106,9 @@ def save(  # noqa: PLR0913 - all but the first four by name
         images, sources = _images(state)
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
+        sources += _queues(state)
+        if stop:
+            warnings += _lost_connections(state, cut=cause is not Cause.IDLE)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests)
         warnings += replaced
@@ -148,6 +151,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             captured=state.captured,
             gpu=state.gpu,
             mapped=mapped,
+            connections=state.connections,
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
         )
@@ -175,9 +179,21 @@ def _telling_of(complete: list[SnapshotInfo]) -> Iterator[None]:
         raise
 
 
-def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
-    """What to say of the connections that a suspend cuts. A save cuts none: the kernel keeps them."""
-    found = connections.established(pids(tree), ignored_ports=spec.own_ports)
+def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
+    """Say which connections with others a suspend cuts. A save cuts none: the kernel keeps them."""
+    own = set(spec.own_ports)
+    outer = connections.survey(pids(tree)).outer
+    return _cut(
+        [str(end) for end in outer if not own & {end.row.local.port, end.row.remote.port}], cut=cut
+    )
+
+
+def _lost_connections(state: Frozen, *, cut: bool) -> list[str]:
+    """Say which connections of the tree with itself a resume of this snapshot will not bring back."""
+    return _cut(state.connections_lost, cut=cut)
+
+
+def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
     if not found:
         return []
     shown = _some(found)
@@ -187,6 +203,12 @@ def _connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
             hint="Suspend it yourself if what they are for can connect again, or close them.",
         )
     return [f"Network connections were cut: {shown}."]
+
+
+def _queues(state: Frozen) -> list[Source]:
+    if not state.connections_queues:
+        return []
+    return [BytesSource(tcp_connections.STREAM, state.connections_queues)]
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -139,9 +140,8 @@ def test_a_second_suspend_is_the_same_operation(client, large):
 
 
 CONNECTED = """
-import socket, time
-listener = socket.create_server(("127.0.0.1", 0))
-ends = socket.create_connection(listener.getsockname()), listener.accept()[0]
+import socket, sys, time
+end = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 print("connected", flush=True)
 time.sleep(1000)
 """
@@ -150,14 +150,15 @@ time.sleep(1000)
 def test_who_asks_for_a_suspend_does_not_get_the_refusal_of_an_idle_one(
     client, owner, spec, eventually
 ):
-    made = spec([sys.executable, "-c", CONNECTED])
-    kernel = client.launch(owner.owner_id, made)
-    eventually(lambda: "connected" in Path(made.log_path).read_text())
-    idle = client.suspend(kernel.kernel_id, SaveRequest(cause=Cause.IDLE))
-    wanted = client.suspend(kernel.kernel_id)
-    with pytest.raises(KernelNotCheckpointable):
-        client.wait(idle.operation_id)
-    client.wait(wanted.operation_id)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        made = spec([sys.executable, "-c", CONNECTED, str(listener.getsockname()[1])])
+        kernel = client.launch(owner.owner_id, made)
+        eventually(lambda: "connected" in Path(made.log_path).read_text())
+        idle = client.suspend(kernel.kernel_id, SaveRequest(cause=Cause.IDLE))
+        wanted = client.suspend(kernel.kernel_id)
+        with pytest.raises(KernelNotCheckpointable):
+            client.wait(idle.operation_id)
+        client.wait(wanted.operation_id)
     assert state(client, kernel) is KernelState.SUSPENDED
 
 

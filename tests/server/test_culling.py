@@ -1,6 +1,7 @@
 """Idle kernels: suspended where Jupyter would shut them down, by Jupyter's own settings."""
 
 import json
+import socket
 import sys
 import time
 from pathlib import Path
@@ -75,19 +76,20 @@ def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, busy_too
 def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling):
     server = culling("--MappingKernelManager.cull_connected=True")
     page = server.open()
-    page.run("import socket; listener = socket.create_server(('127.0.0.1', 0))")
-    page.run(
-        "client = socket.create_connection(listener.getsockname()); server, _ = listener.accept()"
-    )
-    time.sleep(3)
-    assert stays(server, page.kernel_id, "running", 3)
-    view = server.kernel(page.kernel_id)
-    assert "network connections" in view["reason"]
-    assert "127.0.0.1" in view["reason"]
-    assert view["hint"]
-    # Somebody who asks for it gets it, and hears of them.
-    done = server.do("suspend", page.kernel_id)
-    assert "were cut" in done["result"]["warnings"][0]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        page.run(
+            f"import socket; client = socket.create_connection(('127.0.0.1', {port}))",
+        )
+        time.sleep(3)
+        assert stays(server, page.kernel_id, "running", 3)
+        view = server.kernel(page.kernel_id)
+        assert "network connections" in view["reason"]
+        assert f"127.0.0.1:{port}" in view["reason"]
+        assert view["hint"]
+        # Somebody who asks for it gets it, and hears of them.
+        done = server.do("suspend", page.kernel_id)
+        assert "were cut" in done["result"]["warnings"][0]
     page.close()
     again = server.page(page.kernel_id)
     assert again.run("print(client.recv(1))") == "b''\n"

@@ -1,0 +1,206 @@
+"""The TCP connections that a tree has with itself, put on record while it stands still.
+
+CRIU closes every connection. Those of which both ends are in the tree are made anew before it restores the tree (`tcp_remake.py`),
+with what had not been read yet. Here that is looked up, through descriptors of ours for the same sockets (man 2 pidfd_getfd):
+nothing is taken out of a queue, and the connections go on as they were. What a sender still holds back, because the receiver
+has no room, cannot be looked at; so the receiver gets more room, and then it is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import socket
+import struct
+import termios
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+
+from ..host import connections, processes
+from ..host.connections import End, Inner
+from ..host.tcp_table import TcpState
+from ..model import TcpConnection, TcpEnd
+from . import tcp_options
+
+#: What the queues hold lies in this stream of a snapshot.
+STREAM = "tcp"
+_NR_PIDFD_GETFD = 438
+_SIOCOUTQ = termios.TIOCOUTQ
+_SO_PEEK_OFF, _TCP_ULP = 42, 31
+#: Until everything has arrived; acknowledgements come within 40 ms, and tasks stand still meanwhile.
+_PATIENCE_SECONDS, _LOOK_SECONDS = 0.4, 0.001
+_MORE = 1 << 16
+#: What setsockopt(2) wants for closing without a word: SO_LINGER on, for no time.
+_AT_ONCE = struct.pack("=ii", 1, 0)
+
+
+class _UnkeepableError(Exception):
+    """Says why, as a part of a sentence."""
+
+
+class _HeldEnd:
+    """One end, through a descriptor of our own. The file, and its flags, are the program's: they are never changed."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        pidfd = os.pidfd_open(end.pid)
+        try:
+            libc = ctypes.CDLL(None, use_errno=True)
+            descriptor = libc.syscall(_NR_PIDFD_GETFD, pidfd, end.descriptor, 0)
+            if descriptor < 0:
+                raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        finally:
+            os.close(pidfd)
+        self.socket = socket.socket(fileno=descriptor)
+        self._options = tcp_options.read(self.socket)
+        self._state = 0
+        self.unread = b""
+
+    def check(self) -> None:
+        """Raise _UnkeepableError for what another socket cannot take over."""
+        with suppress(OSError):
+            if self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).strip(b"\0"):
+                raise _UnkeepableError("the operating system encrypts it")
+        with suppress(OSError):
+            if self.socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) != -1:
+                raise _UnkeepableError("it is read by looking ahead (SO_PEEK_OFF)")
+        if self._flags() & os.O_ASYNC:
+            raise _UnkeepableError("it sends signals (O_ASYNC)")
+        if self._events(select.POLLPRI):
+            raise _UnkeepableError("it has urgent data")
+
+    def unsent(self) -> int:
+        """Return how many bytes have not arrived yet, as far as is known here."""
+        return _count(self.socket, _SIOCOUTQ)
+
+    def take_more(self, length: int) -> None:
+        """Make room for `length` more bytes, and tell the sender of it."""
+        if length > 0:
+            tcp_options.widen(self.socket, length)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        with suppress(BlockingIOError):
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
+    def look(self) -> None:
+        """Read state and queue, without taking anything out."""
+        self._state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        waiting = _count(self.socket, termios.FIONREAD)
+        with suppress(BlockingIOError):
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            self.unread = self.socket.recv(waiting + _MORE, flags)
+        tcp_options.narrow(self.socket, self._options)
+        if len(self.unread) != waiting:
+            raise _UnkeepableError("what it has to deliver cannot be read")
+
+    def record(self) -> TcpEnd:
+        """Describe it."""
+        state = f"{self._state:02X}"
+        read_shut = bool(self._events(select.POLLRDHUP))
+        return TcpEnd(
+            inode=int(self.end.row.inode),
+            family=self.socket.family,
+            local=list(self.socket.getsockname()),
+            remote=list(self.socket.getpeername()),
+            flags=self._flags(),
+            options=self._options,
+            unread=len(self.unread),
+            sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2},
+            # The other side's end looks the same to the program.
+            reads_no_more=read_shut and state != TcpState.CLOSE_WAIT,
+        )
+
+    def _flags(self) -> int:
+        return fcntl.fcntl(self.socket, fcntl.F_GETFL)
+
+    def _events(self, wanted: int) -> int:
+        poll = select.poll()
+        poll.register(self.socket, wanted)
+        return next((events & wanted for _, events in poll.poll(0)), 0)
+
+
+class Recorded:
+    """The connections of a tree with itself. All its tasks stand still from the begin to `close` or `reset`."""
+
+    def __init__(self, pids: Collection[int]) -> None:
+        self.connections: list[TcpConnection] = []
+        #: What the connections have to deliver, one after the other.
+        self.queues = b""
+        #: A sentence about each that cannot be kept.
+        self.lost: list[str] = []
+        self._held: list[_HeldEnd] = []
+        queues = list[bytes]()
+        try:
+            for inner in connections.survey(pids).inner:
+                try:
+                    queues += self._add(inner, pids)
+                except (OSError, _UnkeepableError) as error:
+                    self.lost.append(f"{inner}: {error}")
+        except BaseException:
+            self.close()
+            raise
+        self.queues = b"".join(queues)
+
+    def _add(self, inner: Inner, pids: Collection[int]) -> Iterable[bytes]:
+        ends = []
+        for end in inner.ends:
+            ends.append(_HeldEnd(end))
+            self._held.append(ends[-1])
+            ends[-1].check()
+        _await_all(inner, ends, pids)
+        for held in ends:
+            held.look()
+        first = inner.ends[0]
+        name = f"{first.program} (process {processes.nspid(first.pid)}) with {first.row.remote}"
+        records = [held.record() for held in ends]
+        self.connections.append(TcpConnection(name, records, inner.waiting))
+        return [held.unread for held in ends]
+
+    def close(self) -> None:
+        """Let go of the sockets, before any task runs on: a program that closes its end must be the last to do so."""
+        for held in self._held:
+            held.socket.close()
+        self._held.clear()
+
+    def reset(self) -> None:
+        """Close the connections of a tree that was killed so that nothing of them keeps their ports busy."""
+        for held in self._held:
+            with suppress(OSError):
+                held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self.close()
+
+
+def _await_all(inner: Inner, ends: list[_HeldEnd], pids: Collection[int]) -> None:
+    """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    first = True
+    while True:
+        one = len(ends) == 1
+        waiting = [_left_over(inner, ends[0], pids)] if one else [e.unsent() for e in ends[::-1]]
+        if not any(waiting):
+            return
+        if time.monotonic() > deadline:
+            raise _UnkeepableError("more was sent than can be received")
+        for end, length in zip(ends, waiting, strict=True):
+            if length:
+                end.take_more(length if first else 0)
+        first = False
+        time.sleep(_LOOK_SECONDS)
+
+
+def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
+    """Return how much is still on its way, between an end of the tree and one that no program has."""
+    row, other = connections.both_ends(end.end, pids)
+    if inner.waiting and other is not None:
+        # What arrived there cannot be looked at before somebody accepts the connection.
+        if other.unread > (other.state == TcpState.CLOSE_WAIT):
+            raise _UnkeepableError("something was sent over it, and nobody has accepted it yet")
+        return row.unsent + other.unsent if row is not None else 0
+    return other.unsent if other is not None else 0
+
+
+def _count(end: socket.socket, request: int) -> int:
+    (number,) = struct.unpack("=i", fcntl.ioctl(end, request, bytes(4)))
+    return int(number)

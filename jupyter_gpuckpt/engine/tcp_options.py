@@ -1,0 +1,142 @@
+"""The options of a TCP socket: read from one, given to another that is to take its place, and the room in its buffers.
+
+The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only say what
+has happened, or that Linux itself changes all the time, are not among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ..model import SocketOption
+
+logger = logging.getLogger(__name__)
+
+_SOL_SOCKET, _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_IPV6 = 1, 0, 6, 41
+#: DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, PRIORITY, LINGER, RCVLOWAT, RCVTIMEO, SNDTIMEO, BINDTODEVICE, TIMESTAMP,
+#: TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, SELECT_ERR_QUEUE, BUSY_POLL, MAX_PACING_RATE, ZEROCOPY, PREFER_BUSY_POLL,
+#: BUSY_POLL_BUDGET, TXREHASH, RCVMARK.
+_OF_SOCKET = (
+    5,
+    6,
+    9,
+    10,
+    12,
+    13,
+    18,
+    20,
+    21,
+    25,
+    29,
+    35,
+    36,
+    37,
+    40,
+    45,
+    46,
+    47,
+    60,
+    69,
+    70,
+    74,
+    75,
+)
+#: NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, CONGESTION, THIN_LINEAR_TIMEOUTS, USER_TIMEOUT,
+#: NOTSENT_LOWAT, INQ, TX_DELAY.
+_OF_TCP = (1, 3, 4, 5, 6, 7, 8, 13, 16, 18, 25, 36, 37)
+#: TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, MINTTL.
+_OF_IP = (1, 2, 8, 10, 11, 12, 13, 21)
+#: UNICAST_HOPS, MTU_DISCOVER, RECVERR, RECVPKTINFO, RECVHOPLIMIT, RECVTCLASS, TCLASS.
+_OF_IPV6 = (16, 23, 25, 49, 51, 66, 67)
+_VALUE_BYTES = 64
+
+#: They decide who may have the same port, and are changed while connections and listeners find their places.
+_SHARING = ((_SOL_SOCKET, socket.SO_REUSEADDR), (_SOL_SOCKET, socket.SO_REUSEPORT))
+_BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
+#: Which of the two sizes the program has chosen, as bits; Linux adapts the other. Since Linux 5.14.
+_CHOSEN = (_SOL_SOCKET, 72)
+_SO_RCVBUFFORCE = 33
+
+
+def read(end: socket.socket) -> list[SocketOption]:
+    """Return the options of a socket, as far as Linux knows them."""
+    # In the order in which they are given later: the type of service sets the priority, too.
+    levels = [(_IPPROTO_IP, _OF_IP), (_IPPROTO_TCP, _OF_TCP), (_SOL_SOCKET, _OF_SOCKET)]
+    if end.family == socket.AF_INET6:
+        levels.insert(0, (_IPPROTO_IPV6, _OF_IPV6))
+    wanted = [*_SHARING, *_BUFFERS, _CHOSEN]
+    wanted += [(level, name) for level, names in levels for name in names]
+    found = []
+    for level, name in wanted:
+        with suppress(OSError):
+            value = end.getsockopt(level, name, _VALUE_BYTES)
+            found.append(SocketOption(level, name, value))
+    return found
+
+
+def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket these options, but those that `share` gives. One that cannot be given is logged."""
+    given = {(option.level, option.name): option.value for option in options}
+    chosen = _number(given.pop(_CHOSEN, b""))
+    for bit, key in enumerate(_BUFFERS, start=1):
+        size = _number(given.pop(key, b""))
+        # Linux doubles what it is told, and tells what it has.
+        if chosen & bit and end.getsockopt(*key) != size:
+            _set(end, *key, struct.pack("=i", size // 2))
+    _set(end, *_CHOSEN, struct.pack("=i", chosen))
+    for (level, name), value in given.items():
+        if (level, name) not in _SHARING:
+            _set(end, level, name, value)
+
+
+def share(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket its own say in who may have the same port."""
+    for option in options:
+        if (option.level, option.name) in _SHARING:
+            _set(end, option.level, option.name, option.value)
+
+
+def widen(end: socket.socket, length: int) -> bool:
+    """Make room for `length` more bytes that arrive; whether that was possible.
+
+    A program that dies in the middle leaves a larger buffer behind, and no other change.
+    """
+    try:
+        chosen = end.getsockopt(*_CHOSEN)
+    except OSError:  # the size could not be left to Linux again
+        return False
+    wanted = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF) + 2 * length
+    for name in (
+        _SO_RCVBUFFORCE,
+        socket.SO_RCVBUF,
+    ):  # the first is for those who may exceed the system's limit
+        try:
+            end.setsockopt(_SOL_SOCKET, name, wanted)
+            break
+        except OSError:
+            continue
+    end.setsockopt(*_CHOSEN, chosen)
+    return True
+
+
+def narrow(end: socket.socket, options: Iterable[SocketOption]) -> None:
+    """Undo `widen` where the program had chosen the size."""
+    given = {(option.level, option.name): _number(option.value[:4]) for option in options}
+    if given.get(_CHOSEN, 0) & 2:
+        end.setsockopt(*_BUFFERS[1], given[_BUFFERS[1]] // 2)
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, "little", signed=True)
+
+
+def _set(end: socket.socket, level: int, name: int, value: bytes) -> None:
+    try:
+        if end.getsockopt(level, name, _VALUE_BYTES) != value:
+            end.setsockopt(level, name, value)
+    except OSError as error:
+        logger.warning("a socket has lost its option %d of level %d: %s", name, level, error)

@@ -1,0 +1,286 @@
+"""TCP connections of a tree with itself: they go on over a save, and over a suspend and a resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+#: What every program here begins with. `step` says something and waits until the test has written a file of that name.
+START = """
+    import json, os, select, socket, struct, sys, time
+
+    def say(value):
+        print(json.dumps(value), flush=True)
+
+    def step(name, value=None):
+        say(value)
+        while not os.path.exists(name):
+            time.sleep(0.005)
+
+    def pair(family=socket.AF_INET, address="127.0.0.1", to=None):
+        with socket.socket(family) as listener:
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            listener.bind((address, 0))
+            listener.listen()
+            client = socket.create_connection((to or address, listener.getsockname()[1]))
+            return client, listener.accept()[0]
+
+    def names(*ends):
+        return [[end.getsockname(), end.getpeername()] for end in ends]
+
+    def all_of(end, length):
+        data = b""
+        while len(data) < length:
+            part = end.recv(length - len(data))
+            if not part:
+                break
+            data += part
+        return data
+"""
+
+
+def go_on(program, step: str):
+    """Let the program take a step; returns what it says then."""
+    count = len(program.lines(more_than=0))
+    (Path(program.spec.cwd) / step).touch()
+    return json.loads(program.lines(more_than=count)[count])
+
+
+def suspended_and_resumed(program):
+    saved = program.save(stop=True)
+    assert not saved.warnings
+    assert not program.resume(saved.manifest.info.snapshot_id).warnings
+
+
+PAIRS = (
+    START
+    + """
+    pairs = {
+        "IPv4": pair(),
+        "IPv6": pair(socket.AF_INET6, "::1"),
+        "both": pair(socket.AF_INET6, "::", "127.0.0.1"),
+    }
+    before = {}
+    for kind, (client, server) in pairs.items():
+        client.sendall(b"to the server, " * 3)
+        server.sendall(b"to the client, " * 2)
+        before[kind] = names(client, server)
+    step("look", before)
+    after = {}
+    for kind, (client, server) in pairs.items():
+        got = [all_of(server, 45).decode(), all_of(client, 30).decode()]
+        client.sendall(b"more"), server.sendall(b"again")
+        after[kind] = [names(client, server), got, all_of(server, 4).decode(), all_of(client, 5).decode()]
+    step("end", after)
+"""
+)
+
+
+def test_a_connection_goes_on_with_what_was_on_its_way(run) -> None:
+    program = run(PAIRS)
+    before = json.loads(program.lines()[0])
+    program.save()
+    suspended_and_resumed(program)
+    after = go_on(program, "look")
+    for kind in ("IPv4", "IPv6", "both"):
+        ends, got, more, again = after[kind]
+        assert ends == before[kind], kind
+        assert got == ["to the server, " * 3, "to the client, " * 2], kind
+        assert (more, again) == ("more", "again"), kind
+
+
+ENDINGS = (
+    START
+    + """
+    half, other_half = pair()
+    half.sendall(b"the last words"), half.shutdown(socket.SHUT_WR)
+    left, closed = pair()
+    closed.sendall(b"answer, then closed"), closed.close()
+    deaf, speaker = pair()
+    deaf.shutdown(socket.SHUT_RD)
+    step("look")
+    found = {"half": all_of(other_half, 100).decode()}
+    other_half.sendall(b"still heard")
+    found["back"] = all_of(half, 11).decode()
+    found["left"] = all_of(left, 100).decode()
+    found["deaf"] = all_of(deaf, 1).decode()
+    deaf.sendall(b"can speak")
+    found["speaker"] = all_of(speaker, 9).decode()
+    try:
+        half.send(b"x")
+    except BrokenPipeError:
+        found["sent all"] = True
+    step("end", found)
+"""
+)
+
+
+def test_a_connection_that_one_side_has_ended_is_ended_by_that_side_only(run) -> None:
+    program = run(ENDINGS)
+    program.lines()
+    suspended_and_resumed(program)
+    assert go_on(program, "look") == {
+        "half": "the last words",
+        "back": "still heard",
+        "left": "answer, then closed",
+        "deaf": "",
+        "speaker": "can speak",
+        "sent all": True,
+    }
+
+
+PROCESSES = (
+    START
+    + """
+    client, server = pair()
+    poll = select.epoll()
+    edge = select.epoll()
+    server.setblocking(False)
+    poll.register(server, select.EPOLLIN)
+    edge.register(server, select.EPOLLIN | select.EPOLLET)
+    child = os.fork()
+    if child == 0:
+        # It echoes what it gets.
+        server.close()
+        while data := client.recv(100):
+            client.sendall(b"echo " + data)
+        os._exit(0)
+    client.close()
+    step("look")
+    found = [poll.poll(0), edge.poll(0)]
+    for word in (b"one", b"two"):
+        server.sendall(word)
+        found += [[number == server.fileno() for number, _ in p.poll(5)] for p in (poll, edge)]
+        found.append(server.recv(100).decode())
+    try:
+        server.recv(1)
+    except BlockingIOError:
+        found.append("would block")
+    server.close()
+    os.waitpid(child, 0)
+    step("end", found)
+"""
+)
+
+
+def test_a_connection_of_two_processes_and_its_places_in_epoll_go_on(run) -> None:
+    program = run(PROCESSES)
+    program.lines()
+    suspended_and_resumed(program)
+    assert go_on(program, "look") == [
+        *([], []),
+        *([True], [True], "echo one"),
+        *([True], [True], "echo two"),
+        "would block",
+    ]
+
+
+OPTIONS = (
+    START
+    + """
+    SHOWN = {
+        "nodelay": (6, 1), "keepalive": (1, 9), "idle": (6, 4), "interval": (6, 5), "count": (6, 6),
+        "timeout": (6, 18), "tos": (0, 1), "sndbuf": (1, 7), "rcvbuf": (1, 8), "chosen": (1, 72),
+        "lowat": (1, 18), "reuse": (1, 2), "priority": (1, 12), "oob": (1, 10),
+    }
+
+    def shown(end):
+        found = {name: end.getsockopt(*key) for name, key in SHOWN.items()}
+        found["linger"] = list(end.getsockopt(1, 13, 8))
+        found["receive timeout"] = list(end.getsockopt(1, 20, 16))
+        found["congestion"] = end.getsockopt(6, 13, 16).decode()
+        return found
+
+    client, server = pair()
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in (("keepalive", 1), ("idle", 77), ("interval", 7), ("count", 3), ("timeout", 4321), ("tos", 16),
+                        ("sndbuf", 50000), ("rcvbuf", 30000), ("lowat", 3), ("reuse", 1), ("priority", 2), ("oob", 1)):
+        client.setsockopt(*SHOWN[name], value)
+    client.setsockopt(1, 13, struct.pack("ii", 1, 5))
+    client.setsockopt(1, 20, struct.pack("qq", 2, 500000))
+    client.setsockopt(6, 13, b"reno")
+    server.setblocking(False)
+    step("look", [shown(client), server.getsockopt(1, 2), server.getblocking()])
+    step("end", [shown(client), server.getsockopt(1, 2), not os.get_blocking(server.fileno()) is True])
+"""
+)
+
+
+def test_a_connection_keeps_its_options(run) -> None:
+    program = run(OPTIONS)
+    before = json.loads(program.lines()[0])
+    program.save()
+    suspended_and_resumed(program)
+    after = go_on(program, "look")
+    assert after[0] == before[0]
+    assert after[1] == before[1]
+    assert after[2] is True
+
+
+FULL = (
+    START
+    + """
+    import hashlib, random
+    data = random.Random(1).randbytes(64 << 20)
+
+    def fill(end):
+        end.setblocking(False)
+        sent = 0
+        try:
+            while True:
+                sent += end.send(data[sent:sent + (1 << 20)])
+        except BlockingIOError:
+            end.setblocking(True)
+        return sent
+
+    free, chosen = pair(), pair()
+    for end in chosen:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 20000)
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 60000)
+    lengths = [[fill(end) for end in both] for both in (free, chosen)]
+    step("look", lengths)
+    found = []
+    for both, ((first, second)) in zip((free, chosen), lengths):
+        found += [all_of(both[1], first) == data[:first], all_of(both[0], second) == data[:second]]
+        for end in both:
+            end.setblocking(False)
+            try:
+                end.recv(1)
+            except BlockingIOError:
+                found.append("nothing more")
+    found.append(chosen[0].getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF))
+    step("end", found)
+"""
+)
+
+
+def test_full_queues_are_kept_both_ways(run) -> None:
+    program = run(FULL)
+    lengths = json.loads(program.lines()[0])
+    assert min(lengths[0]) > 1 << 20
+    suspended_and_resumed(program)
+    one = [True, True, "nothing more", "nothing more"]
+    assert go_on(program, "look") == [*one, *one, 40000]
+
+
+WAITING = (
+    START
+    + """
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    name = client.getsockname()
+    step("look")
+    server, peer = listener.accept()
+    client.sendall(b"hello")
+    step("end", [name == peer, names(client, server) == [[name, listener.getsockname()], [listener.getsockname(), name]],
+                 all_of(server, 5).decode()])
+"""
+)
+
+
+def test_a_connection_that_nobody_has_accepted_can_still_be_accepted(run) -> None:
+    program = run(WAITING)
+    program.lines()
+    suspended_and_resumed(program)
+    assert go_on(program, "look") == [True, True, "hello"]
