@@ -4,6 +4,7 @@
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
+# make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
 #
@@ -26,7 +27,7 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
-.PHONY: setup demo lab test upstream bench screenshots lint clean again
+.PHONY: setup demo lab test upstream bench matrix screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -47,6 +48,12 @@ upstream: setup
 
 bench: setup $(STAMPS)/bench
 	$(as_root) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
+
+# The page is written also when a row fails, and says so.
+matrix: setup $(STAMPS)/matrix
+	@rm -f $(VENV)/state-lines.jsonl
+	-$(as_root) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
+	$(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
 
 screenshots: setup $(STAMPS)/apt-test
 	$(as_root) $(BIN)/python tools/screenshots.py
@@ -94,6 +101,10 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 
 $(STAMPS)/bench: $(STAMPS)/packages
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	@touch $@
+
+$(STAMPS)/matrix: $(STAMPS)/packages
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[matrix]'
 	@touch $@
 
 # Asked again when the file that it named is gone.

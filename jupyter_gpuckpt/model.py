@@ -58,13 +58,17 @@ class CapturedFile(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process of the tree. `stopped`: the user had stopped it, so it stays stopped. `pages`: name of its stream, if any."""
+    """A process of the tree. `stopped`: the user had stopped it, so it stays stopped. `pages`: name of its stream, if any.
+
+    `processors`: those that a thread is limited to, by the thread's id, of threads that may not run on all of the tree's.
+    """
 
     pid: int
     parent: int
     name: str
     stopped: bool = False
     pages: str = ""
+    processors: dict[int, list[int]] = {}
 
 
 class GpuProcess(msgspec.Struct, frozen=True):

@@ -33,8 +33,6 @@ _FD_NUMBER = 4
 _REMAP_LINKED, _REMAP_GHOST = 0, 1
 _FILE_REG = 3
 _REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
-#: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
-_REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 
 Field = tuple[int, int, "int | bytes"]
 
@@ -305,26 +303,3 @@ def _remaps(images: Path) -> list[dict[int, int]]:
     """The entries of remap-fpath.img: 1 is the id of the file, 2 that of what stands for it, 3 what kind that is."""
     path = images / "remap-fpath.img"
     return [_numbers(message) for message in messages(path)] if path.exists() else []
-
-
-def relax_validation(path: Path) -> int:
-    """Make `criu restore` accept files whose size changed, except those with a build id (programs and libraries).
-
-    Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel. Edits
-    files.img in place; returns how many entries changed.
-    """
-    edited, changed = [], 0
-    for message in messages(path):
-        parts = list(fields(message))
-        for index, (number, wire, value) in enumerate(parts):
-            if number != _FILE_REG or not isinstance(value, bytes):
-                continue
-            inner = list(fields(value))
-            kinds = {n for n, _, _ in inner}
-            if _REG_BUILD_ID not in kinds and _REG_SIZE in kinds:
-                kept = [part for part in inner if part[0] not in _REG_VALIDATION]
-                parts[index] = (number, wire, encode(kept))
-                changed += 1
-        edited.append(encode(parts))
-    replace(path, edited)
-    return changed

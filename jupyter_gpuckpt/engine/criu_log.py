@@ -10,6 +10,15 @@ from pathlib import Path
 _HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
 _ERROR = re.compile(r"Error \((?P<where>[^)]*)\): (?P<text>.*)")
 
+#: What Linux calls descriptors without a file (anon_inode), in words.
+_KINDS = {
+    "anon_inode:[userfaultfd]": "a userfaultfd",
+    "anon_inode:[perf_event]": "a performance counter (perf)",
+    "anon_inode:bpf-map": "a BPF map",
+    "anon_inode:bpf-prog": "a BPF program",
+    "anon_inode:kvm-vm": "a virtual machine (KVM)",
+}
+
 _TABLE: list[tuple[str, str, str]] = [
     (
         r"io_uring|Message reply from daemon is trimmed|send_fds failed",
@@ -22,9 +31,24 @@ _TABLE: list[tuple[str, str, str]] = [
         "Run `jupyter gpuckpt doctor`.",
     ),
     (
-        r"userfaultfd|Can't dump file \d+ of that type \[600\]",
-        "The kernel holds a descriptor of a kind that CRIU cannot save.",
-        "Close it and try again; the details name its number.",
+        r"Can't dump file \d+ of that type \[\d+\] \(\S+ (?P<file>.*)\)",
+        "The kernel has {file} open, which CRIU cannot save.",
+        "Close it and try again; the details name its descriptor.",
+    ),
+    (
+        r"SysVIPC shmem map",
+        "A process of the kernel has System V shared memory attached (shmget), which CRIU cannot save.",
+        "Detach it, or use POSIX shared memory (multiprocessing.shared_memory), then try again.",
+    ),
+    (
+        r"Can't lookup mount=\d+ for fd=\d+ path=(?P<file>\S+)",
+        "The kernel has {file} open, which lies on no file system that it can see (a message queue, or one that was unmounted).",
+        "Close it and try again.",
+    ),
+    (
+        r"Can't get rlimit \d+: Operation not permitted",
+        "A process of the kernel runs as another user, and CRIU lacks the right to read its limits (CAP_SYS_RESOURCE).",
+        "End that process, or start the server with that capability, then try again.",
     ),
     (
         r"External socket is used|Can't dump half of stream unix|half of unix|not connected to.*unix",
@@ -148,6 +172,7 @@ def diagnose(log: Path, *, errors: str = "", fallback: str) -> Diagnosis:
             if found:
                 names = {k: v for k, v in found.groupdict().items() if v}
                 file = names.get("file") or names.get("file2") or ""
+                file = _KINDS.get(file, file)
                 return Diagnosis(cause.format(file=file), hint, details)
     return Diagnosis(
         fallback, "The details hold the end of CRIU's log; please report them.", details

@@ -21,7 +21,7 @@ from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process, TcpConnection
 from ..progress import Progress, Stage
-from . import criu, criu_images, hidden_pages, tcp_connections
+from . import affinity, criu, criu_images, hidden_pages, tcp_connections
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu_images import Extent
 from .ghost import Ghost
@@ -247,6 +247,7 @@ def _processes(tree: Tree, images: Path, stopped: set[int]) -> list[Process]:
             found.name,
             stopped=by_nspid.get(found.pid) in stopped,
             pages=f"pages/{found.pid}" if (images / f"pagemap-{found.pid}.img").exists() else "",
+            processors=affinity.chosen(tree, by_nspid[found.pid]) if found.pid in by_nspid else {},
         )
         for found in criu_images.processes(images)
     ]

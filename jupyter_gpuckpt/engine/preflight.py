@@ -16,6 +16,7 @@ from .tree import Tree
 
 _MB = 1 << 20
 _SMALLEST_GHOST_LIMIT = 256 * _MB
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "user", "uts")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ def plan(
     """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
     members = pids(tree)
     _refuse_sandboxes(tree, members)
+    _refuse_namespaces(tree, members)
     memory = [processes.memory(pid) for pid in members]
     private = sum(part.private_bytes + part.swap_bytes for part in memory)
     shared = sum(part.shared_bytes for part in memory)
@@ -72,6 +74,25 @@ def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
             hint="End it (for a browser: close it, or start it with --no-sandbox), then try again.",
             details=", ".join(f"process {pid} ({processes.name(pid)})" for pid in found),
         )
+
+
+def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a process that left the tree's namespaces: CRIU saves some such and restores none."""
+    shared = _namespaces(tree.keeper_pid)
+    for pid in members:
+        others = [kind for kind, name in _namespaces(pid).items() if name != shared.get(kind)]
+        if others and processes.state(pid) != "Z":
+            raise KernelNotCheckpointable(
+                f"A process of the kernel lives in a namespace of its own (a container or a sandbox): {processes.name(pid)}.",
+                hint="End it, then try again.",
+                details=f"process {pid} ({processes.name(pid)}): {', '.join(others)}",
+            )
+
+
+def _namespaces(pid: int) -> dict[str, str]:
+    """Return the namespaces of a process by their kind, of those that can be read."""
+    found = {kind: processes.namespace(pid, kind) for kind in _NAMESPACES}
+    return {kind: name for kind, name in found.items() if name is not None}
 
 
 def _ghost_limit(members: list[int]) -> int:

@@ -22,10 +22,12 @@ from ..host import commands, processes
 from ..model import Manifest
 from ..progress import Progress, Stage
 from . import (
+    affinity,
     capture,
     criu,
     criu_images,
     criu_log,
+    file_images,
     gpu_processes,
     missing_files,
     notify,
@@ -133,6 +135,7 @@ def thaw(
             _put_files(restore, images)
             made = missing_files.put_in_place(images, restore.inside)
             undo.callback(missing_files.remove, made, restore.inside)
+            file_images.rewind(images / "files.img", made)
             _separate_sockets(restore, images)
             ports = _new_ports(manifest.launch.own_ports, own_ports)
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
@@ -212,7 +215,8 @@ def _put_files(restore: _Restore, images: Path) -> None:
     restore.content.to_file(capture.prepare(files, root))
     capture.finish(files, root)
     restore.content.images(images)
-    criu_images.relax_validation(images / "files.img")
+    file_images.relax_validation(images / "files.img")
+    file_images.rearm_timers(images / "files.img")
 
 
 def _write_pages(restore: _Restore, images: Path) -> None:
@@ -370,9 +374,13 @@ def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> Tha
 
 def _let_go(tree: Tree, manifest: Manifest) -> None:
     """SIGCONT deepest first, but not to what the user had stopped; returns when the kernel runs."""
-    stopped = {process.pid for process in manifest.processes if process.stopped}
+    saved = {process.pid: process for process in manifest.processes}
+    stopped = {pid for pid, process in saved.items() if process.stopped}
     for pid in reversed(pids(tree)):
-        if processes.nspid(pid) not in stopped:
+        nspid = processes.nspid(pid)
+        if nspid in saved:
+            affinity.restore(tree, pid, saved[nspid].processors)
+        if nspid not in stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
     if not wait_until(lambda: processes.state(tree.kernel_pid) not in ("T", "t"), timeout=10):

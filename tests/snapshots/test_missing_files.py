@@ -11,6 +11,7 @@ HOLDER = """
     os.makedirs("below", exist_ok=True)
     written = open("below/written", "a")
     both = open("both", "w+b")
+    log = open("log", "w")
     {read}
     gone = open("gone", "w+b")
     gone.write(b"kept")
@@ -21,6 +22,7 @@ HOLDER = """
         count += 1
         gone.seek(0)
         print(count, gone.read(), file=written, flush=True)
+        print(count, file=log, flush=True)
         print(count, flush=True)
         time.sleep(0.01)
 """
@@ -31,16 +33,17 @@ def test_those_that_were_written_are_made_anew_and_said(run, tmp_path):
     program = run(HOLDER.format(read=""))
     program.lines(more_than=3)
     snapshot = program.save(stop=True).manifest.info.snapshot_id
-    for name in ("below/written", "both"):
+    for name in ("below/written", "both", "log"):
         (directory / name).unlink()
     (directory / "below").rmdir()
     resumed = program.resume(snapshot)
     program.lines(more_than=len(program.lines()) + 3)
     assert b"b'kept'" in (directory / "below" / "written").read_bytes()
     assert (directory / "both").stat().st_size == 0
+    assert b"\0" not in (directory / "log").read_bytes(), "it goes on at the old offset"
     assert sorted(resumed.warnings) == [
         f"The file {directory / name} was gone; an empty one is in its place."
-        for name in ("below/written", "both")
+        for name in ("below/written", "both", "log")
     ]
 
 

@@ -1,0 +1,127 @@
+"""Sockets of the network."""
+
+from tests.matrix.row import Row
+
+CHAPTER = "Network"
+ROWS = [
+    Row(
+        "tcp-listener",
+        "A TCP socket that listens",
+        """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+port = server.getsockname()[1]
+""",
+        """
+with socket.create_connection(("127.0.0.1", port), 10) as client:
+    peer, _ = server.accept()
+    client.sendall(b"x")
+    assert peer.recv(1) == b"x"
+    peer.close()
+""",
+        quick=True,
+    ),
+    Row(
+        "tcp-inside",
+        "A TCP connection whose two ends are in the kernel, with bytes on the way",
+        """
+import socket
+server = socket.create_server(("127.0.0.1", 0))
+a = socket.create_connection(server.getsockname())
+b, _ = server.accept()
+a.sendall(b"to b")
+b.sendall(b"to a")
+""",
+        """
+for s in (a, b):
+    s.settimeout(10)
+assert b.recv(4) == b"to b" and a.recv(4) == b"to a"
+a.sendall(b"to b")
+b.sendall(b"to a")
+""",
+    ),
+    Row(
+        "tcp-outside",
+        "A TCP connection to a program outside",
+        """
+import socket, subprocess
+server = socket.create_server(("127.0.0.1", 0))
+outside = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+""",
+        """
+pass
+""",
+    ),
+    Row(
+        "udp",
+        "UDP sockets, bound and connected",
+        """
+import socket
+a, b = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+for s in (a, b):
+    s.bind(("127.0.0.1", 0))
+    s.settimeout(10)
+a.connect(b.getsockname())
+""",
+        """
+a.send(b"x")
+assert b.recvfrom(10) == (b"x", a.getsockname())
+""",
+    ),
+    Row(
+        "tcp-ipv6",
+        "An IPv6 socket that listens",
+        """
+import socket
+server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+""",
+        """
+with socket.create_connection(server.getsockname()[:2], 10):
+    server.accept()[0].close()
+""",
+    ),
+    Row(
+        "http-server",
+        "An HTTP server in a thread, and a client with a connection that is kept",
+        """
+import http.client, http.server, threading
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"ok")
+    def log_message(self, *_):
+        pass
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+""",
+        """
+client.request("GET", "/")
+assert client.getresponse().read() == b"ok"
+""",
+    ),
+    Row(
+        "zmq",
+        "ZeroMQ sockets between threads and over TCP",
+        """
+import zmq
+context = zmq.Context()
+a, b = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
+port = a.bind_to_random_port("tcp://127.0.0.1")
+b.connect(f"tcp://127.0.0.1:{port}")
+for s in (a, b):
+    s.RCVTIMEO = 10000
+""",
+        """
+b.send(b"question")
+assert a.recv() == b"question"
+a.send(b"answer")
+assert b.recv() == b"answer"
+""",
+    ),
+]
+ROWS = [row for row in ROWS if row.name != "tcp-outside"]

@@ -1,0 +1,181 @@
+"""Clocks, timers and signals."""
+
+from tests.matrix.row import Row
+
+CHAPTER = "Time and signals"
+ROWS = [
+    Row(
+        "clock-monotonic",
+        "time.monotonic() goes on where it stopped",
+        """
+import time
+last = time.monotonic()
+""",
+        """
+now = time.monotonic()
+assert 0 <= now - last < 60
+last = now
+""",
+    ),
+    Row(
+        "timer-thread",
+        "threading.Timer that is to fire",
+        """
+import threading
+fired = threading.Event()
+timer = threading.Timer(2, fired.set)
+timer.start()
+""",
+        """
+assert fired.wait(10)
+fired = threading.Event()
+timer = threading.Timer(2, fired.set)
+timer.start()
+""",
+    ),
+    Row(
+        "itimer",
+        "An interval timer (signal.setitimer)",
+        """
+import signal, time
+alarms = 0
+def count(*_):
+    global alarms
+    alarms += 1
+signal.signal(signal.SIGALRM, count)
+signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+""",
+        """
+before = alarms
+deadline = time.monotonic() + 10
+while alarms < before + 3:
+    assert time.monotonic() < deadline
+assert signal.getitimer(signal.ITIMER_REAL)[1] == 0.02
+""",
+        quick=True,
+    ),
+    Row(
+        "posix-timer",
+        "A POSIX timer (timer_create)",
+        """
+import ctypes, signal, struct, time
+alarms = 0
+def count(*_):
+    global alarms
+    alarms += 1
+signal.signal(signal.SIGUSR2, count)
+libc = ctypes.CDLL(None, use_errno=True)
+event = struct.pack("Qii48x", 0, signal.SIGUSR2, 0)
+timer = ctypes.c_void_p()
+assert libc.timer_create(1, event, ctypes.byref(timer)) == 0
+assert libc.timer_settime(timer, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000_000), None) == 0
+""",
+        """
+before = alarms
+deadline = time.monotonic() + 10
+while alarms < before + 3:
+    assert time.monotonic() < deadline
+""",
+    ),
+    Row(
+        "timerfd",
+        "A periodic timerfd that is read",
+        """
+import ctypes, os, select, struct
+libc = ctypes.CDLL(None, use_errno=True)
+d = libc.timerfd_create(1, os.O_NONBLOCK)
+assert libc.timerfd_settime(d, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000_000), None) == 0
+""",
+        """
+for _ in range(3):
+    assert select.select([d], [], [], 10)[0]
+    os.read(d, 8)
+""",
+    ),
+    Row(
+        "timerfd-unread",
+        "A periodic timerfd that has expired and was not read",
+        """
+import ctypes, os, select, struct
+libc = ctypes.CDLL(None, use_errno=True)
+d = libc.timerfd_create(1, os.O_NONBLOCK)
+assert libc.timerfd_settime(d, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000_000), None) == 0
+assert select.select([d], [], [], 10)[0]
+""",
+        """
+for _ in range(3):
+    assert select.select([d], [], [], 10)[0], "the timer is dead"
+    os.read(d, 8)
+assert select.select([d], [], [], 10)[0]
+""",
+        quick=True,
+    ),
+    Row(
+        "timerfd-once",
+        "A timerfd that fires once, expired and unread",
+        """
+import ctypes, os, select, struct
+libc = ctypes.CDLL(None, use_errno=True)
+d = libc.timerfd_create(1, os.O_NONBLOCK)
+def arm():
+    assert libc.timerfd_settime(d, 0, struct.pack("qqqq", 0, 0, 0, 1_000_000), None) == 0
+arm()
+""",
+        """
+assert select.select([d], [], [], 10)[0], "the expiry was lost"
+assert struct.unpack("Q", os.read(d, 8)) == (1,)
+arm()
+assert select.select([d], [], [], 10)[0]
+""",
+    ),
+    Row(
+        "asyncio-sleep",
+        "asyncio tasks that sleep",
+        """
+import asyncio
+async def later():
+    await asyncio.sleep(1)
+    return "done"
+task = asyncio.create_task(later())
+""",
+        """
+assert await asyncio.wait_for(task, 20) == "done"
+task = asyncio.create_task(later())
+""",
+    ),
+    Row(
+        "signal-handlers",
+        "Signal handlers, ignored signals and a mask",
+        """
+import os, signal
+caught = []
+signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
+""",
+        """
+caught.clear()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+assert caught == [1]
+assert signal.SIGWINCH in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+""",
+    ),
+    Row(
+        "signal-pending",
+        "A blocked signal that waits, with its value",
+        """
+import os, signal
+def queue():
+    signal.pthread_kill(__import__("threading").get_ident(), signal.SIGRTMIN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGRTMIN])
+queue(); queue()
+""",
+        """
+for _ in range(2):
+    assert signal.sigtimedwait([signal.SIGRTMIN], 5).si_signo == signal.SIGRTMIN
+assert signal.sigtimedwait([signal.SIGRTMIN], 0) is None
+queue(); queue()
+""",
+    ),
+]
