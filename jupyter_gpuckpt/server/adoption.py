@@ -126,6 +126,7 @@ async def adopt(
         served.peer_access_is_off = served.has_agent and served.is_parked
         # The last server may have died with the kernel's words held back.
         operations.spawn(link.reconnect(served))
+    await link.catch_up(kernel_id)
 
 
 def _expect_asker(

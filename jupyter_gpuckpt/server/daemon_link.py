@@ -84,6 +84,8 @@ class DaemonLink:
         self._ending: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
         self._heard_of: set[str] = set()
+        #: The last news of kernels that are not attached: of one that is being adopted it is newer than what was claimed.
+        self._early: dict[str, Kernel] = {}
         self._failure: GpuCkptError | None = None
         self._sync: Client | None = None
         self._sync_lock = threading.Lock()
@@ -144,6 +146,14 @@ class DaemonLink:
     def offer(self, saved: SuspendedKernel) -> None:
         """Have the provisioner that is started with this kernel's id adopt it."""
         self._adoptions[saved.kernel.kernel_id] = saved
+
+    async def catch_up(self, kernel_id: str) -> None:
+        """Apply to an adopted kernel what became of it between its claim and its adoption."""
+        kernel = self._early.pop(kernel_id, None)
+        if kernel is not None:
+            self._apply(self.served[kernel_id], kernel)
+        elif kernel_id not in self._heard_of:
+            await self._on_gone(self.daemon, kernel_id)
 
     async def close(self) -> None:
         """Let go; the daemon keeps the kernels for the next server."""
@@ -248,6 +258,7 @@ class DaemonLink:
         self._log.warning("gpuckptd: %s", error)
         self._up.clear()
         self._heard_of.clear()
+        self._early.clear()
 
     async def _on_event(self, client: AsyncClient, event: Event) -> None:
         if event.snapshot is not None:
@@ -265,17 +276,25 @@ class DaemonLink:
 
     def _on_kernel(self, kernel: Kernel) -> None:
         served = self.served.get(kernel.kernel_id)
-        if served is not None:
-            before = served.kernel.state if served.kernel else KernelState.SUSPENDED
-            served.apply(kernel)
-            if kernel.state is KernelState.SUSPENDED and before is not KernelState.SUSPENDED:
-                self.on_suspended(kernel)
+        if served is None:
+            self._early[kernel.kernel_id] = kernel
+        else:
+            self._early.pop(kernel.kernel_id, None)
+            self._apply(served, kernel)
         self.on_news(kernel)
+
+    def _apply(self, served: ServedKernel, kernel: Kernel) -> None:
+        before = served.kernel.state if served.kernel else KernelState.SUSPENDED
+        served.apply(kernel)
+        if kernel.state is KernelState.SUSPENDED and before is not KernelState.SUSPENDED:
+            self.on_suspended(kernel)
 
     async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
         """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""
         served = self.served.get(kernel_id)
         if served is None:
+            self._early.pop(kernel_id, None)
+            self._heard_of.discard(kernel_id)
             return
         incarnation = served.provisioner.incarnation
         try:

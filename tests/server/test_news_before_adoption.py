@@ -1,0 +1,55 @@
+"""What becomes of a kernel while a server that has claimed it has not listed it yet."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import wait_for
+
+#: Operations are in flight when the kernels are claimed, and have ended before they are listed; one kernel ends meanwhile.
+LATE = """
+import asyncio
+from jupyter_gpuckpt.server.daemon_link import DaemonLink
+claim = DaemonLink.claim
+async def claim_in_flight(link):
+    daemon, states, hear = link.daemon, {}, link.on_news
+    def on_news(kernel):
+        states[kernel.kernel_id] = str(kernel.state)
+        hear(kernel)
+    link.on_news = on_news
+    for kernel in await daemon.kernels():
+        await (daemon.resume if kernel.state == "suspended" else daemon.save)(kernel.kernel_id)
+    claimed = await claim(link)
+    print("claimed", sorted(str(saved.kernel.state) for saved in claimed), flush=True)
+    while set(states.values()) - {"running"}:
+        await asyncio.sleep(0.01)
+    link.on_news = hear
+    for saved in claimed:
+        if saved.jupyter["path"] == "ends.ipynb":
+            await daemon.kill(saved.kernel.kernel_id)
+    return claimed
+DaemonLink.claim = claim_in_flight
+"""
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+def test_what_happens_between_claim_and_adoption_is_not_lost(server):
+    pages = [server.open(f"{name}.ipynb") for name in ("saved", "suspended", "ends")]
+    for page in pages:
+        page.run("x = 41")
+    server.do("suspend", pages[1].kernel_id)
+    config = Path(server.env["JUPYTER_CONFIG_DIR"])
+    config.mkdir(exist_ok=True)
+    (config / "jupyter_server_config.py").write_text(LATE)
+    server.kill()
+    server.start()
+    assert "claimed ['resuming', 'saving', 'saving']" in server.log()
+    for page in pages[:2]:
+        wait_for(lambda page=page: server.kernel(page.kernel_id)["state"] == "running", 5)
+        assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
+    # As any kernel that ends by itself: it is started anew.
+    wait_for(lambda: "restarting kernel" in server.log().lower(), 10)
