@@ -132,10 +132,11 @@ class Recorded:
         self.lost: list[str] = []
         self._held: list[_HeldEnd] = []
         queues = list[bytes]()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         try:
             for inner in connections.survey(pids).inner:
                 try:
-                    queues += self._add(inner, pids)
+                    queues += self._add(inner, pids, deadline)
                 except (OSError, _UnkeepableError) as error:
                     self.lost.append(f"{inner}: {error}")
         except BaseException:
@@ -143,13 +144,13 @@ class Recorded:
             raise
         self.queues = b"".join(queues)
 
-    def _add(self, inner: Inner, pids: Collection[int]) -> Iterable[bytes]:
+    def _add(self, inner: Inner, pids: Collection[int], deadline: float) -> Iterable[bytes]:
         ends = []
         for end in inner.ends:
             ends.append(_HeldEnd(end))
             self._held.append(ends[-1])
             ends[-1].check()
-        _await_all(inner, ends, pids)
+        _await_all(inner, ends, pids, deadline)
         for held in ends:
             held.look()
         first = inner.ends[0]
@@ -172,9 +173,8 @@ class Recorded:
         self.close()
 
 
-def _await_all(inner: Inner, ends: list[_HeldEnd], pids: Collection[int]) -> None:
+def _await_all(inner: Inner, ends: list[_HeldEnd], pids: Collection[int], deadline: float) -> None:
     """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
     first = True
     while True:
         one = len(ends) == 1
@@ -194,8 +194,7 @@ def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
     """Return how much is still on its way, between an end of the tree and one that no program has."""
     row, other = connections.both_ends(end.end, pids)
     if inner.waiting and other is not None:
-        # What arrived there cannot be looked at before somebody accepts the connection.
-        if other.unread > (other.state == TcpState.CLOSE_WAIT):
+        if connections.is_stuck(other):
             raise _UnkeepableError("something was sent over it, and nobody has accepted it yet")
         return row.unsent + other.unsent if row is not None else 0
     return other.unsent if other is not None else 0

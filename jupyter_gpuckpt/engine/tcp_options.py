@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from ..model import SocketOption
 
@@ -101,26 +102,30 @@ def share(options: Iterable[SocketOption], end: socket.socket) -> None:
 
 
 def widen(end: socket.socket, length: int) -> bool:
-    """Make room for `length` more bytes that arrive; whether that was possible.
+    """Make room for `length` more bytes that arrive; whether that was tried.
 
-    A program that dies in the middle leaves a larger buffer behind, and no other change.
+    A caller that dies in the middle leaves a larger buffer behind, and no other change.
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
     except OSError:  # the size could not be left to Linux again
         return False
-    wanted = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF) + 2 * length
-    for name in (
-        _SO_RCVBUFFORCE,
-        socket.SO_RCVBUF,
-    ):  # the first is for those who may exceed the system's limit
-        try:
-            end.setsockopt(_SOL_SOCKET, name, wanted)
-            break
-        except OSError:
-            continue
+    has = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF)
+    wanted = has + 2 * length
+    try:
+        end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
+    except PermissionError:
+        # Linux doubles what it is told, and takes no more than its limit; the buffer may be larger already.
+        if 2 * min(wanted, _most_asked()) <= has:
+            return False
+        end.setsockopt(_SOL_SOCKET, socket.SO_RCVBUF, wanted)
     end.setsockopt(*_CHOSEN, chosen)
     return True
+
+
+def _most_asked() -> int:
+    """The largest buffer that a program without a privilege may ask for."""
+    return int(Path("/proc/sys/net/core/rmem_max").read_text())
 
 
 def narrow(end: socket.socket, options: Iterable[SocketOption]) -> None:

@@ -172,23 +172,18 @@ def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets for the ends; where there is one, the second takes the place of a stranger."""
     first = ends[0]
     second = ends[1] if len(ends) > 1 else _opposite(first)
-    with ExitStack() as stack:
-        listener = stack.enter_context(_listener(second))
-        port = listener.getsockname()[1]
+    with _bound(second, listening=True) as listener:
         for own in _addresses(first):
-            made = stack.enter_context(closing(_socket(first.family)))
+            made = _socket(first.family)
             try:
                 made.bind(own)
-                _connect(made, _target(first, listener, port))
-                other = _accepted(listener, made)
+                _connect(made, _target(first, listener))
+                return made, _accepted(listener, made)
             except OSError as error:
+                made.close()
                 if error.errno not in _TAKEN:
                     raise
                 failed = error
-                continue
-            stack.pop_all()
-            listener.close()
-            return made, other
         raise failed
 
 
@@ -205,21 +200,22 @@ def _socket(family: int) -> socket.socket:
     return made
 
 
-def _listener(end: TcpEnd) -> socket.socket:
-    failed: OSError | None = None
+def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
+    """Return a socket where the end was, or at the next best place."""
     for own in _addresses(end):
         made = _socket(end.family)
         try:
             made.bind(own)
-            made.listen()
+            if listening:
+                made.listen()
         except OSError as error:
             made.close()
             if error.errno not in _TAKEN:
                 raise
             failed = error
-            continue
-        return made
-    raise failed or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+        else:
+            return made
+    raise failed
 
 
 def _addresses(end: TcpEnd) -> Iterator[Address]:
@@ -240,9 +236,9 @@ def _is_mapped(address: str) -> bool:
     return address.startswith("::ffff:")
 
 
-def _target(end: TcpEnd, listener: socket.socket, port: int) -> Address:
+def _target(end: TcpEnd, listener: socket.socket) -> Address:
     """Return the listener's address as a socket like `end` has to name it."""
-    address, _, *more = listener.getsockname()
+    address, port, *more = listener.getsockname()
     if listener.family == end.family:
         return (address, port, *more)
     if end.family == socket.AF_INET:
@@ -283,21 +279,6 @@ def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
             with suppress(BlockingIOError):
                 receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             time.sleep(0.001)
-
-
-def _bound(end: TcpEnd) -> socket.socket:
-    """Return a socket for an end that is to be connected later."""
-    failed: OSError | None = None
-    for own in _addresses(end):
-        made = _socket(end.family)
-        try:
-            made.bind(own)
-        except OSError as error:
-            made.close()
-            failed = error
-            continue
-        return made
-    raise failed or OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
 
 
 def _inet(entry: bytes) -> dict[int, int | bytes] | None:

@@ -45,7 +45,7 @@ class Inner(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The open connections of a tree. `outer`: those with others."""
+    """The open connections of a tree. `outer`: those with others, and those whose data nobody can reach."""
 
     inner: list[Inner]
     outer: list[End]
@@ -68,8 +68,11 @@ def survey(pids: Collection[int]) -> Survey:
         if other is not None and other.inode in held and other.inode != row.inode:
             seen.add(other.inode)
             inner.append(Inner((end, End(*held[other.inode], other))))
-        elif _is_waiting(row, other, listeners):
-            inner.append(Inner((end,), waiting=True))
+        elif other is not None and _is_waiting(row, other, listeners):
+            if is_stuck(other):
+                outer.append(end)
+            else:
+                inner.append(Inner((end,), waiting=True))
         elif _is_left(row, other):
             inner.append(Inner((end,)))
         elif row.state == TcpState.ESTABLISHED:
@@ -99,9 +102,14 @@ def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
     return found
 
 
-def _is_waiting(row: Row, other: Row | None, listeners: Iterable[Endpoint]) -> bool:
+def is_stuck(waiting: Row) -> bool:
+    """Whether something arrived at an end that nobody has accepted: no program can look at it."""
+    return waiting.unread > (waiting.state == TcpState.CLOSE_WAIT)
+
+
+def _is_waiting(row: Row, other: Row, listeners: Iterable[Endpoint]) -> bool:
     """Whether the other end is in the queue of a listener that has not accepted it."""
-    if other is None or other.inode != _WITHOUT_PROGRAM:
+    if other.inode != _WITHOUT_PROGRAM:
         return False
     if other.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
         return False

@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.model import Cause, LaunchSpec
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
@@ -81,7 +81,13 @@ class Program:
         """A line that was begun after this call."""
         return self.lines(more_than=len(self.lines(more_than=0)) + 1)[-1]
 
-    def save(self, *, stop: bool = False, progress: Progress | None = None) -> Saved:
+    def save(
+        self,
+        *,
+        stop: bool = False,
+        progress: Progress | None = None,
+        cause: Cause = Cause.MANUAL,
+    ) -> Saved:
         """Save, or suspend."""
         return save(
             self.tree,
@@ -91,6 +97,7 @@ class Program:
             stop=stop,
             name="program",
             progress=progress or Progress(),
+            cause=cause,
         )
 
     def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Resumed:

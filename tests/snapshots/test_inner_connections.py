@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.errors import KernelNotCheckpointable
+from jupyter_gpuckpt.model import Cause
 
 #: What every program here begins with. `step` says something and waits until the test has written a file of that name.
 START = """
@@ -81,7 +90,8 @@ def test_a_connection_goes_on_with_what_was_on_its_way(run) -> None:
     program = run(PAIRS)
     before = json.loads(program.lines()[0])
     program.save()
-    suspended_and_resumed(program)
+    for _ in range(2):
+        suspended_and_resumed(program)
     after = go_on(program, "look")
     for kind in ("IPv4", "IPv6", "both"):
         ends, got, more, again = after[kind]
@@ -284,3 +294,88 @@ def test_a_connection_that_nobody_has_accepted_can_still_be_accepted(run) -> Non
     program.lines()
     suspended_and_resumed(program)
     assert go_on(program, "look") == [True, True, "hello"]
+
+
+STUCK = (
+    START
+    + """
+    listener = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(listener.getsockname())
+    client.sendall(b"nobody can look at this")
+    step("look", listener.getsockname()[1])
+    step("end", client.recv(1).decode())
+"""
+)
+
+
+def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run) -> None:
+    program = run(STUCK)
+    port = json.loads(program.lines()[0])
+    with pytest.raises(KernelNotCheckpointable, match=f"127.0.0.1:{port}"):
+        program.save(stop=True, cause=Cause.IDLE)
+    pid = program.tree.kernel_pid
+    saved = program.save(stop=True)
+    [warning] = saved.warnings
+    assert f"(process {pid}) with 127.0.0.1:{port}" in warning
+    program.resume(saved.manifest.info.snapshot_id)
+    assert go_on(program, "look") == ""
+
+
+@contextmanager
+def taken(ports: list[int]) -> Iterator[None]:
+    held = [socket.socket() for _ in ports]
+    for one, port in zip(held, ports, strict=True):
+        one.bind(("127.0.0.1", port))
+        one.listen()
+    yield
+    for one in held:
+        one.close()
+
+
+def test_a_connection_whose_ports_are_taken_gets_others(run) -> None:
+    program = run(PAIRS)
+    before = json.loads(program.lines()[0])
+    saved = program.save(stop=True)
+    own, peer = before["IPv4"][0]
+    with taken([own[1], peer[1]]):
+        assert not program.resume(saved.manifest.info.snapshot_id).warnings
+        after = go_on(program, "look")
+    assert after["IPv4"][1:] == [["to the server, " * 3, "to the client, " * 2], "more", "again"]
+    now = {port for end in after["IPv4"][0] for _, port in end}
+    assert not now & {own[1], peer[1]}
+    assert after["IPv6"][0] == before["IPv6"]
+
+
+def test_two_copies_have_connections_of_their_own(run) -> None:
+    program = run(PAIRS)
+    program.lines()
+    saved = program.save()
+    first = program.tree
+    try:
+        program.resume(saved.manifest.info.snapshot_id)
+        count = len(program.lines())
+        (Path(program.spec.cwd) / "look").touch()
+        found = [json.loads(line) for line in program.lines(more_than=count + 1)[count:]]
+    finally:
+        launch.kill(first)
+    for after in found:
+        for kind in ("IPv4", "IPv6", "both"):
+            assert after[kind][1:] == [
+                ["to the server, " * 3, "to the client, " * 2],
+                "more",
+                "again",
+            ]
+    assert found[0]["IPv4"][0] != found[1]["IPv4"][0]
+
+
+def test_a_snapshot_of_a_kernel_that_ran_on_and_ended_has_its_connections(run) -> None:
+    program = run(PAIRS)
+    before = json.loads(program.lines()[0])
+    saved = program.save()
+    go_on(program, "look")
+    launch.kill(program.tree)
+    (Path(program.spec.cwd) / "look").unlink()
+    assert not program.resume(saved.manifest.info.snapshot_id).warnings
+    after = go_on(program, "look")
+    assert after["IPv4"][1:] == [["to the server, " * 3, "to the client, " * 2], "more", "again"]
+    assert after["IPv4"][0] == before["IPv4"]
