@@ -54,6 +54,10 @@ _MEANINGS: dict[str, tuple[str, str]] = {
         "The driver gives no reason; it does so for processes that have used managed memory before.",
         f"Restart the kernel to be able to save it. {_RUNS_ON}",
     ),
+    "checkpoint CUDA_ERROR_OPERATING_SYSTEM": (
+        "A call of the operating system failed inside the driver, also at a second attempt.",
+        f"Try again; memory or the limit of open files may be short. {_RUNS_ON}",
+    ),
     "restore CUDA_ERROR_INVALID_VALUE": (
         "The GPU map does not fit, or peer access between GPUs was on when the memory was taken.",
         "Resume with as many GPUs of the same model as before; one map entry for each visible GPU.",
@@ -74,6 +78,15 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "CUDA_ERROR_NOT_SUPPORTED": ("This driver cannot do it for this process.", _DOCTOR),
     "CUDA_ERROR_NOT_PERMITTED": ("The daemon may not do this to the process.", _DOCTOR),
 }
+#: Measured with driver 580: a process that has used CUPTI once is refused for good, also after cuptiFinalize().
+_PROFILED = (
+    "A profiler was used in it (torch.profiler with CUDA activities, CUPTI), after which the driver checkpoints it no more.",
+    f"Restart the kernel to be able to save it, and profile in another one. {_RUNS_ON}",
+)
+
+
+class SystemRefused(FreezeFailed):
+    """A Checkpoint that failed with CUDA_ERROR_OPERATING_SYSTEM, which may work when it is tried again."""
 
 
 class ProcessState(Enum):
@@ -158,6 +171,8 @@ def lock(pid: int, timeout_seconds: float) -> None:
 
 def checkpoint(pid: int) -> None:
     """Move the GPU memory of a locked process into its RAM and free the GPU.
+
+    Raises `SystemRefused` when a call of the operating system failed inside the driver.
 
     Raises FreezeFailed when the driver refuses; the process is locked still: `bring_back` unlocks it unharmed.
     """
@@ -250,6 +265,11 @@ def _uuid(driver: Any, text: str) -> Any:  # noqa: ANN401
     return value
 
 
+def _is_profiled(pid: int) -> bool:
+    """Return whether a process has loaded CUDA's profiling library, without which no profiler can have been used."""
+    return any("/libcupti" in area.path for area in processes.maps(living_thread(pid)))
+
+
 def _check(pid: int, step: str, result: tuple[Any, ...]) -> None:
     """Raise what `result` of `step` means, unless that is success."""
     error = result[0]
@@ -257,7 +277,11 @@ def _check(pid: int, step: str, result: tuple[Any, ...]) -> None:
         return
     kinds = {"lock": FreezeFailed, "checkpoint": FreezeFailed, "restore": ThawFailed}
     name = error.name
+    if (step, name) == ("checkpoint", "CUDA_ERROR_OPERATING_SYSTEM"):
+        kinds[step] = SystemRefused
     cause, hint = _MEANINGS.get(f"{step} {name}") or _MEANINGS.get(name) or ("", _DOCTOR)
+    if name == "CUDA_ERROR_NOT_SUPPORTED" and step == "lock" and _is_profiled(pid):
+        cause, hint = _PROFILED
     raise kinds.get(step, CheckpointError)(
         f"The CUDA driver refused to {step} process {pid} ({name}). {cause}".strip(),
         hint=hint,

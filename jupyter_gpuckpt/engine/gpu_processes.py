@@ -108,13 +108,24 @@ class GpuProcesses:
             for pid in pids(self._tree):
                 if pid not in owners and cuda.holds_gpu(pid):
                     gpu_release.release(pid)
+        for pid in owners:
+            gpu_refusals.refuse_leftovers(pid)
 
     def _checkpoint(self, pid: int) -> None:
         before = processes.memory(pid).private_bytes
-        with FileStaging(self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY) as staging:
+        files: list[StagingFile] = []
+        try:
+            with FileStaging(
+                self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY
+            ) as staging:
+                cuda.checkpoint(pid)
+            files = list(staging.files)
+        except cuda.SystemRefused as error:
+            # Seen once in 40; the driver's own way, into private memory, has one part less that can fail.
+            logger.warning("%s It is tried again without staging files.", error)
             cuda.checkpoint(pid)
-        self._staged[pid] = list(staging.files)
-        size = sum(file.length for file in staging.files)
+        self._staged[pid] = files
+        size = sum(file.length for file in files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
         if not any(self._needs[pid].values()):  # the driver does not tell
             self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - _TOLERANCE_BYTES)}

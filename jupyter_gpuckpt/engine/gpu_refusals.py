@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import KernelNotCheckpointable
 from ..host import gpu, processes
+from .gpu_release import DEVICES
 from .tree import Tree
 
 #: Where a CUDA process tells of memory that it shares (cuIpcGetMemHandle): the number is its pid in its own namespace.
@@ -53,6 +54,21 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
                 "In a notebook save when no cell runs: peer access is switched off meanwhile. Other processes of the kernel"
                 " must use one GPU (CUDA_VISIBLE_DEVICES=0).",
             )
+
+
+def refuse_leftovers(pid: int) -> None:
+    """Raise KernelNotCheckpointable for a process that still has GPU devices open or mapped after its Checkpoint.
+
+    CRIU could not save it. The driver has closed all that is CUDA's; so they are another library's.
+    """
+    left = {path for path in processes.descriptors(pid).values() if path.startswith(DEVICES)}
+    left |= {area.path for area in processes.maps(pid) if area.path.startswith(DEVICES)}
+    if left:
+        raise _refusal(
+            pid,
+            f"has {', '.join(sorted(left))} open by another library than CUDA (Open MPI opens it when mpi4py is imported).",
+            "Restart the kernel without that library (`import mpi4py` with mpi4py.rc.initialize = False), then try again.",
+        )
 
 
 def _imports_from(pid: int) -> int | None:

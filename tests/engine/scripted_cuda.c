@@ -5,6 +5,7 @@
  *
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
  * and PID.ticks, where its main thread, the user's code, counts. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
+ * If FOLDER holds libcupti.so.13 it is mapped as well; device-of-another-library: the first device is open once more, for good.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -128,6 +129,15 @@ int main(int count, char **words)
 		exit(7);
 	checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
 	close(library);
+	snprintf(path, sizeof(path), "%s/libcupti.so.13", folder);
+	if ((library = open(path, O_RDONLY)) >= 0)
+		checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
+	snprintf(path, sizeof(path), "%s/device-of-another-library", folder);
+	if (!access(path, F_OK)) {
+		snprintf(path, sizeof(path), "%s0", devices);
+		if (open(path, O_RDWR) < 0)
+			exit(9);
+	}
 	ask = fifo("ask");
 	answer = fifo("answer");
 	acquire();

@@ -93,6 +93,8 @@ class ScriptedDriver:
         self.states: dict[int, int] = {}
         #: (step, pid) -> the error, and the state that it leaves, if another than before.
         self.failures: dict[tuple[str, int], tuple[Error, int | None]] = {}
+        #: Those of the failures that happen once only.
+        self.once: set[tuple[str, int]] = set()
         #: How far the user's code of a process came during a Restore.
         self.ticks_in_restore: list[int] = []
         self._folder, self._nvml = folder, nvml
@@ -171,6 +173,8 @@ class ScriptedDriver:
             return Error.CUDA_ERROR_ILLEGAL_STATE
         if failure := self.failures.get((step, number)):
             error, left = failure
+            if (step, number) in self.once:
+                del self.failures[step, number]
             self.states[number] = self.states[number] if left is None else left
             return error
         if gpu_map and set(gpu_map) != set(self._nvml.uuids):

@@ -21,7 +21,7 @@ from tests.conftest import wait_for
 from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml
 from tests.snapshots.conftest import Program, run, store
 
-__all__ = ["devices", "executable", "run", "scripted", "store"]
+__all__ = ["devices", "executable", "extras", "run", "scripted", "store"]
 
 LENGTH = 4 << 20
 ONE, OTHER = "GPU-00000000-0000-0000-0000-000000000001", "GPU-00000000-0000-0000-0000-000000000002"
@@ -69,10 +69,12 @@ class Gpu(NamedTuple):
             wait_for(lambda pid=pid, before=before: self.driver.ticks(pid) > before)
         assert list(self.program.tree.inside(DIRECTORY).glob("gpu-*")) == []
 
-    def fail(self, step, which, error, left=None):
-        """Let a step of a process fail from now on; its number."""
+    def fail(self, step, which, error, left=None, *, once=False):
+        """Let a step of a process fail from now on, or once; its number."""
         number = self.all_numbers()[which]
         self.driver.failures[step, number] = error, left
+        if once:
+            self.driver.once.add((step, number))
         return number
 
     def park(self, *, peer_access_off=False):
@@ -116,10 +118,17 @@ def devices() -> Iterator[str]:
 
 
 @pytest.fixture
-def scripted(run, executable, devices, tmp_path, monkeypatch) -> Gpu:
+def extras() -> tuple[str, ...]:
+    """Files that the processes map beside what CUDA has (scripted_cuda.c); tests replace it by a parameter of this name."""
+    return ()
+
+
+@pytest.fixture
+def scripted(run, executable, devices, extras, tmp_path, monkeypatch) -> Gpu:
     folder = tmp_path / "cuda"
     folder.mkdir()
-    (folder / "libcuda.so.1").write_bytes(bytes(4096))
+    for name in ("libcuda.so.1", *extras):
+        (folder / name).write_bytes(bytes(4096))
     nvml = ScriptedNvml()
     nvml.add(ONE)
     driver = ScriptedDriver(folder, nvml)

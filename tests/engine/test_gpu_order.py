@@ -19,12 +19,13 @@ from tests.engine.scripted_gpu import (
     OTHER,
     devices,
     executable,
+    extras,
     run,
     scripted,
     store,
 )
 
-__all__ = ["devices", "executable", "run", "scripted", "store"]
+__all__ = ["devices", "executable", "extras", "run", "scripted", "store"]
 
 GB = 1 << 30
 #: Which of the three with a context.
@@ -94,6 +95,45 @@ def test_one_that_cannot_be_taken_brings_the_others_back(scripted, which):
         assert scripted.done(number) == ["Lock", "Checkpoint", *taken, "Unlock"]
     calls = scripted.driver.calls
     assert last(calls, "Checkpoint") < min(first(calls, "Restore"), first(calls, "Unlock"))
+    scripted.check_running()
+
+
+@EACH
+def test_a_refusal_of_the_operating_system_is_tried_again_the_plain_way(scripted, which):
+    number = scripted.fail("Checkpoint", which, Error.CUDA_ERROR_OPERATING_SYSTEM, once=True)
+    taken = GpuProcesses(scripted.program.tree, Progress())
+    taken.take(2.5)
+    assert scripted.done(number) == ["Lock", "Checkpoint", "Checkpoint"]
+    assert len(taken.files()) == 2, "the second attempt is made without a staging file"
+    taken.give_back()
+    taken.drop_files()
+    scripted.check_running()
+
+
+def test_one_that_is_refused_again_runs_on(scripted):
+    scripted.fail("Checkpoint", 1, Error.CUDA_ERROR_OPERATING_SYSTEM)
+    with pytest.raises(FreezeFailed, match="also at a second attempt"):
+        scripted.park()
+    scripted.check_running()
+
+
+@pytest.mark.parametrize(
+    ("extras", "said"),
+    [((), "This driver cannot"), (("libcupti.so.13",), "A profiler was used")],
+    ids=["unknown", "profiled"],
+)
+def test_a_process_that_was_profiled_is_named(scripted, said):
+    scripted.fail("Lock", 0, Error.CUDA_ERROR_NOT_SUPPORTED)
+    with pytest.raises(FreezeFailed, match=said):
+        scripted.park()
+    scripted.check_running()
+
+
+@pytest.mark.parametrize("extras", [("device-of-another-library",)])
+def test_a_device_that_another_library_has_open_is_named(scripted, devices):
+    with pytest.raises(KernelNotCheckpointable, match="another library than CUDA") as caught:
+        scripted.park()
+    assert f"{devices}0" in str(caught.value)
     scripted.check_running()
 
 

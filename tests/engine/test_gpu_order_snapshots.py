@@ -30,12 +30,13 @@ from tests.engine.scripted_gpu import (
     OTHER,
     devices,
     executable,
+    extras,
     run,
     scripted,
     store,
 )
 
-__all__ = ["devices", "executable", "run", "scripted", "store"]
+__all__ = ["devices", "executable", "extras", "run", "scripted", "store"]
 
 GB = 1 << 30
 EACH = pytest.mark.parametrize("which", [0, 1, 2], ids=["first", "second", "third"])
