@@ -11,7 +11,7 @@ its own, so that no IPython event is triggered.
                                         open comms; its buffers are the states of all widgets, if they can be told
     gpuckpt_request {"op": "probe"}     say something on iopub, past what is kept
     gpuckpt_request {"op": "thaw"}      say what was kept, in order
-    gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume
+    gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume, and whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply tells whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...,
@@ -44,7 +44,7 @@ from jupyter_client.jsonutil import json_clean, json_default
 
 from .calls import beside, between_cells, result_of
 from .history import History
-from .peer_access import PeerAccess
+from .peer_access import PeerAccess, driver_is_loaded
 from .trim import trim
 from .variables import variables_of
 
@@ -161,6 +161,7 @@ class Agent:
         elif op == "count":
             callbacks = self._kernel.shell.events.callbacks
             content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
+            content["uses_gpu"] = driver_is_loaded()
         elif op in _EVENTS:
             content["called"] = await self._call(op)
         elif op == "resumed":

@@ -103,6 +103,11 @@ class PeerAccess:
         return done
 
 
+def driver_is_loaded() -> bool:
+    """Whether this process may use a GPU at all. Calls nothing of the driver's."""
+    return _driver() is not None
+
+
 def devices_in_use() -> list[int]:
     """The GPUs on which this process has a context. Makes none, initialises nothing, waits for no GPU."""
     return _devices(_driver())

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
 _ANSWER_SECONDS = 2.0
+_SECOND_TRY_SECONDS = 0.3
+#: A request is on its way after this.
+_TELL_SECONDS = 0.1
 #: A kernel that has just been started imports for a while.
 _START_SECONDS = 30.0
 #: A little more than the agent takes at most.
 _CALLS_SECONDS = 12.0
+#: For the work of its GPUs, where no cell runs.
 _GPU_SECONDS = 42.0
 _TRIM_SECONDS = 6.0
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
@@ -62,6 +66,14 @@ class PeerAccess(NamedTuple):
     was_switched: bool
 
 
+class Found(NamedTuple):
+    """What there is to do in a kernel: how many functions users registered, and whether it may use a GPU."""
+
+    on_save: int
+    on_resume: int
+    uses_gpu: bool
+
+
 async def bring_in(manager: ServerKernelManager) -> bool:
     """Wait until a new kernel answers and run the agent in it, before anything else; whether it is there then."""
     # On the shell: not every kernel answers this on its control channel.
@@ -83,26 +95,41 @@ async def bring_in(manager: ServerKernelManager) -> bool:
     return _is_ok(reply)
 
 
-async def prepare(manager: ServerKernelManager) -> SavedComms | None:
-    """Make the kernel keep what it says from now on; its comms as they are then, or None if it does not answer."""
-    reply = await _op(manager, "prepare")
+async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> SavedComms | None:
+    """Make the kernel keep what it says from now on; its comms as they are then, or None if it does not answer.
+
+    `answers`: whether it has answered just now. Else it is told and not waited for: it keeps what it says when it has heard.
+    """
+    seconds = _ANSWER_SECONDS if answers else _TELL_SECONDS
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "prepare"}, seconds)
     if not _is_ok(reply):
         return None
     return await asyncio.to_thread(SavedComms.told, reply["content"]["comms"], reply["buffers"])
 
 
-async def call_on_save(manager: ServerKernelManager) -> bool | None:
-    """Call what users registered for `on_save`; whether anything was called. None: the kernel does not answer at all."""
-    counted = await _op(manager, "count")
+async def look(manager: ServerKernelManager, *, answers: bool = True) -> Found | None:
+    """Return what the agent has to do; None if the kernel does not answer, as long as a cell holds Python's lock for instance.
+
+    `answers`: whether it has answered the last time. Else it is not waited for as long again.
+    """
+    seconds = _ANSWER_SECONDS if answers else _SECOND_TRY_SECONDS
+    counted = await ask(manager, "control", AGENT_REQUEST, {"op": "count"}, seconds)
     if not _is_ok(counted):
         return None
-    return bool(counted["content"]["on_save"]) and await _call(manager, "on_save")
+    content = counted["content"]
+    # An agent that an older version has brought in knows nothing of GPUs here.
+    return Found(content["on_save"], content["on_resume"], content.get("uses_gpu", True))
+
+
+async def call_on_save(manager: ServerKernelManager, found: Found) -> bool:
+    """Call what users registered for `on_save`; whether anything was called."""
+    return bool(found.on_save) and await _call(manager, "on_save")
 
 
 async def call_on_resume(manager: ServerKernelManager) -> None:
     """Call what users registered for `on_resume`."""
-    counted = await _op(manager, "count")
-    if _is_ok(counted) and counted["content"]["on_resume"]:
+    found = await look(manager)
+    if found is not None and found.on_resume:
         await _call(manager, "on_resume")
 
 
@@ -163,9 +190,13 @@ async def trim(manager: ServerKernelManager, seconds: float) -> int:
     return int(reply["content"].get("trimmed_bytes") or 0) if _is_ok(reply) else 0
 
 
-async def switch_peer_access_off(manager: ServerKernelManager) -> PeerAccess:
-    """Make the kernel's GPUs keep to themselves; its GPU memory must not be away. See `kernel_agent/peer_access.py`."""
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_off"}, _GPU_SECONDS)
+async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) -> PeerAccess:
+    """Make the kernel's GPUs keep to themselves; its GPU memory must not be away. See `kernel_agent/peer_access.py`.
+
+    `busy`: a cell runs, and what its GPUs do is not waited for.
+    """
+    seconds = _CALLS_SECONDS if busy else _GPU_SECONDS
+    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_off"}, seconds)
     if not _is_ok(reply):
         return PeerAccess(is_off=False, was_switched=True)
     # An agent that an older version has brought in knows nothing of this.

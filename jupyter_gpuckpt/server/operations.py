@@ -246,17 +246,20 @@ class ServerOperations:
                 if not known_info(manager):
                     await self._learn_info(manager)
                 if served.has_agent:
-                    called = await agent.call_on_save(manager)
-                    if called is not None:  # else it answers nothing
+                    found = await agent.look(manager, answers=served.answers)
+                    served.answers = found is not None
+                    called = found is not None and await agent.call_on_save(manager, found)
+                    if found is not None:  # else it answers nothing
                         variables = await agent.variables(
                             manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
                         )
                         await self._trim(served, cause)
                     # One that has not answered in time may still hear it later, so it is told to speak again all the same.
                     runs = served.state is KernelState.RUNNING
-                    release = self._thawing(served, release, called=bool(called), gpu_is_back=runs)
-                    peer_access_off = await self.peer_access.switch_off(served)
-                    told = await agent.prepare(manager)
+                    release = self._thawing(served, release, called=called, gpu_is_back=runs)
+                    if found is not None:
+                        peer_access_off = await self.peer_access.switch_off(served, found)
+                    told = await agent.prepare(manager, answers=found is not None)
                     served.comms = told or served.comms.without_states()
                     if told:
                         # All that it said before is with the pages then.

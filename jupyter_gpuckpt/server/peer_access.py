@@ -26,15 +26,23 @@ class PeerAccessSwitch:
     def __init__(self, kernels: AsyncMappingKernelManager, log: logging.Logger) -> None:
         self._kernels, self._log = kernels, log
 
-    async def switch_off(self, served: ServedKernel) -> bool:
-        """Whether no peer access is on in a kernel that runs, nor will be before its GPU memory is taken."""
+    async def switch_off(self, served: ServedKernel, found: agent.Found | None = None) -> bool:
+        """Whether no peer access is on in a kernel that runs, nor will be before its GPU memory is taken.
+
+        `found`: what was found in it just now. A kernel that does not answer is not asked, nor is one without a GPU.
+        """
         if not served.has_agent or served.state is not KernelState.RUNNING:
             return False
+        found = found or await agent.look(self._manager(served))
+        if found is None or not found.uses_gpu:
+            return found is not None
         # Should this be given up in the middle.
         served.peer_access_is_off = True
-        found = await agent.switch_peer_access_off(self._manager(served))
-        served.peer_access_is_off = found.was_switched
-        return found.is_off
+        access = await agent.switch_peer_access_off(
+            self._manager(served), busy=served.output.awaited
+        )
+        served.peer_access_is_off = access.was_switched
+        return access.is_off
 
     async def switch_on(self, served: ServedKernel) -> None:
         """Undo that, if there is something to undo; the GPU memory is back."""

@@ -104,6 +104,8 @@ class ServedKernel:
         self.left: dict[str, LeftPage] = {}
         #: Whether the agent runs in it.
         self.has_agent = False
+        #: Whether the agent has answered when it was last asked.
+        self.answers = True
         #: Its comms and widgets as they were when it was last frozen.
         self.comms = SavedComms()
         #: How many snapshots this server has made of it, and what `output.changes` was at the last one.
@@ -258,7 +260,7 @@ class ServedKernel:
         self.end()
         self._reconnecting = None
         self.output.forget()
-        self.has_agent, self.comms = False, SavedComms()
+        self.has_agent, self.answers, self.comms = False, True, SavedComms()
         self._saved_changes, self.peer_access_is_off = 0, False
         for connection in list(self.connections):
             connection.drop_held()
