@@ -1,8 +1,9 @@
-"""Which pack holds which chunk: a SQLite file that can be made again from the packs at any time.
+"""Which pack holds which chunk, in the store's database; can be made again from the packs at any time.
 
 The packs are the truth. At every opening the catalog is compared with the folder: packs that it does not know are read in
 (a crash between a pack and its registration, or a catalog that is missing, damaged or from a backup), packs that are gone are
-dropped. One process has it open; its threads share one connection, so callers ask for many digests at once.
+dropped. Callers ask for many digests at once. Whatever changes many rows does so a few hundred at a time, with turns for others
+in between; what a crash leaves of that is begun again by the next opening.
 """
 
 from __future__ import annotations
@@ -10,75 +11,50 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import FormatTooNew, ObjectCorrupt
-from . import packs
+from . import packs, rows
 from .codecs import DIGEST_BYTES
+from .contents import Contents, numbers_of
+from .database import Database, batches, broken, unsealed
+from .needs import forget_needing, newer_needs
 from .packs import Entry
-from .places import LOCATE, PlaceRows, Places, checksum_of, rows_of
+from .places import LOCATE, PlaceRows, Places, rows_of
 
 logger = logging.getLogger(__name__)
 
-_Result = TypeVar("_Result")
-_Item = TypeVar("_Item")
-
-_SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS chunks (
-    digest BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored_length INTEGER NOT NULL,
-    raw_length INTEGER NOT NULL, codec INTEGER NOT NULL, checksum INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-"""
-_SELECT = (
-    "SELECT packs.name, offset, digest, stored_length, raw_length, codec "
-    "FROM chunks JOIN packs ON packs.id = chunks.pack"
-)
-_NAMES = "SELECT id, name FROM packs WHERE"
-#: The oldest SQLite allows 999 parameters in a statement.
-_BATCH = 500
-# At most; SQLite's own 2 MB are read again and again when a resume looks up 100,000 chunks.
-_CACHE_KIB = 64 << 10
-_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_KNOWN = "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND pack NOT IN temp.gone AND"
+# Chunks that are read in at once: in the order of the table, which is much faster than pack by pack.
+_ADOPTED_AT_ONCE = 100_000
 
 
 class Catalog:
     """The index over all packs of a store; thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
 
     def __init__(self, path: Path, packs_directory: Path) -> None:
-        self._path, self._packs = path, packs_directory
-        self._lock = threading.RLock()
-        # Held while waiting for the lock, never by who has it.
-        self._turn = threading.Lock()
-        try:
-            self._connection = self._open()
-        except sqlite3.DatabaseError as error:
-            if not _is_broken(error):
-                raise
-            self._remake(error)
-        self._run(self._reconcile)
+        self._packs = packs_directory
+        #: Packs whose files are being removed: to be ignored.
+        self._condemned: set[str] = set()
+        #: Counts changes of where known chunks lie.
+        self.moves = 0
+        self.database = Database(path, self._reconcile)
+        self.database.run(self._reconcile)
 
     def close(self) -> None:
         """Close the file; may be called again."""
-        with self._lock:
-            self._connection.close()
+        self.database.close()
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
         """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
-        found = self._run(
-            lambda: self._select(
-                "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND",
-                digests,
-            )
-        )
+        found = self.database.run(partial(rows.select, _KNOWN, digests))
         known = ",".join(text for (text,) in found if text)
         return {
             bytes.fromhex(item[: 2 * DIGEST_BYTES]): int(item[2 * DIGEST_BYTES :])
@@ -90,255 +66,232 @@ class Catalog:
         """Where those of `digests` lie that the store holds. Others get their answers in between."""
         numbers: dict[str, int] = {}
 
-        def find(batch: list[bytes]) -> PlaceRows:
+        def find(batch: list[bytes], connection: sqlite3.Connection) -> PlaceRows:
             try:
-                rows = rows_of("".join(text for (text,) in self._select(LOCATE, batch) if text))
+                found = rows.select(LOCATE, batch, connection)
+                places = rows_of("".join(text for (text,) in found if text))
             except ValueError as error:
-                raise _broken(str(error)) from error
+                raise broken(str(error)) from error
             # By numbers of ours: the catalog's may be another pack's by the next batch.
-            known, rows["pack"] = np.unique(rows["pack"], return_inverse=True)
-            names = self._names(known.tolist())
+            known, places["pack"] = np.unique(places["pack"], return_inverse=True)
+            names = rows.names(connection, known.tolist())
             ours = [numbers.setdefault(name, len(numbers)) for name in names]
-            rows["pack"] = np.array(ours, np.uint64)[rows["pack"]]
-            return rows
+            places["pack"] = np.array(ours, np.uint64)[places["pack"]]
+            return places
 
         # In the order of the table: neighbours are on the same page.
-        parts = [self._run(partial(find, batch)) for batch in _batches(sorted(digests))]
+        parts = [self.database.run(partial(find, batch)) for batch in batches(sorted(digests))]
         return Places(parts, list(numbers))
 
-    def add_pack(
-        self, name: str, length: int, entries: Iterable[Entry], *, replace: bool = False
-    ) -> None:
-        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there or `replace`."""
-        with self._lock, self._connection:
-            row = self._connection.execute("SELECT 1 FROM packs WHERE name = ?", (name,)).fetchone()
-            if row is None:  # else it was read in by a rebuild in between
-                self._insert(name, length, entries, replace=replace)
+    def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
+        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
+        entries = list(entries)
+        if self.database.run(partial(rows.begin, name, Contents.of(entries))):
+            self.insert(name, entries)
+            self.finish(name, length)
 
-    def remove_packs(self, names: Iterable[str]) -> int:
-        """Delete the files of packs and forget what they hold; bytes that became free."""
+    def begin_move(self, name: str, entries: Iterable[Entry], old: Iterable[str]) -> None:
+        """Announce that chunks move from the packs `old` to the new one `name`: `insert` moves them, `finish` ends it.
+
+        Until then nothing that is needed may go from either. After a crash in between all is as if the chunks had moved.
+        """
+        contents = Contents.of(entries)
+
+        def begin(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                "INSERT OR IGNORE INTO moving VALUES (?)", [(one,) for one in (name, *old)]
+            )
+            rows.begin(name, contents, connection)
+
+        self.database.run(begin)
+
+    def insert(self, name: str, entries: Iterable[Entry], *, replace: bool = False) -> None:
+        """Enter chunks of a pack that was begun; with `replace` also those that are known elsewhere."""
+
+        def insert(batch: list[Entry], connection: sqlite3.Connection) -> None:
+            self.moves += 1
+            pack = rows.number_of(connection, name)
+            rows.insert(connection, ((entry, pack) for entry in batch), replace=replace)
+
+        for batch in batches(sorted(entries), rows.CHANGES):
+            self.database.run(partial(insert, batch))
+
+    def finish(self, name: str, length: int) -> None:
+        """All chunks of a new pack are entered."""
+
+        def finish(connection: sqlite3.Connection) -> None:
+            connection.execute("UPDATE packs SET length = ? WHERE name = ?", (length, name))
+            connection.execute("DELETE FROM moving")
+
+        self.database.run(finish)
+
+    def lengths(self) -> dict[str, int]:
+        """The names of all packs that are there, and what they take on the disk."""
+        return self.database.run(rows.lengths)
+
+    def condemn(self, name: str, newest: int) -> bool:
+        """Whether the pack counts as gone now: not if a snapshot that was recorded after `newest` may need something in it."""
+
+        def condemn(connection: sqlite3.Connection) -> bool:
+            if newer_needs(name, newest, connection):
+                return False
+            # Not on the disk, which may be full: what crashes here has removed nothing.
+            rows.drop(connection, name)
+            self._condemned.add(name)
+            return True
+
+        return self.database.run(condemn)
+
+    def remove(self, names: Collection[str]) -> int:
+        """Delete the files of packs that were condemned and forget what they hold; bytes that became free."""
         freed = 0
-        gone: list[str] = []
-        # Under one lock, so that nobody sees the one without the other. Files first: on a full disk SQLite cannot delete
-        # before there is room.
-        with self._lock:
-            try:
-                for name in names:
-                    path = self.path_of(name)
-                    with suppress(FileNotFoundError):
-                        freed += path.stat().st_size
-                        path.unlink()
-                    gone.append(name)
-                packs.sync_directory(self._packs)
-            finally:
-                try:
-                    with self._connection:
-                        self._forget(gone)
-                except sqlite3.DatabaseError:
-                    self.rebuild()  # or it would go on saying that the chunks are there
+        left = list(names)
+        try:
+            while left:
+                path = self.path_of(left[-1])
+                with suppress(FileNotFoundError):
+                    length = path.stat().st_size
+                    path.unlink()
+                    freed += length
+                left.pop()
+            # Rows go after files: on a full disk SQLite has no room before.
+            packs.sync_directory(self._packs)
+        finally:
+            self.database.run(partial(rows.spare, left))
+        try:
+            self.purge()
+        except sqlite3.OperationalError as error:
+            logger.warning("Rows of packs that are gone stay in the catalog for now: %s", error)
+        self._condemned.difference_update(names)
         return freed
+
+    def purge(self, stop: threading.Event | None = None) -> None:
+        """Delete the rows of packs that are gone, until `stop`; they are ignored already."""
+        while (pack := self.database.run(rows.first_gone)) is not None:
+            digests = self.database.run(partial(rows.digests_of, pack))
+            for work in rows.deletions(pack, digests):
+                if stop is not None and stop.is_set():
+                    return
+                self.database.run(work)
+
+    @property
+    def untidy(self) -> bool:
+        """Whether there is something to purge."""
+        return self.database.run(rows.first_gone) is not None
 
     def path_of(self, pack: str) -> Path:
         """The file of a pack."""
         return self._packs / (pack + packs.SUFFIX)
 
-    def disk_bytes(self) -> int:
-        """What all packs take on the disk."""
+    def contents(self, name: str) -> Contents | None:
+        """What lies in a pack; None if it is not known. Made from the pack where the catalog does not have it."""
 
-        def find() -> int:
-            (total,) = self._connection.execute("SELECT total(length) FROM packs").fetchone()
-            return int(total)
+        found = self.database.run(partial(rows.contents_of, name))
+        if found is None:
+            return None
+        pack = found[0]
+        numbers, digests = (unsealed(str(pack), column) for column in found[1:])
+        if numbers is not None and digests is not None:
+            return Contents(numbers_of(numbers), digests)
+        entries = self._entries(name)
+        if entries is None:
+            entries = self.database.run(partial(rows.entries, pack=pack))
+        made = Contents.of(entries)
 
-        return self._run(find)
+        def keep(connection: sqlite3.Connection) -> None:
+            # Bits that were counted by something else mean nothing.
+            forget_needing(connection, [name])
+            if connection.execute("SELECT 1 FROM packs WHERE id = ?", (pack,)).fetchone():
+                rows.put_contents(connection, pack, made)
 
-    def packs_without(self, digests: set[bytes]) -> set[str]:
-        """Names of the packs that hold none of `digests`."""
+        self.database.run(keep)
+        return made
 
-        def find() -> set[str]:
-            names: dict[int, str] = dict(self._connection.execute("SELECT id, name FROM packs"))
-            for digest, pack in self._connection.execute("SELECT digest, pack FROM chunks"):
-                if digest in digests:
-                    names.pop(pack, None)
-            return set(names.values())
+    def numbers(self, name: str) -> NDArray[Any] | None:
+        """The first half of `contents`, which is quick to read."""
 
-        return self._run(find)
-
-    def used(self, digests: set[bytes]) -> dict[str, tuple[int, int]]:
-        """Of every pack its length in bytes, and how many of these are payload of `digests`."""
-
-        def find() -> dict[str, tuple[int, int]]:
-            used: dict[int, int] = {}
-            query = "SELECT digest, pack, stored_length FROM chunks"
-            for digest, pack, length in self._connection.execute(query):
-                if digest in digests:
-                    used[pack] = used.get(pack, 0) + length
-            listed = self._connection.execute("SELECT id, name, length FROM packs")
-            return {name: (length, used.get(pack, 0)) for pack, name, length in listed}
-
-        return self._run(find)
-
-    def entries(self, names: Collection[str]) -> dict[str, list[Entry]]:
-        """What the catalog knows to lie in these packs, as it lies there."""
-
-        def find() -> dict[str, list[Entry]]:
-            found: dict[str, list[Entry]] = {name: [] for name in names}
-            for batch in _batches(found):
-                marks = ",".join("?" * len(batch))
-                query = f"{_SELECT} WHERE packs.name IN ({marks})"
-                for name, offset, digest, *rest in self._connection.execute(query, batch):
-                    found[name].append(Entry(digest, offset, *rest))
-            for entries in found.values():
-                entries.sort(key=lambda entry: entry.offset)
-            return found
-
-        return self._run(find)
+        found = self.database.run(partial(rows.numbers_of, name))
+        numbers = unsealed(str(found[0]), found[1]) if found else None
+        if numbers is not None:
+            return numbers_of(numbers)
+        contents = self.contents(name)
+        return None if contents is None else contents.numbers
 
     def mark_damaged(self, digest: bytes) -> None:
         """The chunk is not what its digest says: the next writer that meets it stores it again."""
+
+        def mark(connection: sqlite3.Connection) -> None:
+            self.moves += 1
+            # It may lie elsewhere soon.
+            forget_needing(connection, rows.holders(connection, [digest]))
+            connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
+
         try:
-            with self._lock, self._connection:
-                self._connection.execute(
-                    "UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,)
-                )
+            self.database.run(mark)
         except sqlite3.OperationalError as error:
             # A full or read-only disk must not hide the damage that the caller is about to report.
             logger.warning("The damage of chunk %s was not noted: %s", digest.hex(), error)
 
     def rebuild(self) -> None:
         """Throw the catalog away and read all packs in again."""
-        with self._lock:
-            self._remake(None)
-            self._reconcile()
+        self.database.remake()
 
-    def _open(self) -> sqlite3.Connection:
-        # Created by us, since SQLite would give it the umask's mode.
-        self._path.touch(mode=0o600)
-        connection = sqlite3.connect(self._path, check_same_thread=False)
-        try:
-            # Exclusive: no shared memory file, so that WAL works on network file systems too.
-            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-            if version not in (0, _SCHEMA_VERSION) or verdict != "ok":
-                raise _broken(f"schema version {version}, check: {verdict}")
-            connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _remake(self, error: Exception | None) -> None:
-        logger.warning(
-            "The catalog %s is made again from the packs: %s", self._path, error or "asked for"
-        )
-        if error is None:
-            self._connection.close()
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
-        self._connection = self._open()
-
-    def _run(self, work: Callable[[], _Result]) -> _Result:
-        """`work` under the lock; a catalog that turns out to be broken is made again and asked once more."""
-        # Whoever waits comes before who has just had it: a page fault does not wait until a resume has looked up everything.
-        with self._turn:
-            self._lock.acquire()
-        try:
-            return work()
-        except sqlite3.DatabaseError as error:
-            if not _is_broken(error):
-                raise
-            logger.warning("The catalog %s is damaged: %s", self._path, error)
-            self.rebuild()
-            return work()
-        finally:
-            self._lock.release()
-
-    def _select(self, query: str, digests: Collection[bytes]) -> list[Any]:
-        """The rows that `query` gives for `digests`.
-
-        One for many is best: between rows the sqlite3 module releases the GIL, and among busy threads each time it waits.
-        """
-        found = []
-        for batch in _batches(digests):
-            marks = ",".join("?" * len(batch))
-            found += self._connection.execute(f"{query} digest IN ({marks})", batch).fetchall()
-        return found
-
-    def _names(self, ids: list[int]) -> list[str]:
-        marks = ",".join("?" * len(ids))
-        names: dict[int, str] = dict(self._connection.execute(f"{_NAMES} id IN ({marks})", ids))
-        if len(names) < len(ids):
-            raise _broken("a chunk's pack is not there")
-        return [names[number] for number in ids]
-
-    def _insert(self, name: str, length: int, entries: Iterable[Entry], *, replace: bool) -> None:
-        pack = self._connection.execute(
-            "INSERT INTO packs (name, length) VALUES (?, ?)", (name, length)
-        ).lastrowid
-        rows = ((e.offset, e.digest, *e[2:], pack or 0) for e in entries)
-        self._connection.executemany(
-            "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?) "
-            "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
-            "stored_length = excluded.stored_length, raw_length = excluded.raw_length, codec = excluded.codec, "
-            "checksum = excluded.checksum WHERE damaged OR ?",
-            ((*row, checksum_of(*row), replace) for row in rows),
-        )
-
-    def _reconcile(self) -> None:
+    def _reconcile(self, connection: sqlite3.Connection) -> None:
         """Make the catalog say what the folder holds."""
+        self.moves += 1
         found = {
             path.stem: path.stat().st_size
             for path in self._packs.glob("*" + packs.SUFFIX)
-            if not path.name.startswith(packs.TEMPORARY)
+            if not path.name.startswith(packs.TEMPORARY) and path.stem not in self._condemned
         }
-        known: dict[str, int] = dict(self._connection.execute("SELECT name, length FROM packs"))
-        gone = [n for n, length in known.items() if n not in found or found[n] != length]
-        with self._connection:
-            self._forget(gone)
-        new = [name for name in found if name not in known or name in gone]
+        known: dict[str, int] = dict(connection.execute("SELECT name, length FROM packs"))
+        gone = [name for name, length in known.items() if found.get(name) != length]
+        moving = [name for (name,) in connection.execute("SELECT name FROM moving")]
+        if gone or moving:
+            forget_needing(connection, {*gone, *moving})
+            connection.execute("DELETE FROM moving")
+        for name in gone:
+            rows.drop(connection, name)
+            # The name is free for a file that has other contents now.
+            connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
+        connection.commit()
         # A chunk that was stored again because it was damaged lies in the newer pack, so that one wins.
-        for name in sorted(new):
-            with self._connection:
-                self._adopt(name, found[name])
+        self._adopt(connection, {n: found[n] for n in sorted(found) if n not in known or n in gone})
 
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._connection.execute(
-                "DELETE FROM chunks WHERE pack = (SELECT id FROM packs WHERE name = ?)", (name,)
-            )
-            self._connection.execute("DELETE FROM packs WHERE name = ?", (name,))
+    def _adopt(self, connection: sqlite3.Connection, lengths: dict[str, int]) -> None:
+        """Read packs in."""
+        waiting: list[rows.Placed] = []
+        for name, length in lengths.items():
+            entries = self._entries(name)
+            if entries is not None:
+                pack = rows.put_pack(connection, name, length, Contents.of(entries))
+                waiting += ((entry, pack) for entry in entries)
+            if len(waiting) > _ADOPTED_AT_ONCE:
+                _enter(connection, waiting)
+        _enter(connection, waiting)
 
-    def _adopt(self, name: str, length: int) -> None:
+    def _entries(self, name: str) -> list[Entry] | None:
+        """What the pack says that it holds; None where nothing can be said."""
         path = self.path_of(name)
         try:
             try:
-                entries = packs.read_index(path)
+                return packs.read_index(path)
             except ObjectCorrupt as error:
                 logger.warning("%s What can be verified in it is used.", error)
-                entries = list(packs.scan(path))
+                return list(packs.scan(path))
         except FormatTooNew as error:
             logger.warning("%s Its chunks are not available.", error)
-            return
-        self._insert(name, length, entries, replace=True)
+        except FileNotFoundError:
+            pass
+        return None
 
 
-def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
-    left = iter(items)
-    while batch := list(islice(left, _BATCH)):
-        yield batch
-
-
-def _broken(why: str) -> sqlite3.DatabaseError:
-    error = sqlite3.DatabaseError(why)
-    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-    return error
-
-
-def _is_broken(error: sqlite3.DatabaseError) -> bool:
-    # 0: an error of the sqlite3 module itself, such as a column of the wrong kind.
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+def _enter(connection: sqlite3.Connection, waiting: list[rows.Placed]) -> None:
+    """Enter these chunks, of packs from the oldest on, and forget who needed them where they were before."""
+    waiting.sort(key=lambda placed: placed[0].digest)  # which keeps the order of copies
+    if connection.execute("SELECT 1 FROM snapshots WHERE needs IS NOT NULL LIMIT 1").fetchone():
+        digests = [entry.digest for entry, _ in waiting]
+        forget_needing(connection, rows.holders(connection, digests))
+    rows.insert(connection, waiting, replace=True)
+    connection.commit()
+    waiting.clear()

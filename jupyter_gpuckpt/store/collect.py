@@ -1,56 +1,69 @@
-"""Removing packs that nothing refers to: mark and sweep over whole packs (`repack.py` looks after what is left in others)."""
+"""Removing packs that nothing refers to: mark and sweep over whole packs (`repack.py` looks after what is left in others).
+
+All goes on meanwhile: saves, lists, other deletes. What a save counts on is under a lease until its snapshot is on record, so
+each pack is looked at once more, in a moment in which neither can change, before it counts as gone.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 from ..errors import StoreError
-from . import manifests
 from .catalog import Catalog
 from .leases import Leases
+from .needs import Needs, union
+from .records import Records
 
 logger = logging.getLogger(__name__)
 
 
-def needed_by(manifests_directory: Path) -> set[bytes] | None:
-    """The chunks that manifests refer to; None when one cannot be read, since what it needs is unknown."""
-    needed: set[bytes] = set()
-    for path in manifests_directory.glob("*" + manifests.SUFFIX):
-        try:
-            needed |= manifests.read(path, manifests.References).digests()
-        except (StoreError, OSError) as error:
-            logger.warning("No packs are removed while a manifest cannot be read: %s", error)
-            return None
-    return needed
+def needed_by_all(records: Records) -> Needs | None:
+    """What all snapshots need together; None when a manifest cannot be read, since what it needs is unknown."""
+
+    def give_up(error: StoreError | OSError) -> None:
+        raise error
+
+    try:
+        return union(needs for _, needs in records.all(give_up))
+    except (StoreError, OSError) as error:
+        logger.warning("No packs are removed while a manifest cannot be read: %s", error)
+        return None
 
 
-def collect(
-    manifests_directory: Path,
-    *,
-    catalog: Catalog,
-    leases: Leases,
-    lock: threading.RLock,
-) -> int:
-    """Remove every pack of which no manifest and no lease needs a chunk; bytes that became free.
+class Collector:
+    """Of one store. `lock` is the store's: it keeps leases as they are."""
 
-    The caller keeps manifests from being published meanwhile; writers go on, `lock` stops them only for a moment. When a
-    manifest cannot be read nothing is removed. Raises OSError, sqlite3.OperationalError.
-    """
-    needed = needed_by(manifests_directory)
-    if needed is None:
-        return 0
-    with lock:
-        # Marking beside working writers is safe: packs that appear from here on are not candidates, and chunks of
-        # candidates that a writer came to count on are under a lease by the time the lock is ours.
-        candidates = catalog.packs_without(needed) - leased_packs(catalog, leases)
-        freed = catalog.remove_packs(candidates) if candidates else 0
-    if candidates:
-        logger.info("Removed %d packs of %d bytes that nothing refers to.", len(candidates), freed)
-    return freed
+    def __init__(
+        self, records: Records, *, catalog: Catalog, leases: Leases, lock: threading.RLock
+    ) -> None:
+        self._records, self._catalog, self._leases, self._lock = records, catalog, leases, lock
+        self._alone = threading.Lock()
 
+    def run(self) -> int:
+        """Remove every pack of which no manifest and no lease needs a chunk; bytes that became free.
 
-def leased_packs(catalog: Catalog, leases: Leases) -> set[str]:
-    """Packs that an operation in flight counts on; the caller has the store's lock."""
-    return {place.pack for place in catalog.locate(leases.held())}
+        When a manifest cannot be read nothing is removed. Raises OSError, sqlite3.OperationalError.
+        """
+        with self._alone:
+            # In this order: what is needed of these packs is either among what all need, or in a record that is newer.
+            newest, there = self._records.newest(), self._catalog.lengths()
+            needed = needed_by_all(self._records)
+            if needed is None:
+                return 0
+            condemned = [
+                name for name in sorted(there) if name not in needed and self._condemn(name, newest)
+            ]
+            if not condemned:
+                return 0
+            freed = self._catalog.remove(condemned)
+        logger.info("Removed %d packs of %d bytes that nothing refers to.", len(condemned), freed)
+        return freed
+
+    def _condemn(self, name: str, newest: int) -> bool:
+        contents = self._catalog.contents(name)
+        if contents is None:
+            return False
+        digests = list(contents.each())
+        with self._lock:
+            return not self._leases.any_of(digests) and self._catalog.condemn(name, newest)

@@ -52,8 +52,8 @@ class Leases:
             lease for lease in self._leases if lease.ends is None or not lease.digests <= digests
         ]
 
-    def held(self) -> set[bytes]:
-        """Digests under any lease."""
+    def any_of(self, digests: Collection[bytes]) -> bool:
+        """Whether one of these is under a lease."""
         now = self._clock()
         self._leases = [lease for lease in self._leases if lease.ends is None or lease.ends > now]
-        return set().union(*(lease.digests for lease in self._leases))
+        return any(not lease.digests.isdisjoint(digests) for lease in self._leases)

@@ -1,5 +1,7 @@
 """What lists show of all snapshots, kept in memory for as long as the files on the disk are the same: lists are asked for often.
 
+The first time it is what is on record (`records.py`), where the manifest's file is still that one.
+
 Nothing here takes a lock for the files: who changes them does (`local.py`).
 """
 
@@ -15,10 +17,9 @@ from ..errors import StoreError
 from ..model import SnapshotInfo
 from . import annotation_files, manifests
 from .annotation_files import Annotations
+from .records import Records, identity_of
 
 logger = logging.getLogger(__name__)
-
-_Identity = tuple[int, int, int]
 
 
 class Listed(NamedTuple):
@@ -31,9 +32,10 @@ class Listed(NamedTuple):
 class Listing:
     """Of one folder of manifests. Thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: dict[str, tuple[tuple[_Identity, _Identity], Listed | None]] = {}
+    def __init__(self, directory: Path, records: Records) -> None:
+        self._directory, self._records = directory, records
+        self._known: dict[str, tuple[tuple[str, str], Listed | None]] = {}
+        self._on_record: dict[str, tuple[str, SnapshotInfo]] | None = None
 
     def all(self) -> list[Listed]:
         """Newest first, deleted ones included. What cannot be read is logged and left out. Raises OSError if nothing can be."""
@@ -76,16 +78,23 @@ class Listing:
 
     def _look(self, path: Path) -> Listed | None:
         beside = path.with_suffix(annotation_files.SUFFIX)
-        identity = (_identity(path), _identity(beside))
+        identity = (identity_of(path), identity_of(beside))
         known = self._known.get(path.name)
         if known is None or known[0] != identity:
-            known = self._known[path.name] = (identity, _read(path, beside))
+            if self._on_record is None:
+                self._on_record = self._records.infos()
+            recorded, info = self._on_record.pop(
+                path.name.removesuffix(manifests.SUFFIX), ("", None)
+            )
+            if recorded != identity[0]:
+                info = None
+            known = self._known[path.name] = (identity, _read(path, beside, info))
         return known[1]
 
 
-def _read(path: Path, beside: Path) -> Listed | None:
+def _read(path: Path, beside: Path, info: SnapshotInfo | None) -> Listed | None:
     try:
-        info = manifests.read(path, manifests.Listed).info
+        info = info or manifests.read(path, manifests.Listed).info
     except StoreError as error:
         if path.exists():
             logger.warning("A snapshot is left out of the list: %s", error)
@@ -96,11 +105,3 @@ def _read(path: Path, beside: Path) -> Listed | None:
         logger.warning("That snapshot stays as it is: %s", error)
         said = Annotations(pinned=True)
     return Listed(said.over(info), said)
-
-
-def _identity(path: Path) -> _Identity:
-    try:
-        facts = path.stat()
-    except OSError:  # also what reading it will meet
-        return (0, 0, 0)
-    return (facts.st_ino, facts.st_size, facts.st_mtime_ns)

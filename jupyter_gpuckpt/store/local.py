@@ -22,21 +22,23 @@ from typing import Any, Self
 
 import msgspec
 
-from ..errors import ConfigurationError, ObjectCorrupt, SnapshotExists, StoreError, StoreFull
+from ..errors import ConfigurationError, ObjectCorrupt, StoreError, StoreFull
 from ..model import Manifest, SnapshotInfo
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
 from . import annotation_files, faults, leftovers, manifests, packs
 from .catalog import Catalog
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
-from .collect import collect
+from .collect import Collector
 from .faults import store_errors
 from .leases import Leases
 from .listing import Listed, Listing
 from .lock import StoreLock
 from .packs import Entry
 from .places import Location, Places
+from .records import Records
 from .repack import Repacking
-from .staging import Staged
+from .staging import Staged, Staging, exists
+from .upkeep import Upkeep
 from .usage import Usage
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
@@ -67,9 +69,8 @@ class LocalStore:
         self._leases = Leases(clock)
         # Guards what decides whether a chunk stays: catalog answers together with leases. Held for moments.
         self._lock = threading.RLock()
-        # Keeps publishing and collecting apart. Held while files are written; taken before `_lock`.
-        self._publishing = threading.RLock()
-        self._listing = Listing(self._manifests)
+        # Keeps changes of annotations and removals of manifests apart. Held while small files are written; taken before `_lock`.
+        self._changing = threading.RLock()
         self._rebuilt = False
         with store_errors(root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -85,20 +86,26 @@ class LocalStore:
                     _make_directory(directory)
                 leftovers.remove(self._packs, self._manifests)
                 self._catalog = Catalog(root / "catalog.sqlite", self._packs)
+                self._records = Records(self._manifests, self._catalog)
+                upkeep = Upkeep(self._catalog, self._records)
             except BaseException:
                 store_lock.release()
                 raise
+        self._listing = Listing(self._manifests, self._records)
+        self._staging = Staging(self._records, self._leases, self._lock)
+        self._collector = Collector(
+            self._records, catalog=self._catalog, leases=self._leases, lock=self._lock
+        )
         self._repacking = Repacking(
-            self._manifests,
             self._packs,
+            self._records,
             catalog=self._catalog,
             leases=self._leases,
-            publishing=self._publishing,
             lock=self._lock,
             pack_bytes=pack_bytes,
         )
-        self._usage = Usage(root, self._manifests, self._catalog)
-        self._end = weakref.finalize(self, _close, self._catalog, store_lock)
+        self._usage = Usage(root, self._manifests, self._catalog, self._records)
+        self._end = weakref.finalize(self, _close, upkeep, self._catalog, store_lock)
 
     def close(self) -> None:
         """Release the directory; may be called again. The store is of no use afterwards."""
@@ -212,33 +219,31 @@ class LocalStore:
         Raises SnapshotExists, ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
         """
         digests = manifests.references(manifest)
-        with self._publishing:
+        snapshot_id, digests = manifest.info.snapshot_id, manifests.references(manifest)
+        with self._staging.alone(snapshot_id):
             try:
-                with store_errors(self.root):
-                    self.require_absent(manifest.info.snapshot_id)
-                    self.locate(digests)
-                    staged = Staged(self._manifests, manifest)
-                with staged:
-                    yield staged
+                with self.holding(digests):
+                    with store_errors(self.root):
+                        self.require_absent(snapshot_id)
+                        self.locate(digests)
+                        staged = Staged(self._manifests, manifest)
+                    with staged:
+                        yield staged
+                    if not staged.published:
+                        return
+                    self._staging.record(staged.manifest.info, digests)
             except StoreFull:
                 # The snapshot will not be: what was stored for it gives its room back.
                 with self._lock:
                     self._leases.published(digests)
                 self.sweep()
                 raise
-            if not staged.published:
-                return
-            with self._lock:
-                self._leases.published(digests)
         self._tell(staged.manifest.info, SnapshotChangeKind.ADDED)
 
     def require_absent(self, snapshot_id: str) -> None:
         """Raise SnapshotExists if there is a snapshot of this id, also a deleted one that is still kept."""
         if manifests.path_of(self._manifests, snapshot_id).exists():
-            raise SnapshotExists(
-                f"There is a snapshot {snapshot_id} in the store already.",
-                hint="It is the same one: use it, undo its deletion, or delete it first.",
-            )
+            raise exists(snapshot_id)
 
     def manifest(self, snapshot_id: str) -> Manifest:
         """The manifest, verified, with what was changed since. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
@@ -265,7 +270,7 @@ class LocalStore:
 
     def annotate(self, snapshot_id: str, changes: dict[str, Any]) -> SnapshotInfo:
         """Change title, note or pinned. Raises SnapshotNotFound, StoreFull, StoreUnavailable."""
-        with self._publishing, store_errors(self.root):
+        with self._changing, store_errors(self.root):
             before = self._listing.get(snapshot_id)
             after = self._listing.alter(before, changes)
         if after != before:
@@ -279,7 +284,7 @@ class LocalStore:
         """
         now = time.time()
         changes = {"deleted_at": now, "kept_until": now + undo_seconds}
-        with self._publishing, store_errors(self.root):
+        with self._changing, store_errors(self.root):
             readable = self._listing.find(snapshot_id) is not None
             if readable and undo_seconds:
                 try:
@@ -295,7 +300,7 @@ class LocalStore:
 
     def undelete(self, snapshot_id: str) -> SnapshotInfo:
         """Undo that; nothing to do for one that was not deleted. Raises SnapshotNotFound when it is too late."""
-        with self._publishing, store_errors(self.root):
+        with self._changing, store_errors(self.root):
             listed = self._listing.find(snapshot_id)
             if listed is not None and not listed.annotations.deleted:
                 return listed.info
@@ -307,16 +312,13 @@ class LocalStore:
 
     def purge(self) -> list[str]:
         """Remove the deleted snapshots whose time is over; their ids."""
-        with self._publishing:
-            now = time.time()
-            due = [
-                listed.info.snapshot_id
-                for listed in self.deleted()
-                if listed.annotations.kept_until <= now
-            ]
-            if due:
-                self.delete(*due)
-            return due
+        now = time.time()
+        # What is due cannot be undone any more.
+        due = [one for one in self.deleted() if one.annotations.kept_until <= now]
+        ids = [one.info.snapshot_id for one in due]
+        if ids:
+            self.delete(*ids)
+        return ids
 
     def delete(self, *snapshot_ids: str) -> int:
         """Remove snapshots for good, readable or not, and what only they needed; bytes that became free on the disk.
@@ -325,7 +327,7 @@ class LocalStore:
         a while. Raises SnapshotNotFound, and then removes none.
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
-        with self._publishing, store_errors(self.root):
+        with self._changing, store_errors(self.root):
             for snapshot_id, path in zip(snapshot_ids, paths, strict=True):
                 if not path.exists():
                     raise manifests.not_found(snapshot_id)
@@ -335,31 +337,31 @@ class LocalStore:
                 # After it, or a crash in between would bring a deleted snapshot back.
                 path.with_suffix(annotation_files.SUFFIX).unlink(missing_ok=True)
             packs.sync_directory(self._manifests)
-            freed = self.sweep()
+            self._records.forget(snapshot_ids)
         for snapshot_id, one in zip(snapshot_ids, listed, strict=True):
             if one is None or not one.annotations.deleted:  # else it was told when that happened
                 kernel_id = one.info.kernel_id if one else ""
                 self.on_change(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.REMOVED))
+        freed = self.sweep()
         try:
             with store_errors(self.root):
-                return freed + self._repacking.run()
+                if written := self._repacking.run():
+                    freed += self.sweep() - written
         except StoreError as error:
             logger.warning("Packs of which little is needed stay as they are: %s", error)
-            return freed
+        return freed
 
     def sweep(self) -> int:
         """Remove the packs that nothing refers to; bytes that became free."""
-        with self._publishing, store_errors(self.root):
-            return collect(
-                self._manifests, catalog=self._catalog, leases=self._leases, lock=self._lock
-            )
+        with store_errors(self.root):
+            return self._collector.run()
 
     def weights(self) -> Weights:
         """Scales for retention."""
-        return Weights(self.root, self._manifests, self._catalog)
+        return Weights(self.root, self._catalog, self._records)
 
     def usage(self) -> StoreUsage:
-        """What the snapshots take. Reads manifests when there are others than the last time: to be called in a thread."""
+        """What the snapshots take. Counted anew when there are others than the last time: to be called in a thread."""
         with store_errors(self.root):
             return self._usage.of(self.snapshots())
 
@@ -382,7 +384,8 @@ class LocalStore:
         self.on_change(SnapshotChange(info.snapshot_id, info.kernel_id, change))
 
 
-def _close(catalog: Catalog, lock: StoreLock) -> None:
+def _close(upkeep: Upkeep, catalog: Catalog, lock: StoreLock) -> None:
+    upkeep.stop()
     try:
         catalog.close()
     except sqlite3.Error as error:

@@ -66,13 +66,18 @@ def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
     Durable when this returns. `commit` gives it its name. Raises OSError and what `parse` raises; then nothing is left.
     """
     path = path_of(directory, manifest.info.snapshot_id)
-    body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
-    temporary = write_temporary(path, _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body)
+    temporary = write_temporary(path, encoded(manifest))
     try:
         return temporary, parse(path, temporary.read_bytes(), Manifest)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def encoded(manifest: Manifest) -> bytes:
+    """The content of a manifest's file."""
+    body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
+    return _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .codecs import DIGEST_BYTES
 
-#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's of the rest.
+#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's of all before it.
 PLACE = np.dtype(
     [
         ("offset", "<u8"),
@@ -25,13 +25,14 @@ PLACE = np.dtype(
         ("codec", "u1"),
         ("pack", "<u8"),
         ("checksum", "<u4"),
+        ("damaged", "u1"),
     ]
 )
 #: The beginning of a query whose answer is one text for all chunks that are asked for: their places in hexadecimal digits.
 LOCATE = (
     "SELECT group_concat(printf('%016x', offset) || hex(digest) || "
-    "printf('%08x%08x%02x%016x%08x', stored_length, raw_length, codec, pack, checksum), '') "
-    "FROM chunks WHERE"
+    "printf('%08x%08x%02x%016x%08x%02x', stored_length, raw_length, codec, pack, checksum, damaged), '') "
+    "FROM chunks WHERE pack NOT IN temp.gone AND"
 )
 # PLACE as that writes it.
 _WRITTEN = np.dtype([(name, PLACE[name].newbyteorder(">")) for name in PLACE.names or ()])
@@ -65,7 +66,7 @@ class Places:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Location]:
-        for offset, digest, stored_length, raw_length, codec, pack, _ in self.rows.tolist():
+        for offset, digest, stored_length, raw_length, codec, pack, *_ in self.rows.tolist():
             yield Location(
                 self.packs[pack], offset, bytes(digest), stored_length, raw_length, codec
             )

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from contextlib import AbstractContextManager
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ObjectCorrupt
 from . import packs
 from .catalog import Catalog
 from .codecs import CodecError, decompress, digest_of
-from .collect import leased_packs, needed_by
-from .leases import Leases
+from .collect import needed_by_all
+from .leases import Lease, Leases
+from .needs import chosen_of
 from .packs import Entry, PackFile
+from .records import Records
 
 logger = logging.getLogger(__name__)
 
@@ -26,93 +30,121 @@ WORTH_IT = 0.5
 
 
 class Repacking:
-    """Of one store. `publishing` keeps manifests from being published or removed, `lock` is the store's."""
+    """Of one store; `lock` is the store's: it keeps leases as they are."""
 
     def __init__(
         self,
-        manifests_directory: Path,
         packs_directory: Path,
+        records: Records,
         *,
         catalog: Catalog,
         leases: Leases,
-        publishing: AbstractContextManager[object],
         lock: threading.RLock,
         pack_bytes: int,
     ) -> None:
-        self._manifests, self._packs, self._pack_bytes = (
-            manifests_directory,
-            packs_directory,
-            pack_bytes,
-        )
-        self._catalog, self._leases = catalog, leases
-        self._publishing, self._lock = publishing, lock
+        self._packs, self._pack_bytes = packs_directory, pack_bytes
+        self._records, self._catalog, self._leases = records, catalog, leases
+        self._lock = lock
         self._alone = threading.Lock()
 
     def run(self) -> int:
-        """Write packs anew of which little is needed; bytes that became free. Nothing to do while another thread is at it.
+        """Write packs anew of which little is needed, so that nothing refers to the old ones; bytes that the new ones take.
 
-        Copies beside saves and resumes, which are held up only at the end, while manifests are read. Packs that an operation
-        counts on stay as they are, also if it came to while they were being copied. Raises OSError, sqlite3.OperationalError.
+        Nothing to do while another thread is at it. All goes on meanwhile. Packs that an operation counts on stay as they
+        are, also if it came to while they were being copied. Raises OSError, sqlite3.OperationalError.
         """
         if not self._alone.acquire(blocking=False):
             return 0
         try:
-            freed = 0
-            for group in self._groups():
-                freed += self._rewrite(group)
-            return freed
+            newest = self._records.newest()
+            return sum(self._rewrite(group, newest) for group in self._groups())
         finally:
             self._alone.release()
 
     def _groups(self) -> list[dict[str, list[Entry]]]:
         """Sparse packs with the chunks of theirs that are needed, each group for one new pack."""
-        with self._publishing:
-            needed = needed_by(self._manifests)
-            if needed is None:
-                return []
-            used = self._catalog.used(needed)
-        with self._lock:
-            leased = leased_packs(self._catalog, self._leases)
-        sparse = {
-            name: payload
-            for name, (length, payload) in used.items()
-            if 0 < payload < WORTH_IT * length and name not in leased
-        }
-        found = self._catalog.entries(sparse) if sparse else {}
+        lengths = self._catalog.lengths()
+        needed = needed_by_all(self._records)
         groups: list[dict[str, list[Entry]]] = []
         room = 0
-        for name in sorted(sparse):
-            if sparse[name] > room:
+        for name in sorted(lengths.keys() & (needed or {}).keys()):
+            numbers = self._catalog.numbers(name)
+            if needed is None or numbers is None:
+                continue
+            chosen = chosen_of(needed[name], len(numbers))
+            payload = int(numbers["stored_length"][chosen].sum())
+            if not 0 < payload < WORTH_IT * lengths[name] or self._leased(name):
+                continue
+            contents = self._catalog.contents(name)
+            if contents is None:
+                continue
+            if payload > room:
                 groups.append({})
                 room = self._pack_bytes
-            room -= sparse[name]
-            groups[-1][name] = [entry for entry in found[name] if entry.digest in needed]
+            room -= payload
+            entries = list(contents.entries())
+            groups[-1][name] = [entries[at] for at in np.flatnonzero(chosen).tolist()]
         return groups
 
-    def _rewrite(self, group: dict[str, list[Entry]]) -> int:
+    def _rewrite(self, group: dict[str, list[Entry]], newest: int) -> int:
         pack = PackFile(self._packs, packs.new_name())
-        kept = False
+        begun = False
+        lease = None
         try:
             copied = [name for name, entries in group.items() if self._copy(name, entries, pack)]
             if not copied:
                 return 0
             length = pack.seal()
-            # A manifest that was published meanwhile may need more of the old packs than was copied.
-            with self._publishing, self._lock:
-                moved = {entry.digest for entry in pack.entries}
-                replaced = self._replaceable(copied, moved)
-                if not replaced:
-                    return 0
-                self._catalog.add_pack(pack.name, length, pack.entries, replace=True)
-                kept = True
-                freed = self._catalog.remove_packs(replaced) - length
+            # What a snapshot that came meanwhile needs of them may not have been copied.
+            old = {
+                name: group[name]
+                for name in copied
+                if not self._leased(name) and not self._records.newer_needs(name, newest)
+            }
+            if not old:
+                return 0
+            with self._lock:
+                lease = self._leases.take([entry.digest for entry in pack.entries])
+            self._catalog.begin_move(pack.name, pack.entries, old)
+            begun = True
         finally:
-            if kept:
+            if begun:
                 pack.close()
             else:
                 pack.discard()
-        logger.info("Wrote %d packs anew, of which %d bytes were not needed.", len(replaced), freed)
-        return freed
+                self._release(lease)
+        # What fails from here on leaves the lease: old packs and new one stay until the next opening, which ends it.
+        self._move(pack, old)
+        self._catalog.finish(pack.name, length)
+        self._release(lease)
+        logger.info("Wrote %d packs anew, as one of %d bytes.", len(old), length)
+        return length
+
+    def _move(self, pack: PackFile, old: dict[str, list[Entry]]) -> None:
+        place = {entry.digest: at for at, entry in enumerate(pack.entries)}
+        moved = {entry.digest for entries in old.values() for entry in entries}
+        self._catalog.insert(
+            pack.name, [entry for entry in pack.entries if entry.digest in moved], replace=True
+        )
+        moves: dict[str, NDArray[np.int64]] = {}
+        for name, entries in old.items():
+            numbers = self._catalog.numbers(name)
+            if numbers is not None:
+                at = np.searchsorted(numbers["offset"], [entry.offset for entry in entries])
+                moves[name] = np.full(len(numbers), -1, np.int64)
+                moves[name][at] = [place[entry.digest] for entry in entries]
+        self._records.move(moves, pack.name, len(pack.entries))
+
+    def _release(self, lease: Lease | None) -> None:
+        if lease is not None:
+            with self._lock:
+                self._leases.release(lease)
+
+    def _leased(self, name: str) -> bool:
+        contents = self._catalog.contents(name)
+        digests = list(contents.each()) if contents else []
+        with self._lock:
+            return self._leases.any_of(digests)
 
     def _copy(self, name: str, entries: list[Entry], pack: PackFile) -> bool:
         """Whether all of them are in the new pack now."""
@@ -131,15 +163,3 @@ class Repacking:
             pack.write([placed], [payload])
             pack.entries.append(placed)
         return True
-
-    def _replaceable(self, copied: list[str], moved: set[bytes]) -> list[str]:
-        needed = needed_by(self._manifests)
-        if needed is None:
-            return []
-        leased = leased_packs(self._catalog, self._leases)
-        return [
-            name
-            for name, entries in self._catalog.entries(copied).items()
-            if name not in leased
-            and all(entry.digest in moved for entry in entries if entry.digest in needed)
-        ]

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from ..model import Manifest
+from ..errors import SnapshotExists
+from ..model import Manifest, SnapshotInfo
 from . import manifests
 from .faults import store_errors
+from .leases import Leases
+from .records import Records
+
+logger = logging.getLogger(__name__)
 
 
 class Staged:
@@ -33,3 +43,45 @@ class Staged:
         with store_errors(self._file.parent):
             manifests.commit(self._file)
         self.published = True
+
+
+class Staging:
+    """The staging of one store. `lock` is the store's: it keeps leases as they are."""
+
+    def __init__(self, records: Records, leases: Leases, lock: threading.RLock) -> None:
+        self._records, self._leases, self._lock = records, leases, lock
+        self._ids: set[str] = set()
+
+    @contextmanager
+    def alone(self, snapshot_id: str) -> Iterator[None]:
+        """Nobody else stages this snapshot inside. Raises SnapshotExists where somebody does already."""
+        with self._lock:
+            if snapshot_id in self._ids:
+                raise exists(snapshot_id)
+            self._ids.add(snapshot_id)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._ids.discard(snapshot_id)
+
+    def record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
+        """Put a snapshot that was just published on record, which protects its chunks from then on; leases need not any more."""
+        try:
+            self._records.add(info, digests)
+        except (OSError, sqlite3.OperationalError) as error:
+            # Its manifest will be read. A delete that is going on has not seen that one, so a lease lasts beyond it.
+            logger.warning("Snapshot %s is not on record yet: %s", info.snapshot_id, error)
+            with self._lock:
+                self._leases.await_publication(self._leases.take(digests))
+        else:
+            with self._lock:
+                self._leases.published(digests)
+
+
+def exists(snapshot_id: str) -> SnapshotExists:
+    """The error for a snapshot that is there already."""
+    return SnapshotExists(
+        f"There is a snapshot {snapshot_id} in the store already.",
+        hint="It is the same one: use it, undo its deletion, or delete it first.",
+    )

@@ -1,7 +1,6 @@
 """What the snapshots of a store take, as a picture of it needs: how much of it is the same, whose it is, how it came about.
 
-Which name needs which chunk is found out from the manifests, and kept until there are other snapshots; the lengths of chunks are
-the catalog's. No pack is looked at.
+Which name needs which chunk is on record (`records.py`); what comes of it is kept until there are other snapshots.
 """
 
 from __future__ import annotations
@@ -9,25 +8,30 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from ..errors import StoreError
+import numpy as np
+from numpy.typing import NDArray
+
 from ..model import SnapshotInfo
 from ..snapshot_records import Growth, NameUsage, StoreUsage
-from . import faults, manifests
+from . import faults
 from .catalog import Catalog
+from .needs import Needs, add, chosen_of
+from .records import Records
 
 #: Points of the growth, at most.
 MOST_POINTS = 60
-#: Digests in one question to the catalog, which nobody else can ask meanwhile.
-_AT_ONCE = 5000
-_SHARED = -1
 
 
 class Usage:
     """Of one store. Thread-safe. `root` and `manifests_directory` are its folders."""
 
-    def __init__(self, root: Path, manifests_directory: Path, catalog: Catalog) -> None:
-        self._root, self._manifests, self._catalog = root, manifests_directory, catalog
+    def __init__(
+        self, root: Path, manifests_directory: Path, catalog: Catalog, records: Records
+    ) -> None:
+        self._root, self._manifests = root, manifests_directory
+        self._catalog, self._records = catalog, records
         self._lock = threading.Lock()
         self._known: tuple[frozenset[tuple[str, str]], _Shares] | None = None
 
@@ -51,7 +55,7 @@ class Usage:
         return StoreUsage(
             path=str(self._root),
             free_bytes=faults.free_bytes(self._root),
-            disk_bytes=self._catalog.disk_bytes() + _length_of_files(self._manifests),
+            disk_bytes=sum(self._catalog.lengths().values()) + _length_of_files(self._manifests),
             stored_bytes=shares.stored_bytes,
             raw_bytes=sum(one.raw_bytes for one in names),
             unique_bytes=shares.unique_bytes,
@@ -62,60 +66,46 @@ class Usage:
 
     def _shares(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
         key = frozenset((info.snapshot_id, name) for name in by_name for info in by_name[name])
-        with self._lock:  # who comes second needs not read it all again
+        with self._lock:  # who comes second needs not count it all again
             if self._known is None or self._known[0] != key:
-                shares = _Shares()
-                for name, group in by_name.items():
-                    self._add(shares, name, group)
-                self._known = (key, shares)
+                self._known = (key, self._count(by_name))
             return self._known[1]
 
-    def _add(self, shares: _Shares, name: str, group: list[SnapshotInfo]) -> None:
-        lengths: dict[bytes, int] = {}
-        for info in group:
-            try:
-                path = manifests.path_of(self._manifests, info.snapshot_id)
-                found = manifests.read(path, manifests.References)
-            except (StoreError, OSError):  # deleted meanwhile, or damaged
-                continue
-            for stream in found.streams:
-                lengths.update((chunk.digest, chunk.length) for chunk in stream.chunks)
-        lengths.pop(b"", None)
-        digests = list(lengths)
-        shares.begin(name)
-        for start in range(0, len(digests), _AT_ONCE):
-            stored = self._catalog.known(digests[start : start + _AT_ONCE])
-            for digest, stored_length in stored.items():
-                shares.count(digest, stored_length, lengths[digest])
+    def _count(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
+        name_of = {info.snapshot_id: name for name in by_name for info in by_name[name]}
+        # Of every pack what each name needs in it.
+        packs: dict[str, Needs] = {}
+        for snapshot_id, needs in self._records.all():
+            name = name_of.get(snapshot_id)
+            if name is not None:
+                for pack, bits in needs.items():
+                    add(packs.setdefault(pack, {}), {name: bits})
+        shares = _Shares(by_name)
+        for pack, wanted in packs.items():
+            numbers = self._catalog.numbers(pack)
+            if numbers is not None:
+                shares.count(numbers, wanted)
+        return shares
 
 
 class _Shares:
     """Who needs which chunk. A chunk that is damaged counts for nothing: it has to be stored again."""
 
-    def __init__(self) -> None:
-        self.stored: dict[str, int] = {}
-        self.exclusive: dict[str, int] = {}
+    def __init__(self, names: Iterable[str]) -> None:
+        self.stored = dict.fromkeys(names, 0)
+        self.exclusive = dict(self.stored)
         self.stored_bytes = self.unique_bytes = 0
-        self._names: list[str] = []
-        self._of: dict[bytes, int] = {}
 
-    def begin(self, name: str) -> None:
-        """What is counted from here on belongs to `name`."""
-        self.stored[name] = self.exclusive[name] = 0
-        self._names.append(name)
-
-    def count(self, digest: bytes, stored_length: int, raw_length: int) -> None:
-        """A chunk, once for each name."""
-        name = self._names[-1]
-        self.stored[name] += stored_length
-        before = self._of.setdefault(digest, len(self._names) - 1)
-        if before == len(self._names) - 1:
-            self.exclusive[name] += stored_length
-            self.stored_bytes += stored_length
-            self.unique_bytes += raw_length
-        elif before != _SHARED:
-            self.exclusive[self._names[before]] -= stored_length
-            self._of[digest] = _SHARED
+    def count(self, numbers: NDArray[Any], wanted: Needs) -> None:
+        """A pack, of which each name wants some chunks."""
+        stored = numbers["stored_length"].astype(np.int64)
+        chosen = {name: chosen_of(bits, len(numbers)) for name, bits in wanted.items()}
+        times = np.sum(list(chosen.values()), axis=0)
+        self.stored_bytes += int(stored[times > 0].sum())
+        self.unique_bytes += int(numbers["raw_length"][times > 0].sum(dtype=np.int64))
+        for name, mine in chosen.items():
+            self.stored[name] += int(stored[mine].sum())
+            self.exclusive[name] += int(stored[mine & (times == 1)].sum())
 
 
 def growth(infos: list[SnapshotInfo]) -> list[Growth]:

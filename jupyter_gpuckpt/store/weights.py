@@ -7,43 +7,57 @@ never more than half of a pack (`repack.py`).
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import StoreError
 from ..model import SnapshotInfo
-from . import manifests
 from .catalog import Catalog
 from .faults import store_errors
+from .needs import Needs, add, chosen_of
+from .records import Records
 
 
 class Weights:
-    """Scales of one store, for one judgement. Reads manifests: to be used in a thread."""
+    """Scales of one store, for one judgement: to be used in a thread."""
 
-    def __init__(self, root: Path, manifests_directory: Path, catalog: Catalog) -> None:
-        self._root, self._manifests, self._catalog = root, manifests_directory, catalog
-        self._on: set[bytes] = set()
+    def __init__(self, root: Path, catalog: Catalog, records: Records) -> None:
+        self._root, self._catalog, self._records = root, catalog, records
+        self._on: Needs = {}
+        self._lengths: dict[str, NDArray[Any] | None] = {}
         #: The last that was read: what is weighed is put on next, as a rule.
-        self._read: tuple[str, set[bytes]] = ("", set())
+        self._read: tuple[str, Needs] = ("", {})
 
     def weight(self, info: SnapshotInfo) -> int:
         """Bytes that it takes beside those that were put on; of one that cannot be read, all that it says it has."""
         try:
-            new = self._digests(info) - self._on
+            needs = self._needs(info)
         except StoreError:
             return info.sizes.stored_bytes
         with store_errors(self._root):
-            return sum(self._catalog.known(new).values())
+            return sum(self._weight(pack, bits) for pack, bits in needs.items())
 
     def put_on(self, info: SnapshotInfo) -> None:
         """It stays."""
         try:
-            self._on |= self._digests(info)
+            add(self._on, self._needs(info))
         except StoreError:  # what it shares is not known then
             return
 
-    def _digests(self, info: SnapshotInfo) -> set[bytes]:
+    def _weight(self, pack: str, bits: NDArray[np.uint8]) -> int:
+        if pack not in self._lengths:
+            numbers = self._catalog.numbers(pack)
+            self._lengths[pack] = None if numbers is None else numbers["stored_length"].copy()
+        lengths = self._lengths[pack]
+        if lengths is None:  # deleted meanwhile
+            return 0
+        new = bits & ~self._on[pack] if pack in self._on else bits
+        return int(lengths[chosen_of(new, len(lengths))].sum(dtype=np.int64))
+
+    def _needs(self, info: SnapshotInfo) -> Needs:
         if self._read[0] != info.snapshot_id:
-            path = manifests.path_of(self._manifests, info.snapshot_id)
             with store_errors(self._root):
-                digests = manifests.read(path, manifests.References).digests()
-            self._read = (info.snapshot_id, digests)
+                self._read = (info.snapshot_id, self._records.of(info.snapshot_id))
         return self._read[1]

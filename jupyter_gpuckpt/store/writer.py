@@ -199,9 +199,10 @@ class PackWriter:
                 return
             with store_errors(self._root, pack.length):
                 length = pack.seal()
-            with self._store_lock, store_errors(self._root):
+            with self._store_lock:
                 # Leased before others can see them: a sweep must not take what this writer counts on.
                 self._lease.digests.update(entry.digest for entry in pack.entries)
+            with store_errors(self._root):
                 self._catalog.add_pack(pack.name, length, pack.entries)
         except BaseException as error:
             self._error = self._error or error

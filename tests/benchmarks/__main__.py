@@ -30,6 +30,7 @@ BENCHMARKS = {
     "deduplication": "deduplication",
     "data": "data",
     "event-loop": "event_loop",
+    "store": "store",
     "others": "others",
     "gpu-driver": "gpu_driver",
     "gpu-kernel": "gpu_kernel",

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import __main__ as command
-from tests.benchmarks import cold_cache, machine, memory_kinds, reports, room
+from tests.benchmarks import cold_cache, machine, memory_kinds, reports, room, store
 from tests.benchmarks.measured import Row, ratios
 from tests.benchmarks.other_notebooks import NOTEBOOKS
 from tests.benchmarks.reports import Report
@@ -160,3 +160,10 @@ def test_a_notebook_is_code(notebook):
     for code in [*notebook.cells, *notebook.rest.values()]:
         # Cells may await.
         compile(code, notebook.name, "exec", flags=0x2000)
+
+
+def test_the_store_is_measured_whatever_its_size(monkeypatch):
+    monkeypatch.setattr(store, "SIZES", [3000])
+    rows = {row.name.strip(): row for row in store.run()}
+    for name in ("first list", "first usage", "delete of many", "longest wait of a publish"):
+        assert rows[name].samples[0] > 0

@@ -10,7 +10,7 @@ from itertools import groupby
 import pytest
 
 from jupyter_gpuckpt.errors import ObjectCorrupt
-from jupyter_gpuckpt.store import catalog
+from jupyter_gpuckpt.store import catalog, database, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import Entry
@@ -152,22 +152,22 @@ def test_a_pack_of_a_newer_format_is_left_alone(root, caplog):
 
 
 def test_a_page_fault_does_not_wait_for_a_long_look_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog, "_BATCH", 1)
+    monkeypatch.setattr(database, "BATCH", 1)
     with closing(catalog.Catalog(tmp_path / "catalog.sqlite", tmp_path)) as opened:
         entries = [Entry(digest_of(bytes([n])), n, 10, 20, 0) for n in range(50)]
         opened.add_pack("a", 10_000, entries)
         digests = sorted(entry.digest for entry in entries)
-        asked, answers, select = [], [], opened._select
+        asked, answers, select = [], [], rows.select
         fault = threading.Thread(target=lambda: answers.extend(opened.locate([digests[7]])))
 
-        def with_a_fault_in_between(query, batch):
+        def with_a_fault_in_between(query, batch, connection):
             asked.extend(batch)
             if len(asked) == 3:
                 fault.start()
-                wait_for(opened._turn.locked)
-            return select(query, batch)
+                wait_for(opened.database._turn.locked)
+            return select(query, batch, connection)
 
-        monkeypatch.setattr(opened, "_select", with_a_fault_in_between)
+        monkeypatch.setattr(rows, "select", with_a_fault_in_between)
         assert opened.locate(digests).digests == [entry.digest for entry in entries]
         fault.join()
         assert [place.digest for place in answers] == [digests[7]]
@@ -183,7 +183,8 @@ def test_places_come_as_they_lie_on_the_disk_from_whichever_pack(tmp_path):
         ]
         for name in ("b", "a", "c"):
             opened.add_pack(name, 10_000, [entry for pack, entry in every if pack == name])
-        opened.remove_packs(["a"])
+        assert opened.condemn("a", 0)
+        opened.remove(["a"])
         opened.add_pack("d", 10_000, [Entry(digest_of(b"new"), 2, 3, 4, 1)])
         left = [(pack, *entry) for pack, entry in every if pack != "a"]
         left.append(("d", digest_of(b"new"), 2, 3, 4, 1))

@@ -1,0 +1,45 @@
+"""What lies in a pack, as columns: one row per chunk, in the order in which they lie there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .codecs import DIGEST_BYTES
+from .packs import Entry
+
+_NUMBERS = np.dtype(
+    [("offset", "<u8"), ("stored_length", "<u4"), ("raw_length", "<u4"), ("codec", "u1")]
+)
+
+
+class Contents(NamedTuple):
+    """`numbers`: offset, stored_length, raw_length and codec of every chunk. `digests`: theirs, one after the other."""
+
+    numbers: NDArray[Any]
+    digests: bytes
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Contents:
+        """The contents of a pack that has these entries."""
+        ordered = sorted(entries, key=lambda entry: entry.offset)
+        numbers = np.array([tuple(entry[1:]) for entry in ordered], _NUMBERS)
+        return cls(numbers, b"".join(entry.digest for entry in ordered))
+
+    def each(self) -> Iterator[bytes]:
+        """The digests."""
+        for start in range(0, len(self.digests), DIGEST_BYTES):
+            yield self.digests[start : start + DIGEST_BYTES]
+
+    def entries(self) -> Iterator[Entry]:
+        """The chunks."""
+        for digest, numbers in zip(self.each(), self.numbers.tolist(), strict=True):
+            yield Entry(digest, *numbers)
+
+
+def numbers_of(data: bytes) -> NDArray[Any]:
+    """The column `numbers` from its bytes."""
+    return np.frombuffer(data, _NUMBERS)

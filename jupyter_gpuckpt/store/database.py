@@ -1,0 +1,161 @@
+"""The SQLite file of a store: everything in it can be made again from packs and manifests.
+
+One process has it open; its threads share one connection, and get their turns in the order in which they asked. What is done in
+one turn is a transaction and takes milliseconds: page faults of a resume wait behind it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+_Item = TypeVar("_Item")
+
+#: 1 had neither contents nor snapshots, which are filled in as they are needed.
+_SCHEMA_VERSION = 2
+_READABLE = frozenset({0, 1, _SCHEMA_VERSION})
+# A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another. `gone`: packs whose rows mean
+# nothing any more; a new process finds them out by itself.
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks (
+    digest BLOB PRIMARY KEY, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored_length INTEGER NOT NULL,
+    raw_length INTEGER NOT NULL, codec INTEGER NOT NULL, checksum INTEGER NOT NULL, damaged INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS contents (pack INTEGER PRIMARY KEY, numbers BLOB NOT NULL, digests BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS snapshots (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, identity TEXT NOT NULL, info BLOB NOT NULL, needs BLOB
+);
+CREATE TABLE IF NOT EXISTS moving (name TEXT PRIMARY KEY);
+CREATE TEMP TABLE IF NOT EXISTS gone (pack INTEGER PRIMARY KEY);
+"""
+#: The oldest SQLite allows 999 parameters in a statement.
+BATCH = 500
+# At most; SQLite's own 2 MB are read again and again when a resume looks up 100,000 chunks.
+_CACHE_KIB = 64 << 10
+_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
+
+
+class Database:
+    """The file at `path`; thread-safe. `remade` fills a new one, in the turn in which the old one turned out to be broken.
+
+    Raises sqlite3.OperationalError and OSError, which the store translates.
+    """
+
+    def __init__(self, path: Path, remade: Callable[[sqlite3.Connection], None]) -> None:
+        self._path, self._remade = path, remade
+        self._lock = threading.RLock()
+        # Held while waiting for the lock, never by who has it.
+        self._turn = threading.Lock()
+        try:
+            self._connection = self._open()
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            self._replace(error)
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        with self._lock:
+            self._connection.close()
+
+    def run(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """`work` as one transaction; a file that turns out to be broken is made again and `work` done once more.
+
+        Not to be called from inside `work`.
+        """
+        # Whoever waits comes before who has just had it: a page fault does not wait until a resume has looked up everything.
+        with self._turn:
+            self._lock.acquire()
+        try:
+            with self._connection:
+                return work(self._connection)
+        except sqlite3.DatabaseError as error:
+            if not _is_broken(error):
+                raise
+            logger.warning("The catalog %s is damaged: %s", self._path, error)
+            self._remake(error)
+            with self._connection:
+                return work(self._connection)
+        finally:
+            self._lock.release()
+
+    def remake(self) -> None:
+        """Throw everything away and have it made again."""
+        with self._lock:
+            self._remake(None)
+
+    def _remake(self, error: Exception | None) -> None:
+        self._connection.close()
+        self._replace(error)
+        with self._connection:
+            self._remade(self._connection)
+
+    def _open(self) -> sqlite3.Connection:
+        # Created by us, since SQLite would give it the umask's mode.
+        self._path.touch(mode=0o600)
+        connection = sqlite3.connect(self._path, check_same_thread=False)
+        try:
+            # Exclusive: no shared memory file, so that WAL works on network file systems too.
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA temp_store = MEMORY")
+            # Damage is found where it is met: looking through all of a large file would hold up the opening.
+            connection.execute("PRAGMA cell_size_check = ON")
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version not in _READABLE:
+                raise broken(f"schema version {version}")
+            connection.executescript(_SCHEMA)
+            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _replace(self, error: Exception | None) -> None:
+        logger.warning("The catalog %s is made again: %s", self._path, error or "asked for")
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self._connection = self._open()
+
+
+def batches(items: Iterable[_Item], size: int = 0) -> Iterator[list[_Item]]:
+    """`items`, so many at a time (default: `BATCH`)."""
+    left = iter(items)
+    while batch := list(islice(left, size or BATCH)):
+        yield batch
+
+
+def sealed(name: str, data: bytes) -> bytes:
+    """`data` with a checksum; SQLite notices a damaged structure, not damaged bytes."""
+    return zlib.crc32(data, zlib.crc32(name.encode())).to_bytes(4, "big") + data
+
+
+def unsealed(name: str, data: bytes | None) -> bytes | None:
+    """What `sealed` was given under this name; None where it is not that."""
+    if not isinstance(data, bytes) or sealed(name, data[4:]) != data:
+        return None
+    return data[4:]
+
+
+def broken(why: str) -> sqlite3.DatabaseError:
+    """The error that has the file made again."""
+    error = sqlite3.DatabaseError(why)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
+
+
+def _is_broken(error: sqlite3.DatabaseError) -> bool:
+    # 0: an error of the sqlite3 module itself, such as a column of the wrong kind.
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN

@@ -1,0 +1,75 @@
+"""Which chunks a snapshot needs, by where they lie: of each pack a bit for every chunk, in the order of `contents.py`.
+
+Packs are known by their names, which are never used again. A pack of 2,500 chunks takes 313 bytes of each snapshot that needs
+something in it, so what ten thousand snapshots need is some megabytes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterable
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import decoding
+
+#: By pack, packed bits (`np.packbits`, the lowest first).
+Needs = dict[str, NDArray[np.uint8]]
+
+#: Beyond so many packs all snapshots are taken to need one of them.
+_ASK_FOR_EACH = 20
+
+
+def pack_bits(chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """A truth value for every chunk of a pack, as bits."""
+    return np.packbits(chosen, bitorder="little")
+
+
+def chosen_of(bits: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
+    """Undo that, for a pack of `count` chunks."""
+    return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
+
+
+def add(total: Needs, more: Needs) -> None:
+    """Put `more` on `total`."""
+    for name, bits in more.items():
+        before = total.get(name)
+        total[name] = bits if before is None else before | bits
+
+
+def union(all_needs: Iterable[Needs]) -> Needs:
+    """What they need together."""
+    total: Needs = {}
+    for needs in all_needs:
+        add(total, needs)
+    return total
+
+
+def encoded(needs: Needs) -> bytes:
+    """The bytes in which the names of packs can be looked for."""
+    return msgspec.msgpack.encode({name: bits.tobytes() for name, bits in needs.items()})
+
+
+def decoded(data: bytes) -> Needs:
+    """Undo that."""
+    found = decoding.from_msgpack(data, dict[str, bytes])
+    return {name: np.frombuffer(bits, np.uint8) for name, bits in found.items()}
+
+
+def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> None:
+    """Forget what those snapshots need that need something in one of these packs; their manifests are read again."""
+    if len(packs) > _ASK_FOR_EACH:
+        connection.execute("UPDATE snapshots SET needs = NULL")
+        return
+    for name in packs:
+        connection.execute(
+            "UPDATE snapshots SET needs = NULL WHERE instr(needs, ?)", (name.encode(),)
+        )
+
+
+def newer_needs(pack: str, number: int, connection: sqlite3.Connection) -> bool:
+    """Whether a snapshot whose record has a higher number may need something in this pack."""
+    query = "SELECT 1 FROM snapshots WHERE number > ? AND (needs IS NULL OR instr(needs, ?))"
+    return connection.execute(query, (number, pack.encode())).fetchone() is not None

@@ -1,0 +1,283 @@
+"""What is known of snapshots without reading their manifests: what lists show, and which chunks they need.
+
+The manifests are the truth. A record is used while its manifest's file is the one that it was made from, and made again from
+there otherwise. One says nothing of needs where a chunk is missing or damaged: the next save may put it anywhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import decoding
+from ..errors import SnapshotNotFound, StoreError
+from ..model import SnapshotInfo
+from . import manifests
+from .catalog import Catalog
+from .database import sealed, unsealed
+from .needs import Needs, add, chosen_of, decoded, encoded, newer_needs, pack_bits
+from .places import Places
+
+logger = logging.getLogger(__name__)
+
+# A record of other fields is one of another version, which may have left some out.
+_FIELDS = ",".join(SnapshotInfo.__struct_fields__)
+# Snapshots in one turn: of each some kilobytes.
+_AT_ONCE = 50
+
+
+class _Found(NamedTuple):
+    """What some chunks are in terms of packs. `moves`: the catalog's count when they were looked up."""
+
+    needs: Needs
+    whole: bool
+    moves: int
+
+
+class Records:
+    """Of one store. Thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
+
+    def __init__(self, manifests_directory: Path, catalog: Catalog) -> None:
+        self._manifests, self._catalog = manifests_directory, catalog
+        self._reading = threading.Lock()
+
+    def infos(self) -> dict[str, tuple[str, SnapshotInfo]]:
+        """What lists show of every snapshot on record, and the identity of the manifest that says so."""
+
+        def read(connection: sqlite3.Connection) -> list[tuple[str, str, bytes]]:
+            return connection.execute("SELECT name, identity, info FROM snapshots").fetchall()
+
+        found: dict[str, tuple[str, SnapshotInfo]] = {}
+        for name, identity, data in self._catalog.database.run(read):
+            info = unsealed(name + identity + _FIELDS, data)
+            if info is not None:
+                with suppress(msgspec.DecodeError):  # of another version
+                    found[name] = (identity, decoding.from_msgpack(info, SnapshotInfo))
+        return found
+
+    def newest(self) -> int:
+        """The number of the latest record."""
+
+        def read(connection: sqlite3.Connection) -> int:
+            (number,) = connection.execute("SELECT max(number) FROM snapshots").fetchone()
+            return number or 0
+
+        return self._catalog.database.run(read)
+
+    def add(self, info: SnapshotInfo, digests: Collection[bytes]) -> Needs:
+        """Put a snapshot that is there on record; what it needs of what the store has."""
+        identity = identity_of(manifests.path_of(self._manifests, info.snapshot_id))
+        while True:
+            found = self._look_up(digests)
+            if not identity:  # it has just gone
+                return found.needs
+            if self._catalog.database.run(partial(self._put, info, identity, found)):
+                return found.needs
+
+    def forget(self, snapshot_ids: Collection[str]) -> None:
+        """Take snapshots that are gone off the record."""
+        rows = [(snapshot_id,) for snapshot_id in snapshot_ids]
+        try:
+            self._catalog.database.run(
+                lambda connection: connection.executemany(
+                    "DELETE FROM snapshots WHERE name = ?", rows
+                )
+            )
+        except sqlite3.OperationalError as error:  # on a full disk; `all` finds them
+            logger.warning("Snapshots that are gone stay on record for now: %s", error)
+
+    def of(self, snapshot_id: str) -> Needs:
+        """What a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
+        identity = identity_of(manifests.path_of(self._manifests, snapshot_id))
+
+        def read(connection: sqlite3.Connection) -> list[_Row]:
+            query = f"{_ROWS} WHERE name = ?"
+            return [_Row(*row) for row in connection.execute(query, (snapshot_id,))]
+
+        for row in self._catalog.database.run(read):
+            needs = row.read() if row.identity == identity else None
+            if needs is not None:
+                return needs
+        return self._read(snapshot_id)
+
+    def all(
+        self, unreadable: Callable[[StoreError | OSError], None] = lambda error: None
+    ) -> Iterator[tuple[str, Needs]]:
+        """Every snapshot that there is, and what it needs of what the store has; puts on record what is not.
+
+        `unreadable` is told of manifests that cannot be read, and may raise.
+        """
+        identities = {path.name: identity_of(path) for path in self._paths()}
+        waiting = {name.removesuffix(manifests.SUFFIX) for name in identities}
+        last, stale = 0, list[str]()
+        while rows := self._catalog.database.run(partial(_rows_after, last)):
+            last = rows[-1].number
+            for row in rows:
+                identity = identities.get(row.name + manifests.SUFFIX)
+                needs = row.read() if row.identity == identity else None
+                if needs is not None and row.name in waiting:
+                    waiting.remove(row.name)
+                    yield row.name, needs
+                elif identity is None:
+                    stale.append(row.name)
+        gone = [
+            name for name in stale if not (self._manifests / (name + manifests.SUFFIX)).exists()
+        ]
+        if gone:
+            self.forget(gone)
+        for name in sorted(waiting):
+            try:
+                # One thread at a time: what another has read meanwhile is on record.
+                with self._reading:
+                    found = self.of(name)
+                yield name, found
+            except SnapshotNotFound:  # deleted meanwhile
+                continue
+            except (StoreError, OSError) as error:
+                unreadable(error)
+
+    def newer_needs(self, pack: str, number: int) -> bool:
+        """Whether a snapshot that was put on record after `number` may need something in this pack."""
+        return self._catalog.database.run(partial(newer_needs, pack, number))
+
+    def move(self, moves: dict[str, NDArray[np.int64]], name: str, count: int) -> None:
+        """Chunks of old packs lie in the new one of this name, which has `count`, now. `moves`: of each old pack, where there
+        every chunk of it went; -1 for one that stayed."""
+        last = 0
+        while rows := self._catalog.database.run(partial(_rows_after, last)):
+            last = rows[-1].number
+            changes = []
+            for row in rows:
+                needs = row.read()
+                if needs is not None and not moves.keys().isdisjoint(needs):
+                    moved = sealed(
+                        row.name + row.identity, encoded(_moved(needs, moves, name, count))
+                    )
+                    changes.append((moved, row.number, row.needs))
+            if changes:
+                self._catalog.database.run(partial(_change, changes))
+
+    @property
+    def complete(self) -> bool:
+        """Whether every snapshot that there is is on record."""
+
+        def read(connection: sqlite3.Connection) -> set[str]:
+            rows = connection.execute("SELECT name FROM snapshots WHERE needs IS NOT NULL")
+            return {name + manifests.SUFFIX for (name,) in rows}
+
+        return {path.name for path in self._paths()} <= self._catalog.database.run(read)
+
+    def _paths(self) -> Iterator[Path]:
+        return self._manifests.glob("*" + manifests.SUFFIX)
+
+    def _read(self, snapshot_id: str) -> Needs:
+        path = manifests.path_of(self._manifests, snapshot_id)
+        found = manifests.read(path, manifests.References)
+        return self.add(found.info, found.digests())
+
+    def _look_up(self, digests: Collection[bytes]) -> _Found:
+        moves = self._catalog.moves
+        places = self._catalog.locate(digests)
+        damaged = places.rows["damaged"].astype(np.bool_)
+        whole = len(places) == len(set(digests)) and not damaged.any()
+        needs: Needs = {}
+        for number, name in enumerate(places.packs):
+            bits = self._bits(places, number, name)
+            if bits is None:
+                whole = False
+            else:
+                needs[name] = bits
+        return _Found(needs, whole, moves)
+
+    def _bits(self, places: Places, number: int, name: str) -> NDArray[np.uint8] | None:
+        numbers = self._catalog.numbers(name)
+        if numbers is None:
+            return None
+        rows = places.rows
+        offsets = rows["offset"][(rows["pack"] == number) & (rows["damaged"] == 0)]
+        at = np.searchsorted(numbers["offset"], offsets)
+        if np.any(at >= len(numbers)) or np.any(numbers["offset"][at] != offsets):
+            return None
+        chosen = np.zeros(len(numbers), np.bool_)
+        chosen[at] = True
+        return pack_bits(chosen)
+
+    def _put(
+        self, info: SnapshotInfo, identity: str, found: _Found, connection: sqlite3.Connection
+    ) -> bool:
+        """Whether nothing has moved since it was looked up."""
+        if self._catalog.moves != found.moves:
+            return False
+        name = info.snapshot_id
+        needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
+        told = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
+        connection.execute(
+            "INSERT OR REPLACE INTO snapshots (name, identity, info, needs) VALUES (?, ?, ?, ?)",
+            (name, identity, told, needs),
+        )
+        return True
+
+
+class _Row(NamedTuple):
+    """A row of the table."""
+
+    number: int
+    name: str
+    identity: str
+    info: bytes
+    needs: bytes | None
+
+    def read(self) -> Needs | None:
+        """What the snapshot needs, if that is on record."""
+        name = self.name + self.identity
+        data = unsealed(name, self.needs)
+        if data is None or unsealed(name + _FIELDS, self.info) is None:
+            return None
+        return decoded(data)
+
+
+_ROWS = "SELECT number, name, identity, info, needs FROM snapshots"
+
+
+def _rows_after(number: int, connection: sqlite3.Connection) -> list[_Row]:
+    query = f"{_ROWS} WHERE number > ? ORDER BY number LIMIT {_AT_ONCE}"
+    return [_Row(*row) for row in connection.execute(query, (number,))]
+
+
+def _change(changes: list[tuple[bytes, int, bytes | None]], connection: sqlite3.Connection) -> None:
+    query = "UPDATE snapshots SET needs = ? WHERE number = ? AND needs = ?"
+    connection.executemany(query, changes)
+
+
+def _moved(needs: Needs, moves: dict[str, NDArray[np.int64]], name: str, count: int) -> Needs:
+    after = dict(needs)
+    for old in moves.keys() & needs.keys():
+        chosen = np.flatnonzero(chosen_of(after.pop(old), len(moves[old])))
+        to = moves[old][chosen]
+        there = np.zeros(count, np.bool_)
+        there[to[to >= 0]] = True
+        add(after, {name: pack_bits(there)})
+        if np.any(to < 0):
+            left = np.zeros(len(moves[old]), np.bool_)
+            left[chosen[to < 0]] = True
+            after[old] = pack_bits(left)
+    return after
+
+
+def identity_of(path: Path) -> str:
+    """What tells a file from another one under its name; empty where there is none that can be looked at."""
+    try:
+        facts = path.stat()
+    except OSError:  # also what reading it will meet
+        return ""
+    return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"

@@ -1,0 +1,45 @@
+"""What an opening leaves to be done in the background: it takes long in a large store, and nobody waits for it.
+
+Snapshots that are not on record are put there (all of them when the catalog was lost, or is of an older version), and rows of
+packs that are gone are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from ..errors import StoreError
+from .catalog import Catalog
+from .records import Records
+
+logger = logging.getLogger(__name__)
+
+
+class Upkeep:
+    """A thread that ends when there is nothing left to do; none where there is nothing to begin with."""
+
+    def __init__(self, catalog: Catalog, records: Records) -> None:
+        self._catalog, self._records = catalog, records
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        if catalog.untidy or not records.complete:
+            self._thread = threading.Thread(target=self._run, name="store upkeep", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Have it end soon, and wait for that; may be called again."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._catalog.purge(self._stop)
+            for _ in self._records.all():
+                if self._stop.is_set():
+                    return
+        except Exception as error:
+            # What is not on record is read when it is asked for.
+            level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
+            logger.log(level, "Not all snapshots are on record: %s", error)

@@ -1,0 +1,177 @@
+"""Removing what nothing needs goes on beside everything else, and takes nothing that somebody came to need meanwhile."""
+
+import sqlite3
+import threading
+from contextlib import ExitStack, closing
+
+import pytest
+
+from jupyter_gpuckpt.errors import SnapshotExists
+from jupyter_gpuckpt.store.catalog import Catalog
+from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.collect import Collector
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.records import Records
+from tests.conftest import wait_for
+from tests.unit.test_store_local import ONE, THREE, TWO, manifest, pack_files, put
+
+
+@pytest.fixture
+def store(tmp_path):
+    """In packs of their own: ONE, which nothing needs but s1, and TWO, which s2 needs."""
+    with LocalStore(tmp_path / "store") as store:
+        for name, chunk in (("s1", ONE), ("s2", TWO)):
+            put(store, chunk)
+            store.publish(manifest(name, chunk))
+        yield store
+
+
+def publish(store, stack):
+    """A whole save, which finds the chunk there."""
+    with store.writer() as writer:
+        assert writer.has(digest_of(ONE))
+    store.publish(manifest("s3", ONE))
+
+
+def publish_without_a_record(store, stack):
+    """The end of one when the catalog cannot be written to just then."""
+
+    def fail(self, info, digests):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Records, "add", fail)
+        store.publish(manifest("s3", ONE))
+
+
+def ask(store, stack):
+    """A save that has just been told that the chunk is there."""
+    assert stack.enter_context(store.writer()).has(digest_of(ONE))
+
+
+def hold(store, stack):
+    """A resume that is about to read."""
+    stack.enter_context(store.holding([digest_of(ONE)]))
+
+
+@pytest.mark.parametrize("come", [publish, publish_without_a_record, ask, hold])
+def test_what_is_needed_in_between_stays(store, monkeypatch, come):
+    condemn = Collector._condemn
+    with ExitStack() as stack:
+
+        def condemn_later(self, name, newest):
+            monkeypatch.undo()
+            come(store, stack)
+            return condemn(self, name, newest)
+
+        monkeypatch.setattr(Collector, "_condemn", condemn_later)
+        store.delete("s1")
+        assert store.load(digest_of(ONE)) == ONE
+    for info in store.snapshots():
+        store.verify(info.snapshot_id)
+
+
+def test_a_pack_that_is_being_removed_is_not_counted_on(store, monkeypatch, caplog):
+    remove = Catalog.remove
+    stored = []
+
+    def remove_later(self, names):
+        # Its file is there for a moment: a save stores the chunk again all the same.
+        stored.append(put(store, ONE))
+        store.publish(manifest("s3", ONE))
+        return remove(self, names)
+
+    monkeypatch.setattr(Catalog, "remove", remove_later)
+    store.delete("s1")
+    assert stored == [len(ONE)]
+    assert store.load(digest_of(ONE)) == ONE
+    store.verify("s3")
+    assert "made again" not in caplog.text
+    root = store.root
+    store.close()
+    with LocalStore(root) as again:
+        again.verify("s3")
+        assert len(pack_files(again)) == 2
+
+
+def test_nobody_waits_for_a_delete(store, monkeypatch):
+    removing, go_on = threading.Event(), threading.Event()
+    remove = Catalog.remove
+
+    def remove_slowly(self, names):
+        removing.set()
+        assert go_on.wait(30)
+        return remove(self, names)
+
+    monkeypatch.setattr(Catalog, "remove", remove_slowly)
+    deleting = threading.Thread(target=store.delete, args=("s1",))
+    deleting.start()
+    try:
+        assert removing.wait(30)
+        put(store, THREE)
+        store.publish(manifest("s3", THREE))
+        store.annotate("s3", {"title": "new"})
+        assert {info.snapshot_id for info in store.snapshots()} == {"s2", "s3"}
+        assert store.usage().stored_bytes == len(TWO + THREE)
+        store.verify("s3")
+    finally:
+        go_on.set()
+        deleting.join()
+    assert len(pack_files(store)) == 2
+
+
+def test_a_rehearsal_holds_nobody_up_and_keeps_its_id(store):
+    with store.staged(manifest("s3", ONE)) as staged:
+        found = []
+        other = threading.Thread(target=lambda: found.append(store.delete("s1")))
+        other.start()
+        other.join(30)
+        assert found == [0], "what is staged stays"
+        with pytest.raises(SnapshotExists), store.staged(manifest("s3", TWO)):
+            pass
+        staged.publish()
+    store.verify("s3")
+
+
+def test_a_record_that_is_damaged_is_made_again(store):
+    root = store.root
+    store.close()
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        connection.execute("UPDATE snapshots SET needs = zeroblob(length(needs)), info = x'00'")
+        connection.commit()
+    with LocalStore(root) as again:
+        assert len(again.snapshots()) == 2
+        again.delete("s1")
+        again.verify("s2")
+        assert len(pack_files(again)) == 1
+
+
+def test_a_catalog_of_the_first_version_is_taken_over(store):
+    root = store.root
+    store.close()
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        for table in ("contents", "snapshots", "moving"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 1")
+        before = connection.execute("SELECT * FROM chunks").fetchall()
+        connection.commit()
+    with LocalStore(root) as again:
+        wait_for(lambda: again._records.complete)
+        assert again.usage().stored_bytes == len(ONE + TWO)
+        again.verify("s1")
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        assert connection.execute("SELECT * FROM chunks").fetchall() == before
+
+
+def test_a_snapshot_that_lacks_a_chunk_is_whole_again_after_the_next_save(store):
+    (path,) = [p for p in pack_files(store) if TWO in p.read_bytes()]
+    root = store.root
+    store.close()
+    path.unlink()
+    with LocalStore(root) as again:
+        assert put(again, TWO) == len(TWO)
+        again.publish(manifest("s3", TWO))
+        again.delete("s3")
+        again.verify("s2")
+        again.delete("s1", "s2")
+        assert not pack_files(again)
