@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ..host import processes
 from ..progress import Progress
-from . import criu
+from . import criu, tcp_connections
 from .capture import clear, drop_copies, unlink_strays
 from .gpu_processes import DIRECTORY, GpuProcesses
 from .launch import wait_until
@@ -38,6 +38,7 @@ def settle(tree: Tree) -> None:
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
     unlink_strays(tree)
+    tcp_connections.settle(tree)
     standstill = Standstill.found(tree)
     if standstill is not None:
         logger.warning("letting the processes of tree %d run on", tree.init_pid)

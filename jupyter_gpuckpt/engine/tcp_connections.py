@@ -18,15 +18,23 @@ import termios
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from pathlib import Path
 
+import msgspec
+
+from .. import decoding
 from ..host import connections, processes
 from ..host.connections import End, Inner
 from ..host.tcp_table import TcpState
-from ..model import TcpConnection, TcpEnd
+from ..model import SCRATCH, TcpConnection, TcpEnd
 from . import tcp_options
+from .launch import pids
+from .tree import Tree
 
 #: What the queues hold lies in this stream of a snapshot.
 STREAM = "tcp"
+#: Which socket has an option changed for a moment, and what it was: for whoever comes after a caller that was killed.
+_JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
@@ -41,20 +49,21 @@ class _UnkeepableError(Exception):
     """Says why, as a part of a sentence."""
 
 
+class _Mark(msgspec.Struct):
+    """The low-water mark of the socket `inode`, which a process has as `descriptor`."""
+
+    pid: int
+    descriptor: int
+    inode: int
+    value: int
+
+
 class _HeldEnd:
     """One end, through a descriptor of our own. The file, and its flags, are the program's: they are never changed."""
 
     def __init__(self, end: End) -> None:
         self.end = end
-        pidfd = os.pidfd_open(end.pid)
-        try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            descriptor = libc.syscall(_NR_PIDFD_GETFD, pidfd, end.descriptor, 0)
-            if descriptor < 0:
-                raise OSError(ctypes.get_errno(), "pidfd_getfd")
-        finally:
-            os.close(pidfd)
-        self.socket = socket.socket(fileno=descriptor)
+        self.socket = _duplicate(end.pid, end.descriptor)
         self._options = tcp_options.read(self.socket)
         self._state = 0
         self.unread = b""
@@ -76,10 +85,16 @@ class _HeldEnd:
         """Return how many bytes have not arrived yet, as far as is known here."""
         return _count(self.socket, _SIOCOUTQ)
 
-    def take_more(self, length: int) -> None:
+    def take_more(self, length: int, journal: Path) -> None:
         """Make room for `length` more bytes, and tell the sender of it."""
         if length > 0:
-            tcp_options.widen(self.socket, length)
+
+            def note(mark: int) -> None:
+                entry = _Mark(self.end.pid, self.end.descriptor, int(self.end.row.inode), mark)
+                journal.write_bytes(msgspec.json.encode(entry))
+
+            tcp_options.widen(self.socket, length, note)
+            journal.unlink(missing_ok=True)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         with suppress(BlockingIOError):
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -91,9 +106,13 @@ class _HeldEnd:
         with suppress(BlockingIOError):
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             self.unread = self.socket.recv(waiting + _MORE, flags)
-        tcp_options.narrow(self.socket, self._options)
         if len(self.unread) != waiting:
             raise _UnkeepableError("what it has to deliver cannot be read")
+
+    def narrow(self) -> None:
+        """Take back the room that was made where the program had chosen how much there is."""
+        with suppress(OSError):
+            tcp_options.narrow(self.socket, self._options)
 
     def record(self) -> TcpEnd:
         """Describe it."""
@@ -124,7 +143,7 @@ class _HeldEnd:
 class Recorded:
     """The connections of a tree with itself. All its tasks stand still from the begin to `close` or `reset`."""
 
-    def __init__(self, pids: Collection[int]) -> None:
+    def __init__(self, tree: Tree) -> None:
         self.connections: list[TcpConnection] = []
         #: What the connections have to deliver, one after the other.
         self.queues = b""
@@ -132,11 +151,13 @@ class Recorded:
         self.lost: list[str] = []
         self._held: list[_HeldEnd] = []
         queues = list[bytes]()
+        self._journal = tree.inside(_JOURNAL)
+        members = pids(tree)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         try:
-            for inner in connections.survey(pids).inner:
+            for inner in connections.survey(members).inner:
                 try:
-                    queues += self._add(inner, pids, deadline)
+                    queues += self._add(inner, members, deadline)
                 except (OSError, _UnkeepableError) as error:
                     self.lost.append(f"{inner}: {error}")
         except BaseException:
@@ -144,20 +165,43 @@ class Recorded:
             raise
         self.queues = b"".join(queues)
 
-    def _add(self, inner: Inner, pids: Collection[int], deadline: float) -> Iterable[bytes]:
+    def _add(self, inner: Inner, members: list[int], deadline: float) -> Iterable[bytes]:
         ends = []
         for end in inner.ends:
             ends.append(_HeldEnd(end))
             self._held.append(ends[-1])
             ends[-1].check()
-        _await_all(inner, ends, pids, deadline)
-        for held in ends:
-            held.look()
+        try:
+            self._await_all(inner, ends, members, deadline)
+            for held in ends:
+                held.look()
+        finally:
+            for held in ends:
+                held.narrow()
         first = inner.ends[0]
         name = f"{first.program} (process {processes.nspid(first.pid)}) with {first.row.remote}"
         records = [held.record() for held in ends]
         self.connections.append(TcpConnection(name, records, inner.waiting))
         return [held.unread for held in ends]
+
+    def _await_all(
+        self, inner: Inner, ends: list[_HeldEnd], members: list[int], deadline: float
+    ) -> None:
+        """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
+        first, one = True, len(ends) == 1
+        while True:
+            waiting = (
+                [_left_over(inner, ends[0], members)] if one else [e.unsent() for e in ends[::-1]]
+            )
+            if not any(waiting):
+                return
+            if time.monotonic() > deadline:
+                raise _UnkeepableError("more was sent than can be received")
+            for end, length in zip(ends, waiting, strict=True):
+                if length:
+                    end.take_more(length if first else 0, self._journal)
+            first = False
+            time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
         """Let go of the sockets, before any task runs on: a program that closes its end must be the last to do so."""
@@ -173,21 +217,30 @@ class Recorded:
         self.close()
 
 
-def _await_all(inner: Inner, ends: list[_HeldEnd], pids: Collection[int], deadline: float) -> None:
-    """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
-    first = True
-    while True:
-        one = len(ends) == 1
-        waiting = [_left_over(inner, ends[0], pids)] if one else [e.unsent() for e in ends[::-1]]
-        if not any(waiting):
-            return
-        if time.monotonic() > deadline:
-            raise _UnkeepableError("more was sent than can be received")
-        for end, length in zip(ends, waiting, strict=True):
-            if length:
-                end.take_more(length if first else 0)
-        first = False
-        time.sleep(_LOOK_SECONDS)
+def settle(tree: Tree) -> None:
+    """Put back what a caller that was killed has left changed in a socket."""
+    journal = tree.inside(_JOURNAL)
+    with suppress(OSError, msgspec.DecodeError):
+        mark = decoding.from_json(journal.read_bytes(), _Mark)
+        with _duplicate(mark.pid, mark.descriptor) as end:
+            if os.fstat(end.fileno()).st_ino == mark.inode:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark.value)
+    with suppress(OSError):
+        journal.unlink(missing_ok=True)
+
+
+def _duplicate(pid: int, descriptor: int) -> socket.socket:
+    """Return the same socket by a descriptor of our own (man 2 pidfd_getfd)."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        ours = libc.syscall(_NR_PIDFD_GETFD, pidfd, descriptor, 0)
+        if ours < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
+    finally:
+        os.close(pidfd)
+    return socket.socket(fileno=ours)
 
 
 def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from ..model import SocketOption
 
@@ -60,6 +59,7 @@ _SHARING = ((_SOL_SOCKET, socket.SO_REUSEADDR), (_SOL_SOCKET, socket.SO_REUSEPOR
 _BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
 #: Which of the two sizes the program has chosen, as bits; Linux adapts the other. Since Linux 5.14.
 _CHOSEN = (_SOL_SOCKET, 72)
+_SENDING, _RECEIVING = 1, 2
 _SO_RCVBUFFORCE = 33
 
 
@@ -83,7 +83,7 @@ def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
     """Give a socket these options, but those that `share` gives. One that cannot be given is logged."""
     given = {(option.level, option.name): option.value for option in options}
     chosen = _number(given.pop(_CHOSEN, b""))
-    for bit, key in enumerate(_BUFFERS, start=1):
+    for bit, key in zip((_SENDING, _RECEIVING), _BUFFERS, strict=True):
         size = _number(given.pop(key, b""))
         # Linux doubles what it is told, and tells what it has.
         if chosen & bit and end.getsockopt(*key) != size:
@@ -101,37 +101,34 @@ def share(options: Iterable[SocketOption], end: socket.socket) -> None:
             _set(end, option.level, option.name, option.value)
 
 
-def widen(end: socket.socket, length: int) -> bool:
-    """Make room for `length` more bytes that arrive; whether that was tried.
+def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda mark: None) -> None:
+    """Make room for `length` more bytes that arrive, as far as the system's limits and our rights go.
 
-    A caller that dies in the middle leaves a larger buffer behind, and no other change.
+    A caller that dies in the middle leaves a larger buffer behind. Without a right to that the way there is another option, for
+    a moment: its value (SO_RCVLOWAT) is given to `note` before, for whoever has to put it back.
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
     except OSError:  # the size could not be left to Linux again
-        return False
-    has = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF)
-    wanted = has + 2 * length
-    try:
+        return
+    wanted = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF) + 2 * length
+    with suppress(PermissionError):
         end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
-    except PermissionError:
-        # Linux doubles what it is told, and takes no more than its limit; the buffer may be larger already.
-        if 2 * min(wanted, _most_asked()) <= has:
-            return False
-        end.setsockopt(_SOL_SOCKET, socket.SO_RCVBUF, wanted)
+        end.setsockopt(*_CHOSEN, chosen)
+        return
+    # Linux makes a buffer that large, whose size is left to it, when a program wants to be woken for so much only.
+    mark = end.getsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT)
+    note(mark)
+    end.setsockopt(*_CHOSEN, chosen & ~_RECEIVING)
+    end.setsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+    end.setsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT, mark)
     end.setsockopt(*_CHOSEN, chosen)
-    return True
-
-
-def _most_asked() -> int:
-    """The largest buffer that a program without a privilege may ask for."""
-    return int(Path("/proc/sys/net/core/rmem_max").read_text())
 
 
 def narrow(end: socket.socket, options: Iterable[SocketOption]) -> None:
     """Undo `widen` where the program had chosen the size."""
     given = {(option.level, option.name): _number(option.value[:4]) for option in options}
-    if given.get(_CHOSEN, 0) & 2:
+    if given.get(_CHOSEN, 0) & _RECEIVING:
         end.setsockopt(*_BUFFERS[1], given[_BUFFERS[1]] // 2)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine import criu_images, missing_files
+from ..engine import criu_images, missing_files, tcp_connections
 from ..engine.tree import Tree
 from ..errors import StoreError
 from ..host.file_digests import FileDigests
@@ -72,6 +72,9 @@ def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
     needed = [record.stream for record in manifest.captured if record.stream]
     needed += [f"gpu{path}" for process in manifest.gpu for path in process.staging]
     yield from (f"The content of {name} is missing." for name in needed if name not in lengths)
+    unread = sum(end.unread for kept in manifest.connections for end in kept.ends)
+    if lengths.get(tcp_connections.STREAM, 0) != unread:
+        yield "What the kernel's connections with itself have to deliver is missing."
 
 
 def _limits(images: Path) -> Iterator[str]:

@@ -32,16 +32,21 @@ MOMENTS = [
     ("save", ENGINE + "ghost.Ghost._make"),
     ("save", ENGINE + "tracee.Tracee._begin"),
     ("save", ENGINE + "tracee.Tracee.syscall"),
+    ("suspend", ENGINE + "tcp_connections.Recorded._add"),
+    ("resume", ENGINE + "tcp_remake.RemadeConnections.finish"),
     ("suspend", "jupyter_gpuckpt.store.staging.Staged.publish"),
     ("resume", ENGINE + "launch.Namespaces.go"),
     ("resume", ENGINE + "page_filler.PageFiller.__enter__"),
 ]
 
 #: Holds everything that leaves something behind when a step is forgotten: a deleted file with another link, private shared
-#: memory, a child, threads. Its count goes on only when all of them are as they should be.
+#: memory, a child, threads, a connection with something on its way. Its count goes on only when all of them are as they should be.
 HOLDER = """
-import mmap, os, sys, threading, time
+import mmap, os, socket, sys, threading, time
 path = sys.argv[1]
+listener = socket.create_server(("127.0.0.1", 0))
+client, server = socket.create_connection(listener.getsockname()), listener.accept()[0]
+client.sendall(bytes(8))
 with open(path + ".linked", "w+") as linked:
     linked.write("linked")
     linked.flush()
@@ -64,8 +69,10 @@ with open(path + ".linked", "w+") as linked:
         assert os.pread(linked.fileno(), 6, 0) == b"linked"
         assert memory[:4] == b"held" and os.waitpid(child, os.WNOHANG) == (0, 0)
         assert hash(bytes(private)) == whole
+        assert int.from_bytes(server.recv(8), "big") == count
         before = len(ticks)
         count += 1
+        client.sendall(count.to_bytes(8, "big"))
         with open(path, "w") as file:
             file.write(str(count))
         while len(ticks) == before:

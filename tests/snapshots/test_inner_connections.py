@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine import launch, tcp_connections
+from jupyter_gpuckpt.engine.settle import settle
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
+from jupyter_gpuckpt.host import connections
 from jupyter_gpuckpt.model import Cause
 
 #: What every program here begins with. `step` says something and waits until the test has written a file of that name.
@@ -265,13 +270,44 @@ FULL = (
 )
 
 
-def test_full_queues_are_kept_both_ways(run) -> None:
+@contextmanager
+def without_net_admin() -> Iterator[None]:
+    """Give up the right to exceed limits of the network, in this thread (man 2 capset)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("=Ii", 0x20080522, 0)
+    before = ctypes.create_string_buffer(24)
+    assert not libc.capget(header, before)
+    effective, *others = struct.unpack("=6I", before.raw)
+    assert not libc.capset(header, struct.pack("=6I", effective & ~(1 << 12), *others))
+    try:
+        yield
+    finally:
+        assert not libc.capset(header, before)
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_full_queues_are_kept_both_ways(run, privileged) -> None:
     program = run(FULL)
     lengths = json.loads(program.lines()[0])
     assert min(lengths[0]) > 1 << 20
-    suspended_and_resumed(program)
+    with nullcontext() if privileged else without_net_admin():
+        suspended_and_resumed(program)
     one = [True, True, "nothing more", "nothing more"]
     assert go_on(program, "look") == [*one, *one, 40000]
+
+
+def test_an_option_that_was_changed_for_a_moment_is_put_back_after_a_crash(run) -> None:
+    program = run(FULL)
+    program.lines()
+    end = connections.survey(launch.pids(program.tree)).inner[0].ends[0]
+    journal = program.tree.inside(tcp_connections._JOURNAL)
+    with tcp_connections._duplicate(end.pid, end.descriptor) as same:
+        mark = tcp_connections._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
+        journal.write_bytes(msgspec.json.encode(mark))
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1000)
+        settle(program.tree)
+        assert same.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
+    assert not journal.exists()
 
 
 WAITING = (

@@ -14,7 +14,10 @@ from jupyter_gpuckpt.snapshots import rehearsal
 from tests.snapshots.test_failing_saves import assert_runs_on
 
 HOLDER = """
-    import os, multiprocessing, time
+    import os, multiprocessing, socket, time
+    listener = socket.create_server(("127.0.0.1", 0))
+    client, server = socket.create_connection(listener.getsockname()), listener.accept()[0]
+    client.sendall(b"on its way")
     data = open("data.csv", "w"); data.write("1,2"); data.close()
     read = open("data.csv")
     memory = os.urandom(3 << 20)
@@ -109,7 +112,7 @@ def cut_short(manifest):
 
 KINDS = {
     "image": (without_image, ("pstree", "core", "pagemap", "files", "ghost", "pages-")),
-    "stream": (without_stream, ("pages/", "images", "file/")),
+    "stream": (without_stream, ("pages/", "images", "file/", "tcp")),
     "captured": (without_captured, ("link_remap",)),
 }
 CHANGES = {
