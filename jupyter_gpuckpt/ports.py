@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Self
+from typing import Any, Self
 
 
 class HeldPorts:
@@ -54,3 +54,14 @@ class HeldPorts:
         self._missing.clear()
         while self._sockets:
             self._sockets.pop().close()
+
+
+def moved_connection(
+    connection: dict[str, Any], before: Iterable[int], after: Iterable[int]
+) -> dict[str, Any]:
+    """Jupyter's connection info with other ports: each of `before` becomes that of `after` at its place."""
+    moved = dict(zip(before, after, strict=True))
+    return {
+        name: moved.get(value, value) if name.endswith("_port") else value
+        for name, value in connection.items()
+    }

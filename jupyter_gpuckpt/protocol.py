@@ -42,6 +42,7 @@ class Handshake(msgspec.Struct, frozen=True):
     engine_available: bool
     reason: str = ""
     hint: str = ""
+    data_dir: str = ""
 
 
 class OwnerKind(StrEnum):

@@ -6,7 +6,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
@@ -18,7 +18,7 @@ from ..errors import (
     error_from,
 )
 from ..protocol import Check, Kernel, Operation, OperationState, exit_code
-from . import all_kernels, output, summary
+from . import all_kernels, output, resuming, summary
 from . import prune as pruning
 from . import snapshots as keeping
 from .ids import one_kernel, one_of, one_snapshot
@@ -133,21 +133,36 @@ def park(given: Namespace) -> int:
 
 
 def resume(given: Namespace) -> int:
-    """Resume a kernel and wait until it runs."""
+    """Resume a kernel, by its id or that of a snapshot, and wait until it runs."""
+    revived: list[resuming.Revived] = []
+    try:
+        status = _operate(
+            given,
+            "resuming",
+            lambda client, named: resuming.begin(client, named, revived),
+            find=lambda named, client: named,
+        )
+    except GpuCkptError:
+        # What was only made for this would keep its snapshot from being deleted.
+        for one in revived:
+            with _daemon() as client, suppress(GpuCkptError):
+                client.kill(one.kernel_id)
+        raise
+    for one in revived:
+        path = one.write_connection_file()
+        if path is not None and not given.json:
+            output.note(f"`jupyter console --existing {path}` connects to it.")
+    return status
 
-    def start(client: Client, kernel_id: str) -> Operation:
-        snapshot_id = ""
-        if given.snapshot:
-            known = [info.snapshot_id for info in client.snapshots(kernel_id)]
-            snapshot_id = one_snapshot(given.snapshot, known)
-        return client.resume(kernel_id, snapshot_id=snapshot_id)
 
-    return _operate(given, "resuming", start)
-
-
-def _operate(given: Namespace, title: str, start: Callable[[Client, str], Operation]) -> int:
+def _operate(
+    given: Namespace,
+    title: str,
+    start: Callable[[Client, str], Operation],
+    find: Callable[[str, Client], str] = one_kernel,
+) -> int:
     with _daemon() as client:
-        kernel_id = one_kernel(given.kernel, client)
+        kernel_id = find(given.kernel, client)
         operation = start(client, kernel_id)
         try:
             with output.ProgressBar(title) as bar:

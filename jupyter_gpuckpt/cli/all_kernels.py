@@ -61,16 +61,17 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
         snapshots: list[SnapshotInfo] = []
         for client in clients:
             try:
-                await _in_time(asked.look(client), _left(within_seconds, began))
+                has_any = await _in_time(asked.look(client), _left(within_seconds, began))
             except GpuCkptError as error:
                 if len(clients) == 1:
                     raise
                 all_seen = False
                 output.warn(error.message)
                 continue
-            # They only tell what to expect.
+            # They only tell what to expect. One without kernels is not to open the store: the one with kernels needs it.
             with contextlib.suppress(GpuCkptError):
-                snapshots += await _in_time(client.snapshots(), _left(within_seconds, began))
+                if has_any:
+                    snapshots += await _in_time(client.snapshots(), _left(within_seconds, began))
         running = asked.running
         candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
         # What has been spent so far counts: it is the caller's clock that runs.
@@ -146,12 +147,14 @@ class _AskedOfTheDaemons:
         self.running: dict[str, Kernel] = {}
         self._daemons: dict[str, AsyncClient] = {}
 
-    async def look(self, daemon: AsyncClient) -> None:
-        for kernel in await daemon.kernels():
-            # One with an end is about to go: its user has shut it down.
-            if kernel.state in ALIVE and not kernel.ends_at:
-                self.running[kernel.kernel_id] = kernel
-                self._daemons[kernel.kernel_id] = daemon
+    async def look(self, daemon: AsyncClient) -> bool:
+        """Ask a daemon for its kernels; whether any run."""
+        # One with an end is about to go: its user has shut it down.
+        found = [k for k in await daemon.kernels() if k.state in ALIVE and not k.ends_at]
+        for kernel in found:
+            self.running[kernel.kernel_id] = kernel
+            self._daemons[kernel.kernel_id] = daemon
+        return bool(found)
 
     async def begin(self, kernel_id: str) -> Operation:
         return await self._daemons[kernel_id].suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))

@@ -92,10 +92,13 @@ def parser() -> argparse.ArgumentParser:
             "Its process goes on; its next cell in a notebook, or `resume`, moves the memory back.",
         )
     )
-    resume = command("resume", "bring a suspended or parked kernel back")
-    _kernel(resume)
+    resume = command(
+        "resume",
+        "bring a kernel back: a suspended or parked one, or one that has ended",
+        "From its latest snapshot, or from the one that is named; also from one that was imported.",
+    )
     resume.add_argument(
-        "--snapshot", metavar="ID", default="", help="the snapshot to go back to (the latest one)"
+        "kernel", metavar="KERNEL|SNAPSHOT", help="the id of either, or the beginning of it"
     )
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument("--kernel", metavar="ID", default="", help="of this kernel only")

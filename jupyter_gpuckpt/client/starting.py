@@ -50,7 +50,7 @@ def target(settings: Settings | None, *, start: bool) -> Target:
 
 
 def others() -> tuple[list[Target], list[Handshake]]:
-    """Daemons of this user on this machine that run in other places (another service or data directory).
+    """Daemons of this user on this machine that have our data directory and run in other places (in another service, say).
 
     Those that can be spoken to, and those that cannot, being of another version.
     """
@@ -63,6 +63,8 @@ def others() -> tuple[list[Target], list[Handshake]]:
             handshake = _ask(other, _OTHERS_SECONDS) if path != ours.socket else None
             if handshake is None or handshake.place == ours.place.key:
                 continue
+            if handshake.data_dir not in {"", ours.place.data_dir}:
+                continue  # somebody else's work, though the same user's
             same = (handshake.protocol, handshake.version) == (PROTOCOL_VERSION, package_version())
             if same:
                 found.append(other)

@@ -94,6 +94,7 @@ class Daemon:
             protocol=PROTOCOL_VERSION,
             version=package_version(),
             place=self.place.key,
+            data_dir=self.place.data_dir,
             pid=os.getpid(),
             engine_available=report.engine_available,
             reason=report.reason,

@@ -15,6 +15,7 @@ import msgspec
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
 from ..protocol import Event, Kernel, Owner, OwnerKind, SuspendedKernel
+from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
 from .records import KernelRecord, Records
 from .verbs import Verbs
@@ -198,6 +199,9 @@ class Owners:
         await asyncio.gather(*map(self._kill, kernels))
 
     async def _kill(self, kernel: ManagedKernel) -> None:
+        if kernel.state is KernelState.SUSPENDING and kernel.in_flight:
+            # Somebody wanted what it holds: the snapshot can be brought back when the kernel is forgotten.
+            await kernel.in_flight.until_ended()
         try:
             await self._verbs.kill(kernel.kernel_id)
         except KernelNotFound:

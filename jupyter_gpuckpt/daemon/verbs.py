@@ -130,7 +130,10 @@ class Verbs:
             name=request.name or manifest.info.name,
             jupyter=request.jupyter,
             snapshot_id=request.snapshot_id,
-            parent_snapshot_id=request.snapshot_id,
+            # One that comes back under its own id after it was forgotten has no parent.
+            parent_snapshot_id=""
+            if manifest.info.kernel_id == request.kernel_id
+            else request.snapshot_id,
             sizes=manifest.info.sizes,
             saved_seconds=manifest.info.seconds,
         )

@@ -17,7 +17,7 @@ from jupyter_core.utils import ensure_async
 from tornado import web
 
 from ..errors import ConfigurationError, GpuCkptError, KernelNotFound
-from ..ports import HeldPorts
+from ..ports import HeldPorts, moved_connection
 from ..protocol import BranchRequest, SuspendedKernel
 from .adoption import adopt
 from .sessions import path_below
@@ -126,14 +126,10 @@ class Branching:
         }
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
-        moved = dict(zip(launch.own_ports, free.ports, strict=True))
-        connection = {
-            name: moved.get(value, value) if name.endswith("_port") else value
-            for name, value in launch.jupyter["connection_info"].items()
-        }
+        saved_connection = launch.jupyter["connection_info"]
         jupyter = {
             **launch.jupyter,
-            "connection_info": connection,
+            "connection_info": moved_connection(saved_connection, launch.own_ports, free.ports),
             "sessions": [row],
             "path": path,
             "root": str(self._kernels.root_dir),

@@ -43,6 +43,11 @@ class Kernel:
         self._program.stdin.flush()
         return self._program.stdout.readline().strip()
 
+    def kill(self):
+        """End the program as the machine's memory killer would."""
+        self._program.kill()
+        self._program.wait()
+
     def end(self):
         self._program.stdin.close()
         self._program.wait(60)

@@ -1,6 +1,9 @@
 """`suspend --all --within`: what hooks run before a machine or container goes, here without any Jupyter server."""
 
+import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -38,18 +41,25 @@ def test_all_kernels_are_suspended_and_a_report_says_so(kernels, gpuckpt, gpuckp
         gpuckpt("resume", kernel.id)
 
 
-def test_kernels_of_this_users_other_daemons_are_suspended_too(
+def test_kernels_of_other_daemons_of_the_same_data_are_suspended_too(
     kernels, gpuckpt, gpuckpt_json, daemon_env
 ):
-    """A hook's place is seldom that of the kernels; here it is another for its data directory."""
+    """A hook's place is seldom that of the kernels; here it is in another network namespace."""
     (kernel,) = kernels(1)
     assert kernel.worth("globals().update(x=41) or x") == "41"
-    ours = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"]
-    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = f"{ours}/hook"
-    assert gpuckpt_json("ps") == {"kernels": []}
-    (outcome,) = gpuckpt_json("suspend", "--all", "--within", "60s")["kernels"]
-    assert (outcome["kernel_id"], outcome["saved"]) == (kernel.id, True)
-    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = ours
+    command = [sys.executable, "-m", "jupyter_gpuckpt.cli", "suspend", "--all", "--json"]
+    # Those of another data directory are somebody else's work.
+    other = {"JUPYTER_GPUCKPT_DATA_DIR": f"{daemon_env['JUPYTER_GPUCKPT_DATA_DIR']}/other"}
+    for env, saved in ((other, []), ({}, [kernel.id])):
+        done = subprocess.run(
+            ["unshare", "--net", *command],
+            env=daemon_env | env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+        )
+        report = json.loads(done.stdout)
+        assert [one["kernel_id"] for one in report["kernels"] if one["saved"]] == saved
     assert states(gpuckpt_json) == {kernel.id: "suspended"}
     gpuckpt("resume", kernel.id)
     assert kernel.worth("x + 1") == "42"

@@ -1,0 +1,57 @@
+"""`resume` of kernels that have ended, with nothing left but a snapshot."""
+
+import os
+import signal
+from pathlib import Path
+
+from jupyter_client import BlockingKernelClient
+
+from tests.conftest import wait_for
+
+
+def worth(env, kernel_id, expression):
+    """What an expression is worth in a kernel, by its connection file."""
+    path = Path(env["JUPYTER_RUNTIME_DIR"], f"kernel-{kernel_id}.json")
+    assert path.stat().st_mode & 0o777 == 0o600
+    client = BlockingKernelClient()
+    client.load_connection_file(str(path))
+    client.start_channels()
+    client.wait_for_ready(30)
+    reply = client.execute("", user_expressions={"it": expression}, reply=True, timeout=30)
+    client.stop_channels()
+    return reply["content"]["user_expressions"]["it"]["data"]["text/plain"]
+
+
+def end(gpuckpt_json, pid):
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not gpuckpt_json("ps")["kernels"])
+
+
+def test_a_snapshot_is_resumed_after_its_kernel_ended_or_was_forgotten(
+    kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
+):
+    assert kernel.worth("globals().update(x=41) or x") == "41"
+    gpuckpt("suspend", "--all")
+    [snapshot] = gpuckpt_json("list")["snapshots"]
+    # Its script takes the kernel with it.
+    kernel.kill()
+    wait_for(lambda: not gpuckpt_json("ps")["kernels"])
+    done = gpuckpt("resume", snapshot["snapshot_id"][:8])
+    assert done.stdout.startswith(f"Resumed kernel {kernel.id} from snapshot")
+    assert "jupyter console --existing" in done.stderr
+    [back] = gpuckpt_json("ps")["kernels"]
+    assert (back["kernel_id"], back["state"]) == (kernel.id, "running")
+    assert worth(daemon_env, kernel.id, "x + 1") == "42"
+    # A snapshot of a kernel that runs.
+    refused = gpuckpt_json("resume", snapshot["snapshot_id"], status=6)
+    assert "is running" in refused["error"]["message"]
+    end(gpuckpt_json, back["pid"])
+    # By the kernel's id, and where it was never known.
+    archive = str(short_dir / "archive.tar")
+    gpuckpt("export", snapshot["snapshot_id"], archive)
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] += "/other"
+    gpuckpt("import", archive)
+    gpuckpt("resume", kernel.id)
+    [back] = gpuckpt_json("ps")["kernels"]
+    assert worth(daemon_env, kernel.id, "x + 1") == "42"
+    end(gpuckpt_json, back["pid"])
