@@ -10,11 +10,16 @@ from typing import Annotated, Any
 
 import msgspec
 
+from .errors import ObjectCorrupt
+
 #: Version of everything in a store: manifests and packs. A reader refuses a higher one.
 FORMAT_VERSION = 1
 
 #: Where the engine's private tmpfs lies inside every kernel's mount namespace. Part of the format: images name files below it.
 SCRATCH = "/run/gpuckpt"
+
+#: Begins the names of the links that CRIU makes for files whose name is gone or taken (criu/files-reg.c).
+LINK_REMAP = "link_remap."
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -292,8 +297,11 @@ class Manifest(msgspec.Struct, frozen=True):
     variables: Variables | None = None
 
     def stream(self, name: str) -> Stream:
-        """The stream of this name; KeyError if there is none."""
+        """The stream of this name. Raises ObjectCorrupt."""
         for stream in self.streams:
             if stream.name == name:
                 return stream
-        raise KeyError(name)
+        raise ObjectCorrupt(
+            f"Snapshot {self.info.snapshot_id} lacks its part {name}.",
+            hint="It cannot be resumed; resume an older one.",
+        )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
-from ..engine import cuda, server_files, settle, thaw
+from ..engine import cuda, placing, server_files, settle
 from ..engine import launch as trees
 from ..engine import park as parking
 from ..engine.gpu_placement import Placement
@@ -129,7 +129,7 @@ class Machine:
         if record.parent_snapshot_id:
             possible.add(record.parent_snapshot_id)
         for snapshot_id in possible:
-            thaw.remove_links(self.store.manifest(snapshot_id))
+            placing.remove_links(self.store.manifest(snapshot_id))
 
     def stand_still(self, tree: Tree) -> None:
         """Stop all processes of a tree until `go_on`, which another daemon may call; raises FreezeFailed."""

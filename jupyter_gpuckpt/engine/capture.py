@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..host import processes
-from ..model import SCRATCH, CapturedFile
+from ..model import LINK_REMAP, SCRATCH, CapturedFile
 from . import outside_signals
 from .launch import pids
 from .tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
-#: The names of the links that CRIU makes (criu/files-reg.c).
-LINK_REMAP = "link_remap."
 _COPIES = f"{SCRATCH}/copies"
 
 
@@ -52,7 +50,7 @@ def capture(
         record = CapturedFile(
             path=path,
             kind=_kind(status.st_mode),
-            mode=stat.S_IMODE(status.st_mode),
+            mode=_harmless(status.st_mode),
             uid=status.st_uid,
             gid=status.st_gid,
             mtime_ns=status.st_mtime_ns,
@@ -85,6 +83,12 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
                     yield path
     # Last: their inode usually has a name in /dev/shm, of which they then are hard links.
     yield from link_remaps
+
+
+def _harmless(mode: int) -> int:
+    """Return the permissions without those that hand on rights, which mean nothing there: the kernel's mounts are nosuid."""
+    rights = 0 if stat.S_ISDIR(mode) else stat.S_ISUID | stat.S_ISGID
+    return stat.S_IMODE(mode) & ~(rights | stat.S_ISUID)
 
 
 def _kind(mode: int) -> str:
@@ -138,33 +142,3 @@ def clear(directory: Path) -> None:
 def drop_copies(tree: Tree) -> None:
     """Free what `capture` copied aside."""
     shutil.rmtree(tree.inside(_COPIES), ignore_errors=True)
-
-
-def prepare(files: list[CapturedFile], root: Path) -> list[tuple[str, Path]]:
-    """Make directories and return (stream, path) of every regular file to be written below `root`."""
-    jobs = []
-    for record in files:
-        path = root / record.path.lstrip("/")
-        if record.kind == "directory":
-            path.mkdir(parents=True, exist_ok=True)
-        elif record.kind == "file":
-            path.parent.mkdir(parents=True, exist_ok=True)
-            jobs.append((record.stream, path))
-    return jobs
-
-
-def finish(files: list[CapturedFile], root: Path) -> None:
-    """After the bytes are written: links, owners, modes and times as they were."""
-    for record in files:
-        path = root / record.path.lstrip("/")
-        if record.kind in ("symlink", "hardlink"):
-            path.unlink(missing_ok=True)
-        if record.kind == "hardlink":
-            os.link(root / record.target.lstrip("/"), path)
-            continue
-        if record.kind == "symlink":
-            path.symlink_to(record.target)
-        os.chown(path, record.uid, record.gid, follow_symlinks=False)
-        if record.kind != "symlink":
-            path.chmod(record.mode)
-            os.utime(path, ns=(record.mtime_ns, record.mtime_ns))

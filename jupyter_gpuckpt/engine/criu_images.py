@@ -3,14 +3,20 @@
 The images are magic numbers followed by length-prefixed messages (criu/protobuf.c). Only fields that this project needs are
 named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte
 for byte. See https://protobuf.dev/programming-guides/encoding/ for the format.
+
+They come out of snapshots, which may come from anybody: what makes no sense raises ObjectCorrupt, and nothing else.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from ..errors import ObjectCorrupt
 
 _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
@@ -36,16 +42,46 @@ _REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8
 
 Field = tuple[int, int, "int | bytes"]
 
+#: A number of 64 bits has at most this many bytes of seven.
+_VARINT_BYTES = 10
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def strict(
+    read: Callable[_Parameters, _Result],
+) -> Callable[_Parameters, _Result]:
+    """Make a function that reads images raise ObjectCorrupt for whatever makes no sense in them."""
+
+    @wraps(read)
+    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return read(*args, **kwargs)
+        except (
+            ArithmeticError,
+            LookupError,
+            StopIteration,
+            TypeError,
+            ValueError,
+            struct.error,
+        ) as error:
+            raise ObjectCorrupt(
+                "CRIU's images in the snapshot are damaged.",
+                hint="The kernel cannot be brought back from this snapshot; resume an older one.",
+                details=f"{read.__name__}: {type(error).__name__}: {error}",
+            ) from error
+
+    return wrapped
+
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    shift = value = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
+    value = 0
+    for place, byte in enumerate(data[at : at + _VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * place
         if byte < 0x80:
-            return value, at
+            return value, at + place + 1
+    raise ValueError("a number does not end")
 
 
 def _encode_varint(value: int) -> bytes:
@@ -74,6 +110,8 @@ def fields(message: bytes) -> Iterator[Field]:
             value, at = message[at : at + width], at + width
         else:
             raise ValueError(f"wire type {wire} is not used by CRIU")
+        if at > len(message):
+            raise ValueError("a field is truncated")
         yield number, wire, value
 
 
@@ -95,9 +133,10 @@ def messages(path: Path) -> Iterator[bytes]:
     at = _MAGIC_BYTES
     while at < len(data):
         (length,) = _LENGTH.unpack_from(data, at)
-        at += _LENGTH.size
-        yield data[at : at + length]
-        at += length
+        at += _LENGTH.size + length
+        if at > len(data):
+            raise ValueError("a message is truncated")
+        yield data[at - length : at]
 
 
 def replace(path: Path, entries: list[bytes]) -> None:
@@ -121,6 +160,7 @@ class Extent:
     lazy: bool
 
 
+@strict
 def pagemap(images: Path, nspid: int) -> list[Extent]:
     """The pages of a process in the order of its pagemap; lazy ones are those that CRIU left to us."""
     entries = messages(images / f"pagemap-{nspid}.img")
@@ -133,11 +173,13 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
     return found
 
 
+@strict
 def pages_id(images: Path, nspid: int) -> int:
     """The number in the name of the file that holds the pages of a process."""
     return _numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
 
 
+@strict
 def make_present(images: Path, nspid: int) -> None:
     """List the lazy pages of a process as those that are in its pages file."""
     path = images / f"pagemap-{nspid}.img"
@@ -152,6 +194,7 @@ def make_present(images: Path, nspid: int) -> None:
     replace(path, [head, *(encode(entry) for entry in changed)])
 
 
+@strict
 def add_lazy(images: Path, nspid: int, extents: list[Extent]) -> None:
     """Enter lazy pages into a process's pagemap, at their place in the order of addresses."""
     path = images / f"pagemap-{nspid}.img"
@@ -178,6 +221,7 @@ class ImageProcess:
     name: str
 
 
+@strict
 def processes(images: Path) -> list[ImageProcess]:
     """The processes of the tree, root first. Zombies are among them: they have no pagemap."""
     found = []
@@ -187,6 +231,7 @@ def processes(images: Path) -> list[ImageProcess]:
     return found
 
 
+@strict
 def highest_pid(images: Path) -> int:
     """Return the highest pid, thread id, group or session of the tree: later processes must not land on one of them.
 
@@ -227,6 +272,7 @@ class RegularFile:
     mode: int = 0
 
 
+@strict
 def regular_files(images: Path) -> list[RegularFile]:
     """Every regular file of files.img."""
     found = []
@@ -260,6 +306,7 @@ def _regular(message: bytes) -> RegularFile:
     )
 
 
+@strict
 def highest_descriptor(images: Path) -> int:
     """Return the highest number of a descriptor that any process has open; -1 if there is none."""
     return max(
@@ -272,6 +319,7 @@ def highest_descriptor(images: Path) -> int:
     )
 
 
+@strict
 def ghost_images(images: Path) -> list[str]:
     """Return the names of the images that hold deleted files which the tree has open or mapped (criu/files-reg.c)."""
     return [
@@ -281,6 +329,7 @@ def ghost_images(images: Path) -> list[str]:
     ]
 
 
+@strict
 def link_remaps(images: Path) -> list[tuple[str, str]]:
     """(`link_remap.N` path, original path) of the hard links that CRIU made for files whose name is gone or taken.
 
@@ -294,6 +343,7 @@ def link_remaps(images: Path) -> list[tuple[str, str]]:
     ]
 
 
+@strict
 def remapped(images: Path) -> set[int]:
     """The ids of files that CRIU finds in another way than by their name: deleted ones, mostly."""
     return {values[1] for values in _remaps(images)}

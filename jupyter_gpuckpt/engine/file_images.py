@@ -20,6 +20,7 @@ _REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 _VALUE_SECONDS, _VALUE_NANOSECONDS, _INTERVAL_SECONDS, _INTERVAL_NANOSECONDS = 7, 8, 9, 10
 
 
+@criu_images.strict
 def relax_validation(path: Path) -> None:
     """Make `criu restore` accept files whose size changed, except those with a build id (programs and libraries).
 
@@ -35,6 +36,7 @@ def relax_validation(path: Path) -> None:
     _edit(path, _REG, relax)
 
 
+@criu_images.strict
 def rearm_timers(path: Path) -> None:
     """Let periodic timers that had expired and were not read expire at once.
 
@@ -54,6 +56,7 @@ def rearm_timers(path: Path) -> None:
     _edit(path, _TIMERFD, rearm)
 
 
+@criu_images.strict
 def rewind(path: Path, names: Collection[str]) -> None:
     """Set the offset of the files of these paths to 0: they were made anew, empty, and would begin with a hole otherwise."""
     wanted = {name.lstrip("/") for name in names}

@@ -42,6 +42,8 @@ def missing(
             continue
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
+        elif file.mode & (stat.S_ISUID | stat.S_ISGID):
+            lost[path] = f"The program {path}, which runs with another's rights, is gone."
         elif not stat.S_ISREG(file.mode) or file.flags & os.O_ACCMODE == os.O_RDONLY:
             lost[path] = f"The file {path}, which the kernel has open, is gone."
         else:
@@ -51,13 +53,14 @@ def missing(
     return can_be_made, [lost[path] for path in sorted(lost)]
 
 
-def put_in_place(images: Path, inside: Callable[[str], Path]) -> list[str]:
+def put_in_place(
+    images: Path, captured: Iterable[CapturedFile], make_folders: Callable[[Path], None]
+) -> list[str]:
     """Make what is missing and was open for writing; returns the paths of what was made.
 
-    `inside` gives a path as the kernel will see it. Raises HostIncompatible naming files that were only read; then nothing was
-    made.
+    Raises HostIncompatible naming files that were only read; then nothing was made.
     """
-    found, lost = missing(images, inside)
+    found, lost = missing(images, Path, captured)
     if lost:
         raise HostIncompatible(
             " ".join(lost[:_SHOWN]),
@@ -67,22 +70,22 @@ def put_in_place(images: Path, inside: Callable[[str], Path]) -> list[str]:
     made = []
     try:
         for path, mode in found.items():
-            target = inside(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch(exist_ok=True)
+            target = Path(path)
+            make_folders(target.parent)
+            target.touch(mode=0o600, exist_ok=False)
             made.append(path)
             target.chmod(mode)  # CRIU compares it
             owner = target.parent.stat()
             os.chown(target, owner.st_uid, owner.st_gid)
     except OSError:
-        remove(made, inside)
+        remove(made)
         raise
     return made
 
 
-def remove(made: list[str], inside: Callable[[str], Path]) -> None:
+def remove(made: list[str]) -> None:
     """Undo `put_in_place`: remove what is still empty."""
     for path in made:
         with suppress(OSError):
-            if inside(path).stat().st_size == 0:
-                inside(path).unlink()
+            if Path(path).lstat().st_size == 0:
+                Path(path).unlink()

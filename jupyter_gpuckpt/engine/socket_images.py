@@ -31,6 +31,7 @@ _FAMILY, _TYPE, _STATE, _SOURCE, _DESTINATION, _ADDRESS = 3, 4, 6, 7, 8, 11
 _UNIX_STATE, _UNIX_NAME = 4, 11
 #: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
 _LISTEN = 10
+_MOST_PORT = 65535
 #: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
 _CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
 #: A kernel's own copies of these are no names of anybody else's.
@@ -57,9 +58,8 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
     `ports`: old to new, or to the same, for those that somebody outside has to know. Raises ThawFailed if one of them is taken. A
     listener on any other port that is taken gets a free one.
     """
-    entries = list(criu_images.messages(files))
+    entries, listeners = _read(files)
     moved = Moved()
-    listeners = list(_listeners(entries))
     # What the frozen tree's own connections left is in the way for a minute. All at once: a table of hundreds takes a while.
     lingering.end({ports.get(port, port) for port, _, _ in listeners})
     for port, family, address in listeners:
@@ -80,6 +80,18 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
     if edited != entries:
         criu_images.replace(files, edited)
     return moved
+
+
+@criu_images.strict
+def _read(files: Path) -> tuple[list[bytes], list[tuple[int, int, str]]]:
+    """Return the messages of files.img, and what is listened on."""
+    entries = list(criu_images.messages(files))
+    for entry in entries:
+        _edited(entry, {}, 0)  # can be read as a whole
+    listeners = list(_listeners(entries))
+    if any(not 0 <= port <= _MOST_PORT for port, _, _ in listeners):
+        raise ValueError("a port is none")
+    return entries, listeners
 
 
 def _inner(entry: bytes, kind: int) -> Iterator[list[Field]]:
@@ -113,6 +125,7 @@ def _is_taken(port: int, family: int, address: str) -> bool:
     return False
 
 
+@criu_images.strict
 def listening_files(files: Path, *, private_shm: bool) -> list[str]:
     """The paths of files.img's listening unix sockets that are seen outside of the kernel too."""
     private = _PRIVATE if private_shm else _PRIVATE[1:]
@@ -123,7 +136,10 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
             name = next(value for number, _, value in parts if number == _UNIX_NAME)
             if state == _LISTEN and isinstance(name, bytes) and name.startswith(b"/"):
                 path = os.fsdecode(name.rstrip(b"\0"))
-                if not path.startswith(private):
+                if "\0" in path:
+                    raise ValueError("the name of a socket goes on after its end")
+                # Two dots lead anywhere, and nobody needs a folder for them.
+                if not path.startswith(private) and ".." not in path.split("/"):
                     found.append(path)
     return found
 

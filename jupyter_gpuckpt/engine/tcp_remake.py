@@ -92,6 +92,7 @@ class RemadeConnections:
             for word in ("--inherit-fd", f"fd[{made.fileno()}]:{_NAME % inode}")
         ]
 
+    @criu_images.strict
     def enter(self, images: Path) -> None:
         """Put them into the images, for the sockets that they replace."""
         ids, edited = set(), []

@@ -23,7 +23,6 @@ from ..model import Manifest
 from ..progress import Progress, Stage
 from . import (
     affinity,
-    capture,
     criu,
     criu_images,
     criu_log,
@@ -36,10 +35,12 @@ from . import (
     socket_images,
     tcp_connections,
 )
+from .capture import clear
 from .eager_pages import PagesFile
 from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .page_filler import PageFiller, ProcessPages
+from .placing import Placing
 from .settings import EngineSettings
 from .tcp_remake import RemadeConnections
 from .tree import Tree
@@ -84,6 +85,9 @@ class _Restore:
     settings: EngineSettings
     progress: Progress
     namespaces: Namespaces
+
+    def __post_init__(self) -> None:
+        self.placing = Placing(self.manifest, self.inside)
 
     def inside(self, path: str) -> Path:
         return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
@@ -130,12 +134,20 @@ def thaw(
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
         always.callback(_remove, images, itself=not lazy)
-        always.callback(remove_links, manifest)
+        always.callback(restore.placing.remove_links)
+        undo.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
-            _put_files(restore, images)
-            made = missing_files.put_in_place(images, restore.inside)
-            undo.callback(missing_files.remove, made, restore.inside)
+            # First all that is the kernel's own; nothing else is touched before all is checked.
+            content.images(images)
+            restore.placing.check(images)
+            file_images.relax_validation(images / "files.img")
+            file_images.rearm_timers(images / "files.img")
+            folders = restore.placing.make_folders
+            made = missing_files.put_in_place(images, manifest.captured, folders)
+            undo.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
+            content.to_file(restore.placing.prepare())
+            restore.placing.finish()
             _separate_sockets(restore, images)
             ports = _new_ports(manifest.launch.own_ports, own_ports)
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
@@ -169,7 +181,7 @@ def _separate_sockets(restore: _Restore, images: Path) -> None:
     paths = socket_images.listening_files(images / "files.img", private_shm=private)
     for path in paths:
         # Of a temporary directory that was cleaned up meanwhile, or of another machine.
-        restore.inside(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        restore.placing.make_folders(Path(path).parent, 0o700)
     if taken := set(paths) & socket_images.names_in_use():
         init_pid = restore.namespaces.init_pid
         socket_directories.separate(init_pid, taken, restore.inside)
@@ -195,28 +207,9 @@ def _refused_calls_told() -> Iterator[None]:
 
 def _remove(directory: Path, *, itself: bool) -> None:
     """Images are of no use after a restore, and on scratch they take memory."""
-    capture.clear(directory)
+    clear(directory)
     if itself:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def remove_links(manifest: Manifest) -> None:
-    """Remove CRIU's links on disk: it does so itself when a restore succeeds, but they outlive one that fails or is cut off."""
-    for record in manifest.captured:
-        path = Path(record.path)
-        if path.name.startswith(capture.LINK_REMAP) and not path.is_relative_to("/dev/shm"):  # noqa: S108 - the private one, gone by now
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-
-def _put_files(restore: _Restore, images: Path) -> None:
-    root = restore.inside("/")
-    files = restore.manifest.captured
-    restore.content.to_file(capture.prepare(files, root))
-    capture.finish(files, root)
-    restore.content.images(images)
-    file_images.relax_validation(images / "files.img")
-    file_images.rearm_timers(images / "files.img")
 
 
 def _write_pages(restore: _Restore, images: Path) -> None:

@@ -12,14 +12,17 @@ import logging
 import re
 import tarfile
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 
 import msgspec
 
+from ..engine.placing import problem_of_images
 from ..errors import (
     ArchiveInvalid,
     GpuCkptError,
     ManifestInvalid,
+    ObjectCorrupt,
     SnapshotNotFound,
     StoreError,
 )
@@ -29,6 +32,7 @@ from ..store.annotation_files import Annotations
 from ..store.local import LocalStore
 from ..store.pack_streams import Take
 from ..store.writer import PackWriter, Record
+from .stored_images import FILES, write_images
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +55,8 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
         with store.writer() as writer:
             found = _Archive(store, writer, take).read()
             writer.finish()
+            for manifest, _ in found:
+                _check_images(manifest, store)
             return _publish(store, found)
     except BaseException:
         # What came in goes again, as far as nobody else counts on it by now.
@@ -167,6 +173,18 @@ class _Archive:
         if len(taken) < count:
             raise _invalid("it is truncated")
         return taken
+
+
+def _check_images(manifest: Manifest, store: LocalStore) -> None:
+    """Raise ArchiveInvalid if the images name what no save would."""
+    try:
+        with TemporaryDirectory() as directory:
+            write_images(manifest, store, Path(directory), FILES)
+            problem = problem_of_images(manifest, Path(directory))
+    except ObjectCorrupt as error:
+        problem = error.message.rstrip(".")
+    if problem:
+        raise _invalid(problem)
 
 
 def _publish(store: LocalStore, found: list[tuple[Manifest, Annotations]]) -> list[SnapshotInfo]:

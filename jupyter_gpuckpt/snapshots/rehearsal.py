@@ -14,10 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ..engine import criu_images, missing_files, tcp_connections
+from ..engine.placing import problem_of_images
 from ..engine.tree import Tree
 from ..errors import StoreError
 from ..host.file_digests import FileDigests
 from ..model import Host, Manifest
+from ..store import manifest_checks
 from ..store.local import LocalStore
 from .resume import obstacles
 from .stored_images import FILES, PROCESSES, write_images
@@ -34,10 +36,14 @@ def rehearse(
     `manifest` is what was read back from the disk; `tree` still has its mount namespace.
     """
     found = obstacles(manifest, here, digests)
+    if problem := manifest_checks.problem_of(manifest):
+        found.append(f"A resume would refuse it: {problem}.")
     try:
         with TemporaryDirectory() as directory:
             images = Path(directory)
             write_images(manifest, store, images, [*FILES, *PROCESSES])
+            if problem := problem_of_images(manifest, images):
+                found.append(f"A resume would refuse it: {problem}.")
             found += missing_files.missing(images, tree.inside, manifest.captured)[1]
             found += _incomplete(manifest, images)
             found += _limits(images)

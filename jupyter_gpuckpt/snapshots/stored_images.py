@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
+from ..errors import ObjectCorrupt
 from ..images.unpack import read_stream
 from ..model import Manifest
 from ..store.local import LocalStore
 
 #: The stream of all images but large ones, which have streams of their own.
 IMAGES_STREAM = "images"
+
+#: One that is read, not put in place, is in memory.
+_MOST_BYTES = 1 << 28
 
 #: What is needed to know the tree's open files.
 FILES = ("files", "remap-fpath")
@@ -23,16 +27,22 @@ def write_images(
 ) -> None:
     """Write the images of these kinds, e.g. `files` or `pagemap`, into `directory`.
 
-    Raises ObjectCorrupt when one of them cannot be read from the store, KeyError when the manifest does not list its stream.
+    Raises ObjectCorrupt when one of them cannot be read from the store.
     """
+    wanted = [image for image in manifest.images if _kind(image.name) in kinds]
+    if not wanted:
+        return
     small = memoryview(read_stream(manifest.stream(IMAGES_STREAM), store))
-    for image in manifest.images:
-        if _kind(image.name) in kinds:
-            if image.stream:
-                content = read_stream(manifest.stream(image.stream), store)
-            else:
-                content = bytes(small[image.offset : image.offset + image.length])
-            (directory / image.name).write_bytes(content)
+    for image in wanted:
+        if image.length > _MOST_BYTES:
+            raise ObjectCorrupt(
+                f"Image {image.name} is longer than can be: {image.length:,} bytes."
+            )
+        if image.stream:
+            content = read_stream(manifest.stream(image.stream), store)
+        else:
+            content = bytes(small[image.offset : image.offset + image.length])
+        (directory / image.name).write_bytes(content)
 
 
 def _kind(name: str) -> str:

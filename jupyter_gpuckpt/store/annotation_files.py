@@ -14,7 +14,7 @@ import msgspec
 from .. import decoding
 from ..errors import FormatTooNew
 from ..model import SnapshotInfo
-from . import manifests
+from . import manifest_checks, manifests
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
+    if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until))):
+        raise msgspec.DecodeError("a time in it is none")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
     return Annotations(**fields)
 

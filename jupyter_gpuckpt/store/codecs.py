@@ -29,6 +29,9 @@ _WIDTHS = {codec: width for width, codec in GROUPED.items()}
 #: Bytes in a digest.
 DIGEST_BYTES = 32
 
+#: Nothing writes chunks as long as this; it bounds what a record can make its reader hold.
+MOST_CHUNK_BYTES = 64 << 20
+
 # A decompression context serves one thread at a time and is costly to make.
 _of_thread = threading.local()
 

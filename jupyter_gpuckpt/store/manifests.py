@@ -6,7 +6,6 @@ The header stays as it is in every later version, so that any reader can name th
 from __future__ import annotations
 
 import os
-import re
 import struct
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +16,7 @@ import zstandard
 from .. import decoding
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import FORMAT_VERSION, Manifest, SnapshotInfo, Stream
+from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
 from .packs import sync_directory
 
@@ -24,12 +24,8 @@ SUFFIX = ".manifest"
 #: Follows the name of a manifest that is being written; whatever is called so when a store opens was cut off.
 TEMPORARY = ".tmp"
 
-#: A manifest has some 40 bytes for each chunk, which is a quarter of a megabyte of memory as a rule.
-MOST_BYTES = 1 << 30
-
 _HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
 _MAGIC = b"GPUCKPT\n"
-_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _LEVEL = 3
 
 
@@ -55,7 +51,7 @@ _Part = TypeVar("_Part", Manifest, Listed, References)
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
     """Where the manifest of this snapshot is. SnapshotNotFound for what cannot be an id (it may come from a URL)."""
-    if not _ID.fullmatch(snapshot_id):
+    if not manifest_checks.ID.fullmatch(snapshot_id):
         raise SnapshotNotFound(f"{snapshot_id!r} is not the id of a snapshot.")
     return directory / (snapshot_id + SUFFIX)
 
@@ -63,12 +59,13 @@ def path_of(directory: Path, snapshot_id: str) -> Path:
 def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
     """Write the manifest beside the place where it will be; returns that file and the manifest as it was read back from it.
 
-    Durable when this returns. `commit` gives it its name. Raises OSError and what `parse` raises; then nothing is left.
+    Durable when this returns. `commit` gives it its name. Whether it is sound is for the caller to find out (`snapshots.rehearsal`).
+    Raises OSError, ManifestInvalid; then nothing is left.
     """
     path = path_of(directory, manifest.info.snapshot_id)
     temporary = write_temporary(path, encoded(manifest))
     try:
-        return temporary, parse(path, temporary.read_bytes(), Manifest)
+        return temporary, _decoded(path, temporary.read_bytes(), Manifest)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -132,6 +129,22 @@ def not_found(snapshot_id: str) -> SnapshotNotFound:
 
 def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
     """What `read` makes of the content of `path`."""
+    part = _decoded(path, data, kind)
+    problem = manifest_checks.problem_of_info(part.info)
+    if not problem and isinstance(part, Manifest):
+        problem = manifest_checks.problem_of(part)
+    if problem:
+        raise _invalid(path, problem)
+    return part
+
+
+def references(manifest: Manifest) -> set[bytes]:
+    """Digests of all stored chunks that `manifest` needs."""
+    return References(manifest.info, manifest.streams).digests()
+
+
+def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
+    """What the content of `path` says, sound or not."""
     snapshot_id = path.name.removesuffix(SUFFIX)
     if len(data) < _HEADER.size:
         raise _invalid(path, "it is truncated")
@@ -148,19 +161,16 @@ def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
         raise _invalid(path, "it is truncated or was altered")
     try:
         length = zstandard.frame_content_size(body)
-        if length > MOST_BYTES:
+        if length > manifest_bounds.most_bytes(len(body)):
             raise _invalid(path, f"it would be {length:,} bytes long")
-        part = decoding.from_msgpack(zstandard.ZstdDecompressor().decompress(body), kind)
+        unpacked = zstandard.ZstdDecompressor().decompress(body)
+        manifest_bounds.require_bounded(unpacked)
+        part = decoding.from_msgpack(unpacked, kind)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
         raise _invalid(path, f"it does not make sense ({error})") from error
     if part.info.snapshot_id != snapshot_id:
         raise _invalid(path, f"it is that of snapshot {part.info.snapshot_id}")
     return part
-
-
-def references(manifest: Manifest) -> set[bytes]:
-    """Digests of all stored chunks that `manifest` needs."""
-    return References(manifest.info, manifest.streams).digests()
 
 
 def _invalid(path: Path, why: str) -> ManifestInvalid:

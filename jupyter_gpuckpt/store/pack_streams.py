@@ -10,12 +10,9 @@ from pathlib import Path
 
 from ..errors import ArchiveInvalid, ObjectCorrupt
 from . import packs
-from .codecs import CodecError, UnknownCodecError, decompress, digest_of
+from .codecs import MOST_CHUNK_BYTES, CodecError, UnknownCodecError, decompress, digest_of
 from .packs import HEADER_BYTES, RECORD_BYTES, Entry
 from .writer import Record
-
-#: Nothing writes chunks as long as this; it bounds what a stream can make its reader hold.
-MOST_CHUNK_BYTES = 64 << 20
 
 #: Gives the next bytes of a stream, exactly as many as are asked for.
 Take = Callable[[int], bytes]

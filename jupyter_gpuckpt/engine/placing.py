@@ -1,0 +1,208 @@
+"""Captured files where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
+
+A link is made complete beside its place and gets its name last, where nothing is: whatever lies there already is somebody's. What
+was made goes again when the restore is over or has failed, folders only when it has failed. Where the daemon was killed
+meanwhile, `remove_links` finds the links by what they are.
+
+See also: `store.manifest_checks`, which says what a manifest may name at all.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ..errors import ThawFailed
+from ..model import CapturedFile, Manifest
+from ..store import manifest_checks
+from . import criu_images
+
+#: Follows the name of a link that is being written.
+_UNFINISHED = ".gpuckpt-unfinished"
+
+
+class Placing:
+    """Files of one restore. `inside` gives a path as the kernel will see it.
+
+    Files of the user's are reached from here: what was made has to go also where the kernel's mounts have gone.
+    """
+
+    def __init__(self, manifest: Manifest, inside: Callable[[str], Path]) -> None:
+        self._manifest, self._inside = manifest, inside
+        self._links = {record.path: record for record in _links(manifest)}
+        self._made: dict[Path, tuple[int, int]] = {}
+        self._folders: list[Path] = []
+
+    def check(self, images: Path) -> None:
+        """Raise ThawFailed if the images do not name every link, or somebody's file is where a link has to be."""
+        if problem := problem_of_images(self._manifest, images):
+            raise ThawFailed(
+                f"The snapshot is not one that a save made: {problem}.",
+                hint="Nothing was written. Delete the snapshot if you do not know where it comes from.",
+                details=f"snapshot {self._manifest.info.snapshot_id}: {problem}",
+            )
+        for path, record in self._links.items():
+            if os.path.lexists(path) and not _is_left_over(record, Path(path), self._manifest):
+                raise ThawFailed(
+                    f"A file that is not the kernel's is in the place of one that it needs: {path}.",
+                    hint="Move that file away, then try again. Nothing was written.",
+                    details=f"{path}: it is there, and no earlier resume made it",
+                )
+
+    def prepare(self) -> list[tuple[str, Path]]:
+        """Make directories; returns (stream, path) of every regular file to be written."""
+        jobs = []
+        for record in self._manifest.captured:
+            path = self._at(record.path)
+            if record.path in self._links:
+                self.make_folders(path.parent)
+                path.unlink(missing_ok=True)  # left over, as `check` has seen
+                path = self._begun(path) if record.kind == "file" else path
+            else:
+                folder = path if record.kind == "directory" else path.parent
+                folder.mkdir(parents=True, exist_ok=True)
+            if record.kind == "file":
+                jobs.append((record.stream, path))
+        return jobs
+
+    def finish(self) -> None:
+        """After the bytes are written: links, owners, modes and times as they were."""
+        for record in self._manifest.captured:
+            path = self._at(record.path)
+            if record.path in self._links:
+                self._finish_link(record, path)
+            elif record.kind == "hardlink":
+                path.unlink(missing_ok=True)
+                os.link(self._at(record.target), path)
+            else:
+                _finish_private(record, path)
+
+    def make_folders(self, folder: Path, mode: int = 0o777) -> None:
+        """Make a folder and those above it, as far as they are missing."""
+        missing = []
+        while not folder.exists():
+            missing.append(folder)
+            folder = folder.parent
+        for one in reversed(missing):
+            one.mkdir(mode=mode, exist_ok=True)
+            self._folders.append(one)
+
+    def remove_links(self) -> None:
+        """Remove the links that were made and are there: CRIU does so itself where a restore succeeds."""
+        for path, identity in self._made.items():
+            with suppress(OSError):
+                if _identity(path.lstat()) == identity:
+                    path.unlink()
+
+    def remove_folders(self) -> None:
+        """Remove the folders that were made, as far as they are empty."""
+        for folder in reversed(self._folders):
+            with suppress(OSError):
+                folder.rmdir()
+
+    def _at(self, path: str) -> Path:
+        return Path(path) if path in self._links else self._inside(path)
+
+    def _begun(self, path: Path) -> Path:
+        """Make the file that becomes the link; returns its path."""
+        unfinished = _unfinished(path)
+        unfinished.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(unfinished, flags, 0o600)
+        self._made[unfinished] = _identity(os.fstat(descriptor))
+        os.close(descriptor)
+        return unfinished
+
+    def _finish_link(self, record: CapturedFile, path: Path) -> None:
+        """Give a link its name. It belongs to whoever resumes the kernel, whatever the manifest says."""
+        if record.kind == "hardlink":
+            source = self._at(record.target)
+        else:
+            source = _unfinished(path)
+            source.chmod(record.mode)
+            os.utime(source, ns=(record.mtime_ns, record.mtime_ns))
+        try:
+            os.link(source, path, follow_symlinks=False)
+        except FileExistsError as error:
+            raise ThawFailed(
+                f"A file that is not the kernel's is in the place of one that it needs: {record.path}.",
+                hint="Move that file away, then try again. The snapshot is untouched.",
+                details=str(error),
+            ) from error
+        self._made[path] = _identity(path.lstat())
+        if record.kind == "file":
+            source.unlink()
+
+
+def problem_of_images(manifest: Manifest, images: Path) -> str:
+    """Return what the manifest or the images name that no save would; an empty string if there is nothing.
+
+    Raises ObjectCorrupt for images that cannot be read, OSError.
+    """
+    listed = (images / "files.img").exists()
+    named = {link for link, _ in criu_images.link_remaps(images)} if listed else set()
+    for record in _links(manifest):
+        if record.path not in named:
+            return f"its images do not name the link {record.path}"
+    for file in criu_images.regular_files(images) if listed else []:
+        if ".." in file.path.split("/") or "\0" in file.path:
+            return f"its images name a file by {file.path!r}"
+    return ""
+
+
+def remove_links(manifest: Manifest) -> None:
+    """Remove what a restore that was cut off may have left beside the user's files."""
+    for record in _links(manifest):
+        path = Path(record.path)
+        with suppress(OSError):
+            if _is_left_over(record, path, manifest):
+                path.unlink()
+        with suppress(OSError):
+            _unfinished(path).unlink()
+
+
+def _links(manifest: Manifest) -> list[CapturedFile]:
+    """Return the records that lie outside of the kernel's own mounts."""
+    private = manifest.launch.private_shm
+    return [
+        record
+        for record in manifest.captured
+        if not manifest_checks.is_private(record.path, private_shm=private)
+    ]
+
+
+def _finish_private(record: CapturedFile, path: Path) -> None:
+    if record.kind == "symlink":
+        path.unlink(missing_ok=True)
+        path.symlink_to(record.target)
+    os.chown(path, record.uid, record.gid, follow_symlinks=False)
+    if record.kind != "symlink":
+        path.chmod(record.mode)
+        os.utime(path, ns=(record.mtime_ns, record.mtime_ns))
+
+
+def _is_left_over(record: CapturedFile, path: Path, manifest: Manifest) -> bool:
+    """Whether a file is the link that an earlier restore made and that a crash left: time to the nanosecond, length and mode."""
+    if record.kind == "hardlink":
+        record = next(one for one in manifest.captured if one.path == record.target)
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return (
+        stat.S_ISREG(status.st_mode)
+        and stat.S_IMODE(status.st_mode) == record.mode
+        and status.st_mtime_ns == record.mtime_ns
+        and status.st_size == manifest.stream(record.stream).length
+    )
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(path.name + _UNFINISHED)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

@@ -1,0 +1,105 @@
+"""How much a manifest may make its reader hold, found out before it is decoded: one may come from anybody, in an archive.
+
+A few bytes can stand for many: compressed, and as MessagePack, in which an empty list is one byte and takes 56 in memory. What
+this version writes stays far below these bounds: digests do not compress, and neighbouring chunks of zeros are one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from .. import decoding
+
+#: A manifest has some 40 bytes for each chunk, which is a quarter of a megabyte of memory as a rule.
+_MOST_BYTES = 1 << 30
+#: Before compression it may have this many bytes, and so many for each byte after.
+_FREE_BYTES, _BYTES_PER_BYTE = 32 << 20, 8
+#: So many lists of chunks, and chunks, cost nothing to speak of; beyond, each has at least these bytes.
+_FREE_ITEMS, _STREAM_BYTES, _CHUNK_BYTES = 1 << 16, 64, 16
+#: Everything but chunks: values, from this length on.
+_UNCOUNTED_BYTES, _MOST_VALUES = 1 << 20, 2_000_000
+_MOST_FIELDS = 100
+
+#: Of MessagePack: how many bytes after the first byte say a length or count, or are the value.
+_STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
+_LISTS, _MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
+_NUMBERS = {
+    0xCA: 4,
+    0xCB: 8,
+    0xCC: 1,
+    0xCD: 2,
+    0xCE: 4,
+    0xCF: 8,
+    0xD0: 1,
+    0xD1: 2,
+    0xD2: 4,
+    0xD3: 8,
+}
+_FIXED = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17, **_NUMBERS}
+
+
+class _StreamOutline(msgspec.Struct):
+    """Where the chunks of a stream lie in the manifest."""
+
+    chunks: msgspec.Raw
+
+
+def most_bytes(compressed: int) -> int:
+    """Return how long a manifest of so many compressed bytes may be."""
+    return min(_MOST_BYTES, _FREE_BYTES + _BYTES_PER_BYTE * compressed)
+
+
+def require_bounded(body: bytes) -> None:
+    """Raise msgspec.DecodeError for a manifest that has more values than its length warrants, or is no manifest."""
+    if _items(body) > _MOST_FIELDS:
+        raise msgspec.DecodeError("too many fields")
+    parts = decoding.from_msgpack(body, dict[str, msgspec.Raw])
+    streams = bytes(parts.pop("streams", b"\x90"))
+    if _items(streams) > _FREE_ITEMS + len(streams) // _STREAM_BYTES:
+        raise msgspec.DecodeError("too many streams")
+    found = [bytes(one.chunks) for one in decoding.from_msgpack(streams, list[_StreamOutline])]
+    length = sum(map(len, found))
+    if sum(map(_items, found)) > _FREE_ITEMS + length // _CHUNK_BYTES:
+        raise msgspec.DecodeError("too many chunks")
+    if len(body) - length > _UNCOUNTED_BYTES:
+        left = _MOST_VALUES
+        for part in parts.values():
+            left -= _values(bytes(part), left)
+
+
+def _items(data: bytes) -> int:
+    """Return how many items the list or map says that it has."""
+    first = data[0] if data else 0xC0
+    if 0x80 <= first < 0xA0:
+        return first & 0x0F
+    width = _LISTS.get(first) or _MAPS.get(first)
+    return int.from_bytes(data[1 : 1 + width], "big") if width else 0
+
+
+def _values(data: bytes, most: int) -> int:
+    """Return how many values there are in one, itself included. Raises msgspec.DecodeError for more than `most`."""
+    at, count, left = 0, 0, 1
+    while left and at < len(data):
+        count += 1
+        if count > most:
+            raise msgspec.DecodeError("too many values")
+        left -= 1
+        first = data[at]
+        at += 1
+        if 0x80 <= first < 0x90:
+            left += 2 * (first & 0x0F)
+        elif 0x90 <= first < 0xA0:
+            left += first & 0x0F
+        elif 0xA0 <= first < 0xC0:
+            at += first & 0x1F
+        elif first in _FIXED:
+            at += _FIXED[first]
+        elif first in _LISTS or first in _MAPS:
+            width = _LISTS.get(first) or _MAPS[first]
+            left += (1 if first in _LISTS else 2) * int.from_bytes(data[at : at + width], "big")
+            at += width
+        elif first in _STRINGS or first in _EXTENSIONS:
+            width = _STRINGS.get(first) or _EXTENSIONS[first]
+            at += int.from_bytes(data[at : at + width], "big") + width + (first in _EXTENSIONS)
+    return count

@@ -1,0 +1,213 @@
+"""Whether a manifest makes sense, and what it says stays where a kernel's own things are.
+
+A manifest may come from anybody (an import), and one on the disk may have been put there. Every reader passes here. What a
+resume writes outside of the kernel's own mounts is in CRIU's images as well, with which `engine.placing` compares it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import posixpath
+import re
+import socket
+import stat
+from collections.abc import Iterator
+
+from ..model import LINK_REMAP, SCRATCH, CapturedFile, Manifest, SnapshotInfo, Stream, TcpConnection
+from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
+
+#: Ids are parts of file names.
+ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
+#: Of the kernel's own tmpfs: the keeper and the library that is preloaded into it.
+_ON_SCRATCH = re.compile(rf"{SCRATCH}/(keeper|[a-z-]+\.so)")
+_STAGING = re.compile(rf"{SCRATCH}/gpu/{_FILE_NAME.pattern}")
+_SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
+
+#: The last second of the year 9999, which is the last that has a date.
+LATEST = 253402300799.0
+_MOST_PIDS = 1 << 22
+_MOST_ID = (1 << 32) - 2
+_MOST_TIME_NS = (1 << 63) - 1
+_MOST_PORT = 65535
+#: Of an address behind the host: port, and for IPv6 flow and scope.
+_ADDRESS_NUMBERS = 3
+_MOST_UNREAD_BYTES = 1 << 28
+_MOST_FLAGS, _MOST_OPTION = (1 << 32) - 1, (1 << 31) - 1
+_MOST_LENGTH = 1 << 60
+#: Of all images together but those that have streams of their own.
+_MOST_IMAGES_BYTES = 1 << 28
+
+
+def problem_of_info(info: SnapshotInfo) -> str:
+    """Return what is wrong with a snapshot's entry in lists; an empty string if nothing is."""
+    if not ID.fullmatch(info.snapshot_id) or not ID.fullmatch(info.kernel_id):
+        return "an id in it is none"
+    if not is_time(info.created) or not all(
+        math.isfinite(seconds) for seconds in (info.frozen_seconds, info.seconds)
+    ):
+        return "a time in it is none"
+    return ""
+
+
+def is_time(seconds: float) -> bool:
+    """Whether these are seconds since the epoch that have a date."""
+    return 0 <= seconds <= LATEST
+
+
+def problem_of(manifest: Manifest) -> str:
+    """Return what is wrong with a manifest; an empty string if nothing is."""
+    return next(_problems(manifest), "")
+
+
+def is_link(record: CapturedFile) -> bool:
+    """Whether it is one of CRIU's links, which lies beside a file of the user's."""
+    return posixpath.basename(record.path).startswith(LINK_REMAP)
+
+
+def is_private(path: str, *, private_shm: bool) -> bool:
+    """Whether a path lies in a file system that the kernel has for itself."""
+    return path.startswith(f"{SCRATCH}/") or (private_shm and path.startswith(_SHM))
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    if not ID.fullmatch(manifest.launch.kernel_id):
+        yield "the kernel's id in it is none"
+    if any(not 0 <= port <= _MOST_PORT for port in manifest.launch.own_ports):
+        yield "a port in it is none"
+    pids = [manifest.keeper_pid, manifest.kernel_pid, *(one.pid for one in manifest.processes)]
+    pids += [one.pid for one in manifest.gpu]
+    if any(not 0 < pid <= _MOST_PIDS for pid in pids):
+        yield "the number of a process in it is none"
+    streams = {stream.name: stream.length for stream in manifest.streams}
+    if len(streams) < len(manifest.streams):
+        yield "two of its streams have one name"
+    yield from (f"stream {one.name!r} is not sound" for one in manifest.streams if not _sound(one))
+    yield from _problems_of_images(manifest, streams)
+    yield from _problems_of_captured(manifest.captured, manifest.launch.private_shm, streams)
+    for path in (path for process in manifest.gpu for path in process.staging):
+        if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
+            yield f"memory of a GPU would be written to {path!r}"
+    if not all(map(_is_connection, manifest.connections)) or streams.get("tcp", 0) < sum(
+        end.unread for connection in manifest.connections for end in connection.ends
+    ):
+        yield "a connection in it is none"
+    for process in manifest.processes:
+        if process.pages not in {"", *streams} and manifest.method == "skeleton":
+            yield f"the memory of process {process.pid} is missing"
+
+
+def _sound(stream: Stream) -> bool:
+    lengths = [chunk.length for chunk in stream.chunks]
+    return (
+        sum(lengths) == stream.length <= _MOST_LENGTH
+        and min(lengths, default=1) > 0
+        and all(
+            not chunk.digest
+            or (len(chunk.digest) == DIGEST_BYTES and chunk.length <= MOST_CHUNK_BYTES)
+            for chunk in stream.chunks
+        )
+    )
+
+
+def _is_connection(connection: TcpConnection) -> bool:
+    return len(connection.ends) in ({1} if connection.waiting else {1, 2}) and all(
+        end.family in {socket.AF_INET, socket.AF_INET6}
+        and _is_address(end.local)
+        and _is_address(end.remote)
+        and 0 <= end.unread <= _MOST_UNREAD_BYTES
+        and 0 <= end.flags <= _MOST_FLAGS
+        and all(
+            0 <= option.level <= _MOST_OPTION and 0 <= option.name <= _MOST_OPTION
+            for option in end.options
+        )
+        for end in connection.ends
+    )
+
+
+def _is_address(parts: list[str | int]) -> bool:
+    """Whether it is an address as Python's sockets have it, without a name that somebody would have to be asked for."""
+    host, *numbers = parts or [0]
+    if not isinstance(host, str) or not 1 <= len(numbers) <= _ADDRESS_NUMBERS:
+        return False
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    port, *more = [number for number in numbers if isinstance(number, int)] or [-1]
+    return 0 <= port <= _MOST_PORT and all(0 <= number <= _MOST_FLAGS for number in more)
+
+
+def _problems_of_images(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
+    together = streams.get("images", 0)
+    if together > _MOST_IMAGES_BYTES:
+        yield "its images are longer than can be"
+    names = set()
+    for image in manifest.images:
+        if not _FILE_NAME.fullmatch(image.name) or image.name in names:
+            yield f"an image would be written to {image.name!r}"
+        names.add(image.name)
+        start, end = image.offset, image.offset + image.length
+        inside = not image.stream and 0 <= start <= end <= together
+        if not inside and streams.get(image.stream) != image.length:
+            yield f"image {image.name} is not in it"
+
+
+def _problems_of_captured(
+    files: list[CapturedFile], private_shm: bool, streams: dict[str, int]
+) -> Iterator[str]:
+    kinds: dict[str, str] = {}
+    for record in files:
+        path = record.path
+        if not _is_plain(path):
+            yield f"{path!r} is no path of a file"
+        elif path in kinds:
+            yield f"{path} is in it twice"
+        elif not _may_lie_there(record, private_shm):
+            yield f"{path} is none of the kernel's own files"
+        elif not _may_be(record, kinds, streams):
+            yield f"{path} would be what no file of a kernel is"
+        kinds[path] = record.kind
+    for path in kinds:
+        if any(kinds.get(parent, "directory") != "directory" for parent in _parents(path)):
+            yield f"{path} lies in what is no directory"
+
+
+def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
+    if record.path.startswith(f"{SCRATCH}/"):
+        return record.kind == "file" and bool(_ON_SCRATCH.fullmatch(record.path))
+    if record.path.startswith(_SHM) and private_shm:
+        return True
+    return is_link(record) and record.kind in {"file", "hardlink"}
+
+
+def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]) -> bool:
+    """Whether kind, mode, owner, time and content are those of a file that does no more than hold something."""
+    # A group that is handed on to what is made in a directory gives nobody any right.
+    harmless = 0o1777 | (stat.S_ISGID if record.kind == "directory" else 0)
+    fits = {
+        "directory": True,
+        "file": record.stream in streams,
+        "hardlink": kinds.get(record.target) == "file",
+        "symlink": bool(record.target) and "\0" not in record.target,
+    }
+    return (
+        fits.get(record.kind, False)
+        and not record.mode & ~harmless
+        and 0 <= record.uid <= _MOST_ID
+        and 0 <= record.gid <= _MOST_ID
+        and abs(record.mtime_ns) <= _MOST_TIME_NS
+    )
+
+
+def _is_plain(path: str) -> bool:
+    """Whether a path is absolute, without dots and empty names."""
+    if not path.startswith("/") or "\0" in path:
+        return False
+    return not {"", ".", ".."}.intersection(path.split("/")[1:])
+
+
+def _parents(path: str) -> Iterator[str]:
+    names = path.split("/")
+    return ("/".join(names[:count]) for count in range(2, len(names)))

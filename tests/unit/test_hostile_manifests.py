@@ -1,0 +1,232 @@
+"""A manifest may come from anybody: what it says stays in the kernel's own places, and little of it does not become much."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import zstandard
+
+from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
+from jupyter_gpuckpt.model import (
+    CapturedFile,
+    Chunk,
+    GpuProcess,
+    ImageFile,
+    Manifest,
+    Stream,
+    TcpConnection,
+    TcpEnd,
+)
+from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.local import LocalStore
+from tests.unit.test_archives import imported, packed, state_of
+from tests.unit.test_store_local import manifest
+
+SHM, SCRATCH = "/dev/shm/", "/run/gpuckpt/"
+CONTENT = b"#!/bin/sh\n"
+STREAM = Stream("x", len(CONTENT), [Chunk(digest_of(CONTENT), len(CONTENT))])
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store") as store:
+        yield store
+
+
+def forged(**changes):
+    """A manifest that nobody checked. What is not changed is sound."""
+    changes.setdefault("streams", [STREAM])
+    return msgspec.structs.replace(manifest("s1"), **changes)
+
+
+def file(path, **fields):
+    return CapturedFile(path, fields.pop("kind", "file"), **{"stream": "x", **fields})
+
+
+def captured(*files):
+    return {"captured": list(files)}
+
+
+def zeros(length, *chunks):
+    return [Stream("x", length, [Chunk(b"", size) for size in chunks])]
+
+
+def connected(**changes):
+    end = TcpEnd(1, 2, ["127.0.0.1", 80], ["127.0.0.1", 81], 0, [])
+    return {"connections": [TcpConnection("x", [msgspec.structs.replace(end, **changes)])]}
+
+
+NO_PLACE = {
+    "a connection to a name": connected(remote=["example.org", 80]),
+    "a connection to no port": connected(local=["127.0.0.1", 1 << 20]),
+    "a connection without an address": connected(local=[]),
+    "a connection of another kind": connected(family=16),
+    "a connection with an endless queue": connected(unread=1 << 50),
+    "a connection without its queue": connected(unread=1),
+    "a file of the host": captured(file("/etc/cron.d/evil")),
+    "dots": captured(file(SHM + "../../etc/evil")),
+    "dots in a link": captured(file("/tmp/../etc/link_remap.1")),
+    "relative": captured(file("link_remap.1")),
+    "a double slash": captured(file("//etc/link_remap.1")),
+    "a zero byte": captured(file(SHM + "a\0b")),
+    "scratch": captured(file(SCRATCH + "standstill")),
+    "scratch images": captured(file(SCRATCH + "images/core-1.img")),
+    "a link on scratch": captured(file(SCRATCH + "servers", kind="symlink", target="/etc")),
+    "a folder of the host": captured(CapturedFile("/etc/new", "directory")),
+    "a symlink beside a file": captured(
+        file("/tmp/link_remap.1", kind="symlink", target="/etc/passwd")
+    ),
+    "through a symlink": captured(
+        file(SHM + "a", kind="symlink", target="/etc"), file(SHM + "a/passwd")
+    ),
+    "through a later symlink": captured(
+        file(SHM + "a/passwd"), file(SHM + "a", kind="symlink", target="/etc")
+    ),
+    "twice": captured(file(SHM + "a"), file(SHM + "a")),
+    "setuid": captured(file(SHM + "a", mode=0o4755)),
+    "setgid": captured(file(SHM + "a", mode=0o2755)),
+    "a device": captured(file(SHM + "a", kind="device")),
+    "a mode that is none": captured(file(SHM + "a", mode=0o100644)),
+    "an owner that is none": captured(file(SHM + "a", uid=1 << 40)),
+    "a time that is none": captured(file(SHM + "a", mtime_ns=1 << 63)),
+    "a hard link to the host": captured(file(SHM + "a", kind="hardlink", target="/etc/shadow")),
+    "no content": captured(file(SHM + "a", stream="y")),
+    "the host's /dev/shm": {
+        **captured(file(SHM + "a")),
+        "launch": msgspec.structs.replace(manifest("s1").launch, private_shm=False),
+    },
+    "an image elsewhere": {"images": [ImageFile("../../etc/evil", 10, stream="x")]},
+    "an image twice": {"images": 2 * [ImageFile("core-1.img", 10, stream="x")]},
+    "an image past its stream": {"images": [ImageFile("core-1.img", 1, offset=1)]},
+    "memory of a GPU elsewhere": {"gpu": [GpuProcess(1, ["/etc/passwd"], 1)]},
+    "memory of a GPU with dots": {"gpu": [GpuProcess(1, [SCRATCH + "gpu/../../../etc/x"], 1)]},
+    "a process that is none": {"keeper_pid": -1},
+    "a port that is none": {
+        "launch": msgspec.structs.replace(manifest("s1").launch, own_ports=[70_000])
+    },
+    "the id of a kernel": {
+        "launch": msgspec.structs.replace(manifest("s1").launch, kernel_id="../k")
+    },
+    "an id in the list": {
+        "info": msgspec.structs.replace(manifest("s1").info, kernel_id="../../k")
+    },
+    "a time without a date": {"info": msgspec.structs.replace(manifest("s1").info, created=1e300)},
+    "no number": {"info": msgspec.structs.replace(manifest("s1").info, seconds=float("nan"))},
+    "lengths that differ": {"streams": zeros(3, 1, 1)},
+    "a length below zero": {"streams": zeros(0, 5, -5)},
+    "an empty chunk": {"streams": zeros(0, 0)},
+    "a digest that is none": {"streams": [Stream("x", 1, [Chunk(b"x", 1)])]},
+    "one name for two": {"streams": 2 * [STREAM]},
+    "endless images": {"streams": [Stream("images", 1 << 40, [Chunk(b"", 1 << 40)])]},
+}
+
+
+@pytest.mark.parametrize("changes", NO_PLACE.values(), ids=NO_PLACE)
+def test_what_no_save_would_write_is_refused_by_import_and_resume(store, tmp_path, changes):
+    with store.writer() as writer:
+        writer.append(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)
+    changes = {**changes}
+    if any(
+        chunk.digest == b"x" for stream in changes.get("streams", []) for chunk in stream.chunks
+    ):
+        path, _ = manifests.stage(store.root / "manifests", forged(**changes))
+        manifests.commit(path)
+    else:
+        store.publish(forged(**changes))
+    content = (store.root / "manifests" / "s1.manifest").read_bytes()
+    with pytest.raises((ManifestInvalid, SnapshotNotFound)):
+        store.manifest("s1")
+    pack = next((store.root / "packs").iterdir()).read_bytes()
+    with LocalStore(tmp_path / "other") as other:
+        archive = packed(("packs/a.pack", pack), ("manifests/s1.manifest", content))
+        with pytest.raises(ArchiveInvalid):
+            imported(other, archive)
+        assert state_of(other) == ([], [])
+
+
+def test_a_link_that_the_images_do_not_name_is_refused(store, tmp_path):
+    with store.writer() as writer:
+        writer.append(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)
+    store.publish(forged(**captured(file(f"{tmp_path}/link_remap.7", mode=0o755))))
+    content = (store.root / "manifests" / "s1.manifest").read_bytes()
+    pack = next((store.root / "packs").iterdir()).read_bytes()
+    with LocalStore(tmp_path / "other") as other:
+        archive = packed(("packs/a.pack", pack), ("manifests/s1.manifest", content))
+        with pytest.raises(ArchiveInvalid, match="do not name the link"):
+            imported(other, archive)
+        assert state_of(other) == ([], [])
+
+
+EMPTY, NESTED = b"\x92\xc4\0\0", b"\x90"
+#: Some kilobytes each, compressed.
+BOMBS = {
+    "chunks": ("streams", [("name", "x"), ("length", 0), ("chunks", EMPTY)], 40_000_000),
+    "fewer chunks": ("streams", [("name", "x"), ("length", 0), ("chunks", EMPTY)], 7_000_000),
+    "streams": ("streams", None, 3_000_000),
+    "lists": ("launch", [("jupyter", NESTED)], 30_000_000),
+}
+
+
+def bomb(what):
+    """A manifest that stands for gigabytes; parts that are not looked at are left out."""
+    field, parts, count = BOMBS[what]
+    many = b"\xdd" + count.to_bytes(4, "big")
+    if parts is None:
+        value = many + count * (b"\x81\xa6chunks\x90")
+    else:
+        value = b"".join(
+            msgspec.msgpack.encode(name)
+            + (many + count * inner if isinstance(inner, bytes) else msgspec.msgpack.encode(inner))
+            for name, inner in parts
+        )
+        value = bytes([0x80 + len(parts)]) + value
+        value = b"\x91" + value if field == "streams" else value
+    body = zstandard.ZstdCompressor().compress(b"\x81" + msgspec.msgpack.encode(field) + value)
+    return manifests._HEADER.pack(manifests._MAGIC, 1, digest_of(body)) + body
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_a_few_kilobytes_do_not_become_gigabytes(tmp_path, what):
+    content = bomb(what)
+    assert len(content) < 300_000
+    (tmp_path / "a.tar").write_bytes(packed(("manifests/s1.manifest", content)))
+    reader = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "ArchiveInvalid" in reader.stdout, reader.stderr
+    assert int(reader.stdout.split()[-1]) < 200 << 10
+
+
+READER = f"""
+import sys, resource
+from pathlib import Path
+from {import_archive.__module__} import import_archive
+from {LocalStore.__module__} import LocalStore
+from jupyter_gpuckpt.errors import ArchiveInvalid
+store = LocalStore(Path(sys.argv[1]) / "store")
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    import_archive(store, (Path(sys.argv[1]) / "a.tar").open("rb").read)
+except ArchiveInvalid as error:
+    print("ArchiveInvalid", error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_large_manifest_that_is_one_is_read(tmp_path):
+    """Digests, zeros between them, and much else."""
+    chunks = [
+        chunk
+        for n in range(200_000)
+        for chunk in (Chunk(digest_of(n.to_bytes(8, "big")), 4096), Chunk(b"", 4096))
+    ]
+    jupyter = {"states": "x" * 3_000_000, "cells": [{"id": str(n)} for n in range(20_000)]}
+    made = forged(
+        streams=[Stream("pages/1", 400_000 * 4096, chunks)],
+        launch=msgspec.structs.replace(manifest("s1").launch, jupyter=jupyter),
+    )
+    manifests.commit(manifests.stage(tmp_path, made)[0])
+    assert manifests.read(manifests.path_of(tmp_path, "s1"), Manifest) == made
