@@ -33,6 +33,7 @@ from .memory_watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
 from .standstill import Standstill
+from .tcp_connections import LostConnection
 from .tree import Tree
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,10 @@ class Frozen:
     captured_files: dict[str, Path]
     gpu: list[GpuProcess]
     gpu_files: dict[str, Path]
-    #: Those of the tree with itself, what they have to deliver, and a sentence about each that cannot be kept.
+    #: Those of the tree with itself, what they have to deliver, and those that cannot be kept.
     connections: list[TcpConnection] = field(default_factory=list)
     connections_queues: bytes = b""
-    connections_lost: list[str] = field(default_factory=list)
+    connections_lost: list[LostConnection] = field(default_factory=list)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
 

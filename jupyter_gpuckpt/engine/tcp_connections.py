@@ -19,6 +19,7 @@ import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -47,6 +48,13 @@ _AT_ONCE = struct.pack("=ii", 1, 0)
 
 class _UnkeepableError(Exception):
     """Says why, as a part of a sentence."""
+
+
+class LostConnection(NamedTuple):
+    """A connection that cannot be kept: the ports of one of its ends, and what users see."""
+
+    ports: tuple[int, int]
+    text: str
 
 
 class _Mark(msgspec.Struct):
@@ -81,6 +89,21 @@ class _HeldEnd:
         if self._events(select.POLLPRI):
             raise _UnkeepableError("it has urgent data")
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether both sides have ended the connection; what it has to deliver can still be read."""
+        if (
+            self.socket.family not in {socket.AF_INET, socket.AF_INET6}
+            or self.socket.type != socket.SOCK_STREAM
+        ):
+            return False
+        state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return f"{state:02X}" == TcpState.CLOSE
+
+    def waiting(self) -> int:
+        """Return how many bytes it has to deliver."""
+        return _count(self.socket, termios.FIONREAD)
+
     def unsent(self) -> int:
         """Return how many bytes have not arrived yet, as far as is known here."""
         return _count(self.socket, _SIOCOUTQ)
@@ -102,7 +125,7 @@ class _HeldEnd:
     def look(self) -> None:
         """Read state and queue, without taking anything out."""
         self._state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        waiting = _count(self.socket, termios.FIONREAD)
+        waiting = self.waiting()
         with suppress(BlockingIOError):
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             self.unread = self.socket.recv(waiting + _MORE, flags)
@@ -122,14 +145,20 @@ class _HeldEnd:
             inode=int(self.end.row.inode),
             family=self.socket.family,
             local=list(self.socket.getsockname()),
-            remote=list(self.socket.getpeername()),
+            remote=self._remote(),
             flags=self._flags(),
             options=self._options,
             unread=len(self.unread),
-            sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2},
+            sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE},
             # The other side's end looks the same to the program.
-            reads_no_more=read_shut and state != TcpState.CLOSE_WAIT,
+            reads_no_more=read_shut and state not in {TcpState.CLOSE_WAIT, TcpState.CLOSE},
         )
+
+    def _remote(self) -> list[str | int]:
+        try:
+            return list(self.socket.getpeername())
+        except OSError:  # it is closed
+            return ["127.0.0.1" if self.socket.family == socket.AF_INET else "::1", 0]
 
     def _flags(self) -> int:
         return fcntl.fcntl(self.socket, fcntl.F_GETFL)
@@ -147,19 +176,22 @@ class Recorded:
         self.connections: list[TcpConnection] = []
         #: What the connections have to deliver, one after the other.
         self.queues = b""
-        #: A sentence about each that cannot be kept.
-        self.lost: list[str] = []
+        self.lost: list[LostConnection] = []
         self._held: list[_HeldEnd] = []
         queues = list[bytes]()
         self._journal = tree.inside(_JOURNAL)
         members = pids(tree)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         try:
-            for inner in connections.survey(members).inner:
+            found = connections.survey(members)
+            for inner in found.inner:
                 try:
                     queues += self._add(inner, members, deadline)
                 except (OSError, _UnkeepableError) as error:
-                    self.lost.append(f"{inner}: {error}")
+                    ports = inner.ends[0].row.local.port, inner.ends[0].row.remote.port
+                    self.lost.append(LostConnection(ports, f"{inner} ({error})"))
+            for end in found.unlisted:
+                queues += self._add_closed(end)
         except BaseException:
             self.close()
             raise
@@ -183,6 +215,21 @@ class Recorded:
         records = [held.record() for held in ends]
         self.connections.append(TcpConnection(name, records, inner.waiting))
         return [held.unread for held in ends]
+
+    def _add_closed(self, end: End) -> Iterable[bytes]:
+        """Put a connection on record that both sides have ended, if there is something left to read."""
+        with suppress(OSError, _UnkeepableError):
+            held = _HeldEnd(end)
+            self._held.append(held)
+            if held.is_closed and held.waiting():
+                held.check()
+                held.look()
+                name = f"{end.program} (process {processes.nspid(end.pid)}), which is closed"
+                self.connections.append(TcpConnection(name, [held.record()]))
+                return [held.unread]
+            self._held.remove(held)
+            held.socket.close()
+        return []
 
     def _await_all(
         self, inner: Inner, ends: list[_HeldEnd], members: list[int], deadline: float

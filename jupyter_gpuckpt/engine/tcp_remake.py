@@ -110,7 +110,7 @@ class RemadeConnections:
             criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
 
     def finish(self, ports: Mapping[int, int]) -> None:
-        """Do what needs the restored listeners, which may be on other `ports` now; no task of the tree runs yet."""
+        """Do what needs the restored listeners, which may be on other `ports` now, and let go; no task of the tree runs yet."""
         for connection, made in self._waiting:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
@@ -124,6 +124,8 @@ class RemadeConnections:
             if end.sent_all and any(made is waiting for _, waiting in self._waiting):
                 with suppress(OSError):
                     made.shutdown(socket.SHUT_WR)
+        # A program that closes its end must be the last to do so.
+        self.close()
 
     def _lose(self, connection: TcpConnection, error: OSError) -> None:
         reason = error.strerror or str(error)

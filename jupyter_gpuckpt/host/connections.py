@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 from . import processes, tcp_table
@@ -16,6 +18,7 @@ _OPEN = frozenset(
 )
 _CLOSED_BY_ITSELF = frozenset({TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.TIME_WAIT})
 _WITHOUT_PROGRAM = "0"
+_NOWHERE = Endpoint(ipaddress.IPv4Address(0), 0)
 
 
 class End(NamedTuple):
@@ -45,10 +48,14 @@ class Inner(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The open connections of a tree. `outer`: those with others, and those whose data nobody can reach."""
+    """The open connections of a tree. `outer`: those with others, and those whose data nobody can reach.
+
+    `unlisted`: sockets of which Linux keeps no list; some are of connections that both sides have ended.
+    """
 
     inner: list[Inner]
     outer: list[End]
+    unlisted: list[End]
 
 
 def survey(pids: Collection[int]) -> Survey:
@@ -77,7 +84,14 @@ def survey(pids: Collection[int]) -> Survey:
             inner.append(Inner((end,)))
         elif row.state == TcpState.ESTABLISHED:
             outer.append(end)
-    return Survey(inner, outer)
+    listed = {row.inode for row in rows} | _listed_elsewhere(pids)
+    nothing = Row(_NOWHERE, _NOWHERE, TcpState.CLOSE, "", 0, 0)
+    unlisted = [
+        End(*where, nothing._replace(inode=inode))
+        for inode, where in held.items()
+        if inode not in listed
+    ]
+    return Survey(inner, outer, unlisted)
 
 
 def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
@@ -100,6 +114,15 @@ def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
             if match := _SOCKET.fullmatch(link):
                 found.setdefault(match[1], (pid, name, descriptor))
     return found
+
+
+def _listed_elsewhere(pids: Iterable[int]) -> set[str]:
+    """Return the inodes of unix sockets (man 7 unix)."""
+    for pid in pids:
+        with suppress(OSError):
+            lines = (processes.PROC / str(pid) / "net" / "unix").read_text(errors="replace")
+            return {line.split()[6] for line in lines.splitlines()[1:]}
+    return set()
 
 
 def is_stuck(waiting: Row) -> bool:

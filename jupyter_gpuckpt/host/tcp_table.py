@@ -20,6 +20,7 @@ class TcpState(StrEnum):
     FIN_WAIT_1 = "04"
     FIN_WAIT_2 = "05"
     TIME_WAIT = "06"
+    CLOSE = "07"
     CLOSE_WAIT = "08"
     LISTEN = "0A"
 

@@ -108,7 +108,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         sources += _queues(state)
         if stop:
-            warnings += _lost_connections(state, cut=cause is not Cause.IDLE)
+            warnings += _lost_connections(state, spec, cut=cause is not Cause.IDLE)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests)
         warnings += replaced
@@ -188,9 +188,12 @@ def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
     )
 
 
-def _lost_connections(state: Frozen, *, cut: bool) -> list[str]:
+def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
     """Say which connections of the tree with itself a resume of this snapshot will not bring back."""
-    return _cut(state.connections_lost, cut=cut)
+    own = set(spec.own_ports)
+    return _cut(
+        [lost.text for lost in state.connections_lost if not own & set(lost.ports)], cut=cut
+    )
 
 
 def _cut(found: Sequence[str], *, cut: bool) -> list[str]:

@@ -114,8 +114,10 @@ ENDINGS = (
     closed.sendall(b"answer, then closed"), closed.close()
     deaf, speaker = pair()
     deaf.shutdown(socket.SHUT_RD)
+    asking, answering = pair()
+    asking.shutdown(socket.SHUT_WR), answering.sendall(b"both have ended"), answering.close()
     step("look")
-    found = {"half": all_of(other_half, 100).decode()}
+    found = {"half": all_of(other_half, 100).decode(), "asking": all_of(asking, 100).decode()}
     other_half.sendall(b"still heard")
     found["back"] = all_of(half, 11).decode()
     found["left"] = all_of(left, 100).decode()
@@ -137,6 +139,7 @@ def test_a_connection_that_one_side_has_ended_is_ended_by_that_side_only(run) ->
     suspended_and_resumed(program)
     assert go_on(program, "look") == {
         "half": "the last words",
+        "asking": "both have ended",
         "back": "still heard",
         "left": "answer, then closed",
         "deaf": "",

@@ -32,6 +32,7 @@ def of(listener, pids):
     return connections.Survey(
         [inner for inner in found.inner if concerned(inner.ends[0])],
         [end for end in found.outer if concerned(end)],
+        [],
     )
 
 
@@ -94,4 +95,4 @@ def test_listening_sockets_are_none(listener):
 
 
 def test_a_process_that_is_gone_has_none():
-    assert connections.survey([2**22 + 1]) == ([], [])
+    assert connections.survey([2**22 + 1]) == ([], [], [])
