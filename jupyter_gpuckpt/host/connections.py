@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection, Iterable
 from contextlib import suppress
@@ -18,7 +17,7 @@ _OPEN = frozenset(
 )
 _CLOSED_BY_ITSELF = frozenset({TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.TIME_WAIT})
 _WITHOUT_PROGRAM = "0"
-_NOWHERE = Endpoint(ipaddress.IPv4Address(0), 0)
+_NOWHERE = "00000000:0000"
 
 
 class End(NamedTuple):
@@ -62,7 +61,7 @@ def survey(pids: Collection[int]) -> Survey:
     """Look up the connections that these processes hold, each once; all must be in one network namespace."""
     held = _held(pids)
     rows = _rows(pids)
-    by_ends = {(row.local.plain, row.remote.plain): row for row in rows}
+    by_ends = {row.ends: row for row in rows}
     listeners = [
         row.local.plain for row in rows if row.state == TcpState.LISTEN and row.inode in held
     ]
@@ -71,7 +70,7 @@ def survey(pids: Collection[int]) -> Survey:
         if row.inode not in held or row.inode in seen or row.state not in _OPEN:
             continue
         end = End(*held[row.inode], row)
-        other = by_ends.get((row.remote.plain, row.local.plain))
+        other = by_ends.get(row.ends[::-1])
         if other is not None and other.inode in held and other.inode != row.inode:
             seen.add(other.inode)
             inner.append(Inner((end, End(*held[other.inode], other))))
@@ -85,9 +84,8 @@ def survey(pids: Collection[int]) -> Survey:
         elif row.state == TcpState.ESTABLISHED:
             outer.append(end)
     listed = {row.inode for row in rows} | _listed_elsewhere(pids)
-    nothing = Row(_NOWHERE, _NOWHERE, TcpState.CLOSE, "", 0, 0)
     unlisted = [
-        End(*where, nothing._replace(inode=inode))
+        End(*where, Row(_NOWHERE, _NOWHERE, TcpState.CLOSE, inode))
         for inode, where in held.items()
         if inode not in listed
     ]
@@ -96,9 +94,8 @@ def survey(pids: Collection[int]) -> Survey:
 
 def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
     """Return the rows of a connection's two ends as they are now; None for one that is gone."""
-    local, remote = end.row.local.plain, end.row.remote.plain
-    found = {(row.local.plain, row.remote.plain): row for row in _rows(pids)}
-    return found.get((local, remote)), found.get((remote, local))
+    found = {row.ends: row for row in _rows(pids)}
+    return found.get(end.row.ends), found.get(end.row.ends[::-1])
 
 
 def _rows(pids: Iterable[int]) -> list[Row]:

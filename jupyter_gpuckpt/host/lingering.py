@@ -48,7 +48,7 @@ def end(ports: Collection[int]) -> None:
 def _left(ports: Collection[int]) -> Iterator[Row]:
     for row in tcp_table.rows():
         # No inode: no program has it any more.
-        if row.local.port in ports and row.state in _ENDING and row.inode == "0":
+        if row.state in _ENDING and row.inode == "0" and row.local.port in ports:
             yield row
 
 

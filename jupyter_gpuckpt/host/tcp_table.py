@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 from . import processes
 
+#: How the table writes the first 96 bits of an IPv4 address that an IPv6 socket sees.
+_MAPPED = "0000000000000000FFFF0000"
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -45,15 +48,39 @@ class Endpoint(NamedTuple):
 class Row(NamedTuple):
     """A socket. `inode`: "0" when no program has it any more, or not yet.
 
-    `unsent` and `unread` are bytes: those whose arrival is not acknowledged, and those that arrived and nobody has read.
+    Kept as the table has it: there may be very many, of which few are looked at.
     """
 
-    local: Endpoint
-    remote: Endpoint
+    local_text: str
+    remote_text: str
     state: str
     inode: str
-    unsent: int
-    unread: int
+    queues: str = "0:0"
+
+    @property
+    def local(self) -> Endpoint:
+        """Its own side."""
+        return _endpoint(self.local_text)
+
+    @property
+    def remote(self) -> Endpoint:
+        """The other side."""
+        return _endpoint(self.remote_text)
+
+    @property
+    def ends(self) -> tuple[str, str]:
+        """Both sides, the same text for the same address whatever kind of socket sees it; the other socket has them reversed."""
+        return _plain(self.local_text), _plain(self.remote_text)
+
+    @property
+    def unsent(self) -> int:
+        """The bytes whose arrival is not acknowledged."""
+        return int(self.queues.partition(":")[0], 16)
+
+    @property
+    def unread(self) -> int:
+        """The bytes that arrived and that nobody has read."""
+        return int(self.queues.partition(":")[2], 16)
 
 
 def rows(pid: int | str = "self") -> Iterator[Row]:
@@ -62,15 +89,11 @@ def rows(pid: int | str = "self") -> Iterator[Row]:
         with suppress(OSError):
             for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
                 fields = line.split()
-                unsent, _, unread = fields[4].partition(":")
-                yield Row(
-                    _endpoint(fields[1]),
-                    _endpoint(fields[2]),
-                    fields[3],
-                    fields[9],
-                    int(unsent, 16),
-                    int(unread, 16),
-                )
+                yield Row(fields[1], fields[2], fields[3], fields[9], fields[4])
+
+
+def _plain(text: str) -> str:
+    return text.removeprefix(_MAPPED)
 
 
 def _endpoint(text: str) -> Endpoint:

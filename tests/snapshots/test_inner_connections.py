@@ -7,7 +7,7 @@ import json
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import msgspec
@@ -362,13 +362,11 @@ def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run) -> 
 
 @contextmanager
 def taken(ports: list[int]) -> Iterator[None]:
-    held = [socket.socket() for _ in ports]
-    for one, port in zip(held, ports, strict=True):
-        one.bind(("127.0.0.1", port))
-        one.listen()
-    yield
-    for one in held:
-        one.close()
+    with ExitStack() as held:
+        for port in ports:
+            with suppress(OSError):  # somebody else has it
+                held.enter_context(socket.create_server(("127.0.0.1", port), reuse_port=False))
+        yield
 
 
 def test_a_connection_whose_ports_are_taken_gets_others(run) -> None:
