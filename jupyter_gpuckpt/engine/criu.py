@@ -227,6 +227,7 @@ def restore_words(settings: EngineSettings, directory: str, *, lazy: bool) -> li
     `lazy`: private pages come from our filler (`page_filler.py`), which the action script waits for.
     """
     return [
+        *("env", f"LD_PRELOAD={settings.criu_preload}"),
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", *_COMMON),

@@ -1,4 +1,6 @@
-/* criu-preload: preloaded into `criu dump`; answers two of CRIU's questions about a task in another way than Linux does.
+/* criu-preload: preloaded into CRIU.
+ *
+ * In `criu dump` it answers two of CRIU's questions about a task in another way than Linux does.
  *
  * Pages. A skeleton dump needs no page, but CRIU still pins every one in pipes (0.1 s and 500 descriptors per GB) before it
  * forgets them. The areas in the file that GPUCKPT_HIDDEN names (written when all tasks stand still) look empty to its
@@ -8,10 +10,16 @@
  * Seccomp filters. A task has at least the filters that init has, and inherits them again at a restore. CRIU would save them
  * and add them once more each time. A task with exactly GPUCKPT_FILTERS filters has none in the /proc/PID/status that CRIU
  * reads. The other side is host/seccomp.py.
+ *
+ * In `criu restore` it makes the keeper adopt orphans from the beginning. CRIU forks a process whose session is not its parent's
+ * from a helper, which ends, and takes for granted that the tree's root gets it then (`prepare_pstree_ids`). It makes the keeper a
+ * subreaper only later: a daemonised child would be init's, stay stopped, and be missing in the next snapshot.
  */
 #include <stdarg.h>
 #include <sys/syscall.h>
 
+#define SET_CHILD_SUBREAPER 36 /* prctl */
+#define INIT 1
 #define PAGEMAP_SCAN_ 0xc0606610UL
 #define GUARD (1UL << 8)
 #define MAX_AREAS 65536
@@ -164,4 +172,15 @@ long read(int fd, void *data, unsigned long size) {
     }
     hide_filters(fd, data, result);
     return result;
+}
+
+/* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
+int setsid(void) {
+    long session = call(SYS_setsid, 0, 0, 0, 0);
+    if (session < 0) {
+        *__errno_location() = (int)-session;
+        return -1;
+    }
+    if (call(SYS_getppid, 0, 0, 0, 0) == INIT) call(SYS_prctl, SET_CHILD_SUBREAPER, 1, 0, 0);
+    return (int)session;
 }
