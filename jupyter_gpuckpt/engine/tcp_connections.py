@@ -42,8 +42,6 @@ _SO_PEEK_OFF, _TCP_ULP = 42, 31
 #: Until everything has arrived; acknowledgements come within 40 ms, and tasks stand still meanwhile.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 0.4, 0.001
 _MORE = 1 << 16
-#: What setsockopt(2) wants for closing without a word: SO_LINGER on, for no time.
-_AT_ONCE = struct.pack("=ii", 1, 0)
 
 
 class _UnkeepableError(Exception):
@@ -259,8 +257,7 @@ class Recorded:
     def reset(self) -> None:
         """Close the connections of a tree that was killed so that nothing of them keeps their ports busy."""
         for held in self._held:
-            with suppress(OSError):
-                held.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            tcp_options.end_at_once(held.socket)
         self.close()
 
 

@@ -68,7 +68,12 @@ class RemadeConnections:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if (
+            kind is not None
+        ):  # what had got them is gone; nothing of them is to keep their ports busy
+            for _, made in self._sockets.values():
+                tcp_options.end_at_once(made)
         self.close()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import socket
 import struct
 from collections.abc import Iterator
@@ -335,27 +336,69 @@ def test_a_connection_that_nobody_has_accepted_can_still_be_accepted(run) -> Non
     assert go_on(program, "look") == [True, True, "hello"]
 
 
+HANDED_ON = (
+    START
+    + """
+    first, second = pair(), pair()
+    left, right = socket.socketpair()
+    socket.send_fds(left, [b"x"], [first[1].fileno()])  # on its way, and here as well
+    if not os.fork():
+        while not os.path.exists("look"):
+            time.sleep(0.005)
+        os.set_blocking(second[1].fileno(), False)
+        open("set", "w").close()
+        sys.exit()
+    first[0].sendall(b"hello")
+    step("look")
+    with socket.socket(fileno=socket.recv_fds(right, 1, 1)[1][0]) as same:
+        found = [all_of(same, 5).decode()]
+    while not os.path.exists("set"):
+        time.sleep(0.005)
+    step("end", [*found, os.get_blocking(second[1].fileno())])
+"""
+)
+
+
+def test_an_end_that_several_have_is_one_open_file(run) -> None:
+    program = run(HANDED_ON)
+    program.lines()
+    suspended_and_resumed(program)
+    assert go_on(program, "look") == ["hello", False]
+
+
 STUCK = (
     START
     + """
     listener = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(listener.getsockname())
     client.sendall(b"nobody can look at this")
-    step("look", listener.getsockname()[1])
+    step("look", [listener.getsockname()[1]])
     step("end", client.recv(1).decode())
 """
 )
 
 
-def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run) -> None:
-    program = run(STUCK)
-    port = json.loads(program.lines()[0])
-    with pytest.raises(KernelNotCheckpointable, match=f"127.0.0.1:{port}"):
+URGENT = (
+    START
+    + """
+    client, server = pair()
+    client.send(b"!", socket.MSG_OOB)
+    step("look", [client.getsockname()[1], server.getsockname()[1]])
+    step("end", server.recv(1).decode())
+"""
+)
+
+
+@pytest.mark.parametrize("code", [STUCK, URGENT], ids=["not accepted", "urgent"])
+def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run, code) -> None:
+    program = run(code)
+    ports = "|".join(map(str, json.loads(program.lines()[0])))
+    with pytest.raises(KernelNotCheckpointable, match=f"127.0.0.1:({ports})"):
         program.save(stop=True, cause=Cause.IDLE)
     pid = program.tree.kernel_pid
     saved = program.save(stop=True)
     [warning] = saved.warnings
-    assert f"(process {pid}) with 127.0.0.1:{port}" in warning
+    assert re.search(rf"\(process {pid}\) with 127.0.0.1:({ports})", warning)
     program.resume(saved.manifest.info.snapshot_id)
     assert go_on(program, "look") == ""
 
