@@ -39,6 +39,9 @@ _COMMON = [
 #: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
 _LOOK_MILLISECONDS = 250
+#: What a descriptor takes in the queue in which CRIU keeps those that it inherits (criu/fdstore.c), and how many it may have besides.
+_KEPT_BYTES, _OTHERS_KEPT = 800, 100
+_SO_SNDBUFFORCE, _LARGEST_BUFFER = 32, (1 << 30) - 1
 
 
 def _inside(tree: Tree) -> list[str]:
@@ -233,3 +236,14 @@ def restore_words(settings: EngineSettings, directory: str, *, lazy: bool) -> li
         *("--leave-stopped", *_COMMON),
         *(("--lazy-pages", "--action-script", notify.PROGRAM) if lazy else ()),
     ]
+
+
+def most_inherited() -> int:
+    """Return how many descriptors a restore may inherit: without a right the queue in which they are kept is short."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as queue:
+        try:
+            queue.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _LARGEST_BUFFER)
+        except PermissionError:
+            queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST_BUFFER)
+        length = queue.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return max(0, length // _KEPT_BYTES - _OTHERS_KEPT)

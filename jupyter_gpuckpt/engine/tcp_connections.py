@@ -28,7 +28,7 @@ from ..host import connections, processes
 from ..host.connections import End, Inner
 from ..host.tcp_table import TcpState
 from ..model import SCRATCH, TcpConnection, TcpEnd
-from . import tcp_options
+from . import criu, tcp_options
 from .launch import pids
 from .tree import Tree
 
@@ -176,6 +176,7 @@ class Recorded:
         self.queues = b""
         self.lost: list[LostConnection] = []
         self._held: list[_HeldEnd] = []
+        self._most = criu.most_inherited()
         queues = list[bytes]()
         self._journal = tree.inside(_JOURNAL)
         members = pids(tree)
@@ -196,6 +197,8 @@ class Recorded:
         self.queues = b"".join(queues)
 
     def _add(self, inner: Inner, members: list[int], deadline: float) -> Iterable[bytes]:
+        if self._ends_kept() + len(inner.ends) > self._most:
+            raise _UnkeepableError("there are too many")
         ends = []
         for end in inner.ends:
             ends.append(_HeldEnd(end))
@@ -214,12 +217,15 @@ class Recorded:
         self.connections.append(TcpConnection(name, records, inner.waiting))
         return [held.unread for held in ends]
 
+    def _ends_kept(self) -> int:
+        return sum(len(connection.ends) for connection in self.connections)
+
     def _add_closed(self, end: End) -> Iterable[bytes]:
         """Put a connection on record that both sides have ended, if there is something left to read."""
         with suppress(OSError, _UnkeepableError):
             held = _HeldEnd(end)
             self._held.append(held)
-            if held.is_closed and held.waiting():
+            if held.is_closed and held.waiting() and self._ends_kept() < self._most:
                 held.check()
                 held.look()
                 name = f"{end.program} (process {processes.nspid(end.pid)}), which is closed"

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from ..host import lingering
 from ..model import TcpConnection, TcpEnd
-from . import criu_images, tcp_options
+from . import criu, criu_images, tcp_options
 from .criu_images import Field
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class RemadeConnections:
         self.lost: list[str] = []
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
         self._waiting: list[tuple[TcpConnection, socket.socket]] = []
+        self._most = criu.most_inherited()
         lingering.end({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
         offset = 0
         try:
@@ -140,6 +141,8 @@ class RemadeConnections:
     def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
         first = connection.ends[0]
         try:
+            if len(self._sockets) + len(connection.ends) > self._most:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if connection.waiting:
                 made = [_bound(first)]
                 self._waiting.append((connection, made[0]))

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import launch, tcp_connections
+from jupyter_gpuckpt.engine import criu, launch, tcp_connections
 from jupyter_gpuckpt.engine.settle import settle
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import connections
@@ -63,7 +63,8 @@ def go_on(program, step: str):
 
 
 def suspended_and_resumed(program):
-    saved = program.save(stop=True)
+    # Nobody asks for it: kernels that would lose something are left alone.
+    saved = program.save(stop=True, cause=Cause.IDLE)
     assert not saved.warnings
     assert not program.resume(saved.manifest.info.snapshot_id).warnings
 
@@ -401,6 +402,20 @@ def test_what_cannot_be_kept_is_named_and_no_reason_for_an_idle_suspend(run, cod
     assert re.search(rf"\(process {pid}\) with 127.0.0.1:({ports})", warning)
     program.resume(saved.manifest.info.snapshot_id)
     assert go_on(program, "look") == ""
+
+
+def test_more_than_criu_can_inherit_are_named(run, monkeypatch) -> None:
+    """Without a privilege it is some hundreds; who has it has no such limit."""
+    program = run(PAIRS)
+    program.lines()
+    monkeypatch.setattr(criu, "most_inherited", lambda: 5)
+    saved = program.save(stop=True)
+    [warning] = saved.warnings
+    assert "there are too many" in warning
+    assert len(saved.manifest.connections) == 2
+    monkeypatch.setattr(criu, "most_inherited", lambda: 3)
+    [warning] = program.resume(saved.manifest.info.snapshot_id).warnings
+    assert "was closed" in warning
 
 
 @contextmanager
