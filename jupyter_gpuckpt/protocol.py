@@ -253,7 +253,7 @@ class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /kernels/{id}/signal: to the kernel's process group (as jupyter_client does)."""
 
-    signum: int
+    signum: Annotated[int, msgspec.Meta(ge=0, le=64)]
 
 
 class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -190,44 +191,44 @@ def kernels() -> Call[list[Kernel]]:
 
 def kernel(kernel_id: str) -> Call[Kernel]:
     """One kernel."""
-    return Call(Kernel, "GET", f"/kernels/{kernel_id}")
+    return Call(Kernel, "GET", _path("kernels", kernel_id))
 
 
 def kill(kernel_id: str) -> Call[None]:
     """End a kernel."""
-    return Call(type(None), "DELETE", f"/kernels/{kernel_id}", seconds=KILL_SECONDS)
+    return Call(type(None), "DELETE", _path("kernels", kernel_id), seconds=KILL_SECONDS)
 
 
 def end(kernel_id: str, after_seconds: float) -> Call[Kernel]:
     """Shut a kernel down so that it can be undone."""
     request = EndRequest(after_seconds)
-    return Call(Kernel, "PUT", f"/kernels/{kernel_id}/end", request, seconds=KILL_SECONDS)
+    return Call(Kernel, "PUT", _path("kernels", kernel_id, "end"), request, seconds=KILL_SECONDS)
 
 
 def undo_end(kernel_id: str) -> Call[Kernel]:
     """Undo that."""
-    return Call(Kernel, "DELETE", f"/kernels/{kernel_id}/end")
+    return Call(Kernel, "DELETE", _path("kernels", kernel_id, "end"))
 
 
 def signal(kernel_id: str, signum: int) -> Call[None]:
     """Send a signal to a kernel's process group."""
-    return Call(type(None), "POST", f"/kernels/{kernel_id}/signal", SignalRequest(signum))
+    return Call(type(None), "POST", _path("kernels", kernel_id, "signal"), SignalRequest(signum))
 
 
 def save(kernel_id: str, request: SaveRequest | None = None) -> Call[Operation]:
     """Take a snapshot."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/save", request or SaveRequest())
+    return Call(Operation, "POST", _path("kernels", kernel_id, "save"), request or SaveRequest())
 
 
 def suspend(kernel_id: str, request: SaveRequest | None = None) -> Call[Operation]:
     """Take a snapshot and end the process."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/suspend", request or SaveRequest())
+    return Call(Operation, "POST", _path("kernels", kernel_id, "suspend"), request or SaveRequest())
 
 
 def resume(kernel_id: str, snapshot_id: str) -> Call[Operation]:
     """Bring a kernel back, on GPUs that the caller's environment allows."""
     request = ResumeRequest(snapshot_id, _visible_gpus())
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/resume", request)
+    return Call(Operation, "POST", _path("kernels", kernel_id, "resume"), request)
 
 
 def branch(request: BranchRequest) -> Call[Kernel]:
@@ -237,44 +238,44 @@ def branch(request: BranchRequest) -> Call[Kernel]:
 
 def launch_spec(snapshot_id: str) -> Call[LaunchSpec]:
     """How the kernel of a snapshot was started."""
-    return Call(LaunchSpec, "GET", f"/snapshots/{snapshot_id}/launch")
+    return Call(LaunchSpec, "GET", _path("snapshots", snapshot_id, "launch"))
 
 
 def changes(snapshot_id: str) -> Call[Changes]:
     """What differs since a snapshot."""
-    return Call(Changes, "GET", f"/snapshots/{snapshot_id}/changes")
+    return Call(Changes, "GET", _path("snapshots", snapshot_id, "changes"))
 
 
 def park(kernel_id: str, request: ParkRequest) -> Call[Operation]:
     """Move a kernel's GPU memory into RAM."""
-    return Call(Operation, "POST", f"/kernels/{kernel_id}/park", request)
+    return Call(Operation, "POST", _path("kernels", kernel_id, "park"), request)
 
 
 def gpu_room(kernel_id: str, snapshot_id: str) -> Call[GpuRoom]:
     """What a resume needs on the GPU, and what is free."""
     params = {"snapshot_id": snapshot_id, "visible_gpus": _visible_gpus()}
-    return Call(GpuRoom, "GET", f"/kernels/{kernel_id}/gpu_room", params=params)
+    return Call(GpuRoom, "GET", _path("kernels", kernel_id, "gpu_room"), params=params)
 
 
 def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Kernel]:
     """Replace what the door keeps with a kernel."""
-    return Call(Kernel, "PUT", f"/kernels/{kernel_id}/jupyter", SaveRequest(name, jupyter))
+    return Call(Kernel, "PUT", _path("kernels", kernel_id, "jupyter"), SaveRequest(name, jupyter))
 
 
 def operation(operation_id: str, wait: float) -> Call[Operation]:
     """One operation, at the latest after `wait` seconds."""
-    path, params = f"/operations/{operation_id}", {"wait": wait} if wait else {}
+    path, params = _path("operations", operation_id), {"wait": wait} if wait else {}
     return Call(Operation, "GET", path, params=params, seconds=ANSWER_SECONDS + wait)
 
 
 def follow(operation_id: str) -> Call[Operation]:
     """A stream of lines. No deadline: a stage may be silent, and a daemon that ends closes the connection."""
-    return Call(Operation, "GET", f"/operations/{operation_id}/progress", seconds=None)
+    return Call(Operation, "GET", _path("operations", operation_id, "progress"), seconds=None)
 
 
 def cancel(operation_id: str) -> Call[Operation]:
     """Ask an operation to stop."""
-    return Call(Operation, "POST", f"/operations/{operation_id}/cancel")
+    return Call(Operation, "POST", _path("operations", operation_id, "cancel"))
 
 
 def snapshots(
@@ -288,37 +289,37 @@ def snapshots(
 
 def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
     """What is in a snapshot."""
-    return Call(dict[str, Any], "GET", f"/snapshots/{snapshot_id}")
+    return Call(dict[str, Any], "GET", _path("snapshots", snapshot_id))
 
 
 def snapshot_variables(snapshot_id: str) -> Call[SnapshotVariables]:
     """The variables of a snapshot."""
-    return Call(SnapshotVariables, "GET", f"/snapshots/{snapshot_id}/variables")
+    return Call(SnapshotVariables, "GET", _path("snapshots", snapshot_id, "variables"))
 
 
 def delete_snapshot(snapshot_id: str) -> Call[None]:
     """Remove a snapshot. Sweeping a large store takes a while."""
-    return Call(type(None), "DELETE", f"/snapshots/{snapshot_id}", seconds=KILL_SECONDS)
+    return Call(type(None), "DELETE", _path("snapshots", snapshot_id), seconds=KILL_SECONDS)
 
 
 def annotate(snapshot_id: str, request: AnnotateRequest) -> Call[Snapshot]:
     """Change a snapshot's title, note or pin."""
-    return Call(Snapshot, "PATCH", f"/snapshots/{snapshot_id}", request)
+    return Call(Snapshot, "PATCH", _path("snapshots", snapshot_id), request)
 
 
 def undelete(snapshot_id: str) -> Call[Snapshot]:
     """Undo the deletion of a snapshot."""
-    return Call(Snapshot, "POST", f"/snapshots/{snapshot_id}/undelete")
+    return Call(Snapshot, "POST", _path("snapshots", snapshot_id, "undelete"))
 
 
 def verify(snapshot_id: str) -> Call[Verification]:
     """Read all of a snapshot. No deadline: it may be as large as a disk."""
-    return Call(Verification, "POST", f"/snapshots/{snapshot_id}/verify", seconds=None)
+    return Call(Verification, "POST", _path("snapshots", snapshot_id, "verify"), seconds=None)
 
 
 def export(snapshot_id: str) -> Call[bytes]:
     """A stream of bytes."""
-    return Call(bytes, "GET", f"/snapshots/{snapshot_id}/export", seconds=None)
+    return Call(bytes, "GET", _path("snapshots", snapshot_id, "export"), seconds=None)
 
 
 def import_archive() -> Call[list[Snapshot]]:
@@ -339,22 +340,29 @@ def prune(policy: RetentionPolicy, *, dry_run: bool) -> Call[PruneReport]:
 
 def claim(owner_id: str) -> Call[list[SuspendedKernel]]:
     """Take over the kernels of dead servers."""
-    return Call(list[SuspendedKernel], "POST", f"/owners/{owner_id}/claim", ClaimRequest())
+    return Call(list[SuspendedKernel], "POST", _path("owners", owner_id, "claim"), ClaimRequest())
 
 
 def claimable(owner_id: str) -> Call[list[Kernel]]:
     """What other servers keep from this owner."""
-    return Call(list[Kernel], "GET", f"/owners/{owner_id}/claim")
+    return Call(list[Kernel], "GET", _path("owners", owner_id, "claim"))
 
 
 def leave(owner_id: str) -> Call[None]:
     """Let go of an owner's kernels."""
-    return Call(type(None), "DELETE", f"/owners/{owner_id}")
+    return Call(type(None), "DELETE", _path("owners", owner_id))
 
 
 def events(owner: Owner) -> Call[Event]:
     """A stream of lines."""
     return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)
+
+
+def _path(*segments: str) -> str:
+    """Return the path of these segments, each of which stays one, whatever is in it."""
+    quoted = [quote(segment, safe="") for segment in segments]
+    # What consists of dots only would be taken for a step.
+    return "".join(f"/{one if one.strip('.') else one.replace('.', '%2E')}" for one in quoted)
 
 
 def _visible_gpus() -> str:

@@ -152,7 +152,9 @@ def _from_thread(
 
 def application(daemon: Daemon) -> Application:
     """The routes of `daemon`."""
-    table = [(re.sub(r"{\w+}", "([^/]+)", path), handler) for path, handler in ROUTES.items()]
+    table = [
+        (re.sub(r"{(\w+)}", r"(?P<\g<1>>[^/]+)", path), handler) for path, handler in ROUTES.items()
+    ]
     return Application(table, default_handler_class=UnknownRoute, daemon=daemon)
 
 

@@ -11,7 +11,7 @@ import msgspec
 from tornado.iostream import StreamClosedError
 from tornado.web import HTTPError, RequestHandler
 
-from .. import decoding
+from .. import decoding, ids
 from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
 from ..protocol import http_status
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _Record = TypeVar("_Record")
+_DEEPER = 100
 
 
 class BaseHandler(RequestHandler):
@@ -32,8 +33,10 @@ class BaseHandler(RequestHandler):
         return daemon
 
     def prepare(self) -> None:
-        """Count as a sign of life."""
+        """Count as a sign of life. Raises KernelNotFound and its like for what can be no id."""
         self.daemon.touch()
+        # Here, where an encoded slash is one: no handler sees it.
+        ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
         """As at the beginning."""
@@ -42,11 +45,13 @@ class BaseHandler(RequestHandler):
     def record(self, kind: type[_Record]) -> _Record:
         """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
         try:
-            return decoding.from_json(self.request.body or b"{}", kind)
-        except msgspec.DecodeError as error:
+            found = decoding.from_json(self.request.body or b"{}", kind)
+            _require_encodable(found)
+        except (msgspec.DecodeError, OverflowError, RecursionError) as error:
             raise ConfigurationError(
                 f"The request's body is not valid: {error}", hint="openapi.yaml describes it."
             ) from error
+        return found
 
     def seconds(self, name: str, most: float) -> float:
         """A query argument that is a number of seconds, at most `most`; 0 if it is left out. Raises ConfigurationError."""
@@ -104,6 +109,16 @@ class UnknownRoute(BaseHandler):
     def prepare(self) -> None:
         """Answer 404 whatever the method."""
         raise HTTPError(HTTPStatus.NOT_FOUND)
+
+
+def _require_encodable(record: object) -> None:
+    """Raise OverflowError or RecursionError for what could be read, but not be kept or told.
+
+    JSON has numbers of any length, and nests; a record lies deeper in what it becomes a part of.
+    """
+    for _ in range(_DEEPER):
+        record = [record]
+    msgspec.json.encode(record)
 
 
 def _error_in(kwargs: dict[str, Any]) -> BaseException | None:

@@ -15,7 +15,6 @@ import errno
 import fcntl
 import logging
 import os
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +35,7 @@ from ..errors import (
     StoreUnavailable,
     record_of,
 )
+from ..ids import is_id
 from ..model import Cause, LaunchSpec, Sizes, SnapshotInfo
 from ..place import Place
 from ..protocol import Owner
@@ -50,7 +50,6 @@ KEEP_EXITS_SECONDS = 7 * 24 * 3600.0
 _UNFINISHED = ".unfinished-"
 
 _log = logging.getLogger(__name__)
-_KERNEL_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class KernelRecord(msgspec.Struct):
@@ -228,7 +227,7 @@ class Records:
 
 def check_kernel_id(kernel_id: str) -> None:
     """Raise ConfigurationError for an id that cannot be the name of a directory."""
-    if not _KERNEL_ID.fullmatch(kernel_id):
+    if not is_id(kernel_id):
         raise ConfigurationError(
             f"Not a usable kernel id: {kernel_id!r}",
             hint="Use at most 128 letters, digits, '_', '-' and '.'; a UUID is best.",

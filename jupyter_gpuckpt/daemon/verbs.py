@@ -34,7 +34,7 @@ from ..model import LaunchSpec
 from ..place import Place
 from ..protocol import BranchRequest, Owner, ParkRequest, Result, ResumeRequest, SaveRequest
 from ..states import GPU_AWAY, Answer, KernelState, Verb, answer
-from . import jobs
+from . import jobs, launch_checks
 from .jobs import Job
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
@@ -77,7 +77,7 @@ class Verbs:
         A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
         and whatever keeps the engine from working here; then there is no such kernel.
         """
-        check_kernel_id(spec.kernel_id)
+        await asyncio.to_thread(launch_checks.check, spec)
         await asyncio.to_thread(self._machine.require_engine)
         former = self._kernels.find(spec.kernel_id)
         if former and (former.doomed or former.state is not KernelState.LOST):
@@ -107,6 +107,7 @@ class Verbs:
         Raises SnapshotNotFound, and ConfigurationError where the ports are not as many as the snapshot's.
         """
         check_kernel_id(request.kernel_id)
+        launch_checks.check_ports(request.own_ports)
         manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
         if self._kernels.find(request.kernel_id):
             raise KernelStateConflict(f"There is a kernel {request.kernel_id} already.")

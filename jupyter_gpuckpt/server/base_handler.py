@@ -11,7 +11,7 @@ import msgspec
 from jupyter_server.base.handlers import APIHandler
 from tornado.web import HTTPError
 
-from .. import decoding
+from .. import decoding, ids
 from ..errors import ConfigurationError, GpuCkptError, record_of
 from ..protocol import http_status
 
@@ -31,6 +31,12 @@ class GpuCkptHandler(APIHandler):
         """The extension that is asked."""
         extension: GpuCkptServer = self.settings["jupyter_gpuckpt"]
         return extension
+
+    async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
+        """Let in who may. Raises KernelNotFound and its like for what can be no id, also with an encoded slash in it."""
+        await super().prepare()
+        if not self._finished:
+            ids.require(self.path_kwargs)
 
     def record(self, kind: type[_Record]) -> _Record:
         """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""

@@ -14,11 +14,10 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from ..ids import is_id
 from ..model import LINK_REMAP, SCRATCH, CapturedFile, Manifest, SnapshotInfo, Stream, TcpConnection
 from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
 
-#: Ids are parts of file names.
-ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 #: Of the kernel's own tmpfs: the keeper and the library that is preloaded into it.
 _ON_SCRATCH = re.compile(rf"{SCRATCH}/(keeper|[a-z-]+\.so)")
@@ -42,7 +41,7 @@ _MOST_IMAGES_BYTES = 1 << 28
 
 def problem_of_info(info: SnapshotInfo) -> str:
     """Return what is wrong with a snapshot's entry in lists; an empty string if nothing is."""
-    if not ID.fullmatch(info.snapshot_id) or not ID.fullmatch(info.kernel_id):
+    if not (is_id(info.snapshot_id) and is_id(info.kernel_id)):
         return "an id in it is none"
     if not is_time(info.created) or not all(
         math.isfinite(seconds) for seconds in (info.frozen_seconds, info.seconds)
@@ -72,7 +71,7 @@ def is_private(path: str, *, private_shm: bool) -> bool:
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
-    if not ID.fullmatch(manifest.launch.kernel_id):
+    if not is_id(manifest.launch.kernel_id):
         yield "the kernel's id in it is none"
     if any(not 0 <= port <= _MOST_PORT for port in manifest.launch.own_ports):
         yield "a port in it is none"

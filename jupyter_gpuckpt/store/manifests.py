@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import zstandard
 
-from .. import decoding
+from .. import decoding, ids
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import FORMAT_VERSION, Manifest, SnapshotInfo, Stream
 from . import manifest_bounds, manifest_checks
@@ -51,8 +51,7 @@ _Part = TypeVar("_Part", Manifest, Listed, References)
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
     """Where the manifest of this snapshot is. SnapshotNotFound for what cannot be an id (it may come from a URL)."""
-    if not manifest_checks.ID.fullmatch(snapshot_id):
-        raise SnapshotNotFound(f"{snapshot_id!r} is not the id of a snapshot.")
+    ids.require({"snapshot_id": snapshot_id})
     return directory / (snapshot_id + SUFFIX)
 
 

@@ -120,6 +120,16 @@ def test_what_is_not_there_is_404_with_a_code(server):
             assert body["message"].endswith(".")
 
 
+def test_an_encoded_slash_never_leads_to_another_route(server):
+    kernel_id = server.open().kernel_id
+    for way in (f"..%2Fkernels%2F{kernel_id}", f"x%2F..%2F..%2Fkernels%2F{kernel_id}", "%00"):
+        for method, rest in (("DELETE", ""), ("GET", ""), ("GET", "/export"), ("POST", "/verify")):
+            status, body = server.refused(method, f"snapshots/{way}{rest}")
+            assert status == 404, (way, method, rest)
+            assert body["code"] in {"snapshot_not_found", "http_404"}
+    assert server.kernel(kernel_id)["state"] == "running"
+
+
 def test_a_body_that_makes_no_sense_is_400(server):
     for verb in ("save", "suspend", "resume"):
         for body in ("{", "[]", '{"nmae": "x"}', '{"name": 1, "snapshot_id": 1}'):
