@@ -175,6 +175,20 @@ REFUSED = [
         refused="CUDA IPC",
     ),
     Row(
+        "profiled",
+        "torch.profiler was used with CUDA activities",
+        "profiled",
+        refused="A profiler was used",
+        code="freeze_failed",
+    ),
+    Row(
+        "mpi4py",
+        "mpi4py, whose hwloc opens the GPU",
+        "mpi",
+        needs=("torch", "mpi4py"),
+        refused="another library than CUDA",
+    ),
+    Row(
         "child_on_two_gpus",
         "A child process with contexts on two GPUs, whose peer access cannot be seen",
         "second_process",
