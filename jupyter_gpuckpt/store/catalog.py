@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FormatTooNew, ObjectCorrupt
 from . import packs, rows
+from .adoption import adopt, contents_of
 from .codecs import DIGEST_BYTES
-from .contents import Contents, numbers_of
+from .contents import Contents, numbers_in
 from .database import Database, batches, broken, unsealed
 from .needs import forget_needing, newer_needs
 from .packs import Entry
@@ -32,8 +32,6 @@ from .places import LOCATE, PlaceRows, Places, rows_of
 logger = logging.getLogger(__name__)
 
 _KNOWN = "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND pack NOT IN temp.gone AND"
-# Chunks that are read in at once: in the order of the table, which is much faster than pack by pack.
-_ADOPTED_AT_ONCE = 100_000
 
 
 class Catalog:
@@ -43,6 +41,8 @@ class Catalog:
         self._packs = packs_directory
         #: Packs whose files are being removed: to be ignored.
         self._condemned: set[str] = set()
+        # One thread at a time: numbers of packs are used again.
+        self._purging = threading.Lock()
         #: Counts changes of where known chunks lie.
         self.moves = 0
         self.database = Database(path, self._reconcile)
@@ -129,6 +129,12 @@ class Catalog:
         """The names of all packs that are there, and what they take on the disk."""
         return self.database.run(rows.lengths)
 
+    def names(self, among: Collection[str] | None = None) -> set[str]:
+        """The names of all packs, those that are being registered included; only those `among` these if that is given."""
+        if among is None:
+            return self.database.run(rows.all_names)
+        return self.database.run(partial(rows.names_among, among))
+
     def condemn(self, name: str, newest: int) -> bool:
         """Whether the pack counts as gone now: not if a snapshot that was recorded after `newest` may need something in it."""
 
@@ -167,12 +173,13 @@ class Catalog:
 
     def purge(self, stop: threading.Event | None = None) -> None:
         """Delete the rows of packs that are gone, until `stop`; they are ignored already."""
-        while (pack := self.database.run(rows.first_gone)) is not None:
-            digests = self.database.run(partial(rows.digests_of, pack))
-            for work in rows.deletions(pack, digests):
-                if stop is not None and stop.is_set():
-                    return
-                self.database.run(work)
+        with self._purging:
+            while (pack := self.database.run(rows.first_gone)) is not None:
+                digests = self.database.run(partial(rows.digests_of, pack))
+                for work in rows.deletions(pack, digests):
+                    if stop is not None and stop.is_set():
+                        return
+                    self.database.run(work)
 
     @property
     def untidy(self) -> bool:
@@ -192,20 +199,21 @@ class Catalog:
         pack = found[0]
         numbers, digests = (unsealed(str(pack), column) for column in found[1:])
         if numbers is not None and digests is not None:
-            return Contents(numbers_of(numbers), digests)
-        entries = self._entries(name)
-        if entries is None:
-            entries = self.database.run(partial(rows.entries, pack=pack))
-        made = Contents.of(entries)
+            return Contents(numbers_in(numbers), digests)
+        made = contents_of(self.path_of(name))
+        if made is None:
+            made = Contents.of(self.database.run(partial(rows.entries, pack=pack)))
+        contents = made
 
         def keep(connection: sqlite3.Connection) -> None:
             # Bits that were counted by something else mean nothing.
             forget_needing(connection, [name])
-            if connection.execute("SELECT 1 FROM packs WHERE id = ?", (pack,)).fetchone():
-                rows.put_contents(connection, pack, made)
+            query = "SELECT 1 FROM packs WHERE id = ? AND name = ?"
+            if connection.execute(query, (pack, name)).fetchone():
+                rows.put_contents(connection, pack, contents)
 
         self.database.run(keep)
-        return made
+        return contents
 
     def numbers(self, name: str) -> NDArray[Any] | None:
         """The first half of `contents`, which is quick to read."""
@@ -213,7 +221,7 @@ class Catalog:
         found = self.database.run(partial(rows.numbers_of, name))
         numbers = unsealed(str(found[0]), found[1]) if found else None
         if numbers is not None:
-            return numbers_of(numbers)
+            return numbers_in(numbers)
         contents = self.contents(name)
         return None if contents is None else contents.numbers
 
@@ -245,53 +253,16 @@ class Catalog:
             if not path.name.startswith(packs.TEMPORARY) and path.stem not in self._condemned
         }
         known: dict[str, int] = dict(connection.execute("SELECT name, length FROM packs"))
-        gone = [name for name, length in known.items() if found.get(name) != length]
+        begun = {name for name, length in known.items() if not length and name in found}
+        gone = [n for n, length in known.items() if found.get(n) != length and n not in begun]
         moving = [name for (name,) in connection.execute("SELECT name FROM moving")]
-        if gone or moving:
-            forget_needing(connection, {*gone, *moving})
+        if gone or begun or moving:
+            forget_needing(connection, {*gone, *begun, *moving})
             connection.execute("DELETE FROM moving")
         for name in gone:
             rows.drop(connection, name)
             # The name is free for a file that has other contents now.
             connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
         connection.commit()
-        # A chunk that was stored again because it was damaged lies in the newer pack, so that one wins.
-        self._adopt(connection, {n: found[n] for n in sorted(found) if n not in known or n in gone})
-
-    def _adopt(self, connection: sqlite3.Connection, lengths: dict[str, int]) -> None:
-        """Read packs in."""
-        waiting: list[rows.Placed] = []
-        for name, length in lengths.items():
-            entries = self._entries(name)
-            if entries is not None:
-                pack = rows.put_pack(connection, name, length, Contents.of(entries))
-                waiting += ((entry, pack) for entry in entries)
-            if len(waiting) > _ADOPTED_AT_ONCE:
-                _enter(connection, waiting)
-        _enter(connection, waiting)
-
-    def _entries(self, name: str) -> list[Entry] | None:
-        """What the pack says that it holds; None where nothing can be said."""
-        path = self.path_of(name)
-        try:
-            try:
-                return packs.read_index(path)
-            except ObjectCorrupt as error:
-                logger.warning("%s What can be verified in it is used.", error)
-                return list(packs.scan(path))
-        except FormatTooNew as error:
-            logger.warning("%s Its chunks are not available.", error)
-        except FileNotFoundError:
-            pass
-        return None
-
-
-def _enter(connection: sqlite3.Connection, waiting: list[rows.Placed]) -> None:
-    """Enter these chunks, of packs from the oldest on, and forget who needed them where they were before."""
-    waiting.sort(key=lambda placed: placed[0].digest)  # which keeps the order of copies
-    if connection.execute("SELECT 1 FROM snapshots WHERE needs IS NOT NULL LIMIT 1").fetchone():
-        digests = [entry.digest for entry, _ in waiting]
-        forget_needing(connection, rows.holders(connection, digests))
-    rows.insert(connection, waiting, replace=True)
-    connection.commit()
-    waiting.clear()
+        new = sorted(found.keys() - (known.keys() - begun - set(gone)))
+        adopt(connection, {name: self.path_of(name) for name in new})

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .codecs import DIGEST_BYTES
-from .packs import Entry
+from .packs import INDEX_ROW, Entry
 
 _NUMBERS = np.dtype(
     [("offset", "<u8"), ("stored_length", "<u4"), ("raw_length", "<u4"), ("codec", "u1")]
@@ -29,6 +29,16 @@ class Contents(NamedTuple):
         numbers = np.array([tuple(entry[1:]) for entry in ordered], _NUMBERS)
         return cls(numbers, b"".join(entry.digest for entry in ordered))
 
+    @classmethod
+    def of_index(cls, index: bytes) -> Contents:
+        """The contents of a pack that has this index (`packs.index_of`)."""
+        rows = np.frombuffer(index, INDEX_ROW)
+        rows = rows[np.argsort(rows["offset"], kind="stable")]
+        numbers = np.empty(len(rows), _NUMBERS)
+        for name in _NUMBERS.names or ():
+            numbers[name] = rows[name]
+        return cls(numbers, rows["digest"].tobytes())
+
     def each(self) -> Iterator[bytes]:
         """The digests."""
         for start in range(0, len(self.digests), DIGEST_BYTES):
@@ -40,6 +50,6 @@ class Contents(NamedTuple):
             yield Entry(digest, *numbers)
 
 
-def numbers_of(data: bytes) -> NDArray[Any]:
+def numbers_in(data: bytes) -> NDArray[Any]:
     """The column `numbers` from its bytes."""
     return np.frombuffer(data, _NUMBERS)

@@ -47,6 +47,15 @@ _MADV_POPULATE_READ = 22
 # Two pieces each; pwritev takes 1024 (IOV_MAX).
 _RECORDS_PER_CALL = 512
 
+#: A row of an index, for numpy.
+INDEX_ROW = [
+    ("digest", "V32"),
+    ("offset", "<u8"),
+    ("stored_length", "<u4"),
+    ("raw_length", "<u4"),
+    ("codec", "u1"),
+    ("", "V7"),
+]
 HEADER_BYTES = _HEADER.size
 RECORD_BYTES = _RECORD.size
 
@@ -140,7 +149,12 @@ class PackFile:
 
 
 def read_index(path: Path) -> list[Entry]:
-    """The entries of a sealed pack, in the order of their offsets.
+    """The entries of a sealed pack, in the order of their offsets. Raises as `index_of` does."""
+    return [Entry(*fields) for fields in _INDEX.iter_unpack(index_of(path))]
+
+
+def index_of(path: Path) -> bytes:
+    """The index of a sealed pack, verified: a row of `INDEX_ROW` for each entry.
 
     Raises ObjectCorrupt when the pack is truncated or its index altered, FormatTooNew, OSError.
     """
@@ -157,7 +171,7 @@ def read_index(path: Path) -> list[Entry]:
         index = file.read(count * _INDEX.size)
     if digest_of(index) != digest:
         raise _damaged(path, "its index was altered")
-    return [Entry(*fields) for fields in _INDEX.iter_unpack(index)]
+    return index
 
 
 def scan(path: Path) -> Iterator[Entry]:

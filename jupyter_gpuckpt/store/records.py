@@ -106,7 +106,8 @@ class Records:
 
         for row in self._catalog.database.run(read):
             needs = row.read() if row.identity == identity else None
-            if needs is not None:
+            # A record that names packs which are not there was left by a catalog that lost others.
+            if needs is not None and needs.keys() <= self._catalog.names(needs.keys()):
                 return needs
         return self._read(snapshot_id)
 
@@ -119,12 +120,16 @@ class Records:
         """
         identities = {path.name: identity_of(path) for path in self._paths()}
         waiting = {name.removesuffix(manifests.SUFFIX) for name in identities}
-        last, stale = 0, list[str]()
+        last, stale, packs = 0, list[str](), self._catalog.names()
         while rows := self._catalog.database.run(partial(_rows_after, last)):
             last = rows[-1].number
             for row in rows:
                 identity = identities.get(row.name + manifests.SUFFIX)
                 needs = row.read() if row.identity == identity else None
+                if needs and not needs.keys() <= packs:
+                    packs = self._catalog.names()
+                    if not needs.keys() <= packs:
+                        continue
                 if needs is not None and row.name in waiting:
                     waiting.remove(row.name)
                     yield row.name, needs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from .codecs import DIGEST_BYTES
-from .contents import Contents
+from .contents import Contents, numbers_in
 from .database import batches, broken, sealed, unsealed
 from .packs import Entry
 from .places import checksum_of
@@ -17,6 +17,7 @@ from .places import checksum_of
 CHANGES = 200
 
 _NAMES = "SELECT id, name FROM packs WHERE"
+_SOME = "SELECT name FROM packs WHERE id NOT IN temp.gone"
 _INSERT = (
     "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
@@ -63,6 +64,24 @@ def lengths(connection: sqlite3.Connection) -> dict[str, int]:
     return dict(connection.execute(query))
 
 
+def all_names(connection: sqlite3.Connection) -> set[str]:
+    """All packs, those that are being registered included."""
+    return set(_some_names("", (), connection))
+
+
+def names_among(asked: Collection[str], connection: sqlite3.Connection) -> set[str]:
+    """Those of `asked` that are packs, as above."""
+    found: set[str] = set()
+    for batch in batches(asked):
+        marks = ",".join("?" * len(batch))
+        found.update(_some_names(f" AND name IN ({marks})", batch, connection))
+    return found
+
+
+def _some_names(which: str, values: Sequence[str], connection: sqlite3.Connection) -> Iterator[str]:
+    return (name for (name,) in connection.execute(f"{_SOME}{which}", values))
+
+
 _Columns = tuple[int, bytes | None, bytes | None]
 
 
@@ -74,6 +93,15 @@ def contents_of(name: str, connection: sqlite3.Connection) -> _Columns | None:
     )
     found: _Columns | None = connection.execute(query, (name,)).fetchone()
     return found
+
+
+def just_kept(connection: sqlite3.Connection, name: str) -> tuple[int, Contents]:
+    """The number and the contents of a pack that were entered in the same turn."""
+    found = contents_of(name, connection)
+    columns = [unsealed(str(found[0]), column) for column in found[1:]] if found else []
+    if found is None or columns[0] is None or columns[1] is None:
+        raise broken(f"what was entered of pack {name} is not there")
+    return found[0], Contents(numbers_in(columns[0]), columns[1])
 
 
 def numbers_of(name: str, connection: sqlite3.Connection) -> tuple[int, bytes] | None:
@@ -92,8 +120,9 @@ def begin(name: str, contents: Contents, connection: sqlite3.Connection) -> bool
 
 
 def put_pack(connection: sqlite3.Connection, name: str, length: int, contents: Contents) -> int:
-    """Enter a pack without its chunks; its number."""
-    connection.execute("INSERT INTO packs (name, length) VALUES (?, ?)", (name, length))
+    """Enter a pack without its chunks, if it is not there; its number."""
+    query = "INSERT OR IGNORE INTO packs (name, length) VALUES (?, ?)"
+    connection.execute(query, (name, length))
     pack = number_of(connection, name)
     put_contents(connection, pack, contents)
     return pack
@@ -148,7 +177,10 @@ def first_gone(connection: sqlite3.Connection) -> int | None:
 
 
 def deletions(pack: int, digests: bytes | None) -> Iterator[Callable[[sqlite3.Connection], None]]:
-    """Turns that delete all that is said of a pack that is gone; `digests` of what lay in it, where they are known."""
+    """Turns that delete all that is said of a pack that is gone; `digests` of what lay in it, where they are known.
+
+    They do nothing to a pack that has its number by then.
+    """
     if digests is None:
         # Through the whole table, in parts.
         for first in range(1 << 12):
@@ -170,20 +202,23 @@ def digests_of(pack: int, connection: sqlite3.Connection) -> bytes | None:
 
 
 def _delete_chunks(pack: int, digests: list[bytes], connection: sqlite3.Connection) -> None:
-    query = "DELETE FROM chunks WHERE pack = ? AND digest = ?"
+    query = "DELETE FROM chunks WHERE pack = ? AND digest = ? AND pack IN temp.gone"
     connection.executemany(query, [(pack, digest) for digest in digests])
 
 
 def _delete_between(pack: int, low: bytes, high: bytes, connection: sqlite3.Connection) -> None:
     # After the last part comes nothing: its upper bound is 0.
-    query = "DELETE FROM chunks WHERE pack = ? AND digest >= ? AND (digest < ? OR ? = x'0000')"
+    query = (
+        "DELETE FROM chunks WHERE pack = ? AND pack IN temp.gone "
+        "AND digest >= ? AND (digest < ? OR ? = x'0000')"
+    )
     connection.execute(query, (pack, low, high, high))
 
 
 def _delete_pack(pack: int, connection: sqlite3.Connection) -> None:
     for query in (
-        "DELETE FROM packs WHERE id = ?",
-        "DELETE FROM contents WHERE pack = ?",
+        "DELETE FROM packs WHERE id = ? AND id IN temp.gone",
+        "DELETE FROM contents WHERE pack = ? AND pack IN temp.gone",
         "DELETE FROM temp.gone WHERE pack = ?",
     ):
         connection.execute(query, (pack,))

@@ -4,13 +4,16 @@ import sqlite3
 import threading
 from contextlib import ExitStack, closing
 
+import numpy as np
 import pytest
 
 from jupyter_gpuckpt.errors import SnapshotExists
 from jupyter_gpuckpt.store.catalog import Catalog
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.collect import Collector
+from jupyter_gpuckpt.store.database import sealed
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.needs import encoded
 from jupyter_gpuckpt.store.records import Records
 from tests.conftest import wait_for
 from tests.unit.test_store_local import ONE, THREE, TWO, manifest, pack_files, put
@@ -144,6 +147,20 @@ def test_a_record_that_is_damaged_is_made_again(store):
         again.delete("s1")
         again.verify("s2")
         assert len(pack_files(again)) == 1
+
+
+def test_a_record_that_names_packs_which_are_not_there_is_made_again(store):
+    """A catalog of which a part is older than the rest says so."""
+    root, other = store.root, encoded({"other": np.ones(1, np.uint8)})
+    store.close()
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        connection.create_function("of", 2, lambda *names: sealed("".join(names), other))
+        connection.execute("UPDATE snapshots SET needs = of(name, identity)")
+        connection.commit()
+    with LocalStore(root) as again:
+        again.delete("s1")
+        again.verify("s2")
+        assert again.weights().weight(again.manifest("s2").info) == len(TWO)
 
 
 def test_a_catalog_of_the_first_version_is_taken_over(store):

@@ -1,0 +1,105 @@
+"""Reading packs into the catalog that it does not know: one that a crash left, or all, when the catalog was lost.
+
+First what lies in every pack is kept, then chunks are entered in the order of their digests, a part of all digests at a time: each
+page of the table is written once, however many packs there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FormatTooNew, ObjectCorrupt
+from . import packs, rows
+from .codecs import DIGEST_BYTES
+from .contents import Contents
+from .needs import forget_needing
+from .packs import Entry
+
+logger = logging.getLogger(__name__)
+
+# Chunks in memory at a time, about.
+_CHUNKS_AT_ONCE = 500_000
+# Packs in a transaction.
+_PACKS_AT_ONCE = 100
+# The first two bytes of a digest.
+_PREFIXES = 1 << 16
+
+
+def adopt(connection: sqlite3.Connection, paths: dict[str, Path]) -> None:
+    """Enter these packs, the oldest first, by name; in several transactions. One that was begun is begun again.
+
+    A chunk that was stored again because it was damaged lies in the newer pack, so that one wins. Raises OSError.
+    """
+    lengths: dict[str, int] = {}
+    chunks = 0
+    for name, path in paths.items():
+        contents = contents_of(path)
+        if contents is not None:
+            lengths[name] = path.stat().st_size
+            rows.put_pack(connection, name, 0, contents)
+            chunks += len(contents.numbers)
+        if len(lengths) % _PACKS_AT_ONCE == 0:
+            connection.commit()
+    if not lengths:
+        return
+    step = _PREFIXES // (chunks // _CHUNKS_AT_ONCE + 1) + 1
+    for low in range(0, _PREFIXES, step):
+        _enter(connection, lengths, low, low + step)
+        connection.commit()
+    connection.executemany(
+        "UPDATE packs SET length = ? WHERE name = ?", [(n, name) for name, n in lengths.items()]
+    )
+
+
+def contents_of(path: Path) -> Contents | None:
+    """What the pack says that it holds; None where nothing can be said."""
+    try:
+        try:
+            return Contents.of_index(packs.index_of(path))
+        except ObjectCorrupt as error:
+            logger.warning("%s What can be verified in it is used.", error)
+            return Contents.of(packs.scan(path))
+    except FormatTooNew as error:
+        logger.warning("%s Its chunks are not available.", error)
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def _enter(connection: sqlite3.Connection, names: Iterable[str], low: int, high: int) -> None:
+    """Enter the chunks whose digests begin with a number from `low` to before `high`.
+
+    Who needed them where they were before is forgotten.
+    """
+    parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
+    for name in names:
+        pack, contents = rows.just_kept(connection, name)
+        digests = np.frombuffer(contents.digests, f"S{DIGEST_BYTES}")
+        prefixes = np.frombuffer(contents.digests, ">u2")[:: DIGEST_BYTES // 2]
+        chosen = np.flatnonzero((prefixes >= low) & (prefixes < high))
+        parts.append((digests[chosen], contents.numbers[chosen], np.full(len(chosen), pack)))
+    digests, numbers, places = (np.concatenate(column) for column in zip(*parts, strict=True))
+    # Stable: copies stay in the order of their packs.
+    order = np.argsort(digests, kind="stable")
+    if connection.execute("SELECT 1 FROM snapshots WHERE needs IS NOT NULL LIMIT 1").fetchone():
+        forget_needing(connection, rows.holders(connection, _bytes(digests)))
+
+    def placed() -> Iterator[rows.Placed]:
+        for batch in np.array_split(order, len(order) // 10_000 + 1):
+            columns = (_bytes(digests[batch]), numbers[batch].tolist(), places[batch].tolist())
+            for digest, row, pack in zip(*columns, strict=True):
+                yield Entry(digest, *row), pack
+
+    rows.insert(connection, placed(), replace=True)
+
+
+def _bytes(digests: NDArray[Any]) -> list[bytes]:
+    """The digests whole: as text they would end where zeros begin."""
+    return list(map(bytes, digests.view(f"V{DIGEST_BYTES}").tolist()))
