@@ -38,6 +38,9 @@ from .tree import Tree
 
 logger = logging.getLogger(__name__)
 
+#: What a thread's `syscall` file says of one that has not left its processor, and how often that is asked.
+_RUNS, _COUNTS = b"running\n", 100
+
 
 @dataclass
 class Frozen:
@@ -149,15 +152,22 @@ def _settled(tree: Tree) -> dict[int, dict[int, int]]:
     """The context switches of every thread once all have left their processors.
 
     A task shows as stopped just before it does. Reading its `syscall` file waits until it has (fs/proc/base.c,
-    proc_pid_syscall: wait_task_inactive).
+    proc_pid_syscall: wait_task_inactive), or says that it runs, when there was no end to it. So they are counted until nothing
+    has changed while all of them were looked at.
     """
     members = pids(tree)
-    for pid in members:
-        for tid in processes.threads(pid):
-            wait_until(lambda tid=tid: processes.state(tid) in ("T", "Z", None), timeout=5.0)  # type: ignore[misc]
-            with suppress(OSError):
-                Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes()
-    return {pid: processes.context_switches(pid) for pid in members}
+    counted: dict[int, dict[int, int]] = {}
+    for _ in range(_COUNTS):
+        before, still = counted, True
+        for pid in members:
+            for tid in processes.threads(pid):
+                wait_until(lambda tid=tid: processes.state(tid) in ("T", "Z", None), timeout=5.0)  # type: ignore[misc]
+                with suppress(OSError):
+                    still &= Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes() != _RUNS
+        counted = {pid: processes.context_switches(pid) for pid in members}
+        if still and counted == before:
+            break
+    return counted
 
 
 def _dump(

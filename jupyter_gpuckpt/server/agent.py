@@ -7,6 +7,7 @@ agent, which costs at most what a busy kernel was just saying.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,6 +31,8 @@ _CALLS_SECONDS = 12.0
 #: For the work of its GPUs, where no cell runs.
 _GPU_SECONDS = 42.0
 _TRIM_SECONDS = 6.0
+#: After that it speaks again by itself (`kernel_agent/agent.py`).
+_SILENCE_SECONDS = 30.0
 _SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
 _MODULES = (
@@ -210,9 +213,17 @@ async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
     return _is_ok(reply) and reply["content"].get("peer_access") == "on"
 
 
-async def thaw(manager: ServerKernelManager) -> bool:
-    """Let it say what it has kept; whether it heard."""
-    return _is_ok(await _op(manager, "thaw"))
+async def thaw(manager: ServerKernelManager, wanted: Callable[[], bool] = lambda: False) -> bool:
+    """Let it say what it has kept; whether it heard.
+
+    It is told again as long as that is `wanted`: what is sent to a kernel that stands still, because its daemon was killed, is
+    lost with the socket that sent it.
+    """
+    deadline = asyncio.get_running_loop().time() + _SILENCE_SECONDS
+    while not _is_ok(await _op(manager, "thaw")):
+        if not wanted() or asyncio.get_running_loop().time() > deadline:
+            return False
+    return True
 
 
 async def _op(manager: ServerKernelManager, op: str) -> dict[str, Any]:

@@ -245,6 +245,7 @@ class ServerOperations:
             if served.state in {KernelState.RUNNING, KernelState.PARKED}:
                 if not known_info(manager):
                     await self._learn_info(manager)
+                served.freezes += 1
                 if served.has_agent:
                     found = await agent.look(manager, answers=served.answers)
                     served.answers = found is not None
@@ -299,7 +300,7 @@ class ServerOperations:
         `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell. `gpu_is_back`: it
         was not parked, nor is it then.
         """
-        told = False
+        told, freezes = False, served.freezes
 
         async def thaw() -> None:
             try:
@@ -307,7 +308,9 @@ class ServerOperations:
                     manager = self._manager(served.kernel_id)
                     if gpu_is_back:
                         await self.peer_access.switch_on(served)
-                    await agent.thaw(manager)
+                    await agent.thaw(
+                        manager, lambda: served.freezes == freezes and not served.absent
+                    )
                     if called:
                         await agent.call_on_resume(manager)
             finally:

@@ -104,6 +104,8 @@ class ServedKernel:
         self.left: dict[str, LeftPage] = {}
         #: Whether the agent runs in it.
         self.has_agent = False
+        #: Counts what began to save or suspend it: the kernel keeps what it says for the latest only.
+        self.freezes = 0
         #: Whether the agent has answered when it was last asked.
         self.answers = True
         #: Its comms and widgets as they were when it was last frozen.

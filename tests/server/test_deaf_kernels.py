@@ -1,10 +1,17 @@
 """A kernel whose agent does not answer is saved, and nobody waits for an answer that does not come."""
 
+import asyncio
+import os
+import signal
 import time
+from pathlib import Path
 
 import pytest
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
-from tests.conftest import wait_for
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.server import agent
+from tests.conftest import processes_naming, wait_for
 
 #: Python's lock is held in a call of C's, until the test writes into a pipe.
 HOLDING = """
@@ -33,3 +40,32 @@ def test_a_kernel_whose_cell_holds_pythons_lock_is_saved_like_another(server):
     pipe.write_text("x")
     assert page.output(request) == "1\n"
     assert page.run("print(2)") == "2\n"
+
+
+def test_a_kernel_that_stood_still_when_it_was_told_to_speak_is_told_again(server, monkeypatch):
+    """As after the end of a daemon that was killed in a save: the next one lets the kernel run on."""
+    monkeypatch.setattr(agent, "_ANSWER_SECONDS", 0.1)
+    page = server.open()
+    page.run("pass")
+    connection_file = Path(server.env["JUPYTER_RUNTIME_DIR"], f"kernel-{page.kernel_id}.json")
+    named = [pid for pid in processes_naming(connection_file) if processes.name(pid) == "python"]
+    tries = []
+
+    def wanted():
+        tries.append(True)
+        if len(tries) == 15:  # a closed socket has given up by then (LINGER: 1 s)
+            os.kill(named[0], signal.SIGCONT)
+        return True
+
+    async def stand_still():
+        manager = ServerKernelManager()
+        manager.load_connection_file(str(connection_file))
+        assert await agent.prepare(manager) is not None
+        os.kill(named[0], signal.SIGSTOP)
+        wait_for(lambda: processes.state(named[0]) == "T")
+        told = await agent.thaw(manager, wanted)
+        manager.context.destroy(linger=0)
+        return told
+
+    assert asyncio.run(stand_still())
+    assert page.run("print(1)") == "1\n"
