@@ -17,7 +17,7 @@ from ..errors import StoreError
 from ..model import SnapshotInfo
 from . import annotation_files, manifests
 from .annotation_files import Annotations
-from .records import Records, identity_of
+from .records import Records, identities_in, identity_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,13 @@ class Listing:
 
     def all(self) -> list[Listed]:
         """Newest first, deleted ones included. What cannot be read is logged and left out. Raises OSError if nothing can be."""
-        paths = list(self._directory.glob("*" + manifests.SUFFIX))
+        identities = identities_in(self._directory)
+        names = [name for name in identities if name.endswith(manifests.SUFFIX)]
         found, broken = list[Listed](), None
-        for path in paths:
+        for name in names:
+            beside = name.removesuffix(manifests.SUFFIX) + annotation_files.SUFFIX
             try:
-                listed = self._look(path)
+                listed = self._look(name, (identities[name], identities.get(beside, "")))
             except OSError as error:
                 logger.warning("A snapshot is left out of the list: %s", error)
                 broken = error
@@ -51,14 +53,15 @@ class Listing:
                 found += [listed] if listed else []
         if broken and not found:  # it is not one file, it is the disk
             raise broken
-        names = {path.name for path in paths}
-        for name in [name for name in tuple(self._known) if name not in names]:
+        for name in set(self._known) - identities.keys():
             self._known.pop(name, None)
         return sorted(found, key=lambda listed: listed.info.created, reverse=True)
 
     def find(self, snapshot_id: str) -> Listed | None:
         """One of them; None where there is none that can be read. Raises OSError."""
-        return self._look(manifests.path_of(self._directory, snapshot_id))
+        path = manifests.path_of(self._directory, snapshot_id)
+        beside = path.with_suffix(annotation_files.SUFFIX)
+        return self._look(path.name, (identity_of(path), identity_of(beside)))
 
     def get(self, snapshot_id: str) -> Listed:
         """One that is not deleted. Raises SnapshotNotFound, OSError."""
@@ -76,23 +79,20 @@ class Listing:
             annotation_files.write(path, altered)
         return Listed(altered.over(listed.info), altered)
 
-    def _look(self, path: Path) -> Listed | None:
-        beside = path.with_suffix(annotation_files.SUFFIX)
-        identity = (identity_of(path), identity_of(beside))
-        known = self._known.get(path.name)
+    def _look(self, name: str, identity: tuple[str, str]) -> Listed | None:
+        known = self._known.get(name)
         if known is None or known[0] != identity:
             if self._on_record is None:
                 self._on_record = self._records.infos()
-            recorded, info = self._on_record.pop(
-                path.name.removesuffix(manifests.SUFFIX), ("", None)
-            )
+            recorded, info = self._on_record.pop(name.removesuffix(manifests.SUFFIX), ("", None))
             if recorded != identity[0]:
                 info = None
-            known = self._known[path.name] = (identity, _read(path, beside, info))
+            known = self._known[name] = (identity, _read(self._directory / name, info))
         return known[1]
 
 
-def _read(path: Path, beside: Path, info: SnapshotInfo | None) -> Listed | None:
+def _read(path: Path, info: SnapshotInfo | None) -> Listed | None:
+    beside = path.with_suffix(annotation_files.SUFFIX)
     try:
         info = info or manifests.read(path, manifests.Listed).info
     except StoreError as error:

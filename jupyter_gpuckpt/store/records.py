@@ -7,6 +7,7 @@ there otherwise. One says nothing of needs where a chunk is missing or damaged: 
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -118,8 +119,12 @@ class Records:
 
         `unreadable` is told of manifests that cannot be read, and may raise.
         """
-        identities = {path.name: identity_of(path) for path in self._paths()}
-        waiting = {name.removesuffix(manifests.SUFFIX) for name in identities}
+        identities = identities_in(self._manifests)
+        waiting = {
+            name.removesuffix(manifests.SUFFIX)
+            for name in identities
+            if name.endswith(manifests.SUFFIX)
+        }
         last, stale, packs = 0, list[str](), self._catalog.names()
         while rows := self._catalog.database.run(partial(_rows_after, last)):
             last = rows[-1].number
@@ -180,10 +185,8 @@ class Records:
             rows = connection.execute("SELECT name FROM snapshots WHERE needs IS NOT NULL")
             return {name + manifests.SUFFIX for (name,) in rows}
 
-        return {path.name for path in self._paths()} <= self._catalog.database.run(read)
-
-    def _paths(self) -> Iterator[Path]:
-        return self._manifests.glob("*" + manifests.SUFFIX)
+        there = {path.name for path in self._manifests.glob("*" + manifests.SUFFIX)}
+        return there <= self._catalog.database.run(read)
 
     def _read(self, snapshot_id: str) -> Needs:
         path = manifests.path_of(self._manifests, snapshot_id)
@@ -279,10 +282,16 @@ def _moved(needs: Needs, moves: dict[str, NDArray[np.int64]], name: str, count: 
     return after
 
 
-def identity_of(path: Path) -> str:
+def identity_of(path: Path | os.DirEntry[str]) -> str:
     """What tells a file from another one under its name; empty where there is none that can be looked at."""
     try:
         facts = path.stat()
     except OSError:  # also what reading it will meet
         return ""
     return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def identities_in(directory: Path) -> dict[str, str]:
+    """The identities of all files in a folder, by their names. Raises OSError."""
+    with os.scandir(directory) as entries:
+        return {entry.name: identity_of(entry) for entry in entries}

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
@@ -31,6 +32,8 @@ MILLION = 10**6
 #: What a million chunks take at most, in seconds and MB.
 OPEN, LIST, USAGE, MEMORY = 1.0, 0.3, 2.0, 150.0
 HELD_UP_MS = 50.0
+#: For how long is looked at what waits without a delete.
+IDLE_SECONDS = 0.5
 _BYTES_PER_CHUNK = 600
 
 
@@ -62,8 +65,9 @@ def measure(root: Path, size: int) -> Iterator[Row]:
     for what in ("one", "many"):
         yield Row(f"    delete of {what}", [found[what]], facts=found[f"{what} facts"])
         for probe in ("look-up", "list", "publish"):
-            held = found[f"{what} {probe}"]
-            yield Row(f"        longest wait of a {probe}", [held], "ms", HELD_UP_MS)
+            held, else_held = found[f"{what} {probe}"], found[f"nothing {probe}"]
+            facts = {"without a delete": f"{else_held:.0f} ms"}
+            yield Row(f"        longest wait of a {probe}", [held], "ms", HELD_UP_MS, facts=facts)
     yield Row("    memory", [found["memory"]], "MB", MEMORY * scale)
 
 
@@ -96,10 +100,11 @@ def _again(root: Path) -> dict[str, object]:
         found["usage again"] = _timed(store.usage)
         # Of the first notebook all but the last snapshot go, so that the pack with the libraries is written anew.
         gone = ids[: large_store.SNAPSHOTS_PER_NOTEBOOK - 1]
-        for what, names in (("one", gone[:1]), ("many", gone[1:])):
+        for what, names in (("nothing", []), ("one", gone[:1]), ("many", gone[1:])):
             with _probes(store, digests) as waits:
                 before = _disk(root)
-                found[what] = _timed(lambda names=names: store.delete(*names))
+                work = partial(store.delete, *names) if names else partial(time.sleep, IDLE_SECONDS)
+                found[what] = _timed(work)
             found[f"{what} facts"] = {"freed": f"{(before - _disk(root)) / 1e6:.1f} MB"}
             for probe, longest in waits.items():
                 found[f"{what} {probe}"] = longest * 1e3
