@@ -43,17 +43,26 @@ Address = tuple[Any, ...]
 
 
 class RemadeConnections:
-    """The sockets, from before CRIU starts until the tree has them. On leaving the block ours are closed."""
+    """The sockets, from before CRIU starts until the tree has them. On leaving the block ours are closed.
+
+    As a `rehearsal`, while the tree still has its connections, they are made between other ports.
+    """
 
     def __init__(
-        self, connections: Sequence[TcpConnection], read: Callable[[int, int], bytes]
+        self,
+        connections: Sequence[TcpConnection],
+        read: Callable[[int, int], bytes],
+        *,
+        rehearsal: bool = False,
     ) -> None:
-        #: A sentence about each connection that could not be made anew; it is closed.
+        #: The connections that could not be made anew, with the reason; they are closed.
         self.lost: list[str] = []
+        self._rehearsal = rehearsal
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
         self._waiting: list[tuple[TcpConnection, socket.socket]] = []
         self._most = criu.most_inherited()
-        lingering.end({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
+        if not rehearsal:
+            lingering.end({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
         offset = 0
         try:
             for connection in connections:
@@ -70,9 +79,8 @@ class RemadeConnections:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
-        if (
-            kind is not None
-        ):  # what had got them is gone; nothing of them is to keep their ports busy
+        if self._rehearsal or kind is not None:
+            # Nobody has got them, or what had is gone: nothing of them is to keep their ports busy.
             for _, made in self._sockets.values():
                 tcp_options.end_at_once(made)
         self.close()
@@ -134,9 +142,8 @@ class RemadeConnections:
         self.close()
 
     def _lose(self, connection: TcpConnection, error: OSError) -> None:
-        reason = error.strerror or str(error)
         logger.warning("connection %s cannot be made anew: %s", connection.name, error)
-        self.lost.append(f"The connection {connection.name} was closed: {reason}.")
+        self.lost.append(f"{connection.name} ({error.strerror or error})")
 
     def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
         first = connection.ends[0]

@@ -72,7 +72,7 @@ class Thawed(NamedTuple):
     tree: Tree
     made: list[str]
     moved_ports: dict[int, int]
-    #: A sentence about each connection of the tree with itself that could not be made anew.
+    #: Those of the tree with itself that could not be made anew, with the reason.
     lost_connections: list[str]
 
 

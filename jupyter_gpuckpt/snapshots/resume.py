@@ -70,7 +70,8 @@ def resume(
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
-    return Resumed(thawed.tree, [*gone, *thawed.lost_connections], thawed.moved_ports)
+    closed = [f"The network connection {name} was closed." for name in thawed.lost_connections]
+    return Resumed(thawed.tree, gone + closed, thawed.moved_ports)
 
 
 def check(

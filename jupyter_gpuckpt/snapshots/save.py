@@ -18,6 +18,7 @@ from ..engine.freeze import Frozen, frozen
 from ..engine.launch import kill, pids
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
+from ..engine.tcp_remake import RemadeConnections
 from ..engine.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..host import connections, fingerprint, gpu, processes
@@ -191,9 +192,13 @@ def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
 def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
     """Say which connections of the tree with itself a resume of this snapshot will not bring back."""
     own = set(spec.own_ports)
-    return _cut(
-        [lost.text for lost in state.connections_lost if not own & set(lost.ports)], cut=cut
-    )
+    lost = [found.text for found in state.connections_lost if not own & set(found.ports)]
+    queues = memoryview(state.connections_queues)
+    with RemadeConnections(
+        state.connections, lambda at, length: bytes(queues[at : at + length]), rehearsal=True
+    ) as made:
+        lost += made.lost
+    return _cut(lost, cut=cut)
 
 
 def _cut(found: Sequence[str], *, cut: bool) -> list[str]:

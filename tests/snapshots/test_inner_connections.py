@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
+import os
 import re
 import socket
 import struct
@@ -14,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import criu, launch, tcp_connections
+from jupyter_gpuckpt.engine import criu, launch, tcp_connections, tcp_remake
 from jupyter_gpuckpt.engine.settle import settle
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import connections
@@ -412,6 +414,7 @@ def test_more_than_criu_can_inherit_are_named(run, monkeypatch) -> None:
     saved = program.save(stop=True)
     [warning] = saved.warnings
     assert "there are too many" in warning
+    assert saved.manifest.info.reason == "suspend"
     assert len(saved.manifest.connections) == 2
     monkeypatch.setattr(criu, "most_inherited", lambda: 3)
     [warning] = program.resume(saved.manifest.info.snapshot_id).warnings
@@ -474,3 +477,24 @@ def test_a_snapshot_of_a_kernel_that_ran_on_and_ended_has_its_connections(run) -
     after = go_on(program, "look")
     assert after["IPv4"][1:] == [["to the server, " * 3, "to the client, " * 2], "more", "again"]
     assert after["IPv4"][0] == before["IPv4"]
+
+
+def test_a_suspend_rehearses_making_the_connections_anew(run, monkeypatch) -> None:
+    program = run(PAIRS)
+    before = json.loads(program.lines()[0])
+
+    def no_room(*_):
+        raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    # A machine without room for what is in the queues cannot be had in any other way.
+    monkeypatch.setattr(tcp_remake, "_send", no_room)
+    with pytest.raises(KernelNotCheckpointable, match="No buffer space"):
+        program.save(stop=True, cause=Cause.IDLE)
+    after = go_on(program, "look")
+    for kind, ends in before.items():
+        assert after[kind] == [
+            ends,
+            ["to the server, " * 3, "to the client, " * 2],
+            "more",
+            "again",
+        ]
