@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
 from ..errors import GpuCkptError, KernelNotFound
 from ..states import KernelState
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Callable
 
-    from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     from .daemon_link import DaemonLink
@@ -109,7 +109,9 @@ class ShutDowns:
             "kernel_id": kernel_id,
             "kernel_name": manager.kernel_name,
         }
-        manager.emit(_ACTIONS, action)
+        # A configured class need not be jupyter_server's own; then it never tells what is done with it.
+        if isinstance(manager, ServerKernelManager):
+            manager.emit(_ACTIONS, action)
         return True
 
     async def undo(self, kernel_id: str) -> None:
