@@ -1,0 +1,194 @@
+"""Make the golden store: what a release writes, which every later version has to read. Run from the project's root:
+
+    python -m tests.golden.make 0.1.0
+
+It writes the folder tests/golden/<version> anew. Once a version is released, its folder never changes any more.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from blake3 import blake3
+
+from jupyter_gpuckpt import model
+from jupyter_gpuckpt.daemon.records import KernelRecord, Records
+from jupyter_gpuckpt.engine import criu_images
+from jupyter_gpuckpt.images.chunking import cut, is_zero
+from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.place import Place
+from jupyter_gpuckpt.protocol import Owner, OwnerKind
+from jupyter_gpuckpt.snapshots.export import export
+from jupyter_gpuckpt.states import KernelState
+from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.local import LocalStore
+
+HERE = Path(__file__).parent
+SHM = "/dev/shm/"
+LINK = "/home/jovyan/link_remap.7"
+GPU = f"{model.SCRATCH}/gpu/gpu-12-0"
+#: When the snapshots were taken, and until when the deleted one is kept: the year 2100.
+CREATED, KEPT_UNTIL = 1_750_000_000.0, 4_102_444_800.0
+
+
+def contents() -> dict[str, bytes]:
+    """The streams: each of the codecs, zeros, and CRIU's images."""
+    draw = np.random.default_rng(1)
+    normal = draw.standard_normal(8192)
+    message = criu_images.encode(
+        [
+            (1, 0, 1),
+            (2, 0, 7),
+            (3, 2, criu_images.encode([(1, 0, 7), (2, 0, 2), (6, 2, LINK.encode())])),
+        ]
+    )
+    link = criu_images.encode([(1, 0, 6), (2, 0, 7), (3, 0, 0)])
+    return {
+        "images": _image(message) + _image(link),
+        "pages/12": draw.bytes(20_000) + bytes(8_096 + 40_960) + b"the same again. " * 2048,
+        f"gpu{GPU}": normal.astype(np.float32).tobytes(),
+        f"file{SHM}doubles": normal.tobytes(),
+        f"file{SHM}halves": (normal.astype(np.float32).view(np.uint32) >> 16)
+        .astype(np.uint16)
+        .tobytes(),
+        f"file{LINK}": b"a file whose name was taken",
+        f"file{model.SCRATCH}/keeper": b"\x7fELF and so on",
+        "tcp": b"on its way",
+    }
+
+
+def main(version: str) -> None:
+    """Write the folder of this version."""
+    folder = HERE / version
+    shutil.rmtree(folder, ignore_errors=True)
+    streams = contents()
+    with LocalStore(folder / "store") as store:
+        records = _stored(store, streams)
+        for snapshot_id in ("saved", "suspended", "deleted"):
+            store.publish(_manifest(snapshot_id, records, len(streams["images"])))
+        store.annotate("saved", {"title": "Größe", "note": "two\nlines", "pinned": True})
+        store.mark_deleted("deleted", KEPT_UNTIL - CREATED)
+        with export(store, "saved") as archive:
+            (folder / "saved.tar").write_bytes(b"".join(archive.pieces()))
+        lists = [store.snapshots(), [one.info for one in store.deleted()]]
+        expected = {
+            "snapshots": msgspec.to_builtins(lists[0]),
+            "deleted": msgspec.to_builtins(lists[1]),
+            "manifest": msgspec.to_builtins(store.manifest("saved")),
+            "streams": {name: blake3(content).hexdigest() for name, content in streams.items()},
+        }
+    (folder / "store" / "lock").unlink()
+    _write_record(folder / "state")
+    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+def _image(message: bytes) -> bytes:
+    return bytes(8) + len(message).to_bytes(4, "little") + message
+
+
+def _stored(store: LocalStore, streams: dict[str, bytes]) -> list[model.Stream]:
+    found = []
+    compressor = Compressor()
+    with store.writer() as writer:
+        for name, content in streams.items():
+            chunks, start = [], 0
+            for end in cut(memoryview(content)):
+                piece = memoryview(content)[start:end]
+                digest = b"" if is_zero(piece) else digest_of(piece)
+                if digest:
+                    codec, payload = compressor.compress(piece)
+                    writer.append(digest, bytes(payload), len(piece), codec)
+                chunks.append(model.Chunk(digest, len(piece)))
+                start = end
+            found.append(model.Stream(name, len(content), chunks))
+    return found
+
+
+def _manifest(snapshot_id: str, streams: list[model.Stream], images: int) -> model.Manifest:
+    end = model.TcpEnd(
+        5,
+        2,
+        ["127.0.0.1", 4000],
+        ["127.0.0.1", 4001],
+        2,
+        [model.SocketOption(1, 9, b"\1\0\0\0")],
+        10,
+    )
+    variable = model.Variable("x", "ndarray", 65536, "8192 float64")
+    files = [
+        model.CapturedFile(
+            one.name.removeprefix("file"), "file", 0o700, 1000, 1000, 1, "", one.name
+        )
+        for one in streams
+        if one.name.startswith("file")
+    ]
+    return model.Manifest(
+        info=model.SnapshotInfo(
+            snapshot_id,
+            "kernel",
+            CREATED + len(snapshot_id),
+            "suspend" if snapshot_id == "suspended" else "save",
+            "notebook.ipynb",
+            model.Sizes(200_000, 100_000, 50_000, 32_768),
+            0.1,
+            0.5,
+            "host",
+            model.Cause.IDLE,
+            variables=[variable],
+        ),
+        launch=model.LaunchSpec(
+            "kernel",
+            ["python", "-m", "ipykernel"],
+            {"HOME": "/home/jovyan"},
+            "/home/jovyan",
+            "/home/jovyan/log",
+            own_ports=[4000],
+            jupyter={"kernelspec": "python3"},
+        ),
+        host=model.Host(
+            "host", "x86_64", "6.1", ["sse"], "580.1", [model.Gpu("GPU-1", "H200", 1 << 37)]
+        ),
+        method="skeleton",
+        keeper_pid=11,
+        kernel_pid=12,
+        highest_pid=12,
+        processes=[model.Process(12, 11, "python", pages="pages/12", processors={12: [0]})],
+        images=[
+            model.ImageFile("files.img", images - 18, 0),
+            model.ImageFile("remap-fpath.img", 18, images - 18),
+        ],
+        streams=streams,
+        captured=[
+            *files,
+            model.CapturedFile(f"{SHM}folder", "directory", 0o755),
+            model.CapturedFile(f"{SHM}again", "hardlink", target=f"{SHM}doubles"),
+            model.CapturedFile(f"{SHM}link", "symlink", 0o777, target="doubles"),
+        ],
+        gpu=[model.GpuProcess(12, [GPU], 32_768, {"GPU-1": 32_768})],
+        mapped=[model.MappedFile("/usr/bin/python3", 5, "00", "11")],
+        connections=[model.TcpConnection("127.0.0.1:4000", [end])],
+        seconds_by_stage={"freeze": 0.1},
+        variables=model.Variables([variable], {"x": "22"}, complete=True),
+    )
+
+
+def _write_record(state: Path) -> None:
+    place = Place(1000, "boot", [1, 2, 3, 4], "0::/", "/home/jovyan/.local/share/jupyter/gpuckpt")
+    record = KernelRecord(
+        model.LaunchSpec("kernel", ["python"], {}, "/", "/log"),
+        Owner("owner", OwnerKind.SERVER, 1, 1.0),
+        place,
+        KernelState.SUSPENDED,
+        since=CREATED,
+        snapshot_id="suspended",
+    )
+    Records(state, place).write("kernel", msgspec.json.encode(record))
+    for name in ("exits", "places"):
+        (state / name).rmdir()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
