@@ -48,8 +48,10 @@ _LOOKING = frozenset(
         "shutdown_request",
     }
 )
-#: What a kernel says by itself when it starts, warnings included, and whenever somebody subscribes.
-_UNASKED = frozenset({"iopub_welcome", "status", "stream"})
+#: What libzmq says to a subscriber, once: meant for this server's own socket, not for pages.
+_WELCOME = "iopub_welcome"
+#: What a kernel says by itself when it starts, warnings included.
+_UNASKED = frozenset({"status", "stream"})
 
 
 class Page(Protocol):
@@ -145,6 +147,8 @@ class KernelOutput:
         header, parent, content = _read(parts)
         if parent.session == PROBE_SESSION:
             self.heard.set()
+            return
+        if header.msg_type == _WELCOME:
             return
         self.kernel_session = header.session or self.kernel_session
         unasked = not parent.msg_type and header.msg_type in _UNASKED

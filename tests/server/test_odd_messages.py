@@ -91,3 +91,11 @@ def test_requests_that_cannot_be_read_keep_nothing_else_from_being_done(server):
         for place in range(4):
             page.send_parts([*parts[4 - place :], *parts[: 4 - place]])
     assert page.run("print(x + 1)") == "42\n"
+
+
+def test_no_page_is_told_what_is_for_the_servers_own_subscription(server):
+    page = server.open()
+    page.run("pass")
+    server.do("suspend", page.kernel_id)
+    page.run("pass")
+    assert "iopub_welcome" not in [kind for kind, _ in page.kinds()]
