@@ -7,8 +7,11 @@ names the socket; the handshake compares the hash again.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import logging
 import os
+import secrets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +22,10 @@ from .errors import ConfigurationError, DaemonUnavailable
 
 #: `struct sockaddr_un` has 108 bytes for the path, one of which ends it (man 7 unix).
 SOCKET_PATH_BYTES = 107
+
+#: In the data directory: what the name of the directory in /tmp ends with, where its usual name is somebody else's.
+_WORD_FILE = "runtime-word"
+_log = logging.getLogger(__name__)
 
 _NAMESPACES = ("pid", "mnt", "user", "net")
 
@@ -53,12 +60,15 @@ def here(data_dir: Path) -> Place:
     )
 
 
-def runtime_dir(environ: Mapping[str, str] = os.environ, uid: int | None = None) -> Path:
+def runtime_dir(
+    data_dir: Path, environ: Mapping[str, str] = os.environ, uid: int | None = None
+) -> Path:
     """The directory of the sockets, made if needed: ours alone (0700), on this machine, gone after a reboot.
 
-    `$JUPYTER_GPUCKPT_RUNTIME_DIR`, else /run/user/UID/gpuckpt, else /tmp/gpuckpt-UID. Raises ConfigurationError when it is
-    under the home directory (homes are on NFS and are mounted in several machines at once), DaemonUnavailable when it is not
-    a directory of ours: whoever owns it could put a socket of their own there.
+    `$JUPYTER_GPUCKPT_RUNTIME_DIR`, else /run/user/UID/gpuckpt, else /tmp/gpuckpt-UID, else, where somebody else has that
+    name, one in /tmp whose name nobody can know before it is there. Raises ConfigurationError when it is under the home
+    directory (homes are on NFS and are mounted in several machines at once), DaemonUnavailable when it is not a directory of
+    ours: whoever owns it could put a socket of their own there.
     """
     uid = os.getuid() if uid is None else uid
     chosen = environ.get("JUPYTER_GPUCKPT_RUNTIME_DIR", "")
@@ -69,18 +79,73 @@ def runtime_dir(environ: Mapping[str, str] = os.environ, uid: int | None = None)
     elif _is_ours(session_dir, uid):
         directory = session_dir / "gpuckpt"
     else:
-        directory = Path(f"/tmp/gpuckpt-{uid}")  # noqa: S108 - its owner is checked below
+        return _in_tmp(data_dir, uid)
     _make_private(directory, uid)
     return directory
 
 
-def runtime_dirs() -> list[Path]:
+def runtime_dirs(data_dir: Path) -> list[Path]:
     """Where daemons of this user may listen: `runtime_dir`, and where it was for a service that began before its user logged in."""
-    uid, chosen = os.getuid(), runtime_dir()
+    uid, chosen = os.getuid(), runtime_dir(data_dir)
     if os.environ.get("JUPYTER_GPUCKPT_RUNTIME_DIR"):
         return [chosen]
-    others = (Path(f"/run/user/{uid}/gpuckpt"), Path(f"/tmp/gpuckpt-{uid}"))  # noqa: S108 - its owner is checked
+    others = (Path(f"/run/user/{uid}/gpuckpt"), _well_known(uid), _unguessable(data_dir, uid))
     return [chosen, *(other for other in others if other != chosen and _is_ours(other, uid))]
+
+
+def _well_known(uid: int) -> Path:
+    return Path(f"/tmp/gpuckpt-{uid}")  # noqa: S108 - its owner is checked
+
+
+def _unguessable(data_dir: Path, uid: int) -> Path:
+    """The directory that `_in_tmp` has chosen; one that cannot be where it has chosen none."""
+    try:
+        word = (data_dir / _WORD_FILE).read_text()
+    except OSError:
+        word = ""
+    return Path(f"{_well_known(uid)}-{word or '?'}")
+
+
+def _in_tmp(data_dir: Path, uid: int) -> Path:
+    """A directory of ours in /tmp, where anybody may have taken any name that can be guessed.
+
+    The other name is kept in the data directory, so that all that share a daemon find the same.
+    """
+    if _is_ours(chosen := _unguessable(data_dir, uid), uid):
+        _make_private(chosen, uid)
+        return chosen
+    directory = _well_known(uid)
+    try:
+        _make_private(directory, uid)
+    except DaemonUnavailable:
+        if not os.path.lexists(directory):
+            raise
+        taken = directory
+    else:
+        return directory
+    try:
+        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        word_file = (data_dir / _WORD_FILE).open("a")
+    except OSError as error:
+        raise DaemonUnavailable(
+            f"{taken} is not a directory of this user, and the data directory cannot be used: {error}",
+            hint="Set JUPYTER_GPUCKPT_RUNTIME_DIR to a directory of your own.",
+        ) from error
+    with word_file:
+        fcntl.flock(word_file, fcntl.LOCK_EX)
+        if _is_ours(directory := _unguessable(data_dir, uid), uid):
+            return directory  # somebody was quicker
+        word = secrets.token_hex(8)
+        directory = Path(f"{taken}-{word}")
+        directory.mkdir(mode=0o700)
+        word_file.truncate(0)
+        word_file.write(word)
+    _log.warning(
+        "%s is not a directory of this user; the daemon's socket is in %s instead.",
+        taken,
+        directory,
+    )
+    return directory
 
 
 def socket_path(place: Place, directory: Path) -> Path:

@@ -46,7 +46,7 @@ def target(settings: Settings | None, *, start: bool) -> Target:
     """The daemon of this process's place; settings default to the environment's."""
     settings = settings or daemon_settings.from_environment()
     place = here(settings.data)
-    return Target(settings, place, socket_path(place, runtime_dir()), start)
+    return Target(settings, place, socket_path(place, runtime_dir(settings.data)), start)
 
 
 def others() -> tuple[list[Target], list[Handshake]]:
@@ -57,7 +57,7 @@ def others() -> tuple[list[Target], list[Handshake]]:
     ours = target(None, start=False)
     found: list[Target] = []
     strangers: list[Handshake] = []
-    for directory in runtime_dirs():
+    for directory in runtime_dirs(ours.settings.data):
         for path in sorted(directory.glob("*.sock")):
             other = Target(ours.settings, ours.place, path, start=False)
             handshake = _ask(other, _OTHERS_SECONDS) if path != ours.socket else None

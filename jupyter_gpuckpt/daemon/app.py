@@ -192,13 +192,14 @@ def _settings(settings_json: str | None) -> Settings:
 
 def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
     place = here(settings.data)
-    path = socket_path(place, runtime_dir())
+    path = socket_path(place, runtime_dir(settings.data))
     if not lifetime.hold_alone(Path(f"{path}.lock")):
         ready()
         return 0
     try:
         settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         lifetime.log_to(settings.log_file)
+        _log.info("the socket is %s", path)
         records = Records(settings.state, place)
         records.hold()
     except OSError as error:
