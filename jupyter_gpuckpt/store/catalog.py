@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -65,23 +65,38 @@ class Catalog:
     def locate(self, digests: Collection[bytes]) -> Places:
         """Where those of `digests` lie that the store holds. Others get their answers in between."""
         numbers: dict[str, int] = {}
+        # In the order of the table: neighbours are on the same page.
+        parts = [
+            self._places(numbers, partial(rows.select, LOCATE, batch))
+            for batch in batches(sorted(digests))
+        ]
+        return Places(parts, list(numbers))
 
-        def find(batch: list[bytes], connection: sqlite3.Connection) -> PlaceRows:
+    def walk(self, numbers: dict[str, int]) -> Iterator[PlaceRows]:
+        """Where everything lies, in the order of digests; numbers for packs are entered into `numbers`."""
+        for bounds in rows.parts():
+            yield self._places(numbers, partial(rows.between, LOCATE, bounds))
+
+    def _places(
+        self, numbers: dict[str, int], ask: Callable[[sqlite3.Connection], list[Any]]
+    ) -> PlaceRows:
+        """The places that a question with `LOCATE` gives; one turn."""
+
+        def find(connection: sqlite3.Connection) -> PlaceRows:
             try:
-                found = rows.select(LOCATE, batch, connection)
-                places = rows_of("".join(text for (text,) in found if text))
+                places = rows_of("".join(text for (text,) in ask(connection) if text))
             except ValueError as error:
                 raise broken(str(error)) from error
-            # By numbers of ours: the catalog's may be another pack's by the next batch.
+            # By numbers of ours: the catalog's may be another pack's by the next turn.
             known, places["pack"] = np.unique(places["pack"], return_inverse=True)
-            names = rows.names(connection, known.tolist())
+            names = [
+                name for batch in batches(known.tolist()) for name in rows.names(connection, batch)
+            ]
             ours = [numbers.setdefault(name, len(numbers)) for name in names]
             places["pack"] = np.array(ours, np.uint64)[places["pack"]]
             return places
 
-        # In the order of the table: neighbours are on the same page.
-        parts = [self.database.run(partial(find, batch)) for batch in batches(sorted(digests))]
-        return Places(parts, list(numbers))
+        return self.database.run(find)
 
     def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
         """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
@@ -109,7 +124,8 @@ class Catalog:
         """Enter chunks of a pack that was begun; with `replace` also those that are known elsewhere."""
 
         def insert(batch: list[Entry], connection: sqlite3.Connection) -> None:
-            self.moves += 1
+            # Without it only those move that are damaged or gone, which no record says anything of.
+            self.moves += replace
             pack = rows.number_of(connection, name)
             rows.insert(connection, ((entry, pack) for entry in batch), replace=replace)
 
@@ -141,6 +157,7 @@ class Catalog:
         def condemn(connection: sqlite3.Connection) -> bool:
             if newer_needs(name, newest, connection):
                 return False
+            self.moves += 1
             # Not on the disk, which may be full: what crashes here has removed nothing.
             rows.drop(connection, name)
             self._condemned.add(name)

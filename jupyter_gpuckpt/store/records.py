@@ -27,12 +27,14 @@ from . import manifests
 from .catalog import Catalog
 from .database import sealed, unsealed
 from .needs import Needs, add, chosen_of, decoded, encoded, newer_needs, pack_bits
-from .places import Places
+from .place_index import Located, PlaceIndex
 
 logger = logging.getLogger(__name__)
 
 # A record of other fields is one of another version, which may have left some out.
 _FIELDS = ",".join(SnapshotInfo.__struct_fields__)
+# From so many snapshots on that are to be put on record it is worth the time to look at all chunks first.
+_MANY = 100
 # Snapshots in one turn: of each some kilobytes.
 _AT_ONCE = 50
 
@@ -51,6 +53,7 @@ class Records:
     def __init__(self, manifests_directory: Path, catalog: Catalog) -> None:
         self._manifests, self._catalog = manifests_directory, catalog
         self._reading = threading.Lock()
+        self._index: PlaceIndex | None = None
 
     def infos(self) -> dict[str, tuple[str, SnapshotInfo]]:
         """What lists show of every snapshot on record, and the identity of the manifest that says so."""
@@ -145,16 +148,29 @@ class Records:
         ]
         if gone:
             self.forget(gone)
-        for name in sorted(waiting):
-            try:
-                # One thread at a time: what another has read meanwhile is on record.
-                with self._reading:
-                    found = self.of(name)
-                yield name, found
-            except SnapshotNotFound:  # deleted meanwhile
-                continue
-            except (StoreError, OSError) as error:
-                unreadable(error)
+        yield from self._rest(waiting, unreadable)
+
+    def _rest(
+        self, waiting: set[str], unreadable: Callable[[StoreError | OSError], None]
+    ) -> Iterator[tuple[str, Needs]]:
+        """The end of `all`: from manifests."""
+        index = None
+        try:
+            for name in sorted(waiting):
+                try:
+                    # One thread at a time: what another has read meanwhile is on record.
+                    with self._reading:
+                        if len(waiting) >= _MANY and self._index is None:
+                            index = self._index = PlaceIndex(self._catalog)
+                        found = self.of(name)
+                    yield name, found
+                except SnapshotNotFound:  # deleted meanwhile
+                    continue
+                except (StoreError, OSError) as error:
+                    unreadable(error)
+        finally:
+            if index is not None:
+                self._index = None
 
     def newer_needs(self, pack: str, number: int) -> bool:
         """Whether a snapshot that was put on record after `number` may need something in this pack."""
@@ -194,25 +210,29 @@ class Records:
         return self.add(found.info, found.digests())
 
     def _look_up(self, digests: Collection[bytes]) -> _Found:
-        moves = self._catalog.moves
-        places = self._catalog.locate(digests)
-        damaged = places.rows["damaged"].astype(np.bool_)
-        whole = len(places) == len(set(digests)) and not damaged.any()
+        index, moves = self._index, self._catalog.moves
+        if index is not None and index.usable and index.moves == moves:
+            located = index.find(digests)
+        else:
+            places = self._catalog.locate(digests)
+            good = places.rows[places.rows["damaged"] == 0]
+            whole = len(good) == len(set(digests))
+            located = Located(list(places.packs), good["pack"], good["offset"], whole)
         needs: Needs = {}
-        for number, name in enumerate(places.packs):
-            bits = self._bits(places, number, name)
+        whole = located.whole
+        for number in np.unique(located.pack).tolist():
+            name = located.names[number]
+            bits = self._bits(name, located.offset[located.pack == number])
             if bits is None:
                 whole = False
             else:
                 needs[name] = bits
         return _Found(needs, whole, moves)
 
-    def _bits(self, places: Places, number: int, name: str) -> NDArray[np.uint8] | None:
+    def _bits(self, name: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint8] | None:
         numbers = self._catalog.numbers(name)
         if numbers is None:
             return None
-        rows = places.rows
-        offsets = rows["offset"][(rows["pack"] == number) & (rows["damaged"] == 0)]
         at = np.searchsorted(numbers["offset"], offsets)
         if np.any(at >= len(numbers)) or np.any(numbers["offset"][at] != offsets):
             return None

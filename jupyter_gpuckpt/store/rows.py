@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from .codecs import DIGEST_BYTES
@@ -25,6 +26,8 @@ _INSERT = (
     "checksum = excluded.checksum WHERE damaged OR ? OR chunks.pack IN temp.gone"
 )
 
+#: The lowest digest of a part, and the one after its highest.
+Bounds = tuple[bytes, bytes]
 #: An entry and the number of its pack.
 Placed = tuple[Entry, int]
 
@@ -39,6 +42,17 @@ def select(query: str, digests: Collection[bytes], connection: sqlite3.Connectio
         marks = ",".join("?" * len(batch))
         found += connection.execute(f"{query} digest IN ({marks})", batch).fetchall()
     return found
+
+
+def parts() -> Iterator[Bounds]:
+    """The whole table of chunks in parts, each for one turn: of ten million chunks 2,400."""
+    bounds = [(first << 4).to_bytes(2, "big") for first in range(1 << 12)]
+    return pairwise([*bounds, b"\xff" * (DIGEST_BYTES + 1)])
+
+
+def between(query: str, bounds: Bounds, connection: sqlite3.Connection) -> list[Any]:
+    """The rows that `query` gives for a part."""
+    return connection.execute(f"{query} digest >= ? AND digest < ?", bounds).fetchall()
 
 
 def names(connection: sqlite3.Connection, ids: list[int]) -> list[str]:
@@ -182,10 +196,8 @@ def deletions(pack: int, digests: bytes | None) -> Iterator[Callable[[sqlite3.Co
     They do nothing to a pack that has its number by then.
     """
     if digests is None:
-        # Through the whole table, in parts.
-        for first in range(1 << 12):
-            bounds = ((first << 4).to_bytes(2, "big"), ((first + 1) << 4).to_bytes(3, "big")[-2:])
-            yield partial(_delete_between, pack, *bounds)
+        for bounds in parts():
+            yield partial(_delete_between, pack, bounds)
     else:
         size = DIGEST_BYTES
         each = (digests[start : start + size] for start in range(0, len(digests), size))
@@ -206,13 +218,9 @@ def _delete_chunks(pack: int, digests: list[bytes], connection: sqlite3.Connecti
     connection.executemany(query, [(pack, digest) for digest in digests])
 
 
-def _delete_between(pack: int, low: bytes, high: bytes, connection: sqlite3.Connection) -> None:
-    # After the last part comes nothing: its upper bound is 0.
-    query = (
-        "DELETE FROM chunks WHERE pack = ? AND pack IN temp.gone "
-        "AND digest >= ? AND (digest < ? OR ? = x'0000')"
-    )
-    connection.execute(query, (pack, low, high, high))
+def _delete_between(pack: int, bounds: Bounds, connection: sqlite3.Connection) -> None:
+    query = "DELETE FROM chunks WHERE pack = ? AND pack IN temp.gone AND digest >= ? AND digest < ?"
+    connection.execute(query, (pack, *bounds))
 
 
 def _delete_pack(pack: int, connection: sqlite3.Connection) -> None:

@@ -1,5 +1,6 @@
 """Removing what nothing needs goes on beside everything else, and takes nothing that somebody came to need meanwhile."""
 
+import os
 import sqlite3
 import threading
 from contextlib import ExitStack, closing
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from jupyter_gpuckpt.errors import SnapshotExists
+from jupyter_gpuckpt.store import records
 from jupyter_gpuckpt.store.catalog import Catalog
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.collect import Collector
@@ -17,6 +19,8 @@ from jupyter_gpuckpt.store.needs import encoded
 from jupyter_gpuckpt.store.records import Records
 from tests.conftest import wait_for
 from tests.unit.test_store_local import ONE, THREE, TWO, manifest, pack_files, put
+
+FOUR = os.urandom(10_000)
 
 
 @pytest.fixture
@@ -192,3 +196,53 @@ def test_a_snapshot_that_lacks_a_chunk_is_whole_again_after_the_next_save(store)
         again.verify("s2")
         again.delete("s1", "s2")
         assert not pack_files(again)
+
+
+def test_many_snapshots_are_put_on_record_as_one_is(store, monkeypatch):
+    """Of s3 a chunk is damaged, of s4 one is missing."""
+    put(store, THREE)
+    store.publish(manifest("s3", ONE, THREE))
+    put(store, FOUR)
+    store.publish(manifest("s4", TWO, FOUR))
+    (path,) = [p for p in pack_files(store) if FOUR in p.read_bytes()]
+    store._catalog.mark_damaged(digest_of(THREE))
+    root, found = store.root, []
+    store.close()
+    path.unlink()
+    for many in (1, 100):
+        monkeypatch.setattr(records, "_MANY", many)
+        with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+            connection.execute("DELETE FROM snapshots")
+            connection.commit()
+        with LocalStore(root) as again:
+            wait_for(lambda store=again: len(store._records.infos()) == 4)
+            all_needs = {name: encoded(needs) for name, needs in again._records.all()}
+        with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+            query = "SELECT name FROM snapshots WHERE needs IS NULL"
+            found.append((all_needs, {name for (name,) in connection.execute(query)}))
+    assert found[0] == found[1]
+    assert found[0][1] == {"s3", "s4"}
+    assert all(all_needs for all_needs in found[0][0].values())
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_rows_of_packs_that_are_gone_go(store, known):
+    """Also where it is not known any more what lay in them."""
+    root, gone = store.root, place_of(store, ONE)
+    store.close()
+    (root / "packs" / f"{gone}.pack").unlink()
+    if not known:
+        with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+            connection.execute("DELETE FROM contents")
+            connection.commit()
+    with LocalStore(root) as again:
+        wait_for(lambda: not again._catalog.untidy)
+        again.verify("s2")
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        assert connection.execute("SELECT digest FROM chunks").fetchall() == [(digest_of(TWO),)]
+        assert connection.execute("SELECT count(*) FROM packs").fetchone() == (1,)
+
+
+def place_of(store, chunk):
+    [place] = store.locate([digest_of(chunk)])
+    return place.pack
