@@ -90,6 +90,7 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                 asked,
                 _left(within_seconds, began),
                 on_outcome,
+                snapshots,
             )
     return SuspendReport(outcomes, time.monotonic() - began), all_seen
 

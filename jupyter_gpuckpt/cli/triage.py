@@ -14,13 +14,10 @@ from collections.abc import Iterable
 import msgspec
 
 from ..model import SnapshotInfo
+from ..save_rates import FIXED_SECONDS, measured_rates
 
-#: What the suspend of an empty kernel takes.
-FIXED_SECONDS = 0.3
 #: Where no earlier snapshot shows it: what two slow processors compress and write.
 BYTES_PER_SECOND = 500e6
-#: Smaller snapshots say little about the rate, and what was long ago was perhaps another machine.
-_TELLING_BYTES, _TELLING_SNAPSHOTS = 200_000_000, 10
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -60,9 +57,5 @@ def order(
 
 def measured_rate(snapshots: Iterable[SnapshotInfo]) -> float:
     """The usual rate of the latest snapshots, newest first, that are large enough to tell; else `BYTES_PER_SECOND`."""
-    telling = [
-        info.sizes.raw_bytes / info.seconds
-        for info in snapshots
-        if info.sizes.raw_bytes >= _TELLING_BYTES and info.seconds > 0
-    ]
-    return statistics.median(telling[:_TELLING_SNAPSHOTS]) if telling else BYTES_PER_SECOND
+    rates = measured_rates(snapshots)
+    return statistics.median(rates) if rates else BYTES_PER_SECOND

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     from ..client import AsyncClient
+    from ..snapshot_records import Snapshot
     from .daemon_link import DaemonLink
     from .gpu_room import RoomMaker
 
@@ -171,6 +172,10 @@ class ServerOperations:
     async def measured(self) -> list[Kernel]:
         """The daemon's records of all kernels, with what they use just now."""
         return await self._link.daemon.kernels()
+
+    async def snapshots(self) -> list[Snapshot]:
+        """All snapshots, newest first."""
+        return await self._link.daemon.snapshots()
 
     def description(self, manager: KernelManager) -> dict[str, Any]:
         """What is kept with a kernel so that the next server can list it as it was."""

@@ -37,6 +37,8 @@ async def suspend_all(
     try:
         async with asyncio.timeout(within_seconds):
             known = {kernel.kernel_id: kernel for kernel in await operations.measured()}
+            # They tell how fast suspends are, which matters only where there is a deadline.
+            snapshots = await operations.snapshots() if within_seconds and len(wanted) > 1 else []
     except TimeoutError:
         report = _none_saved(wanted, no_time("There was no time left to ask what the kernels use."))
     except GpuCkptError as error:
@@ -48,7 +50,8 @@ async def suspend_all(
         settled, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
-        done = await suspend_each(smallest_first(to_do), _AsServer(operations, cause), left)
+        asked = _AsServer(operations, cause)
+        done = await suspend_each(smallest_first(to_do), asked, left, snapshots=snapshots)
         report = SuspendReport([*done, *settled], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from jupyter_gpuckpt.client import batch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, OperationCancelled, record_of
+from jupyter_gpuckpt.model import Sizes, SnapshotInfo
 from jupyter_gpuckpt.protocol import Kernel, Operation, OperationKind, OperationState, Result
 from jupyter_gpuckpt.states import KernelState
 
@@ -59,6 +60,28 @@ class Daemon:
         self._events[begun.operation_id].set()
 
 
+class SharedProcessors(Daemon):
+    """Operations that need as many seconds of the whole machine as the kernel's id says, and share it with the others."""
+
+    async def finish(self, begun):
+        kernel_id, cancelled = begun.kernel_id, self._events[begun.operation_id]
+        left, before = float(kernel_id.split("-")[0]), time.monotonic()
+        while left > 0 and not cancelled.is_set():
+            await asyncio.sleep(0.002)
+            now = time.monotonic()
+            left, before = left - (now - before) / len(self._running), now
+        self._events[begun.operation_id].set()
+        self._running.discard(kernel_id)
+        if left > 0:
+            return msgspec.structs.replace(
+                begun,
+                state=OperationState.CANCELLED,
+                error=record_of(OperationCancelled("The operation was cancelled.")),
+            )
+        done = Result(f"snapshot-{kernel_id}", 1.0)
+        return msgspec.structs.replace(begun, state=SUCCEEDED, result=done)
+
+
 def kernels(*ids):
     return [Kernel(one, KernelState.RUNNING, "owner", memory_bytes=3, gpu_bytes=4) for one in ids]
 
@@ -85,13 +108,39 @@ def test_all_are_suspended_in_order_a_few_at_a_time():
 def test_at_the_deadline_what_is_not_complete_is_cancelled_and_nothing_more_is_begun():
     ids = ["0.01", *(f"{FOR_EVER}-{number}" for number in range(6))]
     daemon = Daemon()
-    outcomes = run(kernels(*ids), daemon, 0.5)
+    outcomes = run(kernels(*ids), daemon, 1.7)
     assert [outcome.saved for outcome in outcomes] == [True] + [False] * 6
     assert daemon.begun == ids[:5]
     assert sorted(daemon.cancelled) == [f"op-{one}" for one in ids[1:5]]
     assert {outcome.error.code for outcome in outcomes[1:]} == {"operation_cancelled"}
     assert "undone" in outcomes[1].error.message
     assert "no time left" in outcomes[6].error.message
+
+
+@pytest.mark.parametrize("rates", [[], [1e9, 40e9]], ids=["unknown", "measured"])
+def test_no_more_are_begun_beside_each_other_than_can_end_in_time(rates):
+    large = [
+        msgspec.structs.replace(one, memory_bytes=400_000_000)
+        for one in kernels(*(f"0.4-{number}" for number in range(4)))
+    ]
+    snapshots = [
+        SnapshotInfo(f"s{rate}", "k", 0.0, "save", sizes=Sizes(raw_bytes=10**9), seconds=1e9 / rate)
+        for rate in rates
+    ]
+    daemon = SharedProcessors()
+    outcomes = asyncio.run(batch.suspend_each(large, daemon, 1.0, snapshots=snapshots))
+    # All four at once would have needed 1.6 s, and none would have been saved.
+    assert [outcome.saved for outcome in outcomes] == [True, True, False, False]
+    assert daemon.begun[:2] == ["0.4-0", "0.4-1"]
+
+
+def test_one_that_fits_is_begun_before_one_that_does_not():
+    large, small = kernels("0.2-large", "0.2-small")
+    large = msgspec.structs.replace(large, memory_bytes=10**12)
+    daemon = SharedProcessors()
+    outcomes = run([large, small], daemon, 1.0)
+    assert daemon.begun == ["0.2-small", "0.2-large"]
+    assert all(outcome.saved for outcome in outcomes)
 
 
 def test_without_any_time_nothing_is_begun():
