@@ -292,6 +292,8 @@ class Manifest(msgspec.Struct, frozen=True):
     mapped: list[MappedFile] = []
     #: Those of the tree with itself; what they have to deliver is in the stream `tcp`.
     connections: list[TcpConnection] = []
+    #: The names of those that could not be kept.
+    lost_connections: list[str] = []
     seconds_by_stage: dict[str, float] = {}
     #: What the kernel's variables were; None where that is not known.
     variables: Variables | None = None

@@ -122,7 +122,7 @@ def frozen(
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             kept = memory if stop else _keep(tree, memory, unforked, settings, outside)
             _unlink(tree, links)
-            tcp = tcp_connections.Recorded(tree)
+            tcp = tcp_connections.Recorded(tree, widening=stop)
             undo.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
         result.connections, result.connections_queues = tcp.connections, tcp.queues

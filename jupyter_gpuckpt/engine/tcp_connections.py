@@ -3,17 +3,17 @@
 CRIU closes every connection. Those of which both ends are in the tree are made anew before it restores the tree (`tcp_remake.py`),
 with what had not been read yet. Here that is looked up, through descriptors of ours for the same sockets (man 2 pidfd_getfd):
 nothing is taken out of a queue, and the connections go on as they were. What a sender still holds back, because the receiver
-has no room, cannot be looked at; so the receiver gets more room, and then it is there.
+has no room, cannot be looked at; so for a suspend the receiver gets more room, and then it is there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import select
 import socket
-import struct
 import termios
 import time
 from collections.abc import Collection, Iterable
@@ -39,8 +39,10 @@ _JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
-#: Until everything has arrived; acknowledgements come within 40 ms, and tasks stand still meanwhile.
-_PATIENCE_SECONDS, _LOOK_SECONDS = 0.4, 0.001
+#: Until everything has arrived. A sender that found too little room looks again after 0.2 s, then 0.4 s, and so on.
+_PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
+#: Where no room is made nothing but acknowledgements can be missing.
+_PATIENCE_FOR_ACKNOWLEDGEMENTS = 0.05
 _MORE = 1 << 16
 
 
@@ -100,11 +102,11 @@ class _HeldEnd:
 
     def waiting(self) -> int:
         """Return how many bytes it has to deliver."""
-        return _count(self.socket, termios.FIONREAD)
+        return tcp_options.count(self.socket, termios.FIONREAD)
 
     def unsent(self) -> int:
         """Return how many bytes have not arrived yet, as far as is known here."""
-        return _count(self.socket, _SIOCOUTQ)
+        return tcp_options.count(self.socket, _SIOCOUTQ)
 
     def take_more(self, length: int, journal: Path) -> None:
         """Make room for `length` more bytes, and tell the sender of it."""
@@ -133,7 +135,7 @@ class _HeldEnd:
     def narrow(self) -> None:
         """Take back the room that was made where the program had chosen how much there is."""
         with suppress(OSError):
-            tcp_options.narrow(self.socket, self._options)
+            tcp_options.choose_sizes(self._options, self.socket)
 
     def record(self) -> TcpEnd:
         """Describe it."""
@@ -170,7 +172,8 @@ class _HeldEnd:
 class Recorded:
     """The connections of a tree with itself. All its tasks stand still from the begin to `close` or `reset`."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, *, widening: bool) -> None:
+        """Put them on record. `widening`: full queues may be made longer, as the connections will not go on."""
         self.connections: list[TcpConnection] = []
         #: What the connections have to deliver, one after the other.
         self.queues = b""
@@ -180,7 +183,9 @@ class Recorded:
         queues = list[bytes]()
         self._journal = tree.inside(_JOURNAL)
         members = pids(tree)
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        self._widening = widening
+        patience = _PATIENCE_SECONDS if widening else _PATIENCE_FOR_ACKNOWLEDGEMENTS
+        deadline = time.monotonic() + patience
         try:
             found = connections.survey(members)
             for inner in found.inner:
@@ -239,8 +244,8 @@ class Recorded:
         self, inner: Inner, ends: list[_HeldEnd], members: list[int], deadline: float
     ) -> None:
         """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
-        first, one = True, len(ends) == 1
-        while True:
+        one = len(ends) == 1
+        for tries in itertools.count():
             waiting = (
                 [_left_over(inner, ends[0], members)] if one else [e.unsent() for e in ends[::-1]]
             )
@@ -250,8 +255,8 @@ class Recorded:
                 raise _UnkeepableError("more was sent than can be received")
             for end, length in zip(ends, waiting, strict=True):
                 if length:
-                    end.take_more(length if first else 0, self._journal)
-            first = False
+                    # Most are on their way only.
+                    end.take_more(length if tries and self._widening else 0, self._journal)
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
@@ -301,8 +306,3 @@ def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
             raise _UnkeepableError("something was sent over it, and nobody has accepted it yet")
         return row.unsent + other.unsent if row is not None else 0
     return other.unsent if other is not None else 0
-
-
-def _count(end: socket.socket, request: int) -> int:
-    (number,) = struct.unpack("=i", fcntl.ioctl(end, request, bytes(4)))
-    return int(number)

@@ -6,9 +6,11 @@ has happened, or that Linux itself changes all the time, are not among them.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import socket
 import struct
+import termios
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -60,6 +62,10 @@ _BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
 #: Which of the two sizes the program has chosen, as bits; Linux adapts the other. Since Linux 5.14.
 _CHOSEN = (_SOL_SOCKET, 72)
 _SENDING, _RECEIVING = 1, 2
+#: TCP_WINDOW_CLAMP.
+_OFFERED = (_IPPROTO_TCP, 10)
+#: A buffer is not made larger than this: a program that never reads would have more in it after every resume.
+_MOST_BYTES = 64 << 20
 _SO_RCVBUFFORCE = 33
 
 
@@ -81,17 +87,23 @@ def read(end: socket.socket) -> list[SocketOption]:
 
 def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
     """Give a socket these options, but those that `share` gives. One that cannot be given is logged."""
-    given = {(option.level, option.name): option.value for option in options}
-    chosen = _number(given.pop(_CHOSEN, b""))
+    choose_sizes(options, end)
+    for option in options:
+        key = (option.level, option.name)
+        if key not in _SHARING and key not in _BUFFERS and key != _CHOSEN:
+            _set(end, *key, option.value)
+
+
+def choose_sizes(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket's buffers the sizes that the program had chosen, and leave the others to Linux."""
+    given = {(option.level, option.name): _number(option.value) for option in options}
+    chosen = given.get(_CHOSEN, 0)
     for bit, key in zip((_SENDING, _RECEIVING), _BUFFERS, strict=True):
-        size = _number(given.pop(key, b""))
+        size = given.get(key, 0)
         # Linux doubles what it is told, and tells what it has.
         if chosen & bit and end.getsockopt(*key) != size:
             _set(end, *key, struct.pack("=i", size // 2))
     _set(end, *_CHOSEN, struct.pack("=i", chosen))
-    for (level, name), value in given.items():
-        if (level, name) not in _SHARING:
-            _set(end, level, name, value)
 
 
 def share(options: Iterable[SocketOption], end: socket.socket) -> None:
@@ -104,17 +116,23 @@ def share(options: Iterable[SocketOption], end: socket.socket) -> None:
 def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda mark: None) -> None:
     """Make room for `length` more bytes that arrive, as far as the system's limits and our rights go.
 
-    A caller that dies in the middle leaves a larger buffer behind. Without a right to that the way there is another option, for
-    a moment: its value (SO_RCVLOWAT) is given to `note` before, for whoever has to put it back.
+    Much room: what finds none is sent again much later. A caller that dies in the middle leaves a larger buffer behind. Without a
+    right to that the way there is another option, for a moment: its value (SO_RCVLOWAT) is given to `note` before, for whoever
+    has to put it back.
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
     except OSError:  # the size could not be left to Linux again
         return
-    wanted = end.getsockopt(_SOL_SOCKET, socket.SO_RCVBUF) + 2 * length
+    wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
     with suppress(PermissionError):
-        end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
-        end.setsockopt(*_CHOSEN, chosen)
+        # Linux doubles it.
+        if 2 * wanted > end.getsockopt(*_BUFFERS[1]):
+            end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
+            end.setsockopt(*_CHOSEN, chosen)
+        # As much of it as is free may be offered to the sender.
+        if end.getsockopt(*_OFFERED) < wanted:
+            end.setsockopt(*_OFFERED, wanted)
         return
     # Linux makes a buffer that large, whose size is left to it, when a program wants to be woken for so much only.
     mark = end.getsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT)
@@ -125,11 +143,10 @@ def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda 
     end.setsockopt(*_CHOSEN, chosen)
 
 
-def narrow(end: socket.socket, options: Iterable[SocketOption]) -> None:
-    """Undo `widen` where the program had chosen the size."""
-    given = {(option.level, option.name): _number(option.value[:4]) for option in options}
-    if given.get(_CHOSEN, 0) & _RECEIVING:
-        end.setsockopt(*_BUFFERS[1], given[_BUFFERS[1]] // 2)
+def count(end: socket.socket, request: int) -> int:
+    """Return the bytes in a queue (man 7 tcp: FIONREAD, TIOCOUTQ)."""
+    (number,) = struct.unpack("=i", fcntl.ioctl(end, request, bytes(4)))
+    return int(number)
 
 
 def end_at_once(end: socket.socket) -> None:

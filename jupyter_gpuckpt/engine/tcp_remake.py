@@ -168,6 +168,8 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
     with ExitStack() as undo:
         both = [undo.enter_context(closing(made)) for made in _pair(connection.ends)]
         first, second = both
+        for end, made in zip(connection.ends, both, strict=False):
+            tcp_options.choose_sizes(end.options, made)
         _send(second, first, queues[0])
         if len(queues) == 1:
             # Its program has closed the other end.
@@ -284,18 +286,21 @@ def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
     """Send what nobody reads yet; raises OSError when there is no room for it."""
     if not data:
         return
-    tcp_options.widen(receiver, len(data))
     sender.setblocking(False)
     left = memoryview(data)
-    deadline = time.monotonic() + _SEND_SECONDS
+    deadline, tries = time.monotonic() + _SEND_SECONDS, 0
     while left:
         try:
             left = left[sender.send(left) :]
+            tries = 0
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
             with suppress(BlockingIOError):
                 receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if tries:  # more than what is on its way only
+                tcp_options.widen(receiver, len(left))
+            tries += 1
             time.sleep(0.001)
 
 

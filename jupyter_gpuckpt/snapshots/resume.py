@@ -70,7 +70,8 @@ def resume(
         progress=progress,
     )
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
-    closed = [f"The network connection {name} was closed." for name in thawed.lost_connections]
+    lost = [*manifest.lost_connections, *thawed.lost_connections]
+    closed = [f"The network connection {name} was closed." for name in lost]
     return Resumed(thawed.tree, gone + closed, thawed.moved_ports)
 
 

@@ -153,6 +153,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             gpu=state.gpu,
             mapped=mapped,
             connections=state.connections,
+            lost_connections=[lost.text for lost in state.connections_lost],
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
         )
