@@ -6,6 +6,7 @@ each would take a multiple of the time.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -27,20 +28,21 @@ class Located(NamedTuple):
 
 
 class PlaceIndex:
-    """As the catalog is while it is read. `moves`: its count before; what is found is right while it is the same."""
+    """As the catalog is while it is read. `moves`: its count before; what is found is right while it is the same.
 
-    def __init__(self, catalog: Catalog) -> None:
+    Reading it ends early when `stop` is set, and then it is not `usable`.
+    """
+
+    def __init__(self, catalog: Catalog, stop: threading.Event | None = None) -> None:
         self.moves = catalog.moves
         numbers: dict[str, int] = {}
-        parts = [
-            (
-                _starts(rows["digest"].tobytes()),
-                rows["pack"].astype(np.uint32),
-                rows["offset"].copy(),
-                rows["damaged"].astype(np.bool_),
-            )
-            for rows in catalog.walk(numbers)
-        ]
+        parts = []
+        for rows in catalog.walk(numbers):
+            pack, damaged = rows["pack"].astype(np.uint32), rows["damaged"].astype(np.bool_)
+            starts = _starts(rows["digest"].tobytes())
+            parts.append((starts, pack, rows["offset"].copy(), damaged))
+            if stop is not None and stop.is_set():
+                break
         self._keys, self._pack, self._offset, self._damaged = (
             np.concatenate(column) for column in zip(*parts, strict=True)
         )
@@ -48,8 +50,9 @@ class PlaceIndex:
         self._keys, self._pack = self._keys[order], self._pack[order]
         self._offset, self._damaged = self._offset[order], self._damaged[order]
         self._names = list(numbers)
-        #: Whether no two digests begin in the same way.
+        #: Whether it has everything, and no two digests begin in the same way.
         self.usable = bool(np.all(self._keys[1:] != self._keys[:-1]))
+        self.usable &= stop is None or not stop.is_set()
 
     def find(self, digests: Collection[bytes]) -> Located:
         """Where those of `digests` lie that the store holds undamaged."""

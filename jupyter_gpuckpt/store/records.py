@@ -116,11 +116,13 @@ class Records:
         return self._read(snapshot_id)
 
     def all(
-        self, unreadable: Callable[[StoreError | OSError], None] = lambda error: None
+        self,
+        unreadable: Callable[[StoreError | OSError], None] = lambda error: None,
+        stop: threading.Event | None = None,
     ) -> Iterator[tuple[str, Needs]]:
         """Every snapshot that there is, and what it needs of what the store has; puts on record what is not.
 
-        `unreadable` is told of manifests that cannot be read, and may raise.
+        `unreadable` is told of manifests that cannot be read, and may raise. When `stop` is set the next one comes soon.
         """
         identities = identities_in(self._manifests)
         waiting = {
@@ -148,10 +150,13 @@ class Records:
         ]
         if gone:
             self.forget(gone)
-        yield from self._rest(waiting, unreadable)
+        yield from self._rest(waiting, unreadable, stop)
 
     def _rest(
-        self, waiting: set[str], unreadable: Callable[[StoreError | OSError], None]
+        self,
+        waiting: set[str],
+        unreadable: Callable[[StoreError | OSError], None],
+        stop: threading.Event | None,
     ) -> Iterator[tuple[str, Needs]]:
         """The end of `all`: from manifests."""
         index = None
@@ -161,7 +166,7 @@ class Records:
                     # One thread at a time: what another has read meanwhile is on record.
                     with self._reading:
                         if len(waiting) >= _MANY and self._index is None:
-                            index = self._index = PlaceIndex(self._catalog)
+                            index = self._index = PlaceIndex(self._catalog, stop)
                         found = self.of(name)
                     yield name, found
                 except SnapshotNotFound:  # deleted meanwhile

@@ -36,7 +36,7 @@ class Upkeep:
     def _run(self) -> None:
         try:
             self._catalog.purge(self._stop)
-            for _ in self._records.all():
+            for _ in self._records.all(stop=self._stop):
                 if self._stop.is_set():
                     return
         except Exception as error:

@@ -17,6 +17,7 @@ from jupyter_gpuckpt.store.database import sealed
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.needs import encoded
 from jupyter_gpuckpt.store.records import Records
+from jupyter_gpuckpt.store.upkeep import Upkeep
 from tests.conftest import wait_for
 from tests.unit.test_store_local import ONE, THREE, TWO, manifest, pack_files, put
 
@@ -223,6 +224,36 @@ def test_many_snapshots_are_put_on_record_as_one_is(store, monkeypatch):
     assert found[0] == found[1]
     assert found[0][1] == {"s3", "s4"}
     assert all(all_needs for all_needs in found[0][0].values())
+
+
+def test_closing_does_not_wait_until_all_is_on_record(store, monkeypatch):
+    root, taken, stopped = store.root, [], threading.Event()
+    store.close()
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
+        connection.execute("DELETE FROM snapshots")
+        connection.commit()
+    walk, stop = Catalog.walk, Upkeep.stop
+
+    def walk_slowly(self, numbers):
+        for part in walk(self, numbers):
+            taken.append(part)
+            assert stopped.wait(30)
+            yield part
+
+    def stop_and_tell(self):
+        self._stop.set()
+        stopped.set()
+        stop(self)
+
+    monkeypatch.setattr(records, "_MANY", 1)
+    monkeypatch.setattr(Catalog, "walk", walk_slowly)
+    monkeypatch.setattr(Upkeep, "stop", stop_and_tell)
+    with LocalStore(root):
+        wait_for(lambda: taken)
+    assert len(taken) == 1
+    monkeypatch.undo()
+    with LocalStore(root) as again:
+        wait_for(lambda: again._records.complete)
 
 
 @pytest.mark.parametrize("known", [True, False])
