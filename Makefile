@@ -2,6 +2,7 @@
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
@@ -16,6 +17,8 @@ VENV := .venv
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
 
+FUZZ_INPUTS ?= 1000000
+
 DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 
 # Debian's python3 comes without the module that python3 -m venv needs.
@@ -27,7 +30,7 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
-.PHONY: setup demo lab test upstream bench matrix screenshots lint clean again
+.PHONY: setup demo lab test fuzz upstream bench matrix screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -42,6 +45,9 @@ lab: setup
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/apt-test
 	$(as_root) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+fuzz: setup
+	$(as_root) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz $(PYTEST_ARGS)
 
 upstream: setup
 	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
@@ -65,7 +71,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 clean:
-	$(SUDO) rm -rf $(VENV) .lab dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	$(SUDO) rm -rf $(VENV) .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/*.so jupyter_gpuckpt/store/*.so
 
 # $(1): packages. Those that are installed already need no apt.

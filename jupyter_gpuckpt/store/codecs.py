@@ -110,6 +110,8 @@ def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> byte
 
 def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
     """Whether the payload promises the length: it decides how much is allocated, and whether zstd writes straight to the target."""
+    if raw_length > MOST_CHUNK_BYTES:
+        raise CodecError(f"{raw_length} bytes are more than a chunk has")
     try:
         if codec == RAW:
             promised = len(payload)

@@ -23,10 +23,12 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple
 
+import numpy as np
+
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..model import FORMAT_VERSION
 from ..pwrite import pwrite_all
-from .codecs import CodecError, decompress, digest_of
+from .codecs import MOST_CHUNK_BYTES, CodecError, decompress, digest_of
 
 SUFFIX = ".pack"
 #: Begins the names of packs that are being written; whatever is called so when a store opens was cut off.
@@ -171,6 +173,15 @@ def index_of(path: Path) -> bytes:
         index = file.read(count * _INDEX.size)
     if digest_of(index) != digest:
         raise _damaged(path, "its index was altered")
+    rows = np.frombuffer(index, INDEX_ROW)
+    offsets, most = rows["offset"], np.uint64(start)
+    if len(rows) and not (
+        offsets.min() >= HEADER_BYTES + RECORD_BYTES
+        and offsets.max() <= most
+        and (rows["stored_length"] <= most - offsets).all()
+        and rows["raw_length"].max() <= MOST_CHUNK_BYTES
+    ):
+        raise _damaged(path, "its index leads elsewhere")
     return index
 
 
@@ -188,8 +199,10 @@ def scan(path: Path) -> Iterator[Entry]:
             entry = parse_record_header(header, offset - RECORD_BYTES)
             if entry is None:
                 return
+            if entry.stored_length > MOST_CHUNK_BYTES:
+                return
             payload = file.read(entry.stored_length)
-            with suppress(CodecError, MemoryError):
+            with suppress(CodecError):
                 if digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest:
                     yield entry
             offset += entry.stored_length + RECORD_BYTES
