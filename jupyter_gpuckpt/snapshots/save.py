@@ -153,7 +153,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             gpu=state.gpu,
             mapped=mapped,
             connections=state.connections,
-            lost_connections=[lost.text for lost in state.connections_lost],
+            lost_connections=_unkept(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,
         )
@@ -192,14 +192,19 @@ def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
 
 def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
     """Say which connections of the tree with itself a resume of this snapshot will not bring back."""
-    own = set(spec.own_ports)
-    lost = [found.text for found in state.connections_lost if not own & set(found.ports)]
+    lost = _unkept(state, spec)
     queues = memoryview(state.connections_queues)
     with RemadeConnections(
         state.connections, lambda at, length: bytes(queues[at : at + length]), rehearsal=True
     ) as made:
         lost += made.lost
     return _cut(lost, cut=cut)
+
+
+def _unkept(state: Frozen, spec: LaunchSpec) -> list[str]:
+    """Name the connections of the tree with itself that are not in the snapshot; those of its own ports are made again by themselves."""
+    own = set(spec.own_ports)
+    return [lost.text for lost in state.connections_lost if not own & set(lost.ports)]
 
 
 def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
