@@ -14,6 +14,7 @@ import tarfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,11 +54,12 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
     """
     try:
         with store.writer() as writer:
-            found = _Archive(store, writer, take).read()
+            archive = _Archive(store, writer, take)
+            found = archive.read()
             writer.finish()
-            for manifest, _ in found:
-                _check_images(manifest, store)
-            return _publish(store, found)
+            for content in found.values():
+                _check_images(content.manifest(store), store)
+            return _publish(store, found, archive.annotations)
     except BaseException:
         # What came in goes again, as far as nobody else counts on it by now.
         try:
@@ -67,16 +69,32 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
         raise
 
 
+class _Content(NamedTuple):
+    """A snapshot's manifest as it came, which is decoded when it is looked at: many would take much memory together."""
+
+    snapshot_id: str
+    data: bytes
+
+    def manifest(self, store: LocalStore) -> Manifest:
+        """Return what it says. Raises ArchiveInvalid."""
+        path = manifests.path_of(store.root, self.snapshot_id)
+        try:
+            return manifests.parse(path, self.data, Manifest)
+        except ManifestInvalid as error:
+            raise _invalid(error.message.rstrip(".")) from error
+
+
 class _Archive:
     """One archive while it is read."""
 
     def __init__(self, store: LocalStore, writer: PackWriter, take: Take) -> None:
         self._store, self._writer, self._source = store, writer, take
-        self._manifests: dict[str, Manifest] = {}
-        self._annotations: dict[str, Annotations] = {}
+        self._manifests: dict[str, _Content] = {}
+        #: Of those snapshots.
+        self.annotations: dict[str, Annotations] = {}
         self._held_bytes = 0
 
-    def read(self) -> list[tuple[Manifest, Annotations]]:
+    def read(self) -> dict[str, _Content]:
         """The snapshots in it, whose chunks are all in the store now."""
         for member in self._members():
             name = _name_of(member)
@@ -92,15 +110,12 @@ class _Archive:
             self._take(-member.size % tarfile.BLOCKSIZE)
         if not self._manifests:
             raise _invalid("there is no snapshot in it")
-        for snapshot_id, manifest in self._manifests.items():
-            digests = manifests.references(manifest)
+        for snapshot_id, content in self._manifests.items():
+            digests = manifests.references(content.manifest(self._store))
             missing = len(digests) - len(self._writer.known(digests))
             if missing:
                 raise _invalid(f"{missing} chunks of snapshot {snapshot_id} are missing")
-        return [
-            (manifest, self._annotations.get(snapshot_id, Annotations()))
-            for snapshot_id, manifest in self._manifests.items()
-        ]
+        return self._manifests
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
         # Not tarfile's own reader: that takes extended headers into memory, however long they say they are.
@@ -135,11 +150,8 @@ class _Archive:
 
     def _manifest(self, snapshot_id: str, length: int) -> None:
         self._require_new(snapshot_id)
-        path = manifests.path_of(self._store.root, snapshot_id)
-        try:
-            self._manifests[snapshot_id] = manifests.parse(path, self._held(length), Manifest)
-        except ManifestInvalid as error:
-            raise _invalid(error.message.rstrip(".")) from error
+        content = self._manifests[snapshot_id] = _Content(snapshot_id, self._held(length))
+        content.manifest(self._store)  # one that makes no sense is refused before the rest is read
 
     def _annotation(self, snapshot_id: str, length: int) -> None:
         self._require_new(snapshot_id)
@@ -147,7 +159,7 @@ class _Archive:
             said = annotation_files.parse(snapshot_id, self._held(length))
         except msgspec.DecodeError as error:
             raise _invalid(f"the annotations of {snapshot_id} do not make sense") from error
-        self._annotations[snapshot_id] = msgspec.structs.replace(
+        self.annotations[snapshot_id] = msgspec.structs.replace(
             said, deleted_at=0.0, kept_until=0.0
         )
 
@@ -187,10 +199,13 @@ def _check_images(manifest: Manifest, store: LocalStore) -> None:
         raise _invalid(problem)
 
 
-def _publish(store: LocalStore, found: list[tuple[Manifest, Annotations]]) -> list[SnapshotInfo]:
+def _publish(
+    store: LocalStore, found: dict[str, _Content], annotations: dict[str, Annotations]
+) -> list[SnapshotInfo]:
     done: list[SnapshotInfo] = []
     try:
-        for manifest, said in found:
+        for snapshot_id, content in found.items():
+            manifest, said = content.manifest(store), annotations.get(snapshot_id, Annotations())
             store.publish(manifest)
             done.append(manifest.info)
             changes = {name: getattr(said, name) for name in ("title", "note", "pinned")}

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 TOTAL = int(os.environ.get("FUZZ_INPUTS", "0"))
-_USUAL = 20_000
+_USUAL = 14_000
 
 #: What numbers, lengths and texts are replaced by, as bytes.
 _WORDS = [

@@ -216,6 +216,24 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+def test_many_that_are_large_are_not_held_together(tmp_path):
+    """Each stands for some twenty megabytes."""
+    chunks = [one for n in range(60_000) for one in (Chunk(b"\1" * 32, 4096), Chunk(b"", 4096))]
+    files = []
+    for n in range(20):
+        made = msgspec.structs.replace(
+            manifest(f"s{n}"), streams=[Stream("x", 120_000 * 4096, chunks)]
+        )
+        path, _ = manifests.stage(tmp_path, made)
+        files.append((f"manifests/s{n}.manifest", path.read_bytes()))
+    (tmp_path / "a.tar").write_bytes(packed(*files))
+    reader = subprocess.run(
+        [sys.executable, "-c", READER, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "chunks of snapshot s0 are missing" in reader.stdout, reader.stderr
+    assert int(reader.stdout.split()[-1]) < 150 << 10
+
+
 def test_a_large_manifest_that_is_one_is_read(tmp_path):
     """Digests, zeros between them, and much else."""
     chunks = [
