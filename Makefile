@@ -51,6 +51,7 @@ fuzz: setup
 
 upstream: setup
 	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+	$(as_root) $(BIN)/python -m tests.upstream.kernels
 
 bench: setup $(STAMPS)/bench
 	$(as_root) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
