@@ -22,6 +22,8 @@ its own, so that no IPython event is triggered.
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
                                         give back what is not used, between cells; the reply tells how many bytes these were
+    gpuckpt_request {"op": "again", "after": "...", "requests": [...]}
+                                        what was said after this message; answer these requests again
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         what the user's variables are, and fingerprints of their values; also while a cell runs
 """
@@ -45,6 +47,7 @@ from jupyter_client.jsonutil import json_clean, json_default
 from .calls import beside, between_cells, result_of
 from .history import History
 from .peer_access import PeerAccess, driver_is_loaded
+from .said import Said, copied
 from .trim import trim
 from .variables import variables_of
 
@@ -83,6 +86,7 @@ class Agent:
         self._answering = False
         #: When the kernel was told to speak again; peers connect again some time after that.
         self._thawed = -_PATIENCE
+        self._said = Said()
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
@@ -109,6 +113,7 @@ class Agent:
                 if self._silent:
                     self._kept_output.append((message, arguments, options))
                     return
+            self._said.note(message)
         self._say(message, *arguments, **options)
 
     # In the thread of the shell's stream.
@@ -116,9 +121,9 @@ class Agent:
         with self._lock:
             now = time.monotonic()
             careful = self._silent or self._kept_replies or now < self._thawed + _PATIENCE
+            self._said.note_reply(message)
             if careful:
-                parts = [bytes(getattr(part, "bytes", part)) for part in message]
-                self._kept_replies.append((now, parts))
+                self._kept_replies.append((now, copied(message)))
         if careful:
             self._answer_soon()
         else:
@@ -178,6 +183,8 @@ class Agent:
             content["peer_access"] = await self._peers_on()
         elif op == "trim":
             content["trimmed_bytes"] = await self._trim(float(parent["content"]["seconds"]))
+        elif op == "again":
+            states = self._again(parent["content"], content)
         elif op == "variables":
             with suppress(Exception):
                 seconds = float(parent["content"].get("fingerprint_seconds", 0))
@@ -185,6 +192,16 @@ class Agent:
         content["kept"] = len(self._kept_output)
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
+
+    def _again(self, asked: dict[str, Any], content: dict[str, Any]) -> list[bytes]:
+        """What was said after a message, part by part; what was answered to some requests is answered again."""
+        said, content["complete"] = self._said.after(asked["after"])
+        content["counts"] = [len(parts) for parts in said]
+        with self._lock:
+            now = self._thawed = time.monotonic()
+            self._kept_replies.extend((now, r) for r in self._said.replies_to(asked["requests"]))
+        self._answer_soon()
+        return [part for parts in said for part in parts]
 
     async def _call(self, event: str) -> bool:
         """Trigger an event of IPython's in the main thread; whether no cell kept that from beginning."""
@@ -233,6 +250,7 @@ class Agent:
                         self._silent, self._thawed = False, time.monotonic()
                         break
                     message, arguments, options = self._kept_output.popleft()
+                self._said.note(message)
                 self._say(message, *arguments, **options)
             self._answer_soon()
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import GpuCkptError
 from ..model import Cause
+from . import agent
 from .comms import SavedComms
-from .probe import kernel_info, set_known_info
+from .probe import expect_info, kernel_info, learn_info, set_known_info
 from .sessions import environment_of, manager_of, restore_sessions
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
+    from .served_kernel import ServedKernel
 
 _ANSWER_SECONDS = 5.0
 #: How often, and how long after its start, a server asks again for kernels of one that had not ended then.
@@ -106,11 +108,17 @@ async def adopt(
     manager = manager_of(kernels, kernel_id)
     served = link.served[kernel_id]
     served.output.kernel_session = kept.get("kernel_session", "")
-    served.output.restore(kept.get("output", {}) if served.absent else {})
+    recovered = None
+    if served.absent:
+        served.output.restore(kept.get("output", {}))
+    else:
+        recovered = served.output.recover()
     served.has_agent = kept.get("agent", False)
     served.comms = SavedComms.from_record(kept.get("comms"))
     if kept.get("kernel_info"):
         set_known_info(manager, kept["kernel_info"])
+    elif not served.absent:
+        operations.spawn(learn_info(manager, expect_info(manager)))
     if served.absent:
         manager.execution_state = kept.get("execution_state") or "idle"
         if manager.execution_state == "busy":
@@ -125,8 +133,29 @@ async def adopt(
         operations.spawn(_learn_state(manager))
         served.peer_access_is_off = served.has_agent and served.is_parked
         # The last server may have died with the kernel's words held back.
-        operations.spawn(link.reconnect(served))
+        operations.spawn(_hear_again(link, manager, served, recovered))
+        if recovered is not None:
+            _expect_asker(kernels, manager, kernel_id, served.output.asked_by)
     await link.catch_up(kernel_id)
+
+
+async def _hear_again(
+    link: DaemonLink,
+    manager: ServerKernelManager,
+    served: ServedKernel,
+    recovered: tuple[str, list[str]] | None,
+) -> None:
+    """Connect to a kernel whose server was killed; what it said since it says again."""
+    missed, complete = list[list[bytes]](), True
+    try:
+        if not served.has_agent:  # it may have been brought in after that server's last word
+            served.has_agent = await agent.look(manager) is not None
+        await link.reconnect(served)
+        if recovered is not None and served.has_agent:
+            missed, complete = await agent.said_after(manager, *recovered)
+    finally:
+        if recovered is not None:
+            served.output.go_on(missed, complete=complete)
 
 
 def _expect_asker(

@@ -39,6 +39,7 @@ _MODULES = (
     "calls",
     "history",
     "peer_access",
+    "said",
     "trim",
     "values",
     "fingerprints",
@@ -211,6 +212,21 @@ async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
     """Undo that; whether it was possible."""
     reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_on"}, _CALLS_SECONDS)
     return _is_ok(reply) and reply["content"].get("peer_access") == "on"
+
+
+async def said_after(
+    manager: ServerKernelManager, message_id: str, requests: list[str]
+) -> tuple[list[list[bytes]], bool]:
+    """What it said after this message on iopub, and whether that is all; it answers these requests again."""
+    content = {"op": "again", "after": message_id, "requests": requests}
+    reply = await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
+    # An agent that an older version has brought in knows nothing of this.
+    counts = reply["content"].get("counts") if _is_ok(reply) else None
+    if counts is None:
+        return [], False
+    parts = iter([bytes(buffer) for buffer in reply["buffers"]])
+    said = [[next(parts) for _ in range(count)] for count in counts]
+    return said, bool(reply["content"]["complete"])
 
 
 async def thaw(manager: ServerKernelManager, wanted: Callable[[], bool] = lambda: False) -> bool:

@@ -22,19 +22,17 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from .. import decoding
+from .kernel_messages import Header, fields, is_about_comms, read, with_cell
 from .probe import PROBE_SESSION
 
 _log = logging.getLogger(__name__)
 
-#: Between the identities and the signature of a message (jupyter_client.session.DELIM).
-_DELIMITER = b"<IDS|MSG>"
 _LENGTH_BYTES = 4
 #: A page that catches up gets this much before others have their turn on the event loop.
 _BATCH_BYTES = 1_000_000
 _EXECUTE = "execute_request"
 #: Said even when the file is full: without them a page would wait for the end of the cell for ever.
 _SHORT = frozenset({"status", "execute_input", "clear_output"})
-_ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
 #: What pages ask to show something, which leaves a kernel as it is, and its end.
 _LOOKING = frozenset(
     {
@@ -71,12 +69,6 @@ class Page(Protocol):
         """A word of ours in the middle of what the kernel said."""
 
 
-class _Header(msgspec.Struct):
-    msg_id: str = ""
-    msg_type: str = ""
-    session: str = ""
-
-
 class KernelOutput:
     """The output of one kernel. Used on the event loop only, but for `discard`.
 
@@ -86,6 +78,10 @@ class KernelOutput:
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit_bytes = path, limit_bytes
+        #: What a server needs that finds this one killed: `description`, and the pages that were there.
+        self._journal = path.with_name(path.name + ".json")
+        #: What is said while it is not known yet what was said before.
+        self._waiting: list[list[bytes]] | None = None
         self._file: BinaryIO | None = None
         self._closed = False
         self._size = 0
@@ -118,6 +114,7 @@ class KernelOutput:
         self._asked.add(request_id)
         if cell_id:
             self._cells[request_id] = cell_id
+        self._note()
 
     def asks(self, client_session: str, parts: list[bytes]) -> None:
         """The kernel asks a page something, whose cell waits for the answer."""
@@ -132,7 +129,7 @@ class KernelOutput:
         question = self._questions.get(client_session)
         if question is None:
             return None
-        return question if _read(question)[1].msg_id in self._running else None
+        return question if read(question)[1].msg_id in self._running else None
 
     @property
     def awaited(self) -> bool:
@@ -144,11 +141,14 @@ class KernelOutput:
 
         Whatever it is: what cannot be read is handed on as it came.
         """
-        header, parent, content = _read(parts)
+        header, parent, content = read(parts)
         if parent.session == PROBE_SESSION:
             self.heard.set()
             return
         if header.msg_type == _WELCOME:
+            return
+        if self._waiting is not None:
+            self._waiting.append(parts)
             return
         self.kernel_session = header.session or self.kernel_session
         unasked = not parent.msg_type and header.msg_type in _UNASKED
@@ -173,6 +173,7 @@ class KernelOutput:
         elif page in self._pages:
             del self._pages[page]
             self._seen[page.client_session] = self._count
+            self._note()
 
     def forget(self) -> None:
         """Nobody will miss anything: a fresh kernel is being started."""
@@ -202,6 +203,7 @@ class KernelOutput:
         """Go on where a server stopped that suspended the kernel. Without a description nothing on disk counts."""
         self.asked_by = described.get("asked_by", "")
         self._asked = set(described.get("asked", ()))
+        self._journal.unlink(missing_ok=True)
         for client, parts in described.get("questions", {}).items():
             self._questions[client] = [b64decode(part) for part in parts]
         if not described.get("count") or not self._path.exists():
@@ -211,6 +213,38 @@ class KernelOutput:
         self._seen = dict(described["seen"])
         self._running, self._cells = set(described["running"]), dict(described["cells"])
         self._size = self._path.stat().st_size
+
+    def recover(self) -> tuple[str, list[str]] | None:
+        """Go on where a server was killed: the last message that it kept, and the requests that had no end. None: nothing to go on with.
+
+        Then what is said waits for `go_on`. Which of a page's last messages it has received, nobody knows: all count as seen.
+        """
+        described = fields(_content(self._journal))
+        if "seen" not in described:
+            self.restore({})
+            return None
+        count, end, last = 0, 0, ""
+        with suppress(OSError, ValueError, msgspec.DecodeError):
+            for frame, parts in _frames(self._path):
+                count, last = frame, read(parts)[0].msg_id
+                end += _LENGTH_BYTES + len(msgspec.msgpack.encode((frame, parts)))
+            os.truncate(self._path, end)  # it may have been killed in the middle of one
+        described["count"] = count
+        for client in described.pop("joined", ()):
+            described["seen"][client] = count
+        self.restore(described)
+        if not (self.awaited or self._count):
+            return None
+        self._waiting = []
+        return last, sorted(self._asked | self._running)
+
+    def go_on(self, missed: list[list[bytes]], *, complete: bool) -> None:
+        """What was said while no server listened; then what has come since."""
+        waiting, self._waiting = self._waiting or [], None
+        self._left_out += not complete
+        known = {read(parts)[0].msg_id for parts in missed}
+        for parts in [*missed, *(new for new in waiting if read(new)[0].msg_id not in known)]:
+            self.feed(parts)
 
     def close(self) -> None:
         """Let go; what is kept stays for the next server."""
@@ -228,25 +262,44 @@ class KernelOutput:
         if not self._closed:
             self.close()
             self._path.unlink(missing_ok=True)
+            self._journal.unlink(missing_ok=True)
 
-    def _follow(self, header: _Header, parent: _Header, content: bytes) -> bool:
+    def _follow(self, header: Header, parent: Header, content: bytes) -> bool:
         """Whether a cell has just ended with this message."""
         if header.msg_type != "status" or parent.msg_type != _EXECUTE:
             return False
-        state = _fields(content).get("execution_state")
+        state = fields(content).get("execution_state")
         if state == "busy":
             self._running.add(parent.msg_id)
+            self._note()
         if state != "idle":
             return False
         self._asked.discard(parent.msg_id)
         ended = parent.msg_id in self._running
         self._running.discard(parent.msg_id)
+        self._note()
         return ended
 
-    def _keep(self, header: _Header, parent: _Header, parts: list[bytes]) -> None:
+    def _note(self) -> None:
+        """Leave a word for the next server, should this one be killed while a cell runs."""
+        if not (self.awaited or self._size):
+            return
+        joined = [page.client_session for page in self._pages]
+        text = json.dumps({**self.description(), "joined": joined}).encode()
+        new = self._journal.with_suffix(".new")
+        try:
+            self._journal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _opened(new) as file:
+                file.truncate(0)
+                file.write(text)
+            new.replace(self._journal)
+        except OSError as error:
+            _log.warning("what pages have seen of a kernel's output cannot be kept: %s", error)
+
+    def _keep(self, header: Header, parent: Header, parts: list[bytes]) -> None:
         self._count += 1
         if cell := self._cells.get(parent.msg_id):
-            parts = _with_cell(parts, cell)
+            parts = with_cell(parts, cell)
         frame = msgspec.msgpack.encode((self._count, [bytes(part) for part in parts]))
         if self._size + len(frame) > self._limit_bytes and header.msg_type not in _SHORT:
             self._left_out += 1
@@ -267,8 +320,8 @@ class KernelOutput:
         is_new = page.client_session not in self._seen
         seen, sent = self._seen.get(page.client_session, 0), 0
         try:
-            for number, parts in self._frames():
-                if number > seen and not (is_new and _is_about_comms(parts)):
+            for number, parts in _frames(self._path) if self._size else ():
+                if number > seen and not (is_new and is_about_comms(parts)):
                     _hand(page.show_again, parts)
                     sent += sum(map(len, parts))
                 # It may go in the middle of it.
@@ -285,16 +338,8 @@ class KernelOutput:
         # Nothing can have come since the last frame was read: there was no await.
         self._seen.pop(page.client_session, None)
         self._pages[page] = None
+        self._note()
         self._clear_if_seen()
-
-    def _frames(self) -> Iterator[tuple[int, list[bytes]]]:
-        """What is kept, also what comes meanwhile."""
-        if not self._size:
-            return
-        with self._path.open("rb") as file:
-            while length := file.read(_LENGTH_BYTES):
-                frame = file.read(int.from_bytes(length, "little"))
-                yield decoding.from_msgpack(frame, tuple[int, list[bytes]])
 
     def _clear_if_seen(self) -> None:
         if self._pages and not self._running and not self._joining:
@@ -309,6 +354,8 @@ class KernelOutput:
             self._file.close()
             self._file = None
         self._path.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
+        self._note()
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -318,40 +365,19 @@ def _opened(path: Path) -> BinaryIO:
     return os.fdopen(fd, "ab")
 
 
-def _is_about_comms(parts: list[bytes]) -> bool:
-    """What a new page asks for itself, as it is by then; a comm that it hears of before it knows the target it would close."""
-    return _read(parts)[0].msg_type in _ABOUT_COMMS
+def _frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """What is kept, also what comes meanwhile."""
+    with path.open("rb") as file:
+        while length := file.read(_LENGTH_BYTES):
+            frame = file.read(int.from_bytes(length, "little"))
+            yield decoding.from_msgpack(frame, tuple[int, list[bytes]])
 
 
-def _with_cell(parts: list[bytes], cell: str) -> list[bytes]:
-    """The message with the cell's id in its metadata, where the front end of ours looks for it."""
-    at = parts.index(_DELIMITER) + 4
-    metadata = {**_fields(parts[at]), "cellId": cell}
-    return [*parts[:at], json.dumps(metadata).encode(), *parts[at + 1 :]]
-
-
-def _read(parts: list[bytes]) -> tuple[_Header, _Header, bytes]:
-    """A message's header, its parent's, and its content; empty where they cannot be read. Some kernels have null for none."""
-    at = parts.index(_DELIMITER) if _DELIMITER in parts else len(parts)
-    header, parent, _, content = [*parts[at + 2 : at + 6], b"", b"", b"", b""][:4]
-    return _header(header), _header(parent), content
-
-
-def _header(part: bytes) -> _Header:
+def _content(path: Path) -> bytes:
     try:
-        return decoding.from_json(part, _Header)
-    except msgspec.DecodeError:
-        found = {name: _fields(part).get(name) for name in _Header.__struct_fields__}
-        return _Header(**{name: value for name, value in found.items() if isinstance(value, str)})
-
-
-def _fields(part: bytes) -> dict[str, Any]:
-    """The fields of a JSON object; none of anything else."""
-    try:
-        value = json.loads(part)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def _hand(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:

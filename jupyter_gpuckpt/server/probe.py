@@ -29,6 +29,7 @@ AGENT_REQUEST = "gpuckpt_request"
 AGENT_WORD = "gpuckpt_probe"
 _INFO_REQUEST = "kernel_info_request"
 _REPEAT_SECONDS = 0.1
+_INFO_SECONDS = {"control": 2.0, "shell": 60.0}
 _ESTABLISHED = "01"
 
 
@@ -122,6 +123,22 @@ def set_known_info(manager: Any, info: dict[str, Any]) -> None:
     future: Future[dict[str, Any]] = Future()
     future.set_result(info)
     manager._kernel_info_future = future
+
+
+async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, Any]]) -> None:
+    """Ask a kernel in which a cell may run what it is, on the channel that answers at once, else on the other."""
+    info: dict[str, Any] = {}
+    try:
+        for channel, seconds in _INFO_SECONDS.items():
+            info = info or await kernel_info(manager, channel, seconds)
+    finally:
+        expected.set_result(info)
+
+
+def expect_info(manager: ServerKernelManager) -> Future[dict[str, Any]]:
+    """Have connections wait for `learn_info`; each would ask the shell otherwise, which answers when the cell is done."""
+    manager._kernel_info_future = Future()  # type: ignore[attr-defined]
+    return manager._kernel_info_future  # type: ignore[attr-defined, no-any-return]
 
 
 async def ask(

@@ -10,6 +10,15 @@ from tests.conftest import wait_for
 
 COUNT = "import time\nfor number in range({count}):\n    print(number)\n    time.sleep(0.005)"
 
+COUNT_UNTIL = """
+import os, time
+number = 0
+while not os.path.exists("go"):
+    print(number)
+    number += 1
+    time.sleep(0.005)
+"""
+
 
 wait_for = partial(wait_for, seconds=30)
 
@@ -149,3 +158,42 @@ def test_nothing_is_left_on_disk_when_everything_was_seen(server):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     page.reply(request)
     wait_for(lambda: not kept.exists())
+
+
+def test_a_server_that_is_killed_costs_no_line_and_no_reply(server):
+    asker = server.open()
+    other = server.page(asker.kernel_id, binary=True)
+    request = asker.execute(COUNT_UNTIL)
+    wait_for(lambda: len(shown(asker, request)) > 50 and len(shown(other, request)) > 50)
+    server.process.kill()
+    server.process.wait()
+    for page in server.pages:
+        page.close()
+    server.start()
+    new = server.page(asker.kernel_id)
+    again = [server.page(old.kernel_id, client_id=old.client_id) for old in (asker, other)]
+    wait_for(lambda: all(shown(page, request) for page in [new, *again]))
+    (server.root / "go").touch()
+    wait_for(lambda: all(is_over(page, request) for page in [new, *again]))
+    everything = shown(new, request)
+    assert everything == [str(number) for number in range(len(everything))]
+    for old, page in zip((asker, other), again, strict=True):
+        assert shown(old, request) + shown(page, request) == everything
+    assert again[0].reply(request)["content"]["status"] == "ok"
+
+
+def test_a_cell_that_ends_while_there_is_no_server_is_answered(server):
+    page = server.open()
+    go, done = server.root / "go", server.root / "done"
+    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done')\nos.mkdir('done')"
+    request = page.execute(code)
+    page.wait_for(lambda m: m["msg_type"] == "execute_input")
+    server.process.kill()
+    server.process.wait()
+    page.close()
+    go.touch()
+    wait_for(done.exists)
+    server.start()
+    again = server.page(page.kernel_id, client_id=page.client_id)
+    assert again.output(request) == "done\n"
+    assert again.run("print(1)") == "1\n"
