@@ -129,6 +129,7 @@ class RemadeConnections:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
             try:
+                _require_here(made.family, target)
                 _connect(made, target)
             except OSError as error:
                 self._lose(connection, error)
@@ -264,6 +265,12 @@ def _target(end: TcpEnd, listener: socket.socket) -> Address:
     if end.family == socket.AF_INET:
         return (address.removeprefix("::ffff:"), port)
     return ("::ffff:" + address, port)
+
+
+def _require_here(family: int, target: Address) -> None:
+    """Raise OSError for an address of another machine, which this one's may be now: nobody there is to be connected to."""
+    with _socket(family) as probe:
+        probe.bind((target[0], 0, *target[2:]))
 
 
 def _connect(made: socket.socket, target: Address) -> None:

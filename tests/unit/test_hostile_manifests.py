@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import zstandard
 
+from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
 from jupyter_gpuckpt.model import (
     CapturedFile,
@@ -160,6 +161,15 @@ def test_a_link_that_the_images_do_not_name_is_refused(store, tmp_path):
         assert state_of(other) == ([], [])
 
 
+def test_a_connection_is_made_anew_on_this_machine_only():
+    end = TcpEnd(1, 2, ["127.0.0.1", 0], ["192.0.2.1", 80], 0, [])
+    waiting = TcpConnection("x", [end], waiting=True)
+    with RemadeConnections([waiting], lambda offset, length: b"") as remade:
+        remade.finish({})
+        (lost,) = remade.lost
+    assert "annot assign requested address" in lost
+
+
 EMPTY, NESTED = b"\x92\xc4\0\0", b"\x90"
 #: Some kilobytes each, compressed.
 BOMBS = {
@@ -205,6 +215,7 @@ import sys, resource
 from pathlib import Path
 from {import_archive.__module__} import import_archive
 from {LocalStore.__module__} import LocalStore
+from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid
 store = LocalStore(Path(sys.argv[1]) / "store")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
