@@ -6,6 +6,7 @@
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
+# make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
 #
@@ -30,7 +31,11 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
+<<<<<<< HEAD
 .PHONY: setup demo lab test fuzz upstream bench matrix screenshots lint clean again
+=======
+.PHONY: setup demo lab test upstream bench matrix soak screenshots lint clean again
+>>>>>>> 95f3f4d (Docs: rehearsal, matrix, soak)
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -61,6 +66,10 @@ matrix: setup $(STAMPS)/matrix
 	@rm -f $(VENV)/state-lines.jsonl
 	-$(as_root) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
 	$(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
+
+soak: setup
+	$(as_root) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
+	cp $(VENV)/reliability.md docs/reliability.md
 
 screenshots: setup $(STAMPS)/apt-test
 	$(as_root) $(BIN)/python tools/screenshots.py
