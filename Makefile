@@ -31,11 +31,7 @@ say = @echo "== $(1)"
 # The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
 as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
 
-<<<<<<< HEAD
-.PHONY: setup demo lab test fuzz upstream bench matrix screenshots lint clean again
-=======
-.PHONY: setup demo lab test upstream bench matrix soak screenshots lint clean again
->>>>>>> 95f3f4d (Docs: rehearsal, matrix, soak)
+.PHONY: setup demo lab test fuzz upstream bench matrix soak screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
