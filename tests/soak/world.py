@@ -269,13 +269,10 @@ class World:
     def _victims(self, whom: str) -> list[int]:
         if whom == "server":
             return [self.server.process.pid]
-        names = {"criu": "criu", "worker": "worker_process", "daemon": "jupyter_gpuckpt.daemon"}
-        wanted = names.values() if whom == "everything" else [names[whom]]
         found = [
             pid
             for pid in processes.every()
-            if any(name in " ".join(processes.arguments(pid)) for name in wanted)
-            and self._is_ours(pid)
+            if (kind := _kind(pid)) and whom in (kind, "everything") and self._is_ours(pid)
         ]
         return [*found, *([self.server.process.pid] if whom == "everything" else [])]
 
@@ -290,3 +287,13 @@ class World:
             words = processes.arguments(pid)
             if words and "gpuckpt-init" in words[0] and str(self.folder) in " ".join(words):
                 yield pid
+
+
+def _kind(pid: int) -> str:
+    """Return what a process is of our own: criu, worker, daemon, or nothing."""
+    if processes.name(pid) == "criu":
+        return "criu"
+    words = processes.arguments(pid)
+    if "jupyter_gpuckpt.images.worker_process" in words:
+        return "worker"
+    return "daemon" if "jupyter_gpuckpt.daemon" in words else ""
