@@ -55,7 +55,7 @@ def test_a_request_in_flight_does_not_keep_a_server_from_ending(make_server):
     asking = threading.Thread(target=ask)
     asking.start()
     wait_for((server.root / "begun").exists)
-    server.process.send_signal(signal.SIGTERM)
+    server.request("POST", "api/shutdown")
     server.process.wait(10)
     asking.join()
 
