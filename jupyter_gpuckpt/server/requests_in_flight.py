@@ -23,6 +23,9 @@ _WORKER_NAME = "AnyIO worker thread"
 
 async def end_requests(http_server: HTTPServer) -> None:
     """Take no more requests and wait for those in flight; what takes longer than a moment is cancelled."""
+    # Among them may be the one that stops the server, whose answer is awaited.
+    if asked := _in_flight():
+        await asyncio.wait(asked, timeout=_PATIENCE_SECONDS)
     # All at once: one after the other, each would wait for its handler while others ask on.
     closing = {asyncio.ensure_future(one.close()) for one in list(http_server._connections)}
     if closing:
