@@ -237,9 +237,7 @@ class GpuCkptKernels(_Base):
             await self.gpuckpt_owner.close()
         except Exception:
             self.log.exception("Shutting down the other kernels failed.")
-        http_server = getattr(self.parent, "http_server", None)
-        if http_server is not None:
-            await end_requests(http_server)
+        await end_requests()
 
     def _detach(self, kernel_id: str) -> None:
         """Forget a kernel without touching it or its connection file, which the kernel still names."""

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jupyter_server.services.shutdown import ShutdownHandler
 from tornado.web import RequestHandler
-
-if TYPE_CHECKING:
-    from tornado.httpserver import HTTPServer
 
 #: How long they may take to end by themselves.
 _PATIENCE_SECONDS = 1.0
@@ -21,15 +19,10 @@ _PATIENCE_SECONDS = 1.0
 _WORKER_NAME = "AnyIO worker thread"
 
 
-async def end_requests(http_server: HTTPServer) -> None:
-    """Take no more requests and wait for those in flight; what takes longer than a moment is cancelled."""
-    # Among them may be the one that stops the server, whose answer is awaited.
+async def end_requests() -> None:
+    """Wait for the requests in flight; what takes longer than a moment is cancelled."""
     if asked := _in_flight():
         await asyncio.wait(asked, timeout=_PATIENCE_SECONDS)
-    # All at once: one after the other, each would wait for its handler while others ask on.
-    closing = {asyncio.ensure_future(one.close()) for one in list(http_server._connections)}
-    if closing:
-        await asyncio.wait(closing, timeout=_PATIENCE_SECONDS)
     late = _in_flight()
     for task in late:
         task.cancel()
@@ -42,6 +35,12 @@ async def end_requests(http_server: HTTPServer) -> None:
 
 
 def _in_flight() -> set[asyncio.Task[Any]]:
-    """The tasks in which tornado runs handlers."""
-    code = RequestHandler._execute.__code__
-    return {t for t in asyncio.all_tasks() if getattr(t.get_coro(), "cr_code", None) is code}
+    """The tasks in which tornado runs handlers, but for the one that stops the server and waits for this."""
+    found = set()
+    for task in asyncio.all_tasks():
+        coroutine: Any = task.get_coro()
+        if getattr(coroutine, "cr_code", None) is RequestHandler._execute.__code__:
+            frame = coroutine.cr_frame
+            if frame is not None and not isinstance(frame.f_locals["self"], ShutdownHandler):
+                found.add(task)
+    return found
