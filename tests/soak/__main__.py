@@ -65,7 +65,7 @@ def machine(world: World, limits: Limits, *, with_kills: bool) -> type[RuleBased
         @rule(model=kernels, verb=st.sampled_from(VERBS))
         @limited
         def operate(self, model, verb):
-            state = world._states()[model.name]
+            state = world.states()[model.name]
             if verb != "resume" or state == "suspended":
                 if verb == "save" and state == "suspended":
                     return
@@ -93,21 +93,21 @@ def machine(world: World, limits: Limits, *, with_kills: bool) -> type[RuleBased
                 world.restart_server()
 
         @rule(
-            model=kernels,
-            whom=st.sampled_from(WHOM),
-            verb=st.sampled_from(VERBS),
-            delay=st.floats(0, 1.2),
+            kills=st.lists(
+                st.tuples(kernels, st.sampled_from(WHOM), st.sampled_from(VERBS), st.floats(0, 1)),
+                max_size=8,
+            )
         )
         @limited
-        def kill(self, model, whom, verb, delay):
-            if not with_kills:
-                return
-            if verb == "resume" and world._states()[model.name] == "running":
-                world.suspend(model)
-            elif verb != "resume":
-                world.use(model)
-            world.kill(whom, verb, model, delay)
-            print(f"{sum(world.kills.values())} kills", end="\r", flush=True)
+        def kill(self, kills):
+            for model, whom, verb, moment in kills if with_kills else ():
+                suspended = world.states()[model.name] == "suspended"
+                if verb == "resume" and not suspended:
+                    world.suspend(model)
+                elif verb != "resume":
+                    world.use(model)
+                world.kill(whom, verb, model, moment)
+                print(f"{sum(world.kills.values())} kills", file=sys.stderr, flush=True)
 
         def teardown(self):
             if not world.failure:

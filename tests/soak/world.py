@@ -174,11 +174,17 @@ class World:
 
     # What happens to them.
 
-    def kill(self, whom: str, verb: str, model: Model, delay: float) -> None:
-        """Begin an operation, and kill a process of it after `delay` seconds; then everything must be right again."""
+    def kill(self, whom: str, verb: str, model: Model, moment: float) -> None:
+        """Begin an operation, and kill a process of it at a moment between 0 and 1; then everything must be right again.
+
+        A CRIU lives for a tenth of a second: it is waited for, and killed within 0.1 s. The others are killed within 1.2 s.
+        """
         asked = threading.Thread(target=self._begin, args=(verb, model), daemon=True)
         asked.start()
-        time.sleep(delay)
+        if whom == "criu":
+            while asked.is_alive() and not self._victims(whom):
+                time.sleep(0.001)
+        time.sleep(moment * (0.1 if whom == "criu" else 1.2))
         victims = self._victims(whom)
         for pid in victims:
             with contextlib.suppress(ProcessLookupError):
@@ -197,7 +203,7 @@ class World:
         """Wait until no kernel is in a transient state, and fail where one stays in it; none may be lost."""
         began = time.monotonic()
         while True:
-            states = self._states()
+            states = self.states()
             wrong = {name: state for name, state in states.items() if state not in STEADY}
             if not wrong:
                 break
@@ -234,7 +240,8 @@ class World:
         found += [str(path) for path in data.glob("spill/*")]
         return found
 
-    def _states(self) -> dict[str, str]:
+    def states(self) -> dict[str, str]:
+        """Return the state of every kernel by its notebook."""
         known = {
             kernel["kernel_id"]: kernel["state"]
             for kernel in self.server.get("api/gpuckpt/kernels")["kernels"]
