@@ -85,10 +85,6 @@ _PROFILED = (
 )
 
 
-class SystemRefused(FreezeFailed):
-    """A Checkpoint that failed with CUDA_ERROR_OPERATING_SYSTEM, which may work when it is tried again."""
-
-
 class ProcessState(Enum):
     """The driver's word on a process; numbers as in CUprocessState."""
 
@@ -172,11 +168,14 @@ def lock(pid: int, timeout_seconds: float) -> None:
 def checkpoint(pid: int) -> None:
     """Move the GPU memory of a locked process into its RAM and free the GPU.
 
-    Raises `SystemRefused` when a call of the operating system failed inside the driver.
-
     Raises FreezeFailed when the driver refuses; the process is locked still: `bring_back` unlocks it unharmed.
     """
     _check(pid, "checkpoint", _driver().cuCheckpointProcessCheckpoint(pid, None))
+
+
+def was_refused_by_system(error: FreezeFailed) -> bool:
+    """Return whether a Checkpoint failed because of a call of the operating system, and may work when it is tried again."""
+    return error.details.endswith("CUDA_ERROR_OPERATING_SYSTEM")
 
 
 def restore(pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
@@ -277,8 +276,6 @@ def _check(pid: int, step: str, result: tuple[Any, ...]) -> None:
         return
     kinds = {"lock": FreezeFailed, "checkpoint": FreezeFailed, "restore": ThawFailed}
     name = error.name
-    if (step, name) == ("checkpoint", "CUDA_ERROR_OPERATING_SYSTEM"):
-        kinds[step] = SystemRefused
     cause, hint = _MEANINGS.get(f"{step} {name}") or _MEANINGS.get(name) or ("", _DOCTOR)
     if name == "CUDA_ERROR_NOT_SUPPORTED" and step == "lock" and _is_profiled(pid):
         cause, hint = _PROFILED

@@ -115,17 +115,17 @@ class GpuProcesses:
         before = processes.memory(pid).private_bytes
         files: list[StagingFile] = []
         try:
-            with FileStaging(
-                self._tree, pid, _driver_thread(pid, FreezeFailed), DIRECTORY
-            ) as staging:
+            thread = _driver_thread(pid, FreezeFailed)
+            with FileStaging(self._tree, pid, thread, DIRECTORY) as staging:
                 cuda.checkpoint(pid)
             files = list(staging.files)
-        except cuda.SystemRefused as error:
+        except FreezeFailed as error:
+            if not cuda.was_refused_by_system(error):
+                raise
             # Seen once in 40; the driver's own way, into private memory, has one part less that can fail.
             logger.warning("%s It is tried again without staging files.", error)
             cuda.checkpoint(pid)
-        self._staged[pid] = files
-        size = sum(file.length for file in files)
+        self._staged[pid], size = files, sum(file.length for file in files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
         if not any(self._needs[pid].values()):  # the driver does not tell
             self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - _TOLERANCE_BYTES)}

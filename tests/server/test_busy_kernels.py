@@ -66,6 +66,9 @@ def test_a_running_cell_goes_on_and_no_page_misses_or_sees_twice_what_it_prints(
         assert shown(old, request) + shown(page, request) == everything
         assert len(shown(old, request)) > 50
     assert shown(new, request) == everything
+    again[0].wait_for(
+        lambda m: m["msg_type"] == "execute_reply"
+    )  # it may come after the last output
     replies = [m for m in again[0].received if m["msg_type"] == "execute_reply"]
     assert [m["content"]["status"] for m in replies] == ["ok"]
     assert again[0].run("print(number)") == "1499\n"
