@@ -25,7 +25,7 @@ from .adoption import adopt, contents_of
 from .codecs import DIGEST_BYTES
 from .contents import Contents, numbers_in
 from .database import Database, batches, broken, unsealed
-from .needs import forget_needing, newer_needs
+from .needs import Newest, forget_needing, newer_needs
 from .packs import Entry
 from .places import LOCATE, PlaceRows, Places, rows_of
 
@@ -41,6 +41,8 @@ class Catalog:
         self._packs = packs_directory
         #: Packs whose files are being removed: to be ignored.
         self._condemned: set[str] = set()
+        #: Packs whose registration failed, with their lengths. Some of their chunks may be known, so they go as others do.
+        self._half_registered: dict[str, int] = {}
         # One thread at a time: numbers of packs are used again.
         self._purging = threading.Lock()
         #: Counts changes of where known chunks lie.
@@ -102,23 +104,45 @@ class Catalog:
         """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
         entries = list(entries)
         if self.database.run(partial(rows.begin, name, Contents.of(entries))):
-            self.insert(name, entries)
-            self.finish(name, length)
+            try:
+                self.insert(name, entries)
+                self.finish(name, length)
+            except BaseException:
+                self._half_registered[name] = length
+                raise
 
-    def begin_move(self, name: str, entries: Iterable[Entry], old: Iterable[str]) -> None:
+    def discard(self, pack: packs.PackFile) -> None:
+        """Remove a new pack, unless it is entered (by a rebuild, or in part): then others may count on it, and it goes as any."""
+
+        def discard(connection: sqlite3.Connection) -> None:
+            if not rows.is_entered(connection, pack.name):
+                pack.discard()
+
+        try:
+            self.database.run(discard)
+        finally:
+            pack.close()
+
+    def begin_move(
+        self, name: str, entries: Iterable[Entry], old: Iterable[str], newest: Newest
+    ) -> bool:
         """Announce that chunks move from the packs `old` to the new one `name`: `insert` moves them, `finish` ends it.
 
         Until then nothing that is needed may go from either. After a crash in between all is as if the chunks had moved.
+        False, and nothing is announced, if the database was made again after `newest`: the new pack may have come and gone.
         """
         contents = Contents.of(entries)
 
-        def begin(connection: sqlite3.Connection) -> None:
+        def begin(connection: sqlite3.Connection) -> bool:
+            if newest.remakes != self.database.remakes:
+                return False
             connection.executemany(
                 "INSERT OR IGNORE INTO moving VALUES (?)", [(one,) for one in (name, *old)]
             )
             rows.begin(name, contents, connection)
+            return True
 
-        self.database.run(begin)
+        return self.database.run(begin)
 
     def insert(self, name: str, entries: Iterable[Entry], *, replace: bool = False) -> None:
         """Enter chunks of a pack that was begun; with `replace` also those that are known elsewhere."""
@@ -132,18 +156,21 @@ class Catalog:
         for batch in batches(sorted(entries), rows.CHANGES):
             self.database.run(partial(insert, batch))
 
-    def finish(self, name: str, length: int) -> None:
-        """All chunks of a new pack are entered."""
+    def finish(self, name: str, length: int, old: Iterable[str] = ()) -> None:
+        """All chunks of a new pack are entered; they came from the packs `old`."""
+        ended = [(one,) for one in (name, *old)]
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE packs SET length = ? WHERE name = ?", (length, name))
-            connection.execute("DELETE FROM moving")
+            # Others may be moving still.
+            connection.executemany("DELETE FROM moving WHERE name = ?", ended)
 
         self.database.run(finish)
 
     def lengths(self) -> dict[str, int]:
-        """The names of all packs that are there, and what they take on the disk."""
-        return self.database.run(rows.lengths)
+        """The names of all packs that are there, and what they take on the disk; not those that are being registered."""
+        half = self._half_registered.copy()
+        return self.database.run(rows.lengths) | {name: half[name] for name in self.names(half)}
 
     def names(self, among: Collection[str] | None = None) -> set[str]:
         """The names of all packs, those that are being registered included; only those `among` these if that is given."""
@@ -151,11 +178,11 @@ class Catalog:
             return self.database.run(rows.all_names)
         return self.database.run(partial(rows.names_among, among))
 
-    def condemn(self, name: str, newest: int) -> bool:
+    def condemn(self, name: str, newest: Newest) -> bool:
         """Whether the pack counts as gone now: not if a snapshot that was recorded after `newest` may need something in it."""
 
         def condemn(connection: sqlite3.Connection) -> bool:
-            if newer_needs(name, newest, connection):
+            if newer_needs(name, newest, self.database.remakes, connection):
                 return False
             self.moves += 1
             # Not on the disk, which may be full: what crashes here has removed nothing.
@@ -181,6 +208,7 @@ class Catalog:
             packs.sync_directory(self._packs)
         finally:
             self.database.run(partial(rows.spare, left))
+            self._condemned.difference_update(left)
         try:
             self.purge()
         except sqlite3.OperationalError as error:
@@ -191,12 +219,26 @@ class Catalog:
     def purge(self, stop: threading.Event | None = None) -> None:
         """Delete the rows of packs that are gone, until `stop`; they are ignored already."""
         with self._purging:
-            while (pack := self.database.run(rows.first_gone)) is not None:
+            while True:
+                remakes = self.database.remakes
+                pack = self.database.run(rows.first_gone)
+                if pack is None:
+                    return
                 digests = self.database.run(partial(rows.digests_of, pack))
                 for work in rows.deletions(pack, digests):
                     if stop is not None and stop.is_set():
                         return
-                    self.database.run(work)
+                    self.database.run(partial(self._delete, work, remakes))
+
+    def _delete(
+        self,
+        work: Callable[[sqlite3.Connection], None],
+        remakes: int,
+        connection: sqlite3.Connection,
+    ) -> None:
+        # A database that was made again has given the number to another pack.
+        if self.database.remakes == remakes:
+            work(connection)
 
     @property
     def untidy(self) -> bool:

@@ -12,7 +12,7 @@ import threading
 from ..errors import StoreError
 from .catalog import Catalog
 from .leases import Leases
-from .needs import Needs, union
+from .needs import Needs, Newest, union
 from .records import Records
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Collector:
         logger.info("Removed %d packs of %d bytes that nothing refers to.", len(condemned), freed)
         return freed
 
-    def _condemn(self, name: str, newest: int) -> bool:
+    def _condemn(self, name: str, newest: Newest) -> bool:
         contents = self._catalog.contents(name)
         if contents is None:
             return False

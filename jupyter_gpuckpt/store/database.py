@@ -58,6 +58,8 @@ class Database:
         self._lock = threading.RLock()
         # Held while waiting for the lock, never by who has it.
         self._turn = threading.Lock()
+        #: How often the file was made again: numbers in it mean something else then. To be read in a turn.
+        self.remakes = 0
         try:
             self._connection = self._open()
         except sqlite3.DatabaseError as error:
@@ -97,6 +99,7 @@ class Database:
             self._remake(None)
 
     def _remake(self, error: Exception | None) -> None:
+        self.remakes += 1
         self._connection.close()
         self._replace(error)
         with self._connection:

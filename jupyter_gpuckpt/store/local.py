@@ -218,7 +218,6 @@ class LocalStore:
 
         Raises SnapshotExists, ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
         """
-        digests = manifests.references(manifest)
         snapshot_id, digests = manifest.info.snapshot_id, manifests.references(manifest)
         with self._staging.alone(snapshot_id):
             try:
@@ -328,8 +327,9 @@ class LocalStore:
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._changing, store_errors(self.root):
-            for snapshot_id, path in zip(snapshot_ids, paths, strict=True):
-                if not path.exists():
+            identities = {one: self._records.identity(one) for one in snapshot_ids}
+            for snapshot_id, identity in identities.items():
+                if not identity:
                     raise manifests.not_found(snapshot_id)
             listed = [self._listing.find(snapshot_id) for snapshot_id in snapshot_ids]
             for path in paths:
@@ -337,7 +337,7 @@ class LocalStore:
                 # After it, or a crash in between would bring a deleted snapshot back.
                 path.with_suffix(annotation_files.SUFFIX).unlink(missing_ok=True)
             packs.sync_directory(self._manifests)
-            self._records.forget(snapshot_ids)
+            self._records.forget(identities)
         for snapshot_id, one in zip(snapshot_ids, listed, strict=True):
             if one is None or not one.annotations.deleted:  # else it was told when that happened
                 kernel_id = one.info.kernel_id if one else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -20,6 +21,13 @@ Needs = dict[str, NDArray[np.uint8]]
 
 #: Beyond so many packs all snapshots are taken to need one of them.
 _ASK_FOR_EACH = 20
+
+
+class Newest(NamedTuple):
+    """The latest record at some moment. `remakes`: the database's count then; when it is made again, numbers begin anew."""
+
+    number: int
+    remakes: int
 
 
 def pack_bits(chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
@@ -69,7 +77,9 @@ def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> No
         )
 
 
-def newer_needs(pack: str, number: int, connection: sqlite3.Connection) -> bool:
-    """Whether a snapshot whose record has a higher number may need something in this pack."""
+def newer_needs(pack: str, newest: Newest, remakes: int, connection: sqlite3.Connection) -> bool:
+    """Whether a snapshot that was put on record after `newest` may need something in this pack. `remakes`: of the database now."""
+    if newest.remakes != remakes:
+        return True
     query = "SELECT 1 FROM snapshots WHERE number > ? AND (needs IS NULL OR instr(needs, ?))"
-    return connection.execute(query, (number, pack.encode())).fetchone() is not None
+    return connection.execute(query, (newest.number, pack.encode())).fetchone() is not None

@@ -26,7 +26,7 @@ from ..model import SnapshotInfo
 from . import manifests
 from .catalog import Catalog
 from .database import sealed, unsealed
-from .needs import Needs, add, chosen_of, decoded, encoded, newer_needs, pack_bits
+from .needs import Needs, Newest, add, chosen_of, decoded, encoded, newer_needs, pack_bits
 from .place_index import Located, PlaceIndex
 
 logger = logging.getLogger(__name__)
@@ -69,40 +69,46 @@ class Records:
                     found[name] = (identity, decoding.from_msgpack(info, SnapshotInfo))
         return found
 
-    def newest(self) -> int:
-        """The number of the latest record."""
+    def newest(self) -> Newest:
+        """The latest record."""
 
-        def read(connection: sqlite3.Connection) -> int:
+        def read(connection: sqlite3.Connection) -> Newest:
             (number,) = connection.execute("SELECT max(number) FROM snapshots").fetchone()
-            return number or 0
+            return Newest(number or 0, self._catalog.database.remakes)
 
         return self._catalog.database.run(read)
 
     def add(self, info: SnapshotInfo, digests: Collection[bytes]) -> Needs:
-        """Put a snapshot that is there on record; what it needs of what the store has."""
-        identity = identity_of(manifests.path_of(self._manifests, info.snapshot_id))
+        """Put a snapshot that was just published on record; what it needs of what the store has."""
+        return self._add(info, digests, self.identity(info.snapshot_id))
+
+    def _add(self, info: SnapshotInfo, digests: Collection[bytes], identity: str) -> Needs:
+        """Put on record what was read of a manifest when its file was `identity`."""
         while True:
             found = self._look_up(digests)
-            if not identity:  # it has just gone
-                return found.needs
             if self._catalog.database.run(partial(self._put, info, identity, found)):
                 return found.needs
 
-    def forget(self, snapshot_ids: Collection[str]) -> None:
-        """Take snapshots that are gone off the record."""
-        rows = [(snapshot_id,) for snapshot_id in snapshot_ids]
+    def identity(self, snapshot_id: str) -> str:
+        """What tells a snapshot's manifest from another one of its id; empty where there is none. Raises OSError."""
+        return identity_of(manifests.path_of(self._manifests, snapshot_id))
+
+    def forget(self, gone: dict[str, str]) -> None:
+        """Take snapshots that are gone off the record; `gone`: their ids, with the identities that their manifests had.
+
+        There may be newer ones of these ids, which stay.
+        """
+        query = "DELETE FROM snapshots WHERE name = ? AND identity = ?"
         try:
             self._catalog.database.run(
-                lambda connection: connection.executemany(
-                    "DELETE FROM snapshots WHERE name = ?", rows
-                )
+                lambda connection: connection.executemany(query, gone.items())
             )
         except sqlite3.OperationalError as error:  # on a full disk; `all` finds them
             logger.warning("Snapshots that are gone stay on record for now: %s", error)
 
     def of(self, snapshot_id: str) -> Needs:
         """What a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
-        identity = identity_of(manifests.path_of(self._manifests, snapshot_id))
+        identity = self.identity(snapshot_id)
 
         def read(connection: sqlite3.Connection) -> list[_Row]:
             query = f"{_ROWS} WHERE name = ?"
@@ -130,7 +136,7 @@ class Records:
             for name in identities
             if name.endswith(manifests.SUFFIX)
         }
-        last, stale, packs = 0, list[str](), self._catalog.names()
+        last, stale, packs = 0, dict[str, str](), self._catalog.names()
         while rows := self._catalog.database.run(partial(_rows_after, last)):
             last = rows[-1].number
             for row in rows:
@@ -144,10 +150,8 @@ class Records:
                     waiting.remove(row.name)
                     yield row.name, needs
                 elif identity is None:
-                    stale.append(row.name)
-        gone = [
-            name for name in stale if not (self._manifests / (name + manifests.SUFFIX)).exists()
-        ]
+                    stale[row.name] = row.identity
+        gone = {name: was for name, was in stale.items() if not self.identity(name)}
         if gone:
             self.forget(gone)
         yield from self._rest(waiting, unreadable, stop)
@@ -177,9 +181,10 @@ class Records:
             if index is not None:
                 self._index = None
 
-    def newer_needs(self, pack: str, number: int) -> bool:
-        """Whether a snapshot that was put on record after `number` may need something in this pack."""
-        return self._catalog.database.run(partial(newer_needs, pack, number))
+    def newer_needs(self, pack: str, newest: Newest) -> bool:
+        """Whether a snapshot that was put on record after `newest` may need something in this pack."""
+        database = self._catalog.database
+        return database.run(lambda c: newer_needs(pack, newest, database.remakes, c))
 
     def move(self, moves: dict[str, NDArray[np.int64]], name: str, count: int) -> None:
         """Chunks of old packs lie in the new one of this name, which has `count`, now. `moves`: of each old pack, where there
@@ -210,9 +215,11 @@ class Records:
         return there <= self._catalog.database.run(read)
 
     def _read(self, snapshot_id: str) -> Needs:
+        # Before it is read: then another file's identity never stands beside what this one says.
+        identity = self.identity(snapshot_id)
         path = manifests.path_of(self._manifests, snapshot_id)
         found = manifests.read(path, manifests.References)
-        return self.add(found.info, found.digests())
+        return self._add(found.info, found.digests(), identity)
 
     def _look_up(self, digests: Collection[bytes]) -> _Found:
         index, moves = self._index, self._catalog.moves
@@ -248,10 +255,13 @@ class Records:
     def _put(
         self, info: SnapshotInfo, identity: str, found: _Found, connection: sqlite3.Connection
     ) -> bool:
-        """Whether nothing has moved since it was looked up."""
+        """Whether nothing has moved since it was looked up. Puts nothing on record whose manifest is gone or another one by now:
+        the record of that one has its place."""
         if self._catalog.moves != found.moves:
             return False
         name = info.snapshot_id
+        if not identity or identity != self.identity(name):
+            return True
         needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
         told = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
         connection.execute(
@@ -308,15 +318,20 @@ def _moved(needs: Needs, moves: dict[str, NDArray[np.int64]], name: str, count: 
 
 
 def identity_of(path: Path | os.DirEntry[str]) -> str:
-    """What tells a file from another one under its name; empty where there is none that can be looked at."""
+    """What tells a file from another one under its name; empty where there is none. Raises OSError."""
     try:
         facts = path.stat()
-    except OSError:  # also what reading it will meet
+    except FileNotFoundError:
         return ""
     return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
 
 
 def identities_in(directory: Path) -> dict[str, str]:
-    """The identities of all files in a folder, by their names. Raises OSError."""
+    """The identities of all files in a folder, by their names; empty of one that cannot be looked at. Raises OSError."""
+    identities = {}
     with os.scandir(directory) as entries:
-        return {entry.name: identity_of(entry) for entry in entries}
+        for entry in entries:
+            identities[entry.name] = ""
+            with suppress(OSError):  # also what reading it will meet
+                identities[entry.name] = identity_of(entry)
+    return identities

@@ -19,7 +19,7 @@ from .catalog import Catalog
 from .codecs import CodecError, decompress, digest_of
 from .collect import needed_by_all
 from .leases import Lease, Leases
-from .needs import chosen_of
+from .needs import Newest, chosen_of
 from .packs import Entry, PackFile
 from .records import Records
 
@@ -86,7 +86,7 @@ class Repacking:
             groups[-1][name] = [entries[at] for at in np.flatnonzero(chosen).tolist()]
         return groups
 
-    def _rewrite(self, group: dict[str, list[Entry]], newest: int) -> int:
+    def _rewrite(self, group: dict[str, list[Entry]], newest: Newest) -> int:
         pack = PackFile(self._packs, packs.new_name())
         begun = False
         lease = None
@@ -105,17 +105,18 @@ class Repacking:
                 return 0
             with self._lock:
                 lease = self._leases.take([entry.digest for entry in pack.entries])
-            self._catalog.begin_move(pack.name, pack.entries, old)
-            begun = True
+            begun = self._catalog.begin_move(pack.name, pack.entries, old, newest)
+            if not begun:
+                return 0
         finally:
             if begun:
                 pack.close()
             else:
-                pack.discard()
+                self._catalog.discard(pack)
                 self._release(lease)
         # What fails from here on leaves the lease: old packs and new one stay until the next opening, which ends it.
         self._move(pack, old)
-        self._catalog.finish(pack.name, length)
+        self._catalog.finish(pack.name, length, old)
         self._release(lease)
         logger.info("Wrote %d packs anew, as one of %d bytes.", len(old), length)
         return length

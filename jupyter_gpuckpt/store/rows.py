@@ -133,6 +133,12 @@ def begin(name: str, contents: Contents, connection: sqlite3.Connection) -> bool
     return found is None or not found[0]
 
 
+def is_entered(connection: sqlite3.Connection, name: str) -> bool:
+    """Whether there is a row of this pack, be it one that is being registered or is gone."""
+    query = "SELECT 1 FROM packs WHERE name = ?"
+    return connection.execute(query, (name,)).fetchone() is not None
+
+
 def put_pack(connection: sqlite3.Connection, name: str, length: int, contents: Contents) -> int:
     """Enter a pack without its chunks, if it is not there; its number."""
     query = "INSERT OR IGNORE INTO packs (name, length) VALUES (?, ?)"

@@ -197,16 +197,17 @@ class PackWriter:
             if not pack.entries:
                 pack.discard()
                 return
+            with self._store_lock:
+                # Leased before others can see them, also by a rebuild: a sweep must not take what this writer counts on.
+                self._lease.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root, pack.length):
                 length = pack.seal()
-            with self._store_lock:
-                # Leased before others can see them: a sweep must not take what this writer counts on.
-                self._lease.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root):
                 self._catalog.add_pack(pack.name, length, pack.entries)
         except BaseException as error:
             self._error = self._error or error
-            pack.discard()
+            with store_errors(self._root):
+                self._catalog.discard(pack)
             raise
 
     def _abandon(self, error: BaseException | None) -> None:

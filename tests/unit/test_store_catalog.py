@@ -13,6 +13,7 @@ from jupyter_gpuckpt.errors import ObjectCorrupt
 from jupyter_gpuckpt.store import catalog, database, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.needs import Newest
 from jupyter_gpuckpt.store.packs import Entry
 from tests.conftest import wait_for
 
@@ -183,7 +184,7 @@ def test_places_come_as_they_lie_on_the_disk_from_whichever_pack(tmp_path):
         ]
         for name in ("b", "a", "c"):
             opened.add_pack(name, 10_000, [entry for pack, entry in every if pack == name])
-        assert opened.condemn("a", 0)
+        assert opened.condemn("a", Newest(0, 0))
         opened.remove(["a"])
         opened.add_pack("d", 10_000, [Entry(digest_of(b"new"), 2, 3, 4, 1)])
         left = [(pack, *entry) for pack, entry in every if pack != "a"]

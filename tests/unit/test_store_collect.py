@@ -1,15 +1,17 @@
 """Removing what nothing needs goes on beside everything else, and takes nothing that somebody came to need meanwhile."""
 
+import errno
 import os
 import sqlite3
 import threading
 from contextlib import ExitStack, closing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.errors import SnapshotExists
-from jupyter_gpuckpt.store import records
+from jupyter_gpuckpt.errors import ObjectCorrupt, SnapshotExists, StoreUnavailable
+from jupyter_gpuckpt.store import manifests, records
 from jupyter_gpuckpt.store.catalog import Catalog
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.collect import Collector
@@ -52,6 +54,27 @@ def publish_without_a_record(store, stack):
         store.publish(manifest("s3", ONE))
 
 
+def publish_without_a_look(store, stack):
+    """The end of one whose manifest cannot be looked at just then."""
+    stat = Path.stat
+
+    def fail(self, **options):
+        if self.name == "s3.manifest" and os.path.exists(self):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return stat(self, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Path, "stat", fail)
+        publish(store, stack)
+
+
+def publish_after_a_rebuild(store, stack):
+    """A whole save, after a resume that missed a chunk: numbers of records begin anew."""
+    with pytest.raises(ObjectCorrupt):
+        store.locate([os.urandom(32)])
+    publish(store, stack)
+
+
 def ask(store, stack):
     """A save that has just been told that the chunk is there."""
     assert stack.enter_context(store.writer()).has(digest_of(ONE))
@@ -62,7 +85,17 @@ def hold(store, stack):
     stack.enter_context(store.holding([digest_of(ONE)]))
 
 
-@pytest.mark.parametrize("come", [publish, publish_without_a_record, ask, hold])
+@pytest.mark.parametrize(
+    "come",
+    [
+        publish,
+        publish_without_a_record,
+        publish_without_a_look,
+        publish_after_a_rebuild,
+        ask,
+        hold,
+    ],
+)
 def test_what_is_needed_in_between_stays(store, monkeypatch, come):
     condemn = Collector._condemn
     with ExitStack() as stack:
@@ -77,6 +110,69 @@ def test_what_is_needed_in_between_stays(store, monkeypatch, come):
         assert store.load(digest_of(ONE)) == ONE
     for info in store.snapshots():
         store.verify(info.snapshot_id)
+
+
+@pytest.mark.parametrize("found", ["by a delete", "afterwards"])
+def test_the_record_of_a_newer_snapshot_of_the_same_id_stays(store, monkeypatch, found):
+    forget, condemn = Records.forget, Collector._condemn
+
+    def forget_late(self, gone):
+        def condemn_late(self, name, newest):
+            monkeypatch.undo()
+            with store.writer() as writer:
+                assert writer.has(digest_of(ONE))
+            store.publish(manifest("s1", ONE))
+            forget(store._records, gone)
+            return condemn(self, name, newest)
+
+        monkeypatch.undo()
+        monkeypatch.setattr(Collector, "_condemn", condemn_late)
+        store.sweep()
+
+    monkeypatch.setattr(Records, "forget", forget_late)
+    if found == "by a delete":
+        store.delete("s1")
+    else:
+        (store.root / "manifests" / "s1.manifest").unlink()
+        list(store._records.all())
+    store.verify("s1")
+
+
+def test_what_was_read_of_an_older_snapshot_of_the_same_id_is_not_put_on_record(store, monkeypatch):
+    store.publish(manifest("s3", ONE))
+    put(store, THREE)
+    store._catalog.database.run(lambda c: c.execute("UPDATE snapshots SET needs = NULL"))
+    before, read = store._records.newest(), manifests.read
+
+    def read_early(path, kind):
+        found = read(path, kind)
+        monkeypatch.undo()
+        store.delete("s1")
+        store.publish(manifest("s1", THREE))
+        return found
+
+    monkeypatch.setattr(manifests, "read", read_early)
+    store._records.of("s1")
+    [pack] = store.locate([digest_of(THREE)]).packs
+    assert store._records.newer_needs(pack, before)
+    store.sweep()
+    store.verify("s1")
+
+
+def test_a_pack_that_could_not_be_removed_is_a_pack_as_any(store, monkeypatch):
+    def fail(self, missing_ok=False):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    (store.root / "manifests" / "s1.manifest").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", fail)
+        with pytest.raises(StoreUnavailable):
+            store.sweep()
+    with store.writer() as writer:
+        assert writer.has(digest_of(ONE))
+    store.publish(manifest("s3", ONE))
+    store._catalog.rebuild()
+    store.verify("s3")
 
 
 def test_a_pack_that_is_being_removed_is_not_counted_on(store, monkeypatch, caplog):

@@ -1,5 +1,6 @@
 """Packs of which little is needed are written anew, and what snapshots weigh together."""
 
+import errno
 import os
 import threading
 
@@ -10,6 +11,7 @@ from jupyter_gpuckpt.store import repack
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from jupyter_gpuckpt.store.records import Records
 
 SIZE = 10_000
 
@@ -146,6 +148,26 @@ def test_what_comes_between_the_copy_and_its_use_is_seen(store, monkeypatch, whe
     if when == "manifest":
         store.verify("s4")
     assert len(list((store.root / "packs").iterdir())) == 1
+
+
+def test_a_save_beside_one_that_fails_ends_nothing_of_it(store, monkeypatch):
+    mine, both = chunks(9), chunks(1)
+    save(store, "s1", [*mine, *both])
+    save(store, "s2", both)
+
+    def fail(self, moves, name, count):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "move", fail)
+        store.delete("s1")
+    save(store, "s3", chunks(1))
+    store.close()
+    with LocalStore(store.root) as again:
+        again.sweep()
+        # The catalog knows what it is in, not only the packs.
+        assert again._catalog.known([digest_of(both[0])])
+        again.verify("s2")
 
 
 def test_damage_is_not_copied_as_if_it_were_none(store):

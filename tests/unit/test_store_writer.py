@@ -1,5 +1,6 @@
 """Writing from many threads, packs that roll over, writers that are given up."""
 
+import errno
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,6 +8,8 @@ from contextlib import suppress
 
 import pytest
 
+from jupyter_gpuckpt.errors import StoreFull
+from jupyter_gpuckpt.store.catalog import Catalog
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
@@ -101,3 +104,45 @@ def test_packs_being_written_are_never_swept(store):
             store.sweep()
     for chunk in CHUNKS:
         assert store.load(digest_of(chunk)) == chunk
+
+
+def test_a_disk_that_is_full_while_a_pack_is_registered(tmp_path):
+    chunks = [number.to_bytes(4, "big") * 25 for number in range(3000)]
+    digests = {digest_of(chunk) for chunk in chunks}
+    with LocalStore(tmp_path / "store") as store:
+        connection = store._catalog.database._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages + 40}")
+        records = [Record(digest_of(chunk), chunk, len(chunk), RAW) for chunk in chunks]
+        with pytest.raises(StoreFull), store.writer() as writer:
+            writer.append_all(records)
+        # All that it took is given back, and nobody is told that it is there.
+        assert packs(store) == []
+        connection.execute("PRAGMA max_page_count = 1000000")
+        with store.writer() as writer:
+            assert writer.known(digests) == {}
+            writer.append_all(records)
+        assert len(store.locate(digests)) == len(digests)
+        assert all(map(store.load, digests))
+
+
+def test_what_another_was_told_of_stays_when_the_registration_fails(store, monkeypatch):
+    finish = Catalog.finish
+    told = {}
+
+    def fail(self, name, length, old=()):
+        told.update(other.known([digest_of(chunk) for chunk in CHUNKS]))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with store.writer() as other:
+        monkeypatch.setattr(Catalog, "finish", fail)
+        with pytest.raises(StoreFull), store.writer() as writer:
+            writer.append_all(RECORDS[:10])
+        monkeypatch.setattr(Catalog, "finish", finish)
+    assert len(told) == 10
+    store.sweep()
+    assert all(map(store.load, told))
+    # Nobody counts on it any more when the lease is over.
+    store._leases.published(told.keys() | set())
+    assert store.sweep() > 0
+    assert packs(store) == []
