@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of state: a cell that makes it and a cell that uses it.
+    """One kind of state: a cell that makes it and a cell that uses it. OUTSIDE_PORT in them is a port of another program.
 
     `use` runs before the first save and after every step (save, suspend and resume, suspend and resume again); it raises where
     the state is not as it must be. What `use` needs to know it takes from variables of the kernel.

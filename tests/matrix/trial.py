@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import socket
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -94,8 +95,13 @@ def attempt(row: Row, directory: Path) -> Line:
     """Try a row: save, then suspend and resume twice, and use the state after each of them."""
     step = "begin"
     try:
-        with Client.connect() as client, Kernel(row.kernel, directory) as kernel:
-            kernel.run(row.begin, row.patience)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as outside,
+            Client.connect() as client,
+            Kernel(row.kernel, directory) as kernel,
+        ):
+            port = str(outside.getsockname()[1])
+            kernel.run(row.begin.replace("OUTSIDE_PORT", port), row.patience)
             kernel.run(row.use, row.patience)
             if row.refused:
                 return _refusal(row, client, kernel)
