@@ -28,7 +28,7 @@ Each row was run by `tests/matrix` with a real kernel: a cell makes the state, a
 runs before anything is done, after a save, and after each of two rounds of suspend and resume.
 
 - *works*: the state was right after every step.
-- *works, except*: what the row names is not kept; all else was right.
+- *works, except that*: what the row names is not kept; all else was right.
 - *refused*: the save and the suspend say why they cannot be done, and the kernel runs on with its state.
 
 GPU memory has [a page of its own](gpu-matrix.md).
@@ -71,7 +71,7 @@ def page(lines: Iterable[Line]) -> str:
 def _result(row: Row, line: Line) -> str:
     reason = " ".join(line.reason.split()).replace("|", "\\|")
     if line.outcome == "works":
-        return f"works, except {row.exception}" if row.exception else "works"
+        return f"works, except that {row.exception}" if row.exception else "works"
     if line.outcome == "refused":
         return f"refused: {reason}"
     if line.outcome == "not run":

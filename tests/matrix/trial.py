@@ -49,7 +49,7 @@ class Kernel:
         self.client: BlockingKernelClient = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.kernel_id = getattr(self._manager.provisioner, "kernel_id", "")
+        self.kernel_id = self._manager.provisioner.kernel_id
 
     def __enter__(self) -> Self:
         return self
