@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -60,6 +61,7 @@ class Database:
         self._turn = threading.Lock()
         #: How often the file was made again: numbers in it mean something else then. To be read in a turn.
         self.remakes = 0
+        self._unfinished = False
         try:
             self._connection = self._open()
         except sqlite3.DatabaseError as error:
@@ -70,10 +72,12 @@ class Database:
     def close(self) -> None:
         """Close the file; may be called again."""
         with self._lock:
+            self._unfinished = False
             self._connection.close()
 
     def run(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """`work` as one transaction; a file that turns out to be broken is made again and `work` done once more.
+        """`work` as one transaction; a file that turns out to be broken, or was not made again to the end, is made again and
+        `work` done once more.
 
         Not to be called from inside `work`.
         """
@@ -81,29 +85,37 @@ class Database:
         with self._turn:
             self._lock.acquire()
         try:
+            self._require_finished()
             with self._connection:
                 return work(self._connection)
         except sqlite3.DatabaseError as error:
             if not _is_broken(error):
                 raise
             logger.warning("The catalog %s is damaged: %s", self._path, error)
-            self._remake(error)
-            with self._connection:
-                return work(self._connection)
+            with _not_again():
+                self._remake(error)
+                with self._connection:
+                    return work(self._connection)
         finally:
             self._lock.release()
 
     def remake(self) -> None:
         """Throw everything away and have it made again."""
-        with self._lock:
+        with self._lock, _not_again():
             self._remake(None)
+
+    def _require_finished(self) -> None:
+        if self._unfinished:
+            raise broken("it was not made again to the end")
 
     def _remake(self, error: Exception | None) -> None:
         self.remakes += 1
+        self._unfinished = True
         self._connection.close()
         self._replace(error)
         with self._connection:
             self._remade(self._connection)
+        self._unfinished = False
 
     def _open(self) -> sqlite3.Connection:
         # Created by us, since SQLite would give it the umask's mode.
@@ -163,5 +175,18 @@ def broken(why: str) -> sqlite3.DatabaseError:
 
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
-    # 0: an error of the sqlite3 module itself, such as a column of the wrong kind.
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # of the sqlite3 module itself: text that is none
+        return isinstance(error, sqlite3.OperationalError)
+    return code & 0xFF in _BROKEN
+
+
+@contextmanager
+def _not_again() -> Iterator[None]:
+    """Raise the error that callers expect where a file that was just made is broken too."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        if _is_broken(error):
+            raise sqlite3.OperationalError(f"a new one is damaged too: {error}") from error
+        raise

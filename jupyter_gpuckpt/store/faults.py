@@ -44,12 +44,13 @@ def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
 
 def catalog_error(root: Path, error: sqlite3.OperationalError) -> StoreError:
     """The error of ours for what SQLite says about its file."""
-    if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL:
+    # Errors of the sqlite3 module itself, or of ours, have neither code nor name.
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
         return _full(root, 0)
     return StoreUnavailable(
         f"The catalog of the snapshot store {root} cannot be used: {error}.",
         hint=f"Make the directory {root} readable and writable for the user that runs gpuckptd, or choose another store.",
-        details=error.sqlite_errorname,
+        details=getattr(error, "sqlite_errorname", str(error)),
     )
 
 

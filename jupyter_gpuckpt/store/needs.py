@@ -57,7 +57,7 @@ def union(all_needs: Iterable[Needs]) -> Needs:
 
 def encoded(needs: Needs) -> bytes:
     """The bytes in which the names of packs can be looked for."""
-    return msgspec.msgpack.encode({name: bits.tobytes() for name, bits in needs.items()})
+    return msgspec.msgpack.encode({name: needs[name].tobytes() for name in sorted(needs)})
 
 
 def decoded(data: bytes) -> Needs:

@@ -19,7 +19,8 @@ _DIGEST_START = np.dtype(">u8")
 
 
 class Located(NamedTuple):
-    """Where chunks lie that are known undamaged, as columns: `pack` counts `names`. `whole`: all that were asked for are."""
+    """Where chunks lie, damaged ones included, as columns: `pack` counts `names`. `whole`: all that were asked for are known
+    undamaged."""
 
     names: list[str]
     pack: NDArray[np.uint32]
@@ -55,14 +56,14 @@ class PlaceIndex:
         self.usable &= stop is None or not stop.is_set()
 
     def find(self, digests: Collection[bytes]) -> Located:
-        """Where those of `digests` lie that the store holds undamaged."""
+        """Where those of `digests` lie that the store holds."""
         keys = _starts(b"".join(digests))
         at = np.searchsorted(self._keys, keys)
         inside = at < len(self._keys)
         at = at[inside]
-        good = (self._keys[at] == keys[inside]) & ~self._damaged[at]
-        at = at[good]
-        return Located(self._names, self._pack[at], self._offset[at], len(at) == len(keys))
+        at = at[self._keys[at] == keys[inside]]
+        whole = len(at) == len(keys) and not np.any(self._damaged[at])
+        return Located(self._names, self._pack[at], self._offset[at], whole)
 
 
 def _starts(digests: bytes) -> NDArray[np.uint64]:

@@ -227,9 +227,9 @@ class Records:
             located = index.find(digests)
         else:
             places = self._catalog.locate(digests)
-            good = places.rows[places.rows["damaged"] == 0]
-            whole = len(good) == len(set(digests))
-            located = Located(list(places.packs), good["pack"], good["offset"], whole)
+            rows = places.rows
+            whole = len(rows) == len(set(digests)) and not np.any(rows["damaged"])
+            located = Located(list(places.packs), rows["pack"], rows["offset"], whole)
         needs: Needs = {}
         whole = located.whole
         for number in np.unique(located.pack).tolist():
@@ -264,10 +264,14 @@ class Records:
             return True
         needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
         told = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
-        connection.execute(
-            "INSERT OR REPLACE INTO snapshots (name, identity, info, needs) VALUES (?, ?, ?, ?)",
-            (name, identity, told, needs),
-        )
+        # One that is there keeps its number: what a snapshot lacks a chunk for is put on record again each time that it is read.
+        row = (told, needs, name, identity)
+        query = "UPDATE snapshots SET info = ?, needs = ? WHERE name = ? AND identity = ?"
+        if not connection.execute(query, row).rowcount:
+            query = (
+                "INSERT OR REPLACE INTO snapshots (info, needs, name, identity) VALUES (?, ?, ?, ?)"
+            )
+            connection.execute(query, row)
         return True
 
 

@@ -1,5 +1,6 @@
 """The catalog can be lost, damaged or old: the packs are the truth."""
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -9,13 +10,14 @@ from itertools import groupby
 
 import pytest
 
-from jupyter_gpuckpt.errors import ObjectCorrupt
+from jupyter_gpuckpt.errors import ObjectCorrupt, StoreFull, StoreUnavailable
 from jupyter_gpuckpt.store import catalog, database, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.needs import Newest
 from jupyter_gpuckpt.store.packs import Entry
 from tests.conftest import wait_for
+from tests.unit.test_store_local import manifest
 
 CHUNKS = [os.urandom(3000 + number) for number in range(700)]
 
@@ -111,6 +113,45 @@ def test_a_catalog_that_is_damaged_while_in_use_is_made_again(root):
             file.write(os.urandom(size - 4096))
         for chunk in CHUNKS:
             assert store.load(digest_of(chunk)) == chunk
+
+
+@pytest.mark.parametrize("column", ["packs SET name", "snapshots SET identity"])
+def test_a_catalog_whose_text_is_none_is_made_again(root, column):
+    with LocalStore(root) as store:
+        store.publish(manifest("s1", CHUNKS[0]))
+    with closing(sqlite3.connect(root / "catalog.sqlite")) as connection, connection:
+        name = column.split()[-1]
+        connection.execute(f"UPDATE {column} = CAST(x'ff' || substr({name}, 2) AS TEXT)")
+    with LocalStore(root) as store:
+        assert [name for name, _ in store._records.all()] == ["s1"]
+    check(root)
+
+
+@pytest.mark.parametrize("step", ["_open", "_replace", "_remade"])
+def test_a_catalog_that_could_not_be_made_again_is_the_next_time(root, monkeypatch, step):
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with LocalStore(root) as store:
+        with monkeypatch.context() as patched:
+            patched.setattr(store._catalog.database, step, fail)
+            for _ in range(2):
+                with pytest.raises(StoreFull):
+                    store.locate([os.urandom(32)])
+        assert store.load(digest_of(CHUNKS[0])) == CHUNKS[0]
+    check(root)
+
+
+def test_a_catalog_that_is_damaged_as_soon_as_it_is_made_is_refused(root, monkeypatch):
+    def fail(*arguments):
+        raise database.broken("still")
+
+    with LocalStore(root) as store:
+        monkeypatch.setattr(rows, "lengths", fail)
+        with pytest.raises(StoreUnavailable, match="a new one is damaged too"):
+            store.sweep()
+        monkeypatch.undo()
+        assert store.load(digest_of(CHUNKS[0])) == CHUNKS[0]
 
 
 def test_rows_that_are_missing_are_found_in_the_packs(root):

@@ -295,6 +295,26 @@ def test_a_snapshot_that_lacks_a_chunk_is_whole_again_after_the_next_save(store)
         assert not pack_files(again)
 
 
+@pytest.mark.parametrize("lacks", ["damaged", "missing"])
+def test_a_snapshot_that_lacks_a_chunk_keeps_what_is_left_and_nothing_else(store, lacks):
+    put(store, THREE)
+    store.publish(manifest("s3", THREE))
+    pack = place_of(store, ONE)
+    if lacks == "damaged":
+        store._catalog.mark_damaged(digest_of(ONE))
+        store.sweep()
+    else:
+        store.path_of(pack).unlink()
+        store.close()
+        store = LocalStore(store.root)
+    with store:
+        list(store._records.all())
+        assert store.delete("s3") > 0
+        # What is only marked may be good after all.
+        assert store.path_of(pack).exists() == (lacks == "damaged")
+        store.verify("s2")
+
+
 def test_many_snapshots_are_put_on_record_as_one_is(store, monkeypatch):
     """Of s3 a chunk is damaged, of s4 one is missing."""
     put(store, THREE)
