@@ -226,11 +226,10 @@ class LocalStore:
                         self.require_absent(snapshot_id)
                         self.locate(digests)
                         staged = Staged(self._manifests, manifest)
-                    with staged:
+                    with self._staging.recorded(staged, digests):
                         yield staged
                     if not staged.published:
                         return
-                    self._staging.record(staged.manifest.info, digests)
             except StoreFull:
                 # The snapshot will not be: what was stored for it gives its room back.
                 with self._lock:

@@ -29,6 +29,7 @@ class Staged:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._file, self.manifest = manifests.stage(directory, manifest)
+        #: Whether it has its final name; where `publish` raises nevertheless, it may not outlast a power cut.
         self.published = False
 
     def __enter__(self) -> Self:
@@ -40,8 +41,14 @@ class Staged:
 
     def publish(self) -> None:
         """Make the snapshot exist: durable when this returns, and then only. Raises StoreFull, StoreUnavailable."""
-        with store_errors(self._file.parent):
-            manifests.commit(self._file)
+        directory = self._file.parent
+        with store_errors(directory):
+            try:
+                manifests.commit(self._file)
+            except OSError:
+                path = manifests.path_of(directory, self.manifest.info.snapshot_id)
+                self.published = path.exists()
+                raise
         self.published = True
 
 
@@ -65,7 +72,17 @@ class Staging:
             with self._lock:
                 self._ids.discard(snapshot_id)
 
-    def record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
+    @contextmanager
+    def recorded(self, staged: Staged, digests: set[bytes]) -> Iterator[None]:
+        """Inside, `staged` may be published; where it was, it is on record after that."""
+        try:
+            with staged:
+                yield
+        finally:
+            if staged.published:
+                self._record(staged.manifest.info, digests)
+
+    def _record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
         """Put a snapshot that was just published on record, which protects its chunks from then on; leases need not any more."""
         try:
             self._records.add(info, digests)

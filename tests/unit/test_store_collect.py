@@ -68,6 +68,18 @@ def publish_without_a_look(store, stack):
         publish(store, stack)
 
 
+def publish_without_a_sync(store, stack):
+    """What an import publishes when the disk fails just after that: it is there, for all that anybody knows."""
+
+    def fail(directory):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(manifests, "sync_directory", fail)
+        with pytest.raises(StoreUnavailable):
+            store.publish(manifest("s3", ONE))
+
+
 def publish_after_a_rebuild(store, stack):
     """A whole save, after a resume that missed a chunk: numbers of records begin anew."""
     with pytest.raises(ObjectCorrupt):
@@ -91,6 +103,7 @@ def hold(store, stack):
         publish,
         publish_without_a_record,
         publish_without_a_look,
+        publish_without_a_sync,
         publish_after_a_rebuild,
         ask,
         hold,
