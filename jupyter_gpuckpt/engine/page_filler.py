@@ -235,8 +235,11 @@ class PageFiller:
         try:
             serve(server)
         except BaseException as error:
-            self._error = self._error or error
-            self._stop()
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._stop()
 
     def _accept(self, server: socket.socket) -> socket.socket | None:
         """The connection, or None when we are told to stop first."""
@@ -288,7 +291,12 @@ class PageFiller:
         if connection is None:
             return
         with connection:
-            fill()
+            try:
+                fill()
+            except BaseException as error:
+                # Before the connection is closed: that ends CRIU, and then `result` is asked.
+                self._fail(error)
+                return
             # Closed, so that missing pages are zeros from now on; the fault thread ends first: it polls them.
             self._stop()
             self._threads[0].join()

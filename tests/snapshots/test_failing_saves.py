@@ -210,8 +210,15 @@ def test_a_killed_criu_leaves_no_link_of_its_own(run) -> None:
     def made() -> bool:
         return any(directory.glob("link_remap.*"))
 
-    with killed_when(program, made), pytest.raises(FreezeFailed):
-        program.save()
+    def was_killed() -> bool:
+        with killed_when(program, made):
+            try:
+                program.save()
+            except FreezeFailed:
+                return True
+        return False  # it was done before anybody saw the link
+
+    assert any(was_killed() for _ in range(10))
     assert sorted(path.name for path in directory.iterdir()) == ["other", "program.log"]
     assert_runs_on(program)
     program.save(stop=True)
