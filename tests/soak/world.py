@@ -287,12 +287,14 @@ class World:
         environment = processes.environment(pid)
         return str(self.folder) in (
             "".join(environment.values()) + " ".join(processes.arguments(pid))
-        ) or any(pid in processes.descendants(each) for each in self._inits())
+        ) or any(pid in processes.descendants(each) for each in self._roots())
 
-    def _inits(self) -> Iterator[int]:
+    def _roots(self) -> Iterator[int]:
+        """Return the daemon and the inits, whose children may name nothing of ours."""
         for pid in processes.every():
             words = processes.arguments(pid)
-            if words and "gpuckpt-init" in words[0] and str(self.folder) in " ".join(words):
+            is_init = bool(words) and "gpuckpt-init" in words[0]
+            if (is_init or _kind(pid) == "daemon") and str(self.folder) in " ".join(words):
                 yield pid
 
 
