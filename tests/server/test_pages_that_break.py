@@ -40,7 +40,8 @@ def test_an_answer_and_a_cell_are_held_until_they_are_delivered(server, binary, 
     again = server.page(page.kernel_id, client_id=page.client_id, binary=binary)
     assert again.output(asking) == "hello me\n"
     assert again.output(cell) == "next\n"
-    assert not any(map(is_question, again.received))
+    if noticed:  # else the page may have connected before its answer arrived, and is asked again
+        assert not any(map(is_question, again.received))
     assert other.printed(asking) == "hello me\n"
 
 
