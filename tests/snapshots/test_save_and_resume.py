@@ -194,7 +194,9 @@ def test_a_child_that_the_user_stopped_stays_stopped(run) -> None:
     saved = program.save(stop=True)
     count = len(program.lines())
     program.resume(saved.manifest.info.snapshot_id)
-    assert set(program.lines(more_than=count + 3)[count:]) == {"T"}
+    # A task that is let go by its tracer shows R until it is in its stop again; `sleep` on its way would show S.
+    assert set(program.lines(more_than=count + 3)[count:]) <= {"T", "R"}
+    assert program.fresh_line() == "T"
 
 
 def test_shared_memory_and_its_hard_links_come_back(run) -> None:
