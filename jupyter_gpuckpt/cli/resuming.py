@@ -31,7 +31,7 @@ class Revived:
     connection: dict[str, Any]
 
     def write_connection_file(self) -> Path | None:
-        """Write what a client needs, readable by this user only; None for a kernel that Jupyter did not start."""
+        """Write the connection file, readable by this user only, and return its path; None for a kernel that Jupyter did not start."""
         from jupyter_core.paths import jupyter_runtime_dir, secure_write  # noqa: PLC0415 - slow
 
         if not self.connection:

@@ -87,8 +87,8 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
 
 def _harmless(mode: int) -> int:
     """Return the permissions without those that hand on rights, which mean nothing there: the kernel's mounts are nosuid."""
-    rights = 0 if stat.S_ISDIR(mode) else stat.S_ISUID | stat.S_ISGID
-    return stat.S_IMODE(mode) & ~(rights | stat.S_ISUID)
+    dropped = stat.S_ISUID if stat.S_ISDIR(mode) else stat.S_ISUID | stat.S_ISGID
+    return stat.S_IMODE(mode) & ~dropped
 
 
 def _kind(mode: int) -> str:

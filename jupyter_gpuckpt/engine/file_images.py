@@ -6,7 +6,7 @@ Field numbers are those of CRIU's images/fdinfo.proto, regfile.proto and timerfd
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from . import criu_images
@@ -19,41 +19,13 @@ _REG_POSITION, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 3, 6, 8, 11
 _REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 _VALUE_SECONDS, _VALUE_NANOSECONDS, _INTERVAL_SECONDS, _INTERVAL_NANOSECONDS = 7, 8, 9, 10
 
-
-@criu_images.strict
-def relax_validation(path: Path) -> None:
-    """Make `criu restore` accept files whose size changed, except those with a build id (programs and libraries).
-
-    Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel.
-    """
-
-    def relax(parts: list[Field]) -> list[Field]:
-        kinds = {number for number, _, _ in parts}
-        if _REG_BUILD_ID in kinds or _REG_SIZE not in kinds:
-            return parts
-        return [part for part in parts if part[0] not in _REG_VALIDATION]
-
-    _edit(path, _REG, relax)
+_Change = Callable[[list[Field]], list[Field]]
 
 
 @criu_images.strict
-def rearm_timers(path: Path) -> None:
-    """Let periodic timers that had expired and were not read expire at once.
-
-    Linux stops such a timer until it is read, and reports no time until its next expiry; CRIU restores that as a timer that
-    was switched off.
-    """
-
-    def rearm(parts: list[Field]) -> list[Field]:
-        numbers = {number: value for number, _, value in parts}
-        if not (numbers.get(_INTERVAL_SECONDS) or numbers.get(_INTERVAL_NANOSECONDS)):
-            return parts
-        if numbers.get(_VALUE_SECONDS) or numbers.get(_VALUE_NANOSECONDS):
-            return parts
-        kept = [part for part in parts if part[0] != _VALUE_NANOSECONDS]
-        return [*kept, (_VALUE_NANOSECONDS, _VARINT, 1)]
-
-    _edit(path, _TIMERFD, rearm)
+def mend(path: Path) -> None:
+    """Make `criu restore` accept files whose size changed, and let timers go on that CRIU would leave switched off."""
+    _edit(path, {_REG: _relaxed, _TIMERFD: _rearmed})
 
 
 @criu_images.strict
@@ -70,17 +42,43 @@ def rewind(path: Path, names: Collection[str]) -> None:
         return [(n, wire, 0 if n == _REG_POSITION else value) for n, wire, value in parts]
 
     if wanted:
-        _edit(path, _REG, rewound)
+        _edit(path, {_REG: rewound})
 
 
-def _edit(path: Path, kind: int, change: Callable[[list[Field]], list[Field]]) -> None:
-    """Replace the fields of every entry of one kind."""
+def _relaxed(parts: list[Field]) -> list[Field]:
+    """Return a file without what CRIU compares, unless it has a build id (programs and libraries).
+
+    Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel.
+    """
+    kinds = {number for number, _, _ in parts}
+    if _REG_BUILD_ID in kinds or _REG_SIZE not in kinds:
+        return parts
+    return [part for part in parts if part[0] not in _REG_VALIDATION]
+
+
+def _rearmed(parts: list[Field]) -> list[Field]:
+    """Return a timer that expires at once if it is periodic, had expired and was not read.
+
+    Linux stops such a timer until it is read, and reports no time until its next expiry; CRIU restores that as a timer that
+    was switched off.
+    """
+    numbers = {number: value for number, _, value in parts}
+    if not (numbers.get(_INTERVAL_SECONDS) or numbers.get(_INTERVAL_NANOSECONDS)):
+        return parts
+    if numbers.get(_VALUE_SECONDS) or numbers.get(_VALUE_NANOSECONDS):
+        return parts
+    kept = [part for part in parts if part[0] != _VALUE_NANOSECONDS]
+    return [*kept, (_VALUE_NANOSECONDS, _VARINT, 1)]
+
+
+def _edit(path: Path, changes: Mapping[int, _Change]) -> None:
+    """Replace the fields of every entry of the kinds that `changes` names, in one pass."""
     edited = []
     for message in criu_images.messages(path):
         parts = list(criu_images.fields(message))
         for index, (number, wire, value) in enumerate(parts):
-            if number == kind and isinstance(value, bytes):
-                changed = change(list(criu_images.fields(value)))
+            if number in changes and isinstance(value, bytes):
+                changed = changes[number](list(criu_images.fields(value)))
                 parts[index] = (number, wire, criu_images.encode(changed))
         edited.append(criu_images.encode(parts))
     criu_images.replace(path, edited)

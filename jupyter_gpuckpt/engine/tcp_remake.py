@@ -94,12 +94,12 @@ class RemadeConnections:
 
     @property
     def descriptors(self) -> list[int]:
-        """What CRIU is to inherit."""
+        """Return the descriptors that CRIU is to inherit."""
         return [made.fileno() for _, made in self._sockets.values()]
 
     @property
     def words(self) -> list[str]:
-        """Return the options of `criu restore` that name them."""
+        """Return the options of `criu restore` that name these descriptors."""
         return [
             word
             for inode, (_, made) in self._sockets.items()

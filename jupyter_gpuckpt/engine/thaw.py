@@ -140,8 +140,7 @@ def thaw(
             # First all that is the kernel's own; nothing else is touched before all is checked.
             content.images(images)
             restore.placing.check(images)
-            file_images.relax_validation(images / "files.img")
-            file_images.rearm_timers(images / "files.img")
+            file_images.mend(images / "files.img")
             folders = restore.placing.make_folders
             made = missing_files.put_in_place(images, manifest.captured, folders)
             undo.callback(missing_files.remove, made)

@@ -145,7 +145,7 @@ async def _hear_again(
     served: ServedKernel,
     recovered: tuple[str, list[str]] | None,
 ) -> None:
-    """Connect to a kernel whose server was killed; what it said since it says again."""
+    """Connect to a kernel whose server was killed, and ask it for the messages since then."""
     missed, complete = list[list[bytes]](), True
     try:
         if not served.has_agent:  # it may have been brought in after that server's last word

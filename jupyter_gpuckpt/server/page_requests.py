@@ -1,4 +1,4 @@
-"""What pages send to a kernel, read as far as the gate needs it (`websocket.py`)."""
+"""Requests of pages to a kernel, read as far as the gate needs it (`websocket.py`)."""
 
 # jupyter_server's functions carry no types:
 # mypy: allow-untyped-calls

@@ -74,7 +74,7 @@ class LeftPage(Connection, Protocol):
     unheard: list[tuple[str, list[bytes]]]
 
     def let_go(self) -> None:
-        """The kernel is gone: close the channels."""
+        """Close the channels of a kernel that is gone."""
 
 
 #: Makes a kernel heard again after a resume, whoever asked for it.

@@ -82,7 +82,7 @@ class Catalog:
     def _places(
         self, numbers: dict[str, int], ask: Callable[[sqlite3.Connection], list[Any]]
     ) -> PlaceRows:
-        """The places that a question with `LOCATE` gives; one turn."""
+        """Return the places that a query with `LOCATE` finds, in one turn."""
 
         def find(connection: sqlite3.Connection) -> PlaceRows:
             try:

@@ -149,7 +149,7 @@ class Database:
 
 
 def batches(items: Iterable[_Item], size: int = 0) -> Iterator[list[_Item]]:
-    """`items`, so many at a time (default: `BATCH`)."""
+    """Yield `items` in batches of this size (default: `BATCH`)."""
     left = iter(items)
     while batch := list(islice(left, size or BATCH)):
         yield batch

@@ -138,7 +138,7 @@ def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
 
 
 def references(manifest: Manifest) -> set[bytes]:
-    """Digests of all stored chunks that `manifest` needs."""
+    """Return the digests of all stored chunks that `manifest` needs."""
     return References(manifest.info, manifest.streams).digests()
 
 

@@ -151,7 +151,7 @@ class PackFile:
 
 
 def read_index(path: Path) -> list[Entry]:
-    """The entries of a sealed pack, in the order of their offsets. Raises as `index_of` does."""
+    """Return the entries of a sealed pack in the order of their offsets. Raises as `index_of` does."""
     return [Entry(*fields) for fields in _INDEX.iter_unpack(index_of(path))]
 
 

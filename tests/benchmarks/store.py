@@ -38,7 +38,7 @@ _BYTES_PER_CHUNK = 600
 
 
 def run() -> Iterator[Row]:
-    """Each size in a store of its own, measured in processes of their own."""
+    """Measure each size in a store of its own, by processes of their own."""
     for size in SIZES:
         if shutil.disk_usage(folder()).free < size * _BYTES_PER_CHUNK + GB:
             raise Skipped(f"no room for {size:,} chunks")

@@ -36,7 +36,7 @@ _VALUES: list[Any] = [
 
 
 def tries(share: float) -> Callable[..., Any]:
-    """Settings of a fuzzer that gets this share of all inputs."""
+    """Return the settings of a fuzzer that tries this share of all inputs."""
     return settings(
         max_examples=max(1, round((TOTAL or _USUAL) * share)),
         derandomize=not TOTAL,

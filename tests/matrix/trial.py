@@ -7,7 +7,6 @@ import os
 import re
 import socket
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -54,12 +53,7 @@ class Kernel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.client.stop_channels()
         self._manager.shutdown_kernel(now=True)
 

@@ -42,7 +42,7 @@ def suspended(run):
 
 
 def tree_of(folder):
-    """All names below it, but for the log."""
+    """Return the names of all files below a directory, except the log."""
     return sorted(
         path for path in folder.rglob("*") if path.suffix != ".log" and "exit-" not in path.name
     )

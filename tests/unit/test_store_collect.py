@@ -37,7 +37,7 @@ def store(tmp_path):
 
 
 def publish(store, stack):
-    """A whole save, which finds the chunk there."""
+    """Save a chunk that is in the store already, from the look-up to the snapshot."""
     with store.writer() as writer:
         assert writer.has(digest_of(ONE))
     store.publish(manifest("s3", ONE))

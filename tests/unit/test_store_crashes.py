@@ -61,7 +61,7 @@ def memory():
 
 @pytest.fixture(scope="module")
 def template(memory):
-    """A closed store in which `delete` and `publish` have something to do."""
+    """Make a store in which `delete` and `publish` have something to do, and close it."""
     root = memory / "template"
     with LocalStore(root) as store:
         save(store, "s1", LASTING[:2] + FIRST)

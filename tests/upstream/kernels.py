@@ -63,7 +63,7 @@ class Kind:
     version: tuple[str, ...] = ()
 
     def program(self) -> str:
-        """What it is started with; empty if it is not installed."""
+        """Return the path of the program that starts the kernel; empty if it is not installed."""
         if not self.packages:
             return shutil.which(self.argv[0]) or ""
         folder = cache_dir() / "kernels" / self.name
