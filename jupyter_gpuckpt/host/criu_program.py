@@ -16,26 +16,32 @@ TIMEOUT = 3.0
 
 
 def find() -> Path | None:
-    """The first of `candidates` that runs and is new enough; None when there is none."""
+    """Return the first of `candidates` that runs and is new enough; None when there is none."""
     return next((path for path in candidates() if usable(version(path))), None)
 
 
 def candidates() -> Iterator[Path]:
-    """The programs that exist in the places where a CRIU is looked for, in this order.
+    """Yield the programs that exist in the places where a CRIU is looked for, in this order.
 
-    The environment variable JUPYTER_GPUCKPT_CRIU; where `make setup` builds one
-    (`jupyter-gpuckpt/criu/sbin/criu` below $XDG_CACHE_HOME or ~/.cache); PATH and the folders of
-    administrators' tools.
+    The environment variable JUPYTER_GPUCKPT_CRIU; PATH and the folders of administrators' tools;
+    the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter_gpuckpt[criu]'` brings.
     """
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     wanted = [
         os.environ.get(VARIABLE),
-        Path(cache, "jupyter-gpuckpt/criu/sbin/criu"),
         shutil.which("criu", path=commands.search_path()),
+        _from_its_wheel(),
     ]
     for path in dict.fromkeys(Path(path).absolute() for path in wanted if path):
         if path.is_file():
             yield path
+
+
+def _from_its_wheel() -> Path | None:
+    try:
+        from jupyter_gpuckpt_criu import CRIU  # noqa: PLC0415 - it need not be installed
+    except ImportError:
+        return None
+    return Path(CRIU)
 
 
 def version(criu: Path) -> tuple[int, ...] | None:

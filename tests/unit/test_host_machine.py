@@ -138,19 +138,23 @@ def script(path: Path, text: str) -> Path:
 
 def test_the_first_criu_that_is_new_enough_is_taken(tmp_path, monkeypatch):
     old = script(tmp_path / "old", "echo Version: 3.17.1")
-    cached = script(tmp_path / "cache/jupyter-gpuckpt/criu/sbin/criu", "echo Version: 4.2")
     on_path = script(tmp_path / "bin/criu", "echo Version: 4.10")
+    package = tmp_path / "site/jupyter_gpuckpt_criu"
+    of_wheel = script(package / "criu", "echo Version: 4.2")
+    (package / "__init__.py").write_text(f"CRIU = {str(of_wheel)!r}")
+    monkeypatch.delitem(sys.modules, package.name, raising=False)
+    monkeypatch.syspath_prepend(package.parent)
     monkeypatch.setenv("JUPYTER_GPUCKPT_CRIU", str(old))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{on_path.parent}:/usr/bin:/bin")
-    assert list(criu_program.candidates()) == [old, cached, on_path]
-    assert doctor.find_criu() == cached
-    cached.unlink()
+    assert list(criu_program.candidates()) == [old, on_path, of_wheel]
     assert doctor.find_criu() == on_path
     script(on_path, "exit 1")
+    assert doctor.find_criu() == of_wheel
+    of_wheel.unlink()
     assert doctor.find_criu() is None
     script(old, "echo Version: 4.1")
     assert doctor.find_criu() == old
+    del sys.modules[package.name]
 
 
 REPORT = """
