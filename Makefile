@@ -1,4 +1,4 @@
-# make setup   everything the rest needs, once: apt packages, .venv, CRIU
+# make setup   what demo and lab need, once: apt packages, .venv, CRIU; the others add what they need
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
@@ -10,10 +10,10 @@
 # make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
 #
-# Debian 12 and 13, Ubuntu 24.04; as root or with sudo. Needs python3 >= 3.11 and make, no node.
+# Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
+# is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make, no node.
 
 PYTHON ?= python3
-SUDO ?= $(if $(filter 0,$(shell id -u)),,sudo)
 VENV := .venv
 STAMPS := $(VENV)/stamps
 BIN := $(VENV)/bin
@@ -28,8 +28,8 @@ APT_TEST := fonts-dejavu-core $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"
-# The path of CRIU goes by PATH, which sudo would replace: root's cache directory is not the user's.
-as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/criu)"):$$PATH"
+# As in an activated environment, where a link names CRIU.
+run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 
 .PHONY: setup demo lab test fuzz upstream bench matrix soak screenshots lint clean again
 .DELETE_ON_ERROR:
@@ -38,88 +38,80 @@ as_root = exec $(SUDO) env PATH="$(CURDIR)/$(BIN):$$(dirname "$$(cat $(STAMPS)/c
 setup: $(STAMPS)/packages $(STAMPS)/criu
 
 demo: setup
-	$(as_root) $(BIN)/python tools/demo.py
+	$(run) $(BIN)/python tools/demo.py
 
 lab: setup
-	$(as_root) $(BIN)/python tools/lab.py
+	$(run) $(BIN)/python tools/lab.py
 
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
-test: setup $(STAMPS)/apt-test
-	$(as_root) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+test: setup $(STAMPS)/test $(STAMPS)/apt-test
+	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-fuzz: setup
-	$(as_root) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz $(PYTEST_ARGS)
+fuzz: setup $(STAMPS)/test
+	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz $(PYTEST_ARGS)
 
-upstream: setup
-	$(as_root) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
-	$(as_root) $(BIN)/python -m tests.upstream.kernels
+upstream: setup $(STAMPS)/test
+	$(run) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))
+	$(run) $(BIN)/python -m tests.upstream.kernels
 
-bench: setup $(STAMPS)/bench
-	$(as_root) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
+bench: setup $(STAMPS)/test $(STAMPS)/bench
+	$(run) $(BIN)/python -m tests.benchmarks $(or $(BENCH),all) plot
 
 # The page is written also when a row fails, and says so.
-matrix: setup $(STAMPS)/matrix
+matrix: setup $(STAMPS)/test $(STAMPS)/matrix
 	@rm -f $(VENV)/state-lines.jsonl
-	-$(as_root) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
+	-$(run) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
 	$(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
 
-soak: setup
-	$(as_root) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
+soak: setup $(STAMPS)/test
+	$(run) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
 	cp $(VENV)/reliability.md docs/reliability.md
 
-screenshots: setup $(STAMPS)/apt-test
-	$(as_root) $(BIN)/python tools/screenshots.py
+screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
+	$(run) $(BIN)/python tools/screenshots.py
 
-lint: setup
+lint: setup $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 clean:
-	$(SUDO) rm -rf $(VENV) .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/*.so jupyter_gpuckpt/store/*.so
-
-# $(1): packages. Those that are installed already need no apt.
-define apt_install
-	@dpkg-query -W -f '$${db:Status-Abbrev}\n' $(1) 2>/dev/null | grep -c '^ii' | grep -qx $(words $(1)) || { \
-		echo "== apt-get install $(1)" && \
-		$(SUDO) apt-get -qq update && \
-		$(SUDO) env DEBIAN_FRONTEND=noninteractive \
-			apt-get -qq install --yes --no-install-recommends --no-upgrade $(1); }
-endef
 
 $(STAMPS)/apt:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "Python 3.11 or newer is needed, and $(PYTHON) is older or missing: name one, as in 'make PYTHON=python3.12'." >&2; \
 		exit 1; }
-	$(call apt_install,$(APT))
+	@tools/system-packages $(APT)
 	@mkdir -p $(@D) && touch $@
 
 # Ubuntu has Chromium as a snap only, which knows no headless root: there playwright brings its own.
-$(STAMPS)/apt-test: | $(STAMPS)/packages
-	$(call apt_install,$(APT_TEST))
-	$(if $(filter ubuntu,$(DISTRIBUTION)),$(SUDO) $(BIN)/playwright install --with-deps chromium)
+$(STAMPS)/apt-test: | $(STAMPS)/test
+	@tools/system-packages $(APT_TEST)
+	$(if $(filter ubuntu,$(DISTRIBUTION)),$(BIN)/playwright install --with-deps chromium)
 	@touch $@
 
 $(BIN)/python: | $(STAMPS)/apt
 	$(call say,creating $(VENV))
 	@$(PYTHON) -m venv $(VENV)
 
+pip_install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
 $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[lab,test]'
+	@$(pip_install) '.[lab]'
 	@touch $@
 
-$(STAMPS)/bench: $(STAMPS)/packages
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	@touch $@
-
-$(STAMPS)/matrix: $(STAMPS)/packages
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[matrix]'
+# What only some targets need; the stamp has the extra's name.
+$(STAMPS)/test $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
+	$(call say,installing what $(@F) needs into $(VENV))
+	@$(pip_install) '.[$(@F)]'
 	@touch $@
 
 # Asked again when the file that it named is gone.
-$(STAMPS)/criu: tools/install-criu $(if $(wildcard $(shell cat $(STAMPS)/criu 2>/dev/null)),,again) | $(STAMPS)/apt
+$(STAMPS)/criu: tools/install-criu $(if $(wildcard $(shell cat $(STAMPS)/criu 2>/dev/null)),,again) | $(BIN)/python
 	$(call say,looking for CRIU)
 	@tools/install-criu >$@
+	@ln -sfn "$$(cat $@)" $(BIN)/criu

@@ -1,0 +1,81 @@
+"""The set-up needs root for nothing but packages that are missing, and says which."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = ROOT / "tools"
+NOBODY = 65534
+
+
+def ask(words, **environment):
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | environment, cwd=ROOT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture
+def sudo(tmp_path):
+    """A program to become root with that leaves a mark when it is asked, and refuses."""
+    program, mark = tmp_path / "sudo", tmp_path / "asked"
+    program.write_text(f'#!/bin/sh\necho "$@" >>{mark}\nexit 1\n')
+    program.chmod(0o755)
+    return program, mark
+
+
+def test_nobody_becomes_root_where_all_packages_are_there(sudo):
+    program, mark = sudo
+    assert ask([TOOLS / "system-packages", "bash", "dpkg"], SUDO=str(program)) == (0, "", "")
+    assert not mark.exists()
+
+
+def test_a_missing_package_is_named_with_a_line_that_installs_it(sudo):
+    program, mark = sudo
+    words = [TOOLS / "system-packages", "bash", "gpuckpt-missing-1", "gpuckpt-missing-2"]
+    status, _, told = ask(words, SUDO=str(program))
+    assert status == 1
+    assert "missing packages: gpuckpt-missing-1 gpuckpt-missing-2\n" in told
+    line = "apt-get install --yes --no-install-recommends gpuckpt-missing-1 gpuckpt-missing-2"
+    assert f"as root, or let an administrator: {line}\n" in told
+    assert mark.read_text() == "apt-get -qq update\n"
+    _, _, told = ask(words, SUDO="/nowhere/sudo")
+    assert "there is no /nowhere/sudo\n" in told
+
+
+def test_an_ordinary_user_is_given_the_criu_that_is_there(criu, sudo, short_dir):
+    program, mark = sudo
+    short_dir.chmod(0o755)
+    built = short_dir / "jupyter-gpuckpt/criu/sbin/criu"
+    built.parent.mkdir(parents=True)
+    shutil.copy(criu, built)
+    script = short_dir / "install-criu"  # the checkout may lie where others cannot look
+    shutil.copy(TOOLS / script.name, script)
+    settings = {"XDG_CACHE_HOME": str(short_dir), "SUDO": str(program), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [script], capture_output=True, text=True, check=False, env=settings, cwd="/",
+        user=NOBODY if os.geteuid() == 0 else None,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{built}\n"), done.stderr
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("target", ["demo", "lab", "test"])
+def test_make_runs_everything_as_whoever_runs_it(target):
+    status, told, error = ask(["make", "--dry-run", "--always-make", target])
+    assert status == 0, error
+    assert "sudo" not in told
+    assert ("'.[lab]'" in told, "'.[test]'" in told) == (True, target == "test")
+
+
+def test_what_only_tests_need_is_no_part_of_the_demo():
+    told = (ROOT / "pyproject.toml").read_text()
+    lab = told.partition("\nlab = [")[2].partition("]")[0]
+    assert "playwright" not in lab
+    assert "jupyterhub" not in lab
