@@ -99,7 +99,7 @@ $(BIN)/python: | $(STAMPS)/apt
 
 pip_install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.c) labextension/package.json | $(BIN)/python
+$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.[ch]) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
 	@$(pip_install) '.[lab]'
 	@touch $@

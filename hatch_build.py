@@ -16,28 +16,30 @@ STORE = Path("jupyter_gpuckpt/store")
 #: What is loaded into CRIU or into kernels must not depend on a version of libc.
 _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
 _LIBRARY = ["-shared", "-fPIC", "-O3"]
-#: Every binary: its source and how it is linked.
+#: Every binary: its sources and how it is linked.
 BINARIES = {
-    ENGINE / "gpuckpt-init": (ENGINE / "init.c", ["-static"]),
-    ENGINE / "criu-preload.so": (ENGINE / "criu_preload.c", _WITHOUT_LIBC),
-    ENGINE / "page-copy.so": (ENGINE / "page_copy.c", _LIBRARY),
-    STORE / "byte-groups.so": (STORE / "byte_groups.c", _LIBRARY),
-    ENGINE / "outside-signals.so": (ENGINE / "outside_signals.c", _WITHOUT_LIBC),
+    ENGINE / "gpuckpt-init": ([ENGINE / "init.c", ENGINE / "namespaces.c"], ["-static"]),
+    ENGINE / "criu-preload.so": ([ENGINE / "criu_preload.c"], _WITHOUT_LIBC),
+    ENGINE / "page-copy.so": ([ENGINE / "page_copy.c"], _LIBRARY),
+    STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
+    ENGINE / "outside-signals.so": ([ENGINE / "outside_signals.c"], _WITHOUT_LIBC),
 }
 
 
 def compile_all(root: Path) -> None:
-    """Compile what the engine needs under `root`, except what is newer than its source.
+    """Compile what the engine needs under `root`, except what is newer than its sources.
 
     Raises `SystemExit` with a sentence when there is no compiler or it fails.
     """
-    for binary, (source, options) in BINARIES.items():
-        _compile(root / source, root / binary, options)
+    for binary, (sources, options) in BINARIES.items():
+        _compile([root / source for source in sources], root / binary, options)
 
 
-def _compile(source: Path, binary: Path, options: list[str]) -> None:
-    if binary.exists() and binary.stat().st_mtime >= source.stat().st_mtime:
+def _compile(sources: list[Path], binary: Path, options: list[str]) -> None:
+    read = [*sources, *sources[0].parent.glob("*.h")]
+    if binary.exists() and binary.stat().st_mtime >= max(path.stat().st_mtime for path in read):
         return
+    source = sources[0]
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         sys.exit(
@@ -45,7 +47,8 @@ def _compile(source: Path, binary: Path, options: list[str]) -> None:
             "apt-get install gcc libc6-dev), or name it in the environment variable CC."
         )
     unfinished = binary.with_name(f"{binary.name}.{os.getpid()}")
-    command = [compiler, "-O2", "-Wall", "-Wextra", *options, "-o", str(unfinished), str(source)]
+    command = [compiler, "-O2", "-Wall", "-Wextra", *options, "-o", str(unfinished)]
+    command += map(str, sources)
     try:
         if subprocess.run(command, check=False).returncode != 0:
             sys.exit(f"{source} did not compile; the compiler's message is above.")

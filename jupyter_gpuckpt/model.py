@@ -16,7 +16,10 @@ from .errors import ObjectCorrupt
 FORMAT_VERSION = 1
 
 #: Where the engine's private tmpfs lies inside every kernel's mount namespace. Part of the format: images name files below it.
-SCRATCH = "/run/gpuckpt"
+#: Its mount point must be there, or be made, for every user.
+SCRATCH = "/dev/shm/.gpuckpt"  # noqa: S108 - a tmpfs of the kernel's own is mounted there
+#: Where it lay in the snapshots of earlier versions.
+FORMER_SCRATCH = "/run/gpuckpt"
 
 #: Begins the names of the links that CRIU makes for files whose name is gone or taken (criu/files-reg.c).
 LINK_REMAP = "link_remap."
@@ -292,6 +295,9 @@ class Manifest(msgspec.Struct, frozen=True):
     mapped: list[MappedFile] = []
     #: Those of the tree with itself; what they have to deliver is in the stream `tcp`.
     connections: list[TcpConnection] = []
+    #: The ids that the kernel was started with, as it sees them. Earlier versions saved kernels of root only.
+    uid: int = 0
+    gid: int = 0
     #: The names of those that could not be kept.
     lost_connections: list[str] = []
     seconds_by_stage: dict[str, float] = {}

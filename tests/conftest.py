@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
-from jupyter_gpuckpt.host import doctor, processes
+from jupyter_gpuckpt.host import doctor, privileges, processes
 
 
 def required(what: str) -> bool:
@@ -44,8 +44,6 @@ def interruptible() -> None:
 def criu() -> Path:
     """A CRIU that works, and the rights that it needs."""
     found = doctor.find_criu()
-    if os.geteuid() != 0:
-        missing("criu", "freezing kernels needs root")
     if found is None:
         missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
     if not INIT.exists():
@@ -71,7 +69,12 @@ def short_dir() -> Iterator[Path]:
 @pytest.fixture
 def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
     """The engine with two threads; what it spills goes to the test's own directory."""
-    return EngineSettings(criu=criu, spill_dir=tmp_path / "spill", threads=2)
+    return EngineSettings(
+        criu=criu,
+        spill_dir=tmp_path / "spill",
+        threads=2,
+        user_namespace=not privileges.suffice(),
+    )
 
 
 @pytest.fixture

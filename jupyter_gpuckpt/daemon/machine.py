@@ -21,7 +21,7 @@ from ..engine.settings import INIT, EngineSettings
 from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
-from ..host import doctor, gpu, processes
+from ..host import doctor, gpu, privileges, processes
 from ..host.file_digests import FileDigests
 from ..images import worker_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
@@ -352,5 +352,6 @@ class Machine:
             spill_dir=self._spill,
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
+            user_namespace=not privileges.suffice(),
             userfaultfd=all(c.ok is not False for c in report.checks if c.name == "userfaultfd"),
         )

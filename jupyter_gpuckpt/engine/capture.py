@@ -77,6 +77,8 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
     if private_shm:
         top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one
         for directory, names, files in os.walk(top):
+            if directory == str(top):
+                names[:] = (name for name in names if name != Path(SCRATCH).name)
             for name in sorted(names) + sorted(files):
                 path = "/dev/shm/" + str((Path(directory) / name).relative_to(top))  # noqa: S108
                 if path not in link_remaps:

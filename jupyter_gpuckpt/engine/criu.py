@@ -8,7 +8,6 @@ so that neither is part of the images; it stays outside the time namespace, so t
 from __future__ import annotations
 
 import os
-import resource
 import select
 import socket
 import struct
@@ -21,7 +20,7 @@ from typing import Self
 from ..errors import FreezeFailed
 from ..host import commands, processes, seccomp
 from ..model import SCRATCH
-from . import criu_log, hidden_pages, notify
+from . import criu_log, hidden_pages, notify, user_namespaces
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -36,30 +35,23 @@ _COMMON = [
     "--link-remap",
     "--manage-cgroups=ignore",
 ]
+#: For tasks in a user namespace of their own, in which CRIU has every capability.
+_UNPRIVILEGED = ["--unprivileged"]
 #: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
+#: Where an unprivileged CRIU keeps what it has found out about Linux.
+_RUNTIME_DIR = "XDG_RUNTIME_DIR"
 _LOOK_MILLISECONDS = 250
 #: What a descriptor takes in the queue in which CRIU keeps those that it inherits (criu/fdstore.c), and how many it may have besides.
 _KEPT_BYTES, _OTHERS_KEPT = 800, 100
 _SO_SNDBUFFORCE, _LARGEST_BUFFER = 32, (1 << 30) - 1
 
 
-def _inside(tree: Tree) -> list[str]:
-    """The words that put a program into the kernel's PID and mount namespaces, with all descriptors that the limit allows.
-
-    CRIU keeps a pipe per megabyte of private memory and raises its own soft limit only with CAP_SYS_RESOURCE.
-    """
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return [
-        *("prlimit", f"--nofile={hard}:{hard}"),
-        *("nsenter", f"--target={tree.init_pid}", "--pid", "--mount", "--"),
-    ]
-
-
 def _dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: int) -> list[str]:
     return [
-        *_inside(tree),
+        *(str(settings.init), "enter", str(tree.init_pid)),
         *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
+        *(_UNPRIVILEGED if user_namespaces.has_own(tree.init_pid) else ()),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
         *("--ghost-limit", str(ghost_limit), "--action-script", notify.PROGRAM),
         # A connection that nobody has accepted yet fails the dump otherwise; a kernel's clients open some at any time.
@@ -143,6 +135,7 @@ class _Run:
             words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
             preload = {
                 "LD_PRELOAD": str(settings.criu_preload),
+                _RUNTIME_DIR: SCRATCH,
                 seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
             }
             self._process = commands.spawn(
@@ -224,16 +217,19 @@ class _Run:
         return FreezeFailed(found.cause, hint=found.hint, details=found.details)
 
 
-def restore_words(settings: EngineSettings, directory: str, *, lazy: bool) -> list[str]:
+def restore_words(
+    settings: EngineSettings, directory: str, *, lazy: bool, unprivileged: bool
+) -> list[str]:
     """The command that init runs to restore `directory` as a child of its own, every task stopped.
 
     `lazy`: private pages come from our filler (`page_filler.py`), which the action script waits for.
     """
     return [
-        *("env", f"LD_PRELOAD={settings.criu_preload}"),
+        *("env", f"LD_PRELOAD={settings.criu_preload}", f"{_RUNTIME_DIR}={SCRATCH}"),
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", *_COMMON),
+        *(_UNPRIVILEGED if unprivileged else ()),
         *(("--lazy-pages", "--action-script", notify.PROGRAM) if lazy else ()),
     ]
 

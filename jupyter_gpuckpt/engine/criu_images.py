@@ -9,6 +9,7 @@ They come out of snapshots, which may come from anybody: what makes no sense rai
 
 from __future__ import annotations
 
+import shutil
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ..errors import ObjectCorrupt
 
 _MAGIC_BYTES = 8
 _LENGTH = struct.Struct("<I")
+_COPY_BYTES = 4 << 20
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 PAGE = 4096
@@ -147,6 +149,22 @@ def replace(path: Path, entries: list[bytes]) -> None:
     path.write_bytes(out)
 
 
+def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace the first message of an image file, whatever follows it."""
+    with path.open("rb") as source:
+        head = source.read(_MAGIC_BYTES)
+        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
+        message = source.read(length)
+        edited = change(message)
+        if edited == message:
+            return
+        copy = path.with_name(f"{path.name}.edited")
+        with copy.open("wb") as target:
+            target.write(head + _LENGTH.pack(len(edited)) + edited)
+            shutil.copyfileobj(source, target, _COPY_BYTES)
+    copy.replace(path)
+
+
 def _numbers(message: bytes) -> dict[int, int]:
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
 
@@ -247,6 +265,20 @@ def highest_pid(images: Path) -> int:
             if isinstance(value, int) and not (is_zombie and number == _TREE_THREADS)
         ]
     return max(value for value in found if value <= _MOST_PIDS)
+
+
+@strict
+def clocks(images: Path) -> list[int]:
+    """Return what the clocks of the tree showed, monotonic and since boot, each as seconds and nanoseconds; [] if unknown."""
+    path = next(images.glob("timens-*.img"), None)
+    if path is None:
+        return []
+    shown = {
+        n: _numbers(value)
+        for n, _, value in fields(next(messages(path)))
+        if isinstance(value, bytes)
+    }
+    return [part for clock in (1, 2) for part in (shown[clock][1], shown[clock][2])]
 
 
 def _comm(path: Path) -> str:

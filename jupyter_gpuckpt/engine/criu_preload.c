@@ -13,13 +13,16 @@
  *
  * In `criu restore` it makes the keeper adopt orphans from the beginning. CRIU forks a process whose session is not its parent's
  * from a helper, which ends, and takes for granted that the tree's root gets it then (`prepare_pstree_ids`). It makes the keeper a
- * subreaper only later: a daemonised child would be init's, stay stopped, and be missing in the next snapshot.
+ * subreaper only later: a daemonised child would be init's, stay stopped, and be missing in the next snapshot. And it lets CRIU
+ * go on where there is no uid 0 that it could become.
  */
 #include <stdarg.h>
 #include <sys/syscall.h>
 
 #define SET_CHILD_SUBREAPER 36 /* prctl */
 #define INIT 1
+#define EPERM_ -1
+#define EINVAL_ -22
 #define PAGEMAP_SCAN_ 0xc0606610UL
 #define GUARD (1UL << 8)
 #define MAX_AREAS 65536
@@ -173,6 +176,19 @@ long read(int fd, void *data, unsigned long size) {
     hide_filters(fd, data, result);
     return result;
 }
+
+/* In a user namespace of its own CRIU may have any uid, and 0 is none there: it is refused what CRIU takes for granted before it
+ * restores anything. Credentials are compared and set again by every task itself, through no function of libc's. */
+static int harmless(long result) {
+    if (result == EPERM_ || result == EINVAL_) return 0;
+    if (!result) return 0;
+    *__errno_location() = (int)-result;
+    return -1;
+}
+
+int setuid(unsigned id) { return harmless(call(SYS_setuid, (long)id, 0, 0, 0)); }
+int setgid(unsigned id) { return harmless(call(SYS_setgid, (long)id, 0, 0, 0)); }
+int setgroups(unsigned long size, const unsigned *list) { return harmless(call(SYS_setgroups, (long)size, (long)list, 0, 0)); }
 
 /* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
 int setsid(void) {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import criu_images
 from .criu_images import Field
+from .tree import current
 
 _VARINT = 0
 _REG, _TIMERFD = 3, 12
@@ -24,8 +25,8 @@ _Change = Callable[[list[Field]], list[Field]]
 
 @criu_images.strict
 def mend(path: Path) -> None:
-    """Make `criu restore` accept files whose size changed, and let timers go on that CRIU would leave switched off."""
-    _edit(path, {_REG: _relaxed, _TIMERFD: _rearmed})
+    """Make `criu restore` find files on scratch, accept others whose size changed, and let timers go on that it would switch off."""
+    _edit(path, {_REG: _mended, _TIMERFD: _rearmed})
 
 
 @criu_images.strict
@@ -43,6 +44,18 @@ def rewind(path: Path, names: Collection[str]) -> None:
 
     if wanted:
         _edit(path, {_REG: rewound})
+
+
+def _mended(parts: list[Field]) -> list[Field]:
+    return _relaxed([_moved(part) for part in parts])
+
+
+def _moved(part: Field) -> Field:
+    """Return the name of a file on scratch as it is now."""
+    number, wire, value = part
+    if number == _REG_NAME and isinstance(value, bytes):
+        return number, wire, os.fsencode(current(os.fsdecode(value)))
+    return part
 
 
 def _relaxed(parts: list[Field]) -> list[Field]:

@@ -1,9 +1,14 @@
-/* gpuckpt-init: the two processes above every kernel, and CRIU's action script.
+/* gpuckpt-init: the two processes above every kernel, CRIU's action script, and the way into a kernel's namespaces.
  *
- *   gpuckpt-init launch  EXIT_PATH TMPFS_BYTES SHM IO_URING UMASK LOG -- KERNEL...
- *   gpuckpt-init restore EXIT_PATH TMPFS_BYTES SHM IO_URING KEEPER_PID - -- CRIU...
+ *   gpuckpt-init launch  IDS EXIT_PATH TMPFS_BYTES SHM IO_URING UMASK LOG -- KERNEL...
+ *   gpuckpt-init restore IDS EXIT_PATH TMPFS_BYTES SHM IO_URING KEEPER_PID - -- CRIU...
  *   gpuckpt-init keeper  UMASK CWD_FD -- KERNEL...           (internal: from the scratch tmpfs)
+ *   gpuckpt-init enter   PID PROGRAM...                      (CRIU, in the namespaces of the init PID)
+ *   gpuckpt-init bind    PID SOURCE TARGET                   (a bind mount there)
  *   notify                                                   (by name: CRIU's --action-script)
+ *
+ * IDS is "-" for a kernel in the caller's user namespace, which takes rights, or "UID:GID": then the kernel gets a user
+ * namespace of its own, in which the caller has these numbers, and no capability in it.
  *
  * The caller's side is engine/launch.py. init is PID 1 of fresh PID and mount namespaces, is no part of a snapshot and
  * writes the keeper's wait status to EXIT_PATH. The keeper is the root of what CRIU freezes: a subreaper, so that
@@ -13,9 +18,13 @@
  *
  * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
  * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for the line
- * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1.
+ * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1. With
+ * "go LAST_PID MONOTONIC BOOTTIME" (seconds and nanoseconds, with a blank between) its clocks show that: CRIU restores them only
+ * in its own user namespace.
  */
 #define _GNU_SOURCE
+#include "namespaces.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -36,38 +45,41 @@
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-#define SCRATCH "/run/gpuckpt"
+#define SHM "/dev/shm"
+#define SCRATCH SHM "/.gpuckpt"
 #define KEEPER SCRATCH "/keeper"
 #define NOTIFY SCRATCH "/notify"
 #ifndef CLONE_NEWTIME
 #define CLONE_NEWTIME 0x00000080
 #endif
 
-static void fail(const char *step) {
-    dprintf(1, "error %s: %s\n", step, strerror(errno));
-    _exit(1);
-}
-
-/* An empty mount namespace of our own: a private /proc, the scratch tmpfs and, below it, one with huge pages for GPU memory.
- * Not huge everywhere: each of CRIU's many small images would take 2 MB. The mounts are slaves: none reaches the host. */
+/* An empty mount namespace of our own: a private /proc, the scratch tmpfs and, below it, one with huge pages for GPU memory. The
+ * mount point of scratch must be there for every user: it is a directory in /dev/shm. Not huge everywhere: each of CRIU's many small images would take 2 MB. The mounts are slaves: none reaches the host. */
 static void make_mounts(const char *bytes, const char *shm) {
-    char options[128];
+    char options[128], path[32];
     if (unshare(CLONE_NEWNS)) fail("mount namespace");
     if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL)) fail("private mounts");
     if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("mount /proc");
+    if (!strcmp(shm, "private")) {
+        snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
+        if (mount("gpuckpt-shm", SHM, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SHM);
+    }
+    /* In a /dev/shm that others have as well it may be anybody's directory; what is mounted on it is ours. */
+    if (mkdir(SCRATCH, 0755) && errno != EEXIST) fail("mkdir " SCRATCH);
+    int place = open(SCRATCH, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (place < 0) fail("open " SCRATCH);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", place);
     snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
-    if (mount("gpuckpt", SCRATCH, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
+    if (mount("gpuckpt", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
+    close(place);
     if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700)) fail("mkdir in " SCRATCH);
     snprintf(options, sizeof options, "mode=0700,size=%s,huge=always", bytes);
     if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) {
         snprintf(options, sizeof options, "mode=0700,size=%s", bytes);
         if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH "/gpu");
-    }
-    if (!strcmp(shm, "private")) {
-        snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
-        if (mount("gpuckpt-shm", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount /dev/shm");
     }
 }
 
@@ -87,10 +99,29 @@ static void refuse_io_uring(void) {
 
 static void set_last_pid(const char *text) {
     char last[16];
-    int length = snprintf(last, sizeof last, "%d", atoi(text));
-    int fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY | O_CLOEXEC);
-    if (fd < 0 || write(fd, last, length) < 0) fail("ns_last_pid");
-    close(fd);
+    snprintf(last, sizeof last, "%d", atoi(text));
+    write_file("/proc/sys/kernel/ns_last_pid", last);
+}
+
+/* What a clock is to show, less what it shows. */
+static void offset_of(int clock, long seconds, long nanoseconds, char *text, size_t size) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    seconds -= now.tv_sec, nanoseconds -= now.tv_nsec;
+    if (nanoseconds < 0) seconds--, nanoseconds += 1000000000;
+    snprintf(text, size, "%d %ld %ld\n", clock, seconds, nanoseconds);
+}
+
+/* A time namespace for what is forked from now on. */
+static void set_clocks(const char *line) {
+    long m, mn, b, bn;
+    char text[64];
+    if (sscanf(line, "%*s %*d %ld %ld %ld %ld", &m, &mn, &b, &bn) != 4) return;
+    if (unshare(CLONE_NEWTIME)) fail("time namespace");
+    offset_of(CLOCK_MONOTONIC, m, mn, text, sizeof text);
+    write_file("/proc/self/timens_offsets", text);
+    offset_of(CLOCK_BOOTTIME, b, bn, text, sizeof text);
+    write_file("/proc/self/timens_offsets", text);
 }
 
 static void copy_self(int self, const char *path) {
@@ -113,24 +144,6 @@ static void write_exit(const char *path, int status) {
     dprintf(fd, "%d\n", status);
     close(fd);
     rename(tmp, path);
-}
-
-static void default_signals(void) {
-    sigset_t none;
-    sigemptyset(&none);
-    for (int s = 1; s < 32; s++) signal(s, SIG_DFL);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-}
-
-static void end_like(int status) {
-    if (WIFSIGNALED(status)) {
-        struct rlimit no_core = {0, 0};
-        setrlimit(RLIMIT_CORE, &no_core);
-        default_signals();
-        kill(getpid(), WTERMSIG(status));
-        pause();
-    }
-    _exit(WEXITSTATUS(status));
 }
 
 static int keeper(char **v) {
@@ -176,13 +189,13 @@ static void quiet_streams(void) {
 }
 
 static int init(int restore, char **v) {
-    const char *exit_path = v[0], *log = v[5];
-    char number[16], line[32];
+    const char *ids = v[0], *exit_path = v[1], *log = v[6];
+    char number[16], line[128];
     int status, self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
     pid_t root, p;
     setsid();
-    make_mounts(v[1], v[2]);
-    if (!strcmp(v[3], "refused")) refuse_io_uring();
+    make_mounts(v[2], v[3]);
+    if (!strcmp(v[4], "refused")) refuse_io_uring();
     if (!restore) {
         copy_self(self, KEEPER);
         if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
@@ -203,17 +216,19 @@ static int init(int restore, char **v) {
         if (!root) {
             snprintf(number, sizeof number, "%d", cwd);
             /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
-            v[2] = "gpuckpt-keeper", v[3] = "keeper", v[5] = number;
+            v[3] = "gpuckpt-keeper", v[4] = "keeper", v[6] = number;
             open_streams(log);
+            if (strcmp(ids, "-")) drop_capabilities();
             if (chdir("/")) _exit(126);
             if (cwd > 3) close_range(3, cwd - 1, 0);
             close_range(cwd + 1, ~0U, 0);
-            execv(KEEPER, v + 2);
+            execv(KEEPER, v + 3);
             _exit(126);
         }
         close(cwd);
     } else {
-        int keeper_pid = atoi(v[4]);
+        int keeper_pid = atoi(v[5]);
+        set_clocks(line);
         pid_t criu = fork();
         if (criu < 0) fail("fork");
         if (!criu) {
@@ -221,8 +236,9 @@ static int init(int restore, char **v) {
             int null = open("/dev/null", O_RDWR);
             dup2(null, 0), dup2(null, 1);
             if (null > 2) close(null);
-            execvp(v[7], v + 7);
-            dprintf(2, "%s: %s\n", v[7], strerror(errno));
+            if (strcmp(ids, "-")) keep_capabilities();
+            execvp(v[8], v + 8);
+            dprintf(2, "%s: %s\n", v[8], strerror(errno));
             _exit(127);
         }
         while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
@@ -268,15 +284,18 @@ int main(int c, char **v) {
     const char *name = strrchr(v[0], '/') ? strrchr(v[0], '/') + 1 : v[0];
     if (!strcmp(name, "notify")) return notify();
     if (c > 5 && !strcmp(v[1], "keeper")) return keeper(v + 2);
+    if (c > 3 && !strcmp(v[1], "enter")) return enter(v + 2);
+    if (c == 5 && !strcmp(v[1], "bind")) return bind_mount(v + 2);
     int restore = c > 2 && !strcmp(v[1], "restore");
-    if (c < 10 || (!restore && strcmp(v[1], "launch")) || strcmp(v[8], "--")) {
+    if (c < 11 || (!restore && strcmp(v[1], "launch")) || strcmp(v[9], "--")) {
         dprintf(2, "gpuckpt-init is started by gpuckptd; it is of no use by itself.\n");
         return 2;
     }
-    mkdir(SCRATCH, 0755);
     int told[2];
     char word;
+    umask(022); /* what is made here is no file of the kernel's, which gets its own */
     if (pipe2(told, O_CLOEXEC)) fail("pipe");
+    if (strcmp(v[2], "-")) own_user_namespace(v[2]);
     if (unshare(CLONE_NEWPID)) fail("PID namespace");
     pid_t child = fork();
     if (child < 0) fail("fork");

@@ -19,9 +19,10 @@ from typing import IO, cast
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
 from ..host import commands, processes
 from ..model import LaunchSpec
-from . import outside_signals, server_files
+from . import outside_signals, server_files, user_namespaces
 from .settings import EngineSettings
 from .tree import Tree
+from .user_namespaces import Ids
 
 #: Below 32768, the pid_max of kernels before 6.14, which have one for all namespaces.
 _PID_RANGE = (2000, 24000)
@@ -55,9 +56,12 @@ class Namespaces:
             details=f"expected {word!r}, got {line!r}\n{self.errors.text()}".rstrip(),
         )
 
-    def go(self, last_pid: int) -> None:
-        """Let init continue: everything it needs is on its scratch tmpfs. Its next process gets the pid `last_pid` + 1."""
-        self._in.write(b"go %d\n" % last_pid)
+    def go(self, last_pid: int, clocks: Sequence[int] = ()) -> None:
+        """Let init continue: everything it needs is on its scratch tmpfs. Its next process gets the pid `last_pid` + 1.
+
+        `clocks`: what the monotonic clock and that of the time since boot are to show there, each as seconds and nanoseconds.
+        """
+        self._in.write(" ".join(["go", str(last_pid), *map(str, clocks)]).encode() + b"\n")
         self._in.flush()
 
     def close(self) -> None:
@@ -84,6 +88,7 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     settings: EngineSettings,
     mode: str,
     *,
+    ids: Ids | None,
     exit_path: Path,
     private_shm: bool,
     io_uring: bool,
@@ -93,13 +98,17 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     cwd: str | None = None,
     descriptors: Sequence[int] = (),
 ) -> Namespaces:
-    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs. CRIU inherits the `descriptors`."""
+    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs. CRIU inherits the `descriptors`.
+
+    `ids`: those that the kernel has in a user namespace of its own; None: it shares ours.
+    """
     errors = commands.ErrorOutput()
     try:
         process = commands.spawn(
             [
                 str(settings.init),
                 mode,
+                f"{ids.uid}:{ids.gid}" if ids else "-",
                 str(exit_path),
                 str(_tmpfs_bytes()),
                 "private" if private_shm else "shared",
@@ -145,6 +154,7 @@ def launch(
     namespaces = start_namespaces(
         settings,
         "launch",
+        ids=user_namespaces.for_launch(settings),
         exit_path=exit_path,
         private_shm=spec.private_shm,
         io_uring=spec.io_uring,

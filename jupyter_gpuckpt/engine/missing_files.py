@@ -14,12 +14,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..errors import HostIncompatible
-from ..model import CapturedFile
+from ..model import FORMER_SCRATCH, CapturedFile
 from . import criu_images
 
 _SHOWN = 5
 #: Made anew with the namespaces, or none of ours to make.
-_OTHERS = ("/proc/", "/sys/", "/dev/", "/run/gpuckpt/")
+_OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 
 
 def missing(

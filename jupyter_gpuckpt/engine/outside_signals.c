@@ -15,7 +15,7 @@
 #include <signal.h>
 #include <stddef.h>
 
-#define SELF "/run/gpuckpt/outside-signals.so"
+#define SELF "/dev/shm/.gpuckpt/outside-signals.so"
 #define VARIABLE "LD_PRELOAD="
 #define RESTORER 0x04000000
 

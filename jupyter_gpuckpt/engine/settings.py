@@ -23,6 +23,8 @@ class EngineSettings:
     init: Path = INIT
     #: Preloaded into a dump; see criu_preload.c.
     criu_preload: Path = CRIU_PRELOAD
+    #: Give every kernel a user namespace of its own, in which it has no capability: where one is missing to do without.
+    user_namespace: bool = False
     #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
     plain: bool = False
     #: Fill memory by userfaultfd; where it is not allowed all pages are written to the disk first.

@@ -34,6 +34,7 @@ from . import (
     socket_directories,
     socket_images,
     tcp_connections,
+    user_namespaces,
 )
 from .capture import clear
 from .eager_pages import PagesFile
@@ -43,7 +44,7 @@ from .page_filler import PageFiller, ProcessPages
 from .placing import Placing
 from .settings import EngineSettings
 from .tcp_remake import RemadeConnections
-from .tree import Tree
+from .tree import Tree, current
 
 #: A restore that has logged an error gets this long to make progress or to end.
 _ERROR_SECONDS = 5.0
@@ -85,12 +86,13 @@ class _Restore:
     settings: EngineSettings
     progress: Progress
     namespaces: Namespaces
+    user_namespace: bool
 
     def __post_init__(self) -> None:
         self.placing = Placing(self.manifest, self.inside)
 
     def inside(self, path: str) -> Path:
-        return Path(f"/proc/{self.namespaces.init_pid}/root{path}")
+        return Path(f"/proc/{self.namespaces.init_pid}/root{current(path)}")
 
 
 def thaw(
@@ -112,7 +114,8 @@ def thaw(
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
-    lazy = skeleton and settings.userfaultfd
+    ids = user_namespaces.for_resume(settings, manifest)
+    lazy = skeleton and settings.userfaultfd and ids is None
     directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
@@ -120,17 +123,25 @@ def thaw(
             namespaces = start_namespaces(
                 settings,
                 "restore",
+                ids=ids,
                 exit_path=exit_path,
                 private_shm=manifest.launch.private_shm,
                 io_uring=manifest.launch.io_uring,
                 words=[str(manifest.keeper_pid), "-"],
-                argv=[*criu.restore_words(settings, directory, lazy=lazy), *connections.words],
+                argv=[
+                    *criu.restore_words(
+                        settings, directory, lazy=lazy, unprivileged=ids is not None
+                    ),
+                    *connections.words,
+                ],
                 descriptors=connections.descriptors,
                 cwd="/",
             )
             undo.callback(namespaces.destroy)
             server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
-        restore = _Restore(manifest, content, settings, progress, namespaces)
+        restore = _Restore(
+            manifest, content, settings, progress, namespaces, user_namespace=ids is not None
+        )
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
         always.callback(_remove, images, itself=not lazy)
@@ -141,6 +152,8 @@ def thaw(
             content.images(images)
             restore.placing.check(images)
             file_images.mend(images / "files.img")
+            if ids is not None:
+                user_namespaces.mend(images, ids)
             folders = restore.placing.make_folders
             made = missing_files.put_in_place(images, manifest.captured, folders)
             undo.callback(missing_files.remove, made)
@@ -288,7 +301,8 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
         watch = stack.enter_context(_Watch(restore, images / "restore.log", lazy=lazy))
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.
-        restore.namespaces.go(criu_images.highest_pid(images) + 1)
+        clocks = criu_images.clocks(images) if restore.user_namespace else []
+        restore.namespaces.go(criu_images.highest_pid(images) + 1, clocks)
         try:
             status = os.waitstatus_to_exitcode(int(restore.namespaces.expect("criu")))
         except (

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import msgspec
 
-from ..model import SCRATCH
+from ..model import FORMER_SCRATCH, SCRATCH
+
+
+def current(path: str) -> str:
+    """Return where a path of a snapshot lies now: earlier versions had scratch in another place."""
+    if path.startswith(f"{FORMER_SCRATCH}/"):
+        return SCRATCH + path.removeprefix(FORMER_SCRATCH)
+    return path
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -26,7 +33,7 @@ class Tree(msgspec.Struct, frozen=True):
 
     def inside(self, path: str) -> Path:
         """`path` of the kernel's mount namespace, as it can be opened from here (man proc, /proc/PID/root)."""
-        return Path(f"/proc/{self.init_pid}/root{path}")
+        return Path(f"/proc/{self.init_pid}/root{current(path)}")
 
     @property
     def scratch(self) -> Path:

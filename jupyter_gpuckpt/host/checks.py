@@ -68,21 +68,21 @@ def platform(_: Place) -> Iterator[Check]:
 
 
 def rights(_: Place) -> Iterator[Check]:
-    """Root, and what a container may have taken from it."""
-    missing = sorted(privileges.NEEDED - privileges.effective())
-    if not _root():
+    """Every capability that is needed, or user namespaces, which do without."""
+    if privileges.suffice():
+        yield Check("rights", True, "Root, with every capability that is needed.", required=True)
+        return
+    refused = privileges.probe().get("tmpfs", "could not be tried")
+    if refused:
         message = (
-            f"gpuckptd runs as an ordinary user (uid {os.geteuid()}); saving kernels needs root."
-            " Jupyter started as root runs its kernels as root; files they make belong to root."
+            "Kernels need a user namespace of their own here, with mounts in it,"
+            f" and Linux refuses one ({refused})."
         )
-        yield Check("rights", False, message, AS_ROOT, required=True)
-    elif missing:
-        names = ", ".join(f"CAP_{name}" for name in missing)
-        message = f"This root lacks capabilities that saving kernels needs: {names}."
-        fix = DOCKER if privileges.in_container() else UNRESTRICTED
+        fix = DOCKER if privileges.in_container() else AS_ROOT
         yield Check("rights", False, message, fix, required=True)
     else:
-        yield Check("rights", True, "Root, with every capability that is needed.", required=True)
+        message = f"No right is needed: kernels of user {os.geteuid()} get a user namespace each."
+        yield Check("rights", True, message, required=True)
 
 
 def criu(place: Place) -> Iterator[Check]:
@@ -93,7 +93,7 @@ def criu(place: Place) -> Iterator[Check]:
         return
     message = f"CRIU {criu_program.dotted(version)}: {place.criu}."
     yield Check("criu", True, message, required=True)
-    if not _root():
+    if not privileges.suffice():
         yield Check("criu check", None, "Not tried: it needs root.")
         return
     try:
@@ -129,9 +129,6 @@ def init(place: Place) -> Iterator[Check]:
 
 def system_calls(_: Place) -> Iterator[Check]:
     """What a child process of ours was allowed when it tried."""
-    if not _root():
-        yield from (Check(name, None, "Not tried: it needs root.") for name in PROBED)
-        return
     answers = privileges.probe()
     for name, parts in PROBED.items():
         refused = [
@@ -267,10 +264,6 @@ ALL: tuple[Callable[[Place], Iterator[Check]], ...] = (
     *(platform, rights, criu, init, system_calls, descriptors, memory, memory_files),
     *(store, nvidia, container),
 )
-
-
-def _root() -> bool:
-    return os.geteuid() == 0
 
 
 def _container_flags() -> str:

@@ -23,7 +23,7 @@ def descriptors() -> tuple[int, int]:
 
 def dump_descriptors() -> int:
     """How many descriptors CRIU can have when it is started with the soft limit at the hard one."""
-    if "SYS_RESOURCE" in privileges.effective():
+    if _may_exceed_limits():
         try:  # it raises its own limit to this
             return int(Path("/proc/sys/fs/nr_open").read_text())
         except (OSError, ValueError):
@@ -36,5 +36,10 @@ def largest_skeleton_bytes() -> int:
 
     A larger one is dumped the plain way, through a directory, which takes longer.
     """
-    pipe = LARGE_PIPE_BYTES if "SYS_RESOURCE" in privileges.effective() else PIPE_BYTES
+    pipe = LARGE_PIPE_BYTES if _may_exceed_limits() else PIPE_BYTES
     return max(0, (dump_descriptors() - RESERVED_DESCRIPTORS) // 2 * pipe)
+
+
+def _may_exceed_limits() -> bool:
+    """Whether this process has CAP_SYS_RESOURCE over the machine: that of another user namespace raises no limit."""
+    return "SYS_RESOURCE" in privileges.effective() and privileges.in_first_user_namespace()

@@ -29,12 +29,30 @@ NEEDED = frozenset(
 #: The value of `ptrace_scope` that forbids it to everybody until the next boot.
 NO_PTRACE = 3
 
+_ALL_IDS = ["0", "0", "4294967295"]
+
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 
 
 def effective() -> frozenset[str]:
     """The capabilities that count now, by name without CAP_."""
     return _capabilities("CapEff")
+
+
+def suffice() -> bool:
+    """Whether this process has every right that kernels in its own user namespace need.
+
+    Capabilities of a user namespace count little: what CRIU asks for then belongs to the machine's own.
+    """
+    return effective() >= NEEDED and in_first_user_namespace()
+
+
+def in_first_user_namespace() -> bool:
+    """Whether all ids of the machine are seen here as what they are (man user_namespaces)."""
+    try:
+        return Path("/proc/self/uid_map").read_text().split() == _ALL_IDS
+    except OSError:  # a Linux without user namespaces
+        return True
 
 
 def bounding() -> frozenset[str]:
@@ -83,12 +101,14 @@ def ptrace_scope() -> int:
 def probe() -> dict[str, str]:
     """What a child process met when it tried what the engine needs: an error's name, or nothing.
 
+    Namespaces and mounts are tried in a user namespace of its own where rights do not suffice.
     Keys: pid_namespace, mount_namespace, time_namespace, tmpfs, userfaultfd, ptrace, read_memory,
     compare. Asked once per process, because the answers do not change. Empty when the child itself
     cannot run.
     """
     try:
-        done = commands.run([sys.executable, "-I", "-S", str(ATTEMPTS)], timeout=5)
+        way = [] if suffice() else ["user namespace"]
+        done = commands.run([sys.executable, "-I", "-S", str(ATTEMPTS), *way], timeout=5)
     except commands.CommandFailed:
         return {}
     answers: dict[str, str] = json.loads(done.stdout)

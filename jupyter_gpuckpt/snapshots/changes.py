@@ -8,14 +8,14 @@ from tempfile import TemporaryDirectory
 from ..engine import criu_images, missing_files
 from ..host import fingerprint
 from ..host.file_digests import FileDigests
-from ..model import SCRATCH, Manifest
+from ..model import FORMER_SCRATCH, Manifest
 from ..protocol import Change, Changes, FileChange
 from ..store.local import LocalStore
 from .resume import obstacles
 from .stored_images import FILES, write_images
 
 #: Not files of the user's.
-_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{SCRATCH}/")
+_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 #: Written by every IPython kernel of a user all the time; the agent sees to it.
 _HISTORY = "history.sqlite"
 

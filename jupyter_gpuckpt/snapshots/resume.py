@@ -18,7 +18,7 @@ from ..host import fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink
 from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
-from ..model import SCRATCH, Gpu, Host, Manifest, MappedFile
+from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from .stored_images import IMAGES_STREAM
@@ -137,9 +137,8 @@ def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) ->
 
 def _changed(file: MappedFile, digests: FileDigests) -> str:
     """Say how a program or library differs from what it was; an empty string if it does not."""
-    if Path(file.path).is_relative_to(
-        SCRATCH
-    ):  # travels with the snapshot; older manifests list it
+    # Travels with the snapshot; older manifests list it.
+    if file.path.startswith(f"{FORMER_SCRATCH}/"):
         return ""
     try:
         length = Path(file.path).stat().st_size

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..engine import criu_images, tcp_connections
+from ..engine import criu_images, tcp_connections, user_namespaces
 from ..engine.freeze import Frozen, frozen
 from ..engine.launch import kill, pids
 from ..engine.preflight import plan
@@ -89,6 +89,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
+        ids = user_namespaces.ids_of(tree.init_pid)
     complete: list[SnapshotInfo] = []
     with (
         _telling_of(complete),
@@ -153,6 +154,8 @@ def save(  # noqa: PLR0913 - all but the first four by name
             gpu=state.gpu,
             mapped=mapped,
             connections=state.connections,
+            uid=ids.uid,
+            gid=ids.gid,
             lost_connections=_unkept(state, spec),
             seconds_by_stage=dict(progress.seconds_by_stage),
             variables=variables,

@@ -15,13 +15,23 @@ import stat
 from collections.abc import Iterator
 
 from ..ids import is_id
-from ..model import LINK_REMAP, SCRATCH, CapturedFile, Manifest, SnapshotInfo, Stream, TcpConnection
+from ..model import (
+    FORMER_SCRATCH,
+    LINK_REMAP,
+    SCRATCH,
+    CapturedFile,
+    Manifest,
+    SnapshotInfo,
+    Stream,
+    TcpConnection,
+)
 from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 #: Of the kernel's own tmpfs: the keeper and the library that is preloaded into it.
-_ON_SCRATCH = re.compile(rf"{SCRATCH}/(keeper|[a-z-]+\.so)")
-_STAGING = re.compile(rf"{SCRATCH}/gpu/{_FILE_NAME.pattern}")
+_SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
+_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|[a-z-]+\.so)")
+_STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 
 #: The last second of the year 9999, which is the last that has a date.
@@ -67,7 +77,12 @@ def is_link(record: CapturedFile) -> bool:
 
 def is_private(path: str, *, private_shm: bool) -> bool:
     """Whether a path lies in a file system that the kernel has for itself."""
-    return path.startswith(f"{SCRATCH}/") or (private_shm and path.startswith(_SHM))
+    return _on_scratch(path) or (private_shm and path.startswith(_SHM))
+
+
+def _on_scratch(path: str) -> bool:
+    places = (SCRATCH, FORMER_SCRATCH)
+    return path in places or path.startswith(tuple(f"{place}/" for place in places))
 
 
 def _problems(manifest: Manifest) -> Iterator[str]:
@@ -79,6 +94,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     pids += [one.pid for one in manifest.gpu]
     if any(not 0 < pid <= _MOST_PIDS for pid in pids):
         yield "the number of a process in it is none"
+    if not 0 <= manifest.uid <= _MOST_ID or not 0 <= manifest.gid <= _MOST_ID:
+        yield "an id of a user or group in it is none"
     streams = {stream.name: stream.length for stream in manifest.streams}
     if len(streams) < len(manifest.streams):
         yield "two of its streams have one name"
@@ -174,7 +191,7 @@ def _problems_of_captured(
 
 
 def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
-    if record.path.startswith(f"{SCRATCH}/"):
+    if _on_scratch(record.path):
         return record.kind == "file" and bool(_ON_SCRATCH.fullmatch(record.path))
     if record.path.startswith(_SHM) and private_shm:
         return True

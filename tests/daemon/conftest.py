@@ -13,7 +13,7 @@ import pytest
 
 from jupyter_gpuckpt import daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
-from jupyter_gpuckpt.model import LaunchSpec
+from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
 
 #: Counts in a file, so that a test sees whether it runs, and says when it is interrupted.
@@ -121,7 +121,7 @@ def left_in_scratch():
     kept = {"keeper", "notify", "notify.socket", "outside-signals.so", "images", "gpu", "hidden"}
 
     def look(init_pid):
-        return {path.name for path in Path(f"/proc/{init_pid}/root/run/gpuckpt").rglob("*")} - kept
+        return {path.name for path in Path(f"/proc/{init_pid}/root{SCRATCH}").rglob("*")} - kept
 
     return look
 

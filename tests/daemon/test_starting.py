@@ -160,7 +160,7 @@ def test_where_the_engine_cannot_work_the_daemon_runs_and_says_so(settings, owne
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming an ordinary user needs root")
-def test_an_ordinary_user_gets_a_daemon_that_says_what_is_missing(short_dir):
+def test_an_ordinary_user_gets_a_daemon_that_works_or_says_what_is_missing(short_dir):
     uid = 12345
     os.chown(short_dir, uid, uid)
     env = {
@@ -198,8 +198,7 @@ with Client.connect() as client:
     done = run(code)
     assert done.returncode == 0, done.stderr
     available, _, hint = done.stdout.partition(" ")
-    assert available == "False"
-    assert hint.strip()
+    assert available == "True" or hint.strip()
 
 
 def test_curl_can_speak_to_it(client, target):

@@ -29,7 +29,13 @@ _VALUES: list[Any] = [
     *(None, True, 0, 1, -1, 1 << 16, 1 << 31, 1 << 32, 1 << 63, (1 << 64) - 1, -(1 << 63)),
     *(0.0, -1.0, 1e300, float("inf"), float("nan")),
     *("", ".", "..", "/", "//", "../../etc/x", "/etc/x", "a\0b", "é", "link_remap.1", "x" * 5000),
-    *("/dev/shm/a", "/dev/shm/../../etc/x", "/run/gpuckpt/keeper", "/run/gpuckpt/images/a.img"),
+    *(
+        "/dev/shm/a",
+        "/dev/shm/../../etc/x",
+        "/run/gpuckpt/keeper",
+        "/dev/shm/.gpuckpt/keeper",
+        "/run/gpuckpt/images/a.img",
+    ),
     *("file", "directory", "symlink", "hardlink", "device", "images", b"", b"x" * 32, [], {}),
     *([[]], [None], {"a": {}}, {"": ""}, {"x": [{}]}),
 ]

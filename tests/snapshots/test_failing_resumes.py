@@ -124,7 +124,7 @@ def test_a_fault_at_the_begin_of_any_stage_leaves_nothing(
 
 def criu_program(path: Path, text: str) -> Path:
     """A program in the place of CRIU. `text`: what it does at a restore; LOG stands for CRIU's log file."""
-    path.write_text(f"#!/bin/sh\nLOG=/run/gpuckpt/images/restore.log\n{text}\n")
+    path.write_text(f"#!/bin/sh\nLOG=/dev/shm/.gpuckpt/images/restore.log\n{text}\n")
     path.chmod(0o755)
     return path
 

@@ -103,7 +103,10 @@ NO_PLACE = {
     "an image twice": {"images": 2 * [ImageFile("core-1.img", 10, stream="x")]},
     "an image past its stream": {"images": [ImageFile("core-1.img", 1, offset=1)]},
     "memory of a GPU elsewhere": {"gpu": [GpuProcess(1, ["/etc/passwd"], 1)]},
+    "scratch itself": captured(CapturedFile("/dev/shm/.gpuckpt", "symlink", target="/etc")),
+    "images on scratch": captured(file("/dev/shm/.gpuckpt/images/core-1.img")),
     "memory of a GPU with dots": {"gpu": [GpuProcess(1, [SCRATCH + "gpu/../../../etc/x"], 1)]},
+    "a user that is none": {"uid": -1},
     "a process that is none": {"keeper_pid": -1},
     "a port that is none": {
         "launch": msgspec.structs.replace(manifest("s1").launch, own_ports=[70_000])

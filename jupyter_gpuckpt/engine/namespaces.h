@@ -1,0 +1,13 @@
+/* What gpuckpt-init's parts share. The functions are explained where they stand, in namespaces.c. */
+
+void fail(const char *step) __attribute__((noreturn));
+void write_file(const char *path, const char *text);
+void default_signals(void);
+void end_like(int status) __attribute__((noreturn));
+
+void own_user_namespace(const char *ids);
+void keep_capabilities(void);
+void drop_capabilities(void);
+
+int enter(char **words);
+int bind_mount(char **words);

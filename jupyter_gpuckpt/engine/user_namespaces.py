@@ -1,0 +1,134 @@
+"""Kernels in a user namespace of their own: what an ordinary user needs no right for.
+
+The namespace maps one user and one group: inside those that the kernel was started with, outside the daemon's. A kernel that is
+launched has the same on both sides; one that another user saved keeps its own, and is ours outside. Without a namespace of its own a
+kernel shares ours, which takes rights (`host.privileges`). See man user_namespaces.
+
+Covers: who needs one, which ids a tree has in it, the credentials in images. Does not cover: how it is made (namespaces.c).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from ..host import processes
+from ..model import Manifest
+from . import criu_images
+from .criu_images import Field
+from .settings import EngineSettings
+
+#: core_entry (images/core.proto) and, in its parts, creds_entry (images/creds.proto).
+_THREAD_CORE, _CREDS = 5, 10
+_CAPABILITIES = frozenset({9, 10, 11, 19})  # inheritable, permitted, effective, ambient
+_SECUREBITS, _GROUPS = 13, 14
+#: SECBIT_NOROOT and its lock (linux/securebits.h): uid 0 gains no capability by an exec.
+_NO_ROOT = 3
+_VARINT = 0
+#: Where uid and gid are in memfd_inode_entry, ghost_file_entry and tty_info_entry.
+_MEMFD_IDS, _GHOST_IDS, _TTY_IDS = (2, 3), (1, 2), (14, 15)
+
+
+class Ids(NamedTuple):
+    """The ids of a kernel's user and group, as it sees them."""
+
+    uid: int
+    gid: int
+
+
+def for_launch(settings: EngineSettings) -> Ids | None:
+    """Return the ids of a kernel that is launched in a user namespace of its own; None if it shares ours."""
+    return Ids(os.geteuid(), os.getegid()) if settings.user_namespace else None
+
+
+def for_resume(settings: EngineSettings, manifest: Manifest) -> Ids | None:
+    """Return the ids of a kernel that comes back in one: where rights are missing, or another user saved it."""
+    if settings.user_namespace or manifest.uid != os.geteuid():
+        return Ids(manifest.uid, manifest.gid)
+    return None
+
+
+def has_own(pid: int) -> bool:
+    """Whether a process is in another user namespace than we are."""
+    return processes.namespace(pid, "user") != processes.namespace(os.getpid(), "user")
+
+
+def ids_of(init_pid: int) -> Ids:
+    """Return the ids with which a tree's kernel was started, as the kernel sees them."""
+    if not has_own(init_pid):
+        return Ids(os.geteuid(), os.getegid())
+    return Ids(*(_first(Path(f"/proc/{init_pid}/{name}")) for name in ("uid_map", "gid_map")))
+
+
+def _first(mapping: Path) -> int:
+    """Return the first id of a mapping, as it is inside."""
+    return int(mapping.read_text().split()[0])
+
+
+@criu_images.strict
+def mend(images: Path, ids: Ids) -> None:
+    """Give what is in these images the owners that there are in a namespace of `ids`, and its tasks no capability.
+
+    CRIU sets groups and owners that differ from its own, which Linux refuses there.
+    """
+    groups = _groups(ids)
+    for path in images.glob("core-*.img"):
+        _edit(path, lambda core: _core(core, groups))
+    _edit(images / "memfd.img", lambda inode: _owned(inode, ids, _MEMFD_IDS))
+    _edit(images / "tty-info.img", _without_owner)
+    for path in images.glob("ghost-file-*.img"):
+        criu_images.edit_first(path, lambda ghost: _owned(ghost, ids, _GHOST_IDS))
+
+
+def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
+    if path.exists():
+        criu_images.replace(path, [change(message) for message in criu_images.messages(path)])
+
+
+def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
+    """Make a file that has no name, and therefore no other user, the kernel's own: of other ids nobody can make one there."""
+    values = dict(zip(numbers, ids, strict=True))
+    parts: list[Field] = [
+        (n, wire, values.get(n, value)) for n, wire, value in criu_images.fields(message)
+    ]
+    return criu_images.encode(parts)
+
+
+def _without_owner(tty: bytes) -> bytes:
+    """Return a terminal that has the owner with which Linux makes it."""
+    return criu_images.encode([part for part in criu_images.fields(tty) if part[0] not in _TTY_IDS])
+
+
+def _groups(ids: Ids) -> list[int]:
+    """Return our supplementary groups as they are seen in the namespace, in their order."""
+    unmapped = int(Path("/proc/sys/kernel/overflowgid").read_text())
+    return [ids.gid if group == os.getegid() else unmapped for group in os.getgroups()]
+
+
+def _core(message: bytes, groups: list[int]) -> bytes:
+    def thread(core: bytes) -> bytes:
+        return _edited(core, _CREDS, lambda creds: _powerless(creds, groups))
+
+    return _edited(message, _THREAD_CORE, thread)
+
+
+def _edited(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+    parts: list[Field] = [
+        (found, wire, change(value) if found == number and isinstance(value, bytes) else value)
+        for found, wire, value in criu_images.fields(message)
+    ]
+    return criu_images.encode(parts)
+
+
+def _powerless(creds: bytes, groups: list[int]) -> bytes:
+    parts: list[Field] = []
+    for number, wire, value in criu_images.fields(creds):
+        if number in _CAPABILITIES:
+            parts.append((number, wire, 0))
+        elif number == _SECUREBITS and isinstance(value, int):
+            parts.append((number, wire, value | _NO_ROOT))
+        elif number != _GROUPS:
+            parts.append((number, wire, value))
+    return criu_images.encode([*parts, *((_GROUPS, _VARINT, group) for group in groups)])

@@ -1,0 +1,98 @@
+"""Runs a command as an ordinary user, for root: `python -m tests.as_user pytest tests/snapshots`.
+
+The user is one of the machine's (`GPUCKPT_TEST_USER`), or uid 65533 of nobody's, without a group, capability or right. In a mount
+namespace of its own it can read the checkout, this Python and CRIU even where they lie in root's home; its home is a new folder in
+/tmp that goes afterwards. What is written into the checkout would be root's: pytest runs without its cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from jupyter_gpuckpt.host import doctor
+
+ROOT = Path(__file__).parent.parent
+#: Belongs to nobody.
+UID = 65533
+CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
+
+
+def ids() -> tuple[int, int]:
+    """The user's."""
+    name = os.environ.get("GPUCKPT_TEST_USER")
+    if not name:
+        return UID, UID
+    found = pwd.getpwnam(name)
+    return found.pw_uid, found.pw_gid
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """man 2 mount."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    words = [text.encode() for text in (source, target, kind)]
+    if libc.mount(*words, ctypes.c_ulong(flags), options.encode()):
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount {target}: {os.strerror(number)}")
+
+
+def open_folders(paths: list[Path]) -> None:
+    """Lay folders over closed ones above these paths, in which nothing but what leads to the paths is to be seen."""
+    for path in paths:
+        for parent in [*reversed(path.parents), path]:
+            if not parent.stat().st_mode & 0o001:
+                break
+        else:
+            continue
+        wanted = [one for one in paths if parent in one.parents]
+        held = {one: os.open(one, os.O_PATH) for one in wanted}
+        mount("none", str(parent), "tmpfs", 0, "mode=755")
+        for one, descriptor in held.items():
+            one.mkdir(parents=True, mode=0o755)
+            mount(f"/proc/self/fd/{descriptor}", str(one), "none", MS_BIND | MS_REC)
+            os.close(descriptor)
+
+
+def main(words: list[str]) -> int:
+    """Run the command; its exit status."""
+    criu = doctor.find_criu()
+    if criu is None:
+        sys.exit("no CRIU was found: run tools/install-criu")
+    if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
+        sys.exit("a mount namespace is needed: run it as root")
+    mount("none", "/", "none", MS_SLAVE | MS_REC)
+    open_folders([Path(sys.base_prefix).resolve(), criu.parent.resolve(), ROOT])
+    uid, gid = ids()
+    home = Path(tempfile.mkdtemp(prefix="gpuckpt-user-"))
+    os.chown(home, uid, gid)
+    (home / "tmp").mkdir()
+    os.chown(home / "tmp", uid, gid)
+    environment = {
+        "HOME": str(home),
+        "USER": "gpuckpt-user",
+        "TMPDIR": str(home / "tmp"),
+        "PATH": f"{Path(sys.executable).parent}:{criu.parent}:{os.environ['PATH']}",
+        "LANG": os.environ.get("LANG", "C.UTF-8"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name.startswith(("GPUCKPT_", "JUPYTER_GPUCKPT_"))
+        },
+    }
+    try:
+        return subprocess.run(
+            words, env=environment, cwd=ROOT, user=uid, group=gid, extra_groups=[], check=False
+        ).returncode
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

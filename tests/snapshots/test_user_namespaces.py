@@ -1,0 +1,124 @@
+"""Kernels in a user namespace of their own, as those of an ordinary user are: nothing is different for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.engine import criu_images, user_namespaces
+from jupyter_gpuckpt.engine.criu_images import encode, fields
+from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.model import FORMER_SCRATCH, SCRATCH
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.snapshots import resume as resuming
+from tests.as_user import ROOT
+
+STATUS = """
+    import os, subprocess, sys, threading, time
+    threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    status = lambda: dict(line.split(":", 1) for line in open("/proc/thread-self/status"))
+    n = 0
+    while True:
+        n += 1
+        names = "Uid", "Gid", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Seccomp"
+        made = open("made", "w")
+        owner = os.fstat(made.fileno()).st_uid
+        print(n, time.monotonic(), sleeper.poll(), owner, *(status()[name].split() for name in names), flush=True)
+        made.close()
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def own(engine):
+    """The engine as an ordinary user has it, whoever runs the tests."""
+    return replace(engine, user_namespace=True)
+
+
+def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
+    program = run(STATUS, engine=own)
+    before = program.fresh_line().split(maxsplit=2)
+    assert user_namespaces.has_own(program.tree.init_pid)
+    uid = str(os.geteuid())
+    fields = processes.status(program.tree.kernel_pid)
+    assert fields["Uid"].split() == [uid] * 4
+    assert {fields[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
+    assert before[2].split()[:2] == ["None", uid]
+    for _ in range(3):
+        saved = program.save()
+        assert (saved.manifest.uid, saved.manifest.gid) == (os.geteuid(), os.getegid())
+        suspended = program.save(stop=True)
+        last, count = program.lines()[-1].split(maxsplit=2), len(program.lines())
+        program.resume(suspended.manifest.info.snapshot_id)
+        first = program.lines(more_than=count)[count].split(maxsplit=2)
+        assert int(first[0]) == int(last[0]) + 1
+        assert 0 < float(first[1]) - float(last[1]) < 2
+        assert first[2] == before[2]
+    program.resume(saved.manifest.info.snapshot_id)
+    assert program.fresh_line().split(maxsplit=2)[2] == before[2]
+
+
+def test_an_ordinary_user_needs_no_right():
+    """The test above, by somebody who has none."""
+    if os.geteuid():
+        pytest.skip("is one")
+    test = f"{__file__}::{test_a_kernel_has_its_user_and_no_capability_before_and_after.__name__}"
+    words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "pytest", "-q"]
+    done = subprocess.run(
+        [*words, "-p", "no:cacheprovider", test],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+def test_snapshots_of_earlier_versions_find_their_scratch(run, monkeypatch):
+    """Their images and manifests name it in /run."""
+    program = run(STATUS)
+    program.fresh_line()
+    manifest = program.save(stop=True).manifest
+    former = [
+        msgspec.structs.replace(record, path=record.path.replace(SCRATCH, FORMER_SCRATCH))
+        for record in manifest.captured
+    ]
+    assert former != manifest.captured
+    manifest = msgspec.structs.replace(manifest, captured=former)
+    images_of = resuming._StoredContent.images
+
+    def as_before(content, directory):
+        images_of(content, directory)
+        entries = [_renamed(entry) for entry in criu_images.messages(directory / "files.img")]
+        assert FORMER_SCRATCH.encode() in b"".join(entries)
+        criu_images.replace(directory / "files.img", entries)
+
+    monkeypatch.setattr(resuming._StoredContent, "images", as_before)
+    resumed = resuming.resume(
+        manifest, program.store, program.engine, exit_path=program._exit_path(), progress=Progress()
+    )
+    program.tree = resumed.tree
+    program.fresh_line()
+    program.save()
+    program.fresh_line()
+
+
+def _renamed(entry):
+    """With the names of files on scratch as they were; lengths are counted anew."""
+    return encode([_former(part) for part in fields(entry)])
+
+
+def _former(part):
+    number, wire, value = part
+    if isinstance(value, bytes) and value.startswith(SCRATCH.encode()):
+        return number, wire, value.replace(SCRATCH.encode(), FORMER_SCRATCH.encode())
+    if number == criu_images._FILE_REG and isinstance(value, bytes):
+        return number, wire, encode([_former(inner) for inner in fields(value)])
+    return part
