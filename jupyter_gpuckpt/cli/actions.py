@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ..errors import (
     ConfigurationError,
     GpuCkptError,
-    HostError,
     KernelNotFound,
     OperationCancelled,
     error_from,
 )
-from ..protocol import Check, Kernel, Operation, OperationState, exit_code
-from . import all_kernels, output, resuming, summary
+from ..protocol import Kernel, Operation, OperationState
+from . import all_kernels, doctor, output, resuming, summary
 from . import prune as pruning
 from . import snapshots as keeping
 from .ids import one_kernel, one_of, one_snapshot
@@ -40,33 +39,6 @@ def _daemon() -> Iterator[Client]:
         yield client
     finally:
         client.close()
-
-
-def doctor(given: Namespace) -> int:
-    """The daemon's report of its machine; the status of HostError where kernels cannot be saved."""
-    with _daemon() as client:
-        report = client.host()
-    if given.json:
-        output.say_json({"host": report})
-    else:
-        output.say(output.table(["CHECK", "", "FOUND"], [_check_row(one) for one in report.checks]))
-        fixes: dict[str, list[str]] = {}
-        for check in report.checks:
-            if check.fix and check.ok is not True:
-                fixes.setdefault(check.fix, []).append(check.name)
-        for fix, names in fixes.items():
-            output.say(f"\nTo change {', '.join(names)}:\n    {fix}")
-        output.say("")
-        if report.engine_available:
-            output.say("Kernels can be saved here.")
-        else:
-            output.say(f"Kernels cannot be saved here: {report.reason}")
-    return 0 if report.engine_available else exit_code(HostError)
-
-
-def _check_row(check: Check) -> list[str]:
-    failure = "FAILS" if check.required else "warns"
-    return [check.name, {None: "-", True: "ok", False: failure}[check.ok], check.message]
 
 
 def ps(given: Namespace) -> int:
@@ -278,7 +250,7 @@ def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namesp
 
 
 ACTIONS: dict[str, Callable[[Namespace], int]] = {
-    "doctor": doctor,
+    "doctor": doctor.run,
     "ps": ps,
     "save": save,
     "suspend": suspend,

@@ -64,10 +64,21 @@ def parser() -> argparse.ArgumentParser:
         )
         return added
 
-    command(
+    doctor = command(
         "doctor",
         "say whether kernels can be saved on this machine, and what would help",
-        "Exit status 3 if they cannot.",
+        "A small program is suspended and resumed for it. Exit status 3 if kernels cannot be saved.",
+    )
+    files = doctor.add_mutually_exclusive_group()
+    files.add_argument(
+        "--seccomp",
+        action="store_true",
+        help="print the seccomp profile with which a container lets kernels be saved",
+    )
+    files.add_argument(
+        "--apparmor",
+        action="store_true",
+        help="print the AppArmor profile that lets ordinary users save kernels",
     )
     command("ps", "list the kernels", "PID is what `ps` and `nvidia-smi` outside a kernel show.")
     _kernel(command("save", "save a kernel and let it carry on"))

@@ -17,11 +17,11 @@ from ..engine import cuda, placing, server_files, settle
 from ..engine import launch as trees
 from ..engine import park as parking
 from ..engine.gpu_placement import Placement
-from ..engine.settings import INIT, EngineSettings
+from ..engine.settings import EngineSettings
 from ..engine.standstill import Standstill
 from ..engine.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
-from ..host import doctor, gpu, privileges, processes
+from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests
 from ..images import worker_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
@@ -34,6 +34,7 @@ from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
+from . import host_report
 from .resume_times import ResumeTimes
 from .usage import Usage, differ
 
@@ -76,10 +77,8 @@ class Machine:
         """What works here, what does not, and what would help. Kept, unless something that is needed is missing."""
         with self._lock:
             if fresh or self._report is None or not self._report.engine_available:
-                chosen = self._settings.criu
-                self._criu = Path(chosen) if chosen else doctor.find_criu()
-                store = self._settings.store
-                self._report = doctor.report(self._criu, init=INIT, store=store)
+                self._criu = host_report.find_criu(self._settings)
+                self._report = host_report.report(self._settings, self._criu, fresh=fresh)
             return self._report
 
     def warm_up(self) -> None:
@@ -353,5 +352,5 @@ class Machine:
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
             user_namespace=not privileges.suffice(),
-            userfaultfd=all(c.ok is not False for c in report.checks if c.name == "userfaultfd"),
+            userfaultfd=privileges.userfaultfd(),
         )

@@ -1,7 +1,10 @@
-"""Tries what the engine will ask of the operating system, and prints the answers as JSON.
+"""Tries on one process what a save does to the processes of a kernel, and prints the answers as JSON.
 
-A program of its own (`privileges.probe` runs it), because the attempts change the process that
-makes them. Each is made in a child; what it changes ends with the child.
+    python -I -S attempts.py PID
+
+A program of its own, because attempts change the process that makes them: each is made in a child and ends with it. PID is a
+process below gpuckpt-init (`snapshots.trial` starts one), so that everything is tried where it will be done. An answer is the
+name of the error that was met, or nothing.
 """
 
 from __future__ import annotations
@@ -11,20 +14,18 @@ import errno
 import json
 import os
 import platform
-import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
-CLONE_NEWTIME, CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x80, 0x20000, 0x10000000, 0x20000000
-MS_REC_PRIVATE = 0x4000 | 0x40000
 PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 KCMP_VM = 1
+#: Numbers of system calls that libc does not know.
 CALLS = {
-    "x86_64": {"userfaultfd": 323, "kcmp": 312},
-    "aarch64": {"userfaultfd": 282, "kcmp": 272},
+    "x86_64": {"userfaultfd": 323, "kcmp": 312, "pidfd_getfd": 438},
+    "aarch64": {"userfaultfd": 282, "kcmp": 272, "pidfd_getfd": 438},
 }.get(platform.machine(), {})
-
-TEXT = ctypes.create_string_buffer(b"probe")
+_SMALL = 8
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,102 +37,94 @@ class IoVec(ctypes.Structure):
 
 
 def checked(result: int) -> int:
-    """The result of a libc call; raises OSError if it failed."""
+    """Return the result of a libc call; raises OSError if it failed."""
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return result
 
 
-def unshare(flags: int) -> None:
-    """Leave some namespaces for new ones; with a word on the command line, in a user namespace of its own."""
-    ids = os.geteuid(), os.getegid()
-    checked(libc.unshare(flags | (CLONE_NEWUSER if sys.argv[1:] else 0)))
-    if sys.argv[1:]:
-        for name, text in (
-            ("uid_map", f"{ids[0]} {ids[0]} 1"),
-            ("setgroups", "deny"),
-            ("gid_map", f"{ids[1]} {ids[1]} 1"),
-        ):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-
-
-def pid_namespace() -> None:
-    """Make a PID namespace and its first process."""
-    unshare(CLONE_NEWPID)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if os.getpid() == 1 else 1)
-    os.waitpid(child, 0)
-
-
-def tmpfs() -> None:
-    """Mount a tmpfs where nobody else sees it."""
-    unshare(CLONE_NEWNS)
-    checked(libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC_PRIVATE), None))
-    checked(libc.mount(b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), b"size=1m"))
-
-
-def userfaultfd() -> None:
-    """Make a userfaultfd that also serves faults met inside system calls, as CRIU does."""
-    checked(libc.syscall(CALLS["userfaultfd"], os.O_CLOEXEC | os.O_NONBLOCK))
-
-
-def with_child(action: Callable[[int], None]) -> None:
-    """Do something to a child that waits."""
-    child = os.fork()
-    if child == 0:
-        signal.pause()
-        os._exit(0)
-    try:
-        action(child)
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def ptrace(child: int) -> None:
-    """Seize and interrupt a process."""
+def ptrace(pid: int) -> None:
+    """Seize and interrupt a process. It goes on when its tracer ends."""
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
-    checked(libc.ptrace(PTRACE_SEIZE, child, None, None))
-    checked(libc.ptrace(PTRACE_INTERRUPT, child, None, None))
-    os.waitpid(child, 0)
+    checked(libc.ptrace(PTRACE_SEIZE, pid, None, None))
+    checked(libc.ptrace(PTRACE_INTERRUPT, pid, None, None))
 
 
-def read_memory(child: int) -> None:
-    """Read a text from the memory of a fork, where it lies at the same address as here."""
-    copy = ctypes.create_string_buffer(len(TEXT))
-    here = IoVec(ctypes.addressof(copy), len(copy))
-    there = IoVec(ctypes.addressof(TEXT), len(TEXT))
-    checked(libc.process_vm_readv(child, ctypes.byref(here), 1, ctypes.byref(there), 1, 0))
-    if copy.raw != TEXT.raw:
-        raise OSError(errno.EIO, "read something else")
+def writable_area(pid: int) -> int:
+    """Return the address of the first memory of a process that it can write."""
+    for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        bounds, rights = line.split()[:2]
+        if rights == "rw-p":
+            return int(bounds.partition("-")[0], 16)
+    raise OSError(errno.EFAULT, "no writable memory")
 
 
-def compare(child: int) -> None:
+def read_memory(pid: int) -> None:
+    """Read memory of a process."""
+    _transfer(libc.process_vm_readv, pid)
+
+
+def write_memory(pid: int) -> None:
+    """Write to memory of a process what stands there already."""
+    _transfer(libc.process_vm_readv, pid)
+    _transfer(libc.process_vm_writev, pid)
+
+
+_copy = ctypes.create_string_buffer(_SMALL)
+
+
+def _transfer(call: Callable[..., int], pid: int) -> None:
+    here = IoVec(ctypes.addressof(_copy), _SMALL)
+    there = IoVec(writable_area(pid), _SMALL)
+    if checked(call(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)) != _SMALL:
+        raise OSError(errno.EFAULT, "a part only")
+
+
+def compare(pid: int) -> None:
     """Ask whether two processes share their memory."""
-    checked(libc.syscall(CALLS["kcmp"], os.getpid(), child, KCMP_VM, 0, 0))
+    checked(libc.syscall(CALLS["kcmp"], os.getpid(), pid, KCMP_VM, 0, 0))
 
 
-ATTEMPTS: dict[str, Callable[[], None]] = {
-    "pid_namespace": pid_namespace,
-    "mount_namespace": lambda: unshare(CLONE_NEWNS),
-    "time_namespace": lambda: unshare(CLONE_NEWTIME),
-    "tmpfs": tmpfs,
-    "userfaultfd": userfaultfd,
-    "ptrace": lambda: with_child(ptrace),
-    "read_memory": lambda: with_child(read_memory),
-    "compare": lambda: with_child(compare),
+def duplicate(pid: int) -> None:
+    """Take a descriptor of a process."""
+    pidfd = os.pidfd_open(pid)
+    checked(libc.syscall(CALLS["pidfd_getfd"], pidfd, 0, 0))
+
+
+def look_around(pid: int) -> None:
+    """Look into what /proc tells only to who may trace a process."""
+    os.readlink(f"/proc/{pid}/fd/0")
+    os.stat(f"/proc/{pid}/root/")
+    os.listdir(f"/proc/{pid}/map_files")
+    os.close(os.open(f"/proc/{pid}/mem", os.O_RDWR))
+
+
+def splice(_: int) -> None:
+    """Put a page of memory into a pipe, as CRIU's code does inside every process."""
+    _, end = os.pipe()
+    page = IoVec(ctypes.addressof(_copy), _SMALL)
+    libc.vmsplice.restype = ctypes.c_ssize_t
+    checked(libc.vmsplice(end, ctypes.byref(page), ctypes.c_ulong(1), 0))
+
+
+ATTEMPTS: dict[str, Callable[[int], None]] = {
+    "ptrace": ptrace,
+    "process_vm_readv": read_memory,
+    "process_vm_writev": write_memory,
+    "kcmp": compare,
+    "pidfd_getfd": duplicate,
+    "/proc": look_around,
+    "vmsplice": splice,
 }
 
 
-def attempt(action: Callable[[], None]) -> str:
-    """The name of the error that `action` meets in a child process; empty if none."""
+def attempt(action: Callable[[int], None], pid: int) -> str:
+    """Return the name of the error that `action` meets in a child process; an empty string if none."""
     child = os.fork()
     if child == 0:
         number = 0
         try:
-            action()
+            action(pid)
         except OSError as error:
             number = error.errno or errno.EIO
         except KeyError:  # no number for this machine's system calls
@@ -142,4 +135,5 @@ def attempt(action: Callable[[], None]) -> str:
 
 
 if __name__ == "__main__":
-    json.dump({name: attempt(action) for name, action in ATTEMPTS.items()}, sys.stdout)
+    target = int(sys.argv[1])
+    json.dump({name: attempt(action, target) for name, action in ATTEMPTS.items()}, sys.stdout)

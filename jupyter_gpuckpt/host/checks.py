@@ -6,15 +6,17 @@ it. A check that fails is a value, not an exception; `doctor.report` also surviv
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol import Check
-from . import commands, criu_program, gpu, limits, privileges, processes
+from . import criu_program, gpu, limits, privileges, processes
 
 #: From this driver on (CUDA 13) the newer line of cuda-bindings fits.
 CUDA_13_DRIVER = 580
@@ -22,31 +24,10 @@ CUDA_13_DRIVER = 580
 LOW_BYTES = 2 << 30
 
 SETUP = "make setup"
-AS_ROOT = 'sudo env "PATH=$PATH" jupyter lab --allow-root'
-MORE_DESCRIPTORS = """sudo sh -c 'ulimit -n 1048576 && exec jupyter lab --allow-root'"""
-#: A service made by systemd has all rights, whatever the caller was left with.
-UNRESTRICTED = "sudo systemd-run --pty --same-dir jupyter lab --allow-root"
-DOCKER = (
-    "docker run --cap-add SYS_ADMIN --cap-add SYS_PTRACE --cap-add SYS_TIME --cap-add NET_ADMIN"
-    " --cap-add SYS_RESOURCE --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
-    " --tmpfs /run ..."
-)
-
-#: What the probe tries, by check, and what people call it.
-PROBED = {
-    "namespaces": {
-        "pid_namespace": "PID namespaces",
-        "mount_namespace": "mount namespaces",
-        "time_namespace": "time namespaces",
-        "tmpfs": "mounting a tmpfs",
-    },
-    "userfaultfd": {"userfaultfd": "userfaultfd"},
-    "ptrace": {"ptrace": "ptrace", "read_memory": "process_vm_readv", "compare": "kcmp"},
-}
-#: What is different without what can be done without.
-_WITHOUT = {
-    "userfaultfd": "A kernel comes back all the same, but its memory is written to the disk first."
-}
+#: For the shell from which Jupyter is started.
+MORE_DESCRIPTORS = "sudo prlimit --pid $$ --nofile=1048576:1048576"
+MORE_DESCRIPTORS_CONTAINER = "docker run --ulimit nofile=1048576:1048576 ..."
+ELSEWHERE = "export JUPYTER_GPUCKPT_DATA_DIR=/some/other/folder"
 
 
 class Place(NamedTuple):
@@ -67,24 +48,6 @@ def platform(_: Place) -> Iterator[Check]:
     yield Check("platform", good, message, required=True)
 
 
-def rights(_: Place) -> Iterator[Check]:
-    """Every capability that is needed, or user namespaces, which do without."""
-    if privileges.suffice():
-        yield Check("rights", True, "Root, with every capability that is needed.", required=True)
-        return
-    refused = privileges.probe().get("tmpfs", "could not be tried")
-    if refused:
-        message = (
-            "Kernels need a user namespace of their own here, with mounts in it,"
-            f" and Linux refuses one ({refused})."
-        )
-        fix = DOCKER if privileges.in_container() else AS_ROOT
-        yield Check("rights", False, message, fix, required=True)
-    else:
-        message = f"No right is needed: kernels of user {os.geteuid()} get a user namespace each."
-        yield Check("rights", True, message, required=True)
-
-
 def criu(place: Place) -> Iterator[Check]:
     """The program that saves processes: there, new enough, and content with this machine."""
     version = criu_program.version(place.criu) if place.criu else None
@@ -93,17 +56,6 @@ def criu(place: Place) -> Iterator[Check]:
         return
     message = f"CRIU {criu_program.dotted(version)}: {place.criu}."
     yield Check("criu", True, message, required=True)
-    if not privileges.suffice():
-        yield Check("criu check", None, "Not tried: it needs root.")
-        return
-    try:
-        commands.run([str(place.criu), "check"], timeout=criu_program.TIMEOUT)
-    except commands.CommandFailed as error:
-        errors = [line for line in error.tail.splitlines() if "Error" in line]
-        message = f"CRIU's own check fails: {errors[0] if errors else error}"
-        yield Check("criu check", False, message, _container_flags(), required=True)
-    else:
-        yield Check("criu check", True, "CRIU finds all it needs in this Linux.", required=True)
 
 
 def _criu_missing(named: Path | None) -> str:
@@ -127,34 +79,6 @@ def init(place: Place) -> Iterator[Check]:
         yield Check("init", False, message, SETUP, required=True)
 
 
-def system_calls(_: Place) -> Iterator[Check]:
-    """What a child process of ours was allowed when it tried."""
-    answers = privileges.probe()
-    for name, parts in PROBED.items():
-        refused = [
-            f"{what} ({answers.get(key, 'could not be tried')})"
-            for key, what in parts.items()
-            if answers.get(key, "unknown")
-        ]
-        if refused:
-            why, fix = _refusal()
-            message = f"Refused: {', '.join(refused)}. {why} {_WITHOUT.get(name, '')}".rstrip()
-            yield Check(name, False, message, fix, required=name not in _WITHOUT)
-        else:
-            message = f"Allowed: {', '.join(parts.values())}."
-            yield Check(name, True, message, required=name not in _WITHOUT)
-
-
-def _refusal() -> tuple[str, str]:
-    if privileges.ptrace_scope() == privileges.NO_PTRACE:
-        return "kernel.yama.ptrace_scope is 3, which only a reboot can change.", "sudo reboot"
-    if privileges.in_container():
-        return "The container's settings do it.", DOCKER
-    if privileges.seccomp_filtered() or privileges.NEEDED - privileges.effective():
-        return "This process was started with restrictions.", UNRESTRICTED
-    return "Linux was built or set up without it.", ""
-
-
 def descriptors(_: Place) -> Iterator[Check]:
     """How large a process may be for the fast way of saving."""
     largest = limits.largest_skeleton_bytes()
@@ -163,8 +87,7 @@ def descriptors(_: Place) -> Iterator[Check]:
     if largest >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         yield Check("descriptors", True, f"{message} ({count} descriptors).")
         return
-    in_docker = "docker run --ulimit nofile=1048576:1048576 --cap-add SYS_RESOURCE ..."
-    fix = in_docker if privileges.in_container() else MORE_DESCRIPTORS
+    fix = MORE_DESCRIPTORS_CONTAINER if privileges.in_container() else MORE_DESCRIPTORS
     message += f", larger ones through files, which takes longer ({count} descriptors)."
     yield Check("descriptors", False, message, fix)
 
@@ -187,24 +110,21 @@ def memory_files(_: Place) -> Iterator[Check]:
     else:
         fix = f"sudo mount -t tmpfs -o mode=1777 tmpfs {shared}"
         yield Check(shared, False, "No tmpfs: programs that share memory may fail.", fix)
-    if kinds.get("/run") == "tmpfs":
-        yield Check("/run", True, "A tmpfs: CRIU keeps there what it found out about Linux.")
-    else:
-        message = "No tmpfs: CRIU finds out anew what Linux can do, about 0.05 s each time."
-        fix = "docker run --tmpfs /run ..." if privileges.in_container() else ""
-        yield Check("/run", None, message, fix)
 
 
 def store(place: Place) -> Iterator[Check]:
-    """Room for snapshots."""
+    """The folder of the snapshots: it can be written, its files can be locked, and there is room."""
     if place.store is None:
         return
     # os.path.exists is False, not an error, below a folder that may not be looked into.
     there = next(path for path in [place.store, *place.store.parents] if os.path.exists(path))
     if not os.access(there, os.W_OK | os.X_OK):
         message = f"The snapshots' folder {place.store} cannot be written."
-        fix = "export JUPYTER_GPUCKPT_DATA_DIR=/some/other/folder"
-        yield Check("store", False, message, fix, required=True)
+        yield Check("store", False, message, ELSEWHERE, required=True)
+        return
+    if refused := _locks_refused(there):
+        message = f"Files in {there}, where the snapshots go, cannot be locked ({refused})."
+        yield Check("store", False, message, ELSEWHERE, required=True)
         return
     free = shutil.disk_usage(there).free
     message = f"{free / 1e9:.1f} GB are free for snapshots in {place.store}."
@@ -214,6 +134,17 @@ def store(place: Place) -> Iterator[Check]:
         message,
         "" if free >= LOW_BYTES else "jupyter gpuckpt rm SNAPSHOT",
     )
+
+
+def _locks_refused(folder: Path) -> str:
+    """Return why a file in `folder` cannot be locked in the two ways in which the daemon and its database do it."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".gpuckpt-lock-") as file:
+        for lock in (fcntl.flock, fcntl.lockf):
+            try:
+                lock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                return f"{lock.__name__}: {error.strerror}"
+    return ""
 
 
 def nvidia(_: Place) -> Iterator[Check]:
@@ -261,10 +192,6 @@ def container(_: Place) -> Iterator[Check]:
 
 #: In the order of the report. The first required one that fails is the reason that people read.
 ALL: tuple[Callable[[Place], Iterator[Check]], ...] = (
-    *(platform, rights, criu, init, system_calls, descriptors, memory, memory_files),
-    *(store, nvidia, container),
+    *(platform, criu, init, store, descriptors, memory, memory_files),
+    *(nvidia, container),
 )
-
-
-def _container_flags() -> str:
-    return DOCKER if privileges.in_container() else ""

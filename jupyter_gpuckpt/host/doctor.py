@@ -6,7 +6,8 @@ looked at stands in `checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from ..protocol import Check, HostReport
@@ -18,25 +19,41 @@ def find_criu() -> Path | None:
     return criu_program.find()
 
 
-def report(criu: Path | None, *, init: Path | None = None, store: Path | None = None) -> HostReport:
+def report(
+    criu: Path | None,
+    *,
+    init: Path | None = None,
+    store: Path | None = None,
+    trial: Callable[[], Iterable[Check]] | None = None,
+) -> HostReport:
     """Everything worth knowing about this machine; takes about 0.1 s without a GPU, raises nothing.
 
     `criu` is what `find_criu` gave. `init` is the program that starts kernels, `store` the folder
-    of the snapshots (which need not exist yet); checks of those that are None are left out.
+    of the snapshots (which need not exist yet); checks of those that are None are left out. `trial`
+    tries the engine itself (`snapshots.trial`); it is asked last, and only if all it needs is there.
     `engine_available` is False if a required check fails: reason and hint are those of the first.
     """
     found = list(_run_all(checks.Place(criu, init, store)))
-    failed = next((check for check in found if check.required and check.ok is False), None)
+    if trial is not None and _failed(found) is None:
+        found += _survived("trial", trial)
+    failed = _failed(found)
     if failed is None:
         return HostReport(engine_available=True, reason="", hint="", checks=found)
     hint = f"This helps: {failed.fix}" if failed.fix else "`jupyter gpuckpt doctor` shows details."
     return HostReport(engine_available=False, reason=failed.message, hint=hint, checks=found)
 
 
+def _failed(found: Iterable[Check]) -> Check | None:
+    return next((check for check in found if check.required and check.ok is False), None)
+
+
 def _run_all(place: checks.Place) -> Iterator[Check]:
     for run in checks.ALL:
-        try:
-            yield from run(place)
-        except Exception as error:  # one check that cannot be made hides no other
-            name = run.__name__.replace("_", " ")
-            yield Check(name, None, f"Could not be checked: {type(error).__name__}: {error}.")
+        yield from _survived(run.__name__.replace("_", " "), partial(run, place))
+
+
+def _survived(name: str, run: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    try:
+        yield from run()
+    except Exception as error:  # one check that cannot be made hides no other
+        yield Check(name, None, f"Could not be checked: {type(error).__name__}: {error}.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import ctypes
 import os
+import platform
 import sys
-from functools import cache
 from pathlib import Path
 
+from .. import decoding
 from . import commands, processes
 
 #: Names of the capabilities by their number, without CAP_ (man page: capabilities(7)).
@@ -65,9 +66,19 @@ def _capabilities(field: str) -> frozenset[str]:
     return frozenset(name for number, name in enumerate(CAPABILITIES) if bits >> number & 1)
 
 
-def seccomp_filtered() -> bool:
-    """Whether a filter restricts which system calls this process may make."""
-    return processes.status(os.getpid()).get("Seccomp", "0") != "0"
+def seccomp_filters() -> int:
+    """Return how many filters restrict which system calls this process may make."""
+    status = processes.status(os.getpid())
+    return int(status.get("Seccomp_filters", "1" if status.get("Seccomp", "0") != "0" else "0"))
+
+
+def masked_proc() -> bool:
+    """Return whether something is mounted over parts of /proc: then no /proc can be mounted in a user namespace.
+
+    Linux would show there what is hidden here (mount_too_revealing in fs/namespace.c).
+    """
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    return any(line.split()[1].startswith("/proc/") for line in mounts)
 
 
 def in_container() -> str:
@@ -97,19 +108,24 @@ def ptrace_scope() -> int:
         return 0
 
 
-@cache
-def probe() -> dict[str, str]:
-    """What a child process met when it tried what the engine needs: an error's name, or nothing.
+def userfaultfd() -> bool:
+    """Return whether this process may make a userfaultfd that also serves faults met inside system calls, as CRIU does."""
+    number = {"x86_64": 323, "aarch64": 282}.get(platform.machine())
+    if number is None:
+        return False
+    descriptor = ctypes.CDLL(None).syscall(number, os.O_CLOEXEC | os.O_NONBLOCK)
+    if descriptor >= 0:
+        os.close(descriptor)
+    return bool(descriptor >= 0)
 
-    Namespaces and mounts are tried in a user namespace of its own where rights do not suffice.
-    Keys: pid_namespace, mount_namespace, time_namespace, tmpfs, userfaultfd, ptrace, read_memory,
-    compare. Asked once per process, because the answers do not change. Empty when the child itself
-    cannot run.
+
+def attempts(pid: int) -> dict[str, str]:
+    """Return what was met when a save's system calls were tried on a process: by name, that of an error, or nothing.
+
+    Empty when the program that tries cannot run. The names are in `attempts.py`.
     """
     try:
-        way = [] if suffice() else ["user namespace"]
-        done = commands.run([sys.executable, "-I", "-S", str(ATTEMPTS), *way], timeout=5)
+        done = commands.run([sys.executable, "-I", "-S", ATTEMPTS, str(pid)], timeout=30)
     except commands.CommandFailed:
         return {}
-    answers: dict[str, str] = json.loads(done.stdout)
-    return answers
+    return decoding.from_json(done.stdout, dict[str, str])

@@ -5,14 +5,16 @@ import os
 import pty
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 
-def test_the_doctor_reports_and_starts_the_daemon_by_itself(gpuckpt, gpuckpt_json):
+def test_the_doctor_suspends_and_resumes_a_program(gpuckpt, gpuckpt_json):
     host = gpuckpt_json("doctor")["host"]
     assert host["engine_available"]
-    assert {"platform", "rights", "criu", "namespaces"} <= {one["name"] for one in host["checks"]}
+    names = {one["name"] for one in host["checks"]}
+    assert {"platform", "criu", "namespaces", "system calls", "suspend", "resume"} <= names
     said = gpuckpt("doctor").stdout
     assert "Kernels can be saved here." in said
     assert "criu" in said
@@ -32,6 +34,15 @@ def test_a_doctor_without_criu_says_so_and_what_helps(daemon_env, tmp_path):
     assert done.returncode == 3
     assert "Kernels cannot be saved here" in done.stdout
     assert "make setup" in done.stdout
+
+
+def test_the_doctor_works_where_the_daemon_cannot_be_started(daemon_env, short_dir):
+    (short_dir / "data/state/takeover.lock").mkdir(parents=True)
+    run = partial(subprocess.run, env=daemon_env, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-m", "jupyter_gpuckpt.cli"]
+    assert "could not be started" in run([*command, "ps"], check=False).stderr
+    done = run([*command, "doctor"], check=True)
+    assert "Kernels can be saved here." in done.stdout
 
 
 def test_empty_lists_say_so(gpuckpt, gpuckpt_json):

@@ -1,0 +1,53 @@
+"""`jupyter gpuckpt doctor`: what works on this machine, what does not, and what changes it. Works without the daemon."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from importlib import resources
+
+from ..errors import HostError
+from ..protocol import Check, HostReport, exit_code
+from . import output
+
+
+def run(given: Namespace) -> int:
+    """Print the report, or one of the files that its lines name; the status of HostError where kernels cannot be saved."""
+    if given.seccomp or given.apparmor:
+        output.say(_profile("seccomp.json" if given.seccomp else "apparmor"))
+        return 0
+    from ..client.host_report import host_report  # noqa: PLC0415 - too slow for --help
+
+    report = host_report()
+    if given.json:
+        output.say_json({"host": report})
+    else:
+        _say(report)
+    return 0 if report.engine_available else exit_code(HostError)
+
+
+def _say(report: HostReport) -> None:
+    output.say(output.table(["CHECK", "", "FOUND"], [_row(one) for one in report.checks]))
+    fixes: dict[str, list[str]] = {}
+    for check in report.checks:
+        if check.fix and check.ok is not True:
+            fixes.setdefault(check.fix, []).append(check.name)
+    for fix, names in fixes.items():
+        output.say(f"\nTo change {', '.join(names)}:\n    {fix}")
+        if "gpuckpt-seccomp.json" in fix:
+            output.say("`jupyter gpuckpt doctor --seccomp >gpuckpt-seccomp.json` makes that file.")
+    output.say("")
+    if report.engine_available:
+        output.say("Kernels can be saved here.")
+    else:
+        output.say(f"Kernels cannot be saved here: {report.reason}")
+
+
+def _row(check: Check) -> list[str]:
+    failure = "FAILS" if check.required else "warns"
+    return [check.name, {None: "-", True: "ok", False: failure}[check.ok], check.message]
+
+
+def _profile(name: str) -> str:
+    package = resources.files("jupyter_gpuckpt")
+    init = str(package.joinpath("engine", "gpuckpt-init"))
+    return package.joinpath("profiles", name).read_text().replace("@INIT@", init).rstrip()

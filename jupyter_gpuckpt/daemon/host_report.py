@@ -1,0 +1,116 @@
+"""What works on this machine: the doctor's checks and a trial of the engine, for the daemon and, without one, the command line.
+
+    python -m jupyter_gpuckpt.daemon.host_report SETTINGS     prints a HostReport as JSON
+
+A trial that succeeded is remembered for everything that could change its result: boot, user, namespaces, rights, limits,
+programs. A failed one is not: what was wrong may have been mended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from .. import daemon_settings, place
+from ..daemon_settings import Settings
+from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
+from ..errors import GpuCkptError
+from ..host import doctor, limits, privileges, processes
+from ..protocol import Check, HostReport
+from ..snapshots import trial
+from . import lifetime
+
+#: What counts of /proc/self/status.
+_RIGHTS = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Groups")
+#: How many successes are remembered: containers and virtual machines may share a home directory.
+_REMEMBERED = 64
+
+
+def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
+    """Check everything. The trial is made if it has not yet succeeded under the same conditions, or if `fresh`."""
+
+    def tried() -> Iterator[Check]:
+        if criu is None:
+            return
+        remembered = _memory(settings, criu)
+        if not fresh and remembered.exists():
+            yield Check("trial", True, "A small program was suspended and resumed.", required=True)
+            return
+        results = list(trial.checks(_engine(settings, criu), settings.data))
+        if all(result.ok for result in results):
+            _remember(remembered)
+        yield from results
+
+    return doctor.report(criu, init=INIT, store=settings.store, trial=tried)
+
+
+def find_criu(settings: Settings) -> Path | None:
+    """Return the CRIU that the settings name, else the first that is new enough."""
+    return Path(settings.criu) if settings.criu else doctor.find_criu()
+
+
+def _engine(settings: Settings, criu: Path) -> EngineSettings:
+    return EngineSettings(
+        criu=criu,
+        spill_dir=settings.data,
+        threads=1,
+        user_namespace=not privileges.suffice(),
+        userfaultfd=privileges.userfaultfd(),
+    )
+
+
+def _memory(settings: Settings, criu: Path) -> Path:
+    """Return the file that is there if a trial succeeded in these circumstances."""
+    status = processes.status(os.getpid())
+    files = [criu, INIT, CRIU_PRELOAD, Path(sys.executable)]
+    circumstances = [
+        place.here(settings.data).key,
+        [status.get(name, "") for name in _RIGHTS],
+        limits.descriptors()[1],
+        [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files],
+    ]
+    digest = hashlib.blake2b(msgspec.json.encode(circumstances), digest_size=16).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(cache, "jupyter-gpuckpt", "trials", digest)
+
+
+def _remember(file: Path) -> None:
+    """Make the file, and remove the oldest of too many. Without a home directory each daemon tries for itself."""
+    with suppress(OSError):
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file.touch(mode=0o600)
+        by_age = sorted(file.parent.iterdir(), key=lambda one: one.stat().st_mtime)
+        for old in by_age[:-_REMEMBERED]:
+            old.unlink()
+
+
+def _runtime_directory(settings: Settings) -> Check:
+    try:
+        directory = place.runtime_dir(settings.data)
+        place.socket_path(place.here(settings.data), directory)
+    except GpuCkptError as error:
+        return Check("runtime directory", False, error.message, error.hint, required=True)
+    return Check("runtime directory", True, f"The daemon listens in {directory}.", required=True)
+
+
+def main() -> int:
+    """Print the report for the settings that are the only argument."""
+    settings = daemon_settings.from_json(sys.argv[1])
+    lifetime.become_parent_of_orphans()
+    found = report(settings, find_criu(settings), fresh=True)
+    runtime = _runtime_directory(settings)
+    if runtime.ok is False and found.engine_available:
+        found = HostReport(False, runtime.message, runtime.fix, [])
+    shown = msgspec.structs.replace(found, checks=[*found.checks, runtime])
+    sys.stdout.write(msgspec.json.encode(shown).decode())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Tries the engine on a small program: launch, the system calls of a save, suspend, resume. Nobody is asked who he is.
+
+Rights, filters, limits and security modules make too many combinations to be judged by what they are called. What a small
+program survives, kernels survive; where it fails, the kernel of the user is started plainly, and the check says what is
+lost, why, and what changes it. Takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ..engine import launch
+from ..engine.settings import EngineSettings
+from ..engine.tree import Tree
+from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
+from ..host import mends, privileges, processes
+from ..model import LaunchSpec
+from ..progress import Progress
+from ..protocol import Check
+from ..store.local import LocalStore
+from .resume import resume
+from .save import save
+
+#: The statuses with which the program ends: when it is told to, after its resume; and when nobody tells it to.
+_TOLD, _FORGOTTEN = 77, 78
+_SECONDS = 60
+_PREFIX = "trial-"
+_PROGRAM = f"""
+import signal, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
+print("ready", flush=True)
+sys.exit({_TOLD} if signal.sigtimedwait({{signal.SIGUSR1}}, {_SECONDS}) else {_FORGOTTEN})
+"""
+
+
+def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
+    """Yield what came of each step, up to the first that failed. Files go into `directory`, and are removed.
+
+    A step that failed for want of memory or disk space says nothing about this machine's rights, and fails no check.
+    """
+    step = "namespaces"
+    try:
+        with _scratch(directory) as scratch, _subjects() as trees:
+            settings = replace(settings, spill_dir=scratch / "spill", stall_seconds=_SECONDS / 2)
+            spec = _spec(scratch)
+            tree = launch.launch(spec, settings, scratch / "exit-1")
+            trees.append(tree)
+            yield Check(step, True, _namespaces(tree), required=True)
+            _wait(scratch / "log", "ready")
+            step = "system calls"
+            yield (tried := _system_calls(tree))
+            if tried.ok is False:
+                return
+            step, store = "suspend", LocalStore(scratch / "store")
+            try:
+                saved = save(
+                    tree, spec, store, settings, stop=True, name="", progress=Progress()
+                ).manifest
+                yield Check(step, True, "A small program was suspended.", required=True)
+                step = "resume"
+                exit_path = scratch / "exit-2"
+                trees.append(
+                    resume(saved, store, settings, exit_path=exit_path, progress=Progress()).tree
+                )
+            finally:
+                store.close()
+            with suppress(ProcessLookupError):
+                os.kill(trees[-1].kernel_pid, signal.SIGUSR1)
+            _wait(exit_path)
+            status = os.waitstatus_to_exitcode(int(exit_path.read_text()))
+            if status != _TOLD:
+                raise CheckpointError(f"The program ended with status {status} after its resume.")
+            yield Check(step, True, f"It came back and went on{_as_whom()}.", required=True)
+    except (StoreError, HostIncompatible, OSError) as error:
+        yield Check(step, None, f"Could not be tried: {error}")
+    except GpuCkptError as error:
+        yield _failure(step, error)
+
+
+_LOST = {
+    "namespaces": "Kernels cannot be given the namespaces in which they are saved",
+    "system calls": "Linux refuses what a save does to the processes of a kernel",
+    "suspend": "A small program could not be suspended",
+    "resume": "A small program was suspended and could not be resumed",
+}
+
+
+def _failure(step: str, error: GpuCkptError) -> Check:
+    mend = mends.find()
+    cause = error.message if step != "namespaces" else _step_of(error)
+    message = f"{_LOST[step]}: {cause} {mend.why}".rstrip()
+    return Check(step, False, message, mend.fix, required=True)
+
+
+def _step_of(error: GpuCkptError) -> str:
+    """Return which step of gpuckpt-init failed, with Linux's reason, as it is told in the error's parentheses."""
+    _, _, rest = error.message.partition("(")
+    return f"{rest.rpartition(')')[0]}." if rest else error.message
+
+
+def _system_calls(tree: Tree) -> Check:
+    answers = privileges.attempts(tree.kernel_pid)
+    refused = [f"{name} ({error})" for name, error in answers.items() if error]
+    if not refused:
+        return Check("system calls", True, f"Allowed: {', '.join(answers)}.", required=True)
+    mend = mends.find()
+    message = f"{_LOST['system calls']}: {', '.join(refused)}. {mend.why}".rstrip()
+    return Check("system calls", False, message, mend.fix, required=True)
+
+
+def _namespaces(tree: Tree) -> str:
+    own = processes.namespace(tree.init_pid, "user") != processes.namespace(os.getpid(), "user")
+    return f"Kernels get PID, mount and time namespaces{' and a user namespace' if own else ''}."
+
+
+def _as_whom() -> str:
+    return "" if os.geteuid() == 0 else f"; this works as an ordinary user (uid {os.geteuid()})"
+
+
+def _spec(scratch: Path) -> LaunchSpec:
+    return LaunchSpec(
+        kernel_id="trial",
+        argv=[sys.executable, "-I", "-S", "-c", _PROGRAM],
+        env=dict(os.environ),
+        cwd=str(scratch),
+        log_path=str(scratch / "log"),
+    )
+
+
+def _wait(path: Path, text: str = "") -> None:
+    def there() -> bool:
+        return path.exists() and text in path.read_text()
+
+    if not launch.wait_until(there, timeout=_SECONDS):
+        raise CheckpointError(f"The program said nothing for {_SECONDS} s.")
+
+
+@contextmanager
+def _scratch(directory: Path) -> Iterator[Path]:
+    """A directory of the trial's own. What a trial left that was killed is removed."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for left in directory.glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 10 * _SECONDS:
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(
+        prefix=_PREFIX, dir=directory, ignore_cleanup_errors=True
+    ) as made:
+        yield Path(made)
+
+
+@contextmanager
+def _subjects() -> Iterator[list[Tree]]:
+    """The trees that are started; all are gone at the end."""
+    trees: list[Tree] = []
+    try:
+        yield trees
+    finally:
+        for tree in trees:
+            launch.kill(tree)

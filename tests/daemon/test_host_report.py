@@ -1,0 +1,151 @@
+"""The trial of the engine on this machine: real refusals by Linux, found before a kernel is started, told with what mends them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.daemon_settings import Settings
+from jupyter_gpuckpt.host import mends
+from tests.conftest import processes_naming
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts programs with fewer rights")
+
+REPORT = """
+import sys, msgspec
+from jupyter_gpuckpt import daemon_settings
+from jupyter_gpuckpt.daemon import host_report, lifetime
+lifetime.become_parent_of_orphans()
+settings = daemon_settings.from_json(sys.argv[1])
+found = host_report.report(settings, host_report.find_criu(settings), fresh=sys.argv[2] == "fresh")
+sys.stdout.write(msgspec.json.encode(found).decode())
+"""
+_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
+_EPERM, _ENOLCK = 1, 37
+_FLOCK, _KCMP, _PTRACE = 73, 312, 101
+
+
+def refuse(call: int, error: int) -> None:
+    """From now on this thread, and what it starts, meets `error` at a system call (man seccomp; linux/filter.h)."""
+    program = b"".join(
+        struct.pack("=HBBI", *instruction)
+        for instruction in (
+            (0x20, 0, 0, 0),
+            (0x15, 0, 1, call),
+            (0x06, 0, 0, _ERRNO | error),
+            (0x06, 0, 0, _ALLOW),
+        )
+    )
+    kept = ctypes.create_string_buffer(program)
+    libc = ctypes.CDLL(None)
+    libc.prctl(38, 1, 0, 0, 0)
+    if libc.prctl(22, 2, struct.pack("HxxxxxxP", 4, ctypes.addressof(kept)), 0, 0):
+        raise OSError("no filter could be set")
+
+
+@pytest.fixture
+def report(criu: Path, short_dir: Path) -> Callable[..., dict[str, Any]]:
+    """The report of a process that is started with `prefix`, after `before` ran in it."""
+
+    def ask(
+        *prefix: str,
+        before: Callable[[], None] | None = None,
+        how: str = "fresh",
+        data: str = str(short_dir / "data"),
+    ) -> dict[str, Any]:
+        settings = Settings(data_dir=data, criu=str(criu))
+        text = msgspec.json.encode(settings).decode()
+        done = subprocess.run(
+            [*prefix, sys.executable, "-c", REPORT, text, how],
+            capture_output=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(short_dir / "cache")},
+            preexec_fn=before,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        found: dict[str, Any] = json.loads(done.stdout)
+        found["by_name"] = {check["name"]: check for check in found["checks"]}
+        return found
+
+    return ask
+
+
+def test_a_small_program_is_suspended_and_resumed_and_nothing_is_left(report, short_dir):
+    found = report()
+    assert found["engine_available"]
+    for step in ("namespaces", "system calls", "suspend", "resume"):
+        assert found["by_name"][step]["ok"] is True
+    assert list((short_dir / "data").glob("trial-*")) == []
+    assert processes_naming(short_dir) == []
+
+
+def test_a_success_is_remembered_for_the_same_rights_only(report):
+    assert "resume" in report(how="remembered")["by_name"]
+    again = report(how="remembered")
+    assert again["engine_available"]
+    assert "resume" not in again["by_name"]
+    assert "resume" in report()["by_name"]
+    assert "resume" in report("prlimit", "--nofile=4000:4000", how="remembered")["by_name"]
+
+
+def test_a_failure_is_not_remembered(report):
+    assert not report(how="remembered", before=lambda: refuse(_KCMP, _EPERM))["engine_available"]
+    assert report(how="remembered")["engine_available"]
+
+
+@pytest.mark.parametrize(("call", "name"), [(_KCMP, "kcmp"), (_PTRACE, "ptrace")])
+def test_a_refused_system_call_is_named_with_its_cause(report, call, name):
+    found = report(before=lambda: refuse(call, _EPERM))
+    assert not found["engine_available"]
+    assert f"{name} (EPERM)" in found["reason"]
+    assert "seccomp filter" in found["reason"]
+    assert found["by_name"]["system calls"]["fix"] in {
+        *mends.CONTAINER.values(),
+        mends.UNRESTRICTED,
+    }
+
+
+def test_a_folder_whose_files_cannot_be_locked_is_named(report, short_dir):
+    found = report(before=lambda: refuse(_FLOCK, _ENOLCK))
+    assert not found["engine_available"]
+    assert "cannot be locked (flock: No locks available)" in found["reason"]
+    assert str(short_dir) in found["reason"]
+    assert "JUPYTER_GPUCKPT_DATA_DIR" in found["hint"]
+
+
+@needs_root
+def test_an_ordinary_user_is_told_that_it_works(report):
+    found = report(sys.executable, "-m", "tests.as_user", data="~/data")
+    assert found["engine_available"], found["reason"]
+    assert "works as an ordinary user" in found["by_name"]["resume"]["message"]
+    assert "a user namespace" in found["by_name"]["namespaces"]["message"]
+
+
+@needs_root
+def test_root_without_a_capability_does_without(report):
+    found = report("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-all")
+    assert found["engine_available"], found["reason"]
+    assert "a user namespace" in found["by_name"]["namespaces"]["message"]
+
+
+@needs_root
+def test_where_nobody_may_make_user_namespaces_the_switch_is_named(report):
+    """In a user namespace of its own the switch can be turned without touching the machine's."""
+    no_rights = "exec setpriv --bounding-set=-all --inh-caps=-all"
+    turn = f'echo 0 >/proc/sys/user/max_user_namespaces && {no_rights} "$@"'
+    found = report("unshare", "--user", "--map-root-user", "sh", "-c", turn, "sh")
+    assert not found["engine_available"]
+    assert "namespace" in found["reason"]
+    assert "user.max_user_namespaces is 0" in found["reason"]
+    assert "sudo sysctl -w user.max_user_namespaces=" in found["hint"]
