@@ -19,7 +19,10 @@ _LIBRARY = ["-shared", "-fPIC", "-O3"]
 #: Every binary: its sources and how it is linked.
 BINARIES = {
     ENGINE / "gpuckpt-init": ([ENGINE / "init.c", ENGINE / "namespaces.c"], ["-static"]),
-    ENGINE / "criu-preload.so": ([ENGINE / "criu_preload.c"], _WITHOUT_LIBC),
+    ENGINE / "criu-preload.so": (
+        [ENGINE / "criu_preload.c", ENGINE / "criu_injection.c"],
+        _WITHOUT_LIBC,
+    ),
     ENGINE / "page-copy.so": ([ENGINE / "page_copy.c"], _LIBRARY),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
     ENGINE / "outside-signals.so": ([ENGINE / "outside_signals.c"], _WITHOUT_LIBC),

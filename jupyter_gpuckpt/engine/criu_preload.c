@@ -19,6 +19,8 @@
 #include <stdarg.h>
 #include <sys/syscall.h>
 
+#include "criu_preload.h"
+
 #define SET_CHILD_SUBREAPER 36 /* prctl */
 #define INIT 1
 #define EPERM_ -1
@@ -34,28 +36,8 @@ struct scan {
 };
 struct area { unsigned long pid, start, end; }; /* sorted by pid and start */
 
-extern char **environ;
-int *__errno_location(void);
-
 static struct area areas[MAX_AREAS];
 static long count = -1;
-
-static long call(long number, long a, long b, long c, long d) {
-    long result;
-    register long r10 __asm__("r10") = d;
-    __asm__ volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10) : "rcx", "r11", "memory");
-    return result;
-}
-
-/* The value of an environment variable; `name` ends with "=". */
-static const char *variable(const char *name) {
-    for (char **entry = environ; entry && *entry; entry++) {
-        const char *text = *entry, *wanted = name;
-        while (*wanted && *text == *wanted) text++, wanted++;
-        if (!*wanted) return text;
-    }
-    return 0;
-}
 
 static unsigned long number(const char *text) {
     unsigned long value = 0;
@@ -133,11 +115,7 @@ int ioctl(int fd, unsigned long request, ...) {
     if (pages && count < 0) load();
     if (pages && count > 0 && (pid = pid_of(fd))) result = scan(fd, whole, pid);
     else result = call(SYS_ioctl, fd, (long)request, (long)argument, 0);
-    if (result < 0) {
-        *__errno_location() = (int)-result;
-        return -1;
-    }
-    return (int)result;
+    return (int)returned(result);
 }
 
 /* Where `text` begins in the first `length` bytes; 0 if it does not. */
@@ -169,12 +147,8 @@ static void hide_filters(int fd, char *data, long length) {
 
 long read(int fd, void *data, unsigned long size) {
     long result = call(SYS_read, fd, (long)data, (long)size, 0);
-    if (result < 0) {
-        *__errno_location() = (int)-result;
-        return -1;
-    }
-    hide_filters(fd, data, result);
-    return result;
+    if (result > 0) hide_filters(fd, data, result);
+    return returned(result);
 }
 
 /* In a user namespace of its own CRIU may have any uid, and 0 is none there: it is refused what CRIU takes for granted before it
@@ -193,10 +167,7 @@ int setgroups(unsigned long size, const unsigned *list) { return harmless(call(S
 /* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
 int setsid(void) {
     long session = call(SYS_setsid, 0, 0, 0, 0);
-    if (session < 0) {
-        *__errno_location() = (int)-session;
-        return -1;
-    }
+    if (session < 0) return (int)returned(session);
     if (call(SYS_getppid, 0, 0, 0, 0) == INIT) call(SYS_prctl, SET_CHILD_SUBREAPER, 1, 0, 0);
     return (int)session;
 }

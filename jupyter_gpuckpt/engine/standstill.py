@@ -5,9 +5,8 @@ kernel lets its tracees run on at once, wherever they are. A process whose trace
 CRIU's breakpoint and dies of SIGTRAP. A process that is in group-stop goes back into it instead (kernel/ptrace.c,
 `__ptrace_unlink`), and can be repaired from the record. CRIU itself does not mind: it saves stopped tasks as stopped ones.
 
-What no record covers: CRIU lets a task execute a call and a breakpoint, some ten times for each, and if it dies in the
-microseconds in which the task reports the breakpoint, the kernel delivers the SIGTRAP after all (`ptrace_signal`). Of 100
-CRIUs killed at random while they were at this work one took the program with it; ten did when CRIU did the stopping.
+What no record covers: a task that has met a breakpoint has a SIGTRAP on its way, which Linux delivers when CRIU dies before it
+has taken the signal away. So in a dump of ours CRIU's code meets none (criu_injection.c).
 """
 
 from __future__ import annotations
