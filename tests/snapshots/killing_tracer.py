@@ -7,6 +7,7 @@ Prints "ready", then "killed", or the count of all moments where CRIU came to it
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -71,7 +72,7 @@ def main() -> None:
             if succeeded and call.orig_rax == NR_PTRACE and call.rdi in (CONT, SYSCALL):
                 if moments == int(sys.argv[2]):
                     task = find_task(call.rsi, pid)
-                    wait_for(lambda: stands(task))
+                    wait_for(functools.partial(stands, task))
                     os.kill(pid, signal.SIGKILL)
                     print("killed")
                     return

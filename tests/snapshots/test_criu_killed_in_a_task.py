@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import pytest
-
 from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
