@@ -20,7 +20,7 @@ from typing import Self
 from ..errors import FreezeFailed
 from ..host import commands, processes, seccomp
 from ..model import SCRATCH
-from . import criu_log, hidden_pages, notify, user_namespaces
+from . import criu_log, gone_files, hidden_pages, notify, user_namespaces
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -136,6 +136,7 @@ class _Run:
             preload = {
                 "LD_PRELOAD": str(settings.criu_preload),
                 _RUNTIME_DIR: SCRATCH,
+                gone_files.VARIABLE: gone_files.LIST,
                 seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
             }
             self._process = commands.spawn(

@@ -1,6 +1,6 @@
 /* criu-preload: preloaded into CRIU.
  *
- * In `criu dump` it answers two of CRIU's questions about a task in another way than Linux does.
+ * In `criu dump` it answers some of CRIU's questions about a task in another way than Linux does.
  *
  * Pages. A skeleton dump needs no page, but CRIU still pins every one in pipes (0.1 s and 500 descriptors per GB) before it
  * forgets them. The areas in the file that GPUCKPT_HIDDEN names (written when all tasks stand still) look empty to its
@@ -10,6 +10,9 @@
  * Seccomp filters. A task has at least the filters that init has, and inherits them again at a restore. CRIU would save them
  * and add them once more each time. A task with exactly GPUCKPT_FILTERS filters has none in the /proc/PID/status that CRIU
  * reads. The other side is host/seccomp.py.
+ *
+ * Mapped files whose name is gone. Linux lets only a right over the whole machine open /proc/PID/map_files. Where that is refused,
+ * what CRIU opens is what GPUCKPT_GONE names for it. The other side is gone_files.py.
  *
  * In `criu restore` it makes the keeper adopt orphans from the beginning. CRIU forks a process whose session is not its parent's
  * from a helper, which ends, and takes for granted that the tree's root gets it then (`prepare_pstree_ids`). It makes the keeper a
@@ -28,6 +31,9 @@
 #define PAGEMAP_SCAN_ 0xc0606610UL
 #define GUARD (1UL << 8)
 #define MAX_AREAS 65536
+#define MAX_WAYS 4096
+#define MAX_KEPT 1024
+#define SCRATCH "/dev/shm/.gpuckpt/"
 
 struct region { unsigned long start, end, categories; };
 struct scan {
@@ -35,9 +41,12 @@ struct scan {
     unsigned long category_inverted, category_mask, category_anyof_mask, return_mask;
 };
 struct area { unsigned long pid, start, end; }; /* sorted by pid and start */
+struct way { unsigned long pid, start, end; char path[232]; };
 
 static struct area areas[MAX_AREAS];
 static long count = -1;
+static struct way ways[MAX_WAYS];
+static long way_count = -1;
 
 static unsigned long number(const char *text) {
     unsigned long value = 0;
@@ -56,13 +65,20 @@ static void load(void) {
     count = got / (long)sizeof(struct area);
 }
 
-/* What the descriptor stands for, as /proc has it; its length, 0 if that cannot be said. */
-static long link_of(int fd, char *link, long room) {
-    char path[40] = "/proc/self/fd/", digits[12];
-    int n = 0, at = 14;
+static void descriptor_path(int fd, char path[40]) {
+    static const char head[] = "/proc/self/fd/";
+    char digits[12];
+    int n = 0, at = 0;
+    for (; head[at]; at++) path[at] = head[at];
     for (int rest = fd; rest || !n; rest /= 10) digits[n++] = (char)('0' + rest % 10);
     while (n) path[at++] = digits[--n];
     path[at] = 0;
+}
+
+/* What the descriptor stands for, as /proc has it; its length, 0 if that cannot be said. */
+static long link_of(int fd, char *link, long room) {
+    char path[40];
+    descriptor_path(fd, path);
     long length = call(SYS_readlink, (long)path, (long)link, room - 1, 0);
     if (length <= 0) return 0;
     link[length] = 0;
@@ -163,6 +179,75 @@ static int harmless(long result) {
 int setuid(unsigned id) { return harmless(call(SYS_setuid, (long)id, 0, 0, 0)); }
 int setgid(unsigned id) { return harmless(call(SYS_setgid, (long)id, 0, 0, 0)); }
 int setgroups(unsigned long size, const unsigned *list) { return harmless(call(SYS_setgroups, (long)size, (long)list, 0, 0)); }
+
+static void load_ways(void) {
+    const char *path = variable("GPUCKPT_GONE=");
+    long fd = path ? call(SYS_open, (long)path, 02000000 /* O_CLOEXEC */, 0, 0) : -1, got = 0, part;
+    way_count = 0;
+    if (fd < 0) return;
+    while (got < (long)sizeof ways && (part = call(SYS_read, fd, (long)ways + got, sizeof ways - got, 0)) > 0) got += part;
+    call(SYS_close, fd, 0, 0, 0);
+    way_count = got / (long)sizeof(struct way);
+}
+
+static unsigned long hexadecimal(const char **text) {
+    unsigned long value = 0;
+    for (;; (*text)++) {
+        char digit = **text;
+        if (digit >= '0' && digit <= '9') value = value * 16 + (unsigned long)(digit - '0');
+        else if (digit >= 'a' && digit <= 'f') value = value * 16 + (unsigned long)(digit - 'a' + 10);
+        else return value;
+    }
+}
+
+/* A substitute loses its name at once: it is to be a deleted file in the images. It stays open for all that ask for it. */
+static long open_way(struct way *way, int flags) {
+    static struct { const char *path; int fd; } kept[MAX_KEPT];
+    char link[40];
+    if (!find(way->path, sizeof SCRATCH, SCRATCH)) return call(SYS_open, (long)way->path, flags, 0, 0);
+    for (int i = 0; i < MAX_KEPT; i++) {
+        if (!kept[i].path) {
+            long fd = call(SYS_open, (long)way->path, 02000002 /* O_CLOEXEC, O_RDWR */, 0, 0);
+            if (fd < 0) return fd;
+            call(SYS_unlink, (long)way->path, 0, 0, 0);
+            kept[i].path = way->path, kept[i].fd = (int)fd;
+        }
+        const char *a = kept[i].path, *b = way->path;
+        while (*a && *a == *b) a++, b++;
+        if (*a != *b) continue;
+        descriptor_path(kept[i].fd, link);
+        return call(SYS_open, (long)link, flags, 0, 0);
+    }
+    return -24; /* EMFILE */
+}
+
+/* Where "START-END" in /proc/PID/map_files leads, if it was refused; the refusal if we know no other way. */
+static long open_mapped(int directory, const char *name, int flags, long refusal) {
+    char link[64];
+    unsigned long start = hexadecimal(&name), end;
+    if (*name++ != '-') return refusal;
+    end = hexadecimal(&name);
+    long length = *name ? 0 : link_of(directory, link, sizeof link);
+    if (length < 16 || !find(link, 6, "/proc/") || !find(link + length - 10, 10, "/map_files")) return refusal;
+    if (way_count < 0) load_ways();
+    for (long i = 0; i < way_count; i++)
+        if (ways[i].pid == number(link + 6) && ways[i].start == start && ways[i].end == end) return open_way(&ways[i], flags);
+    return refusal;
+}
+
+int openat64(int directory, const char *name, int flags, ...) {
+    va_list arguments;
+    va_start(arguments, flags);
+    unsigned mode = va_arg(arguments, unsigned);
+    va_end(arguments);
+    long result = call(SYS_openat, directory, (long)name, flags, mode);
+    if (result == EPERM_) result = open_mapped(directory, name, flags, result);
+    if (result < 0) {
+        *__errno_location() = (int)-result;
+        return -1;
+    }
+    return (int)result;
+}
 
 /* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
 int setsid(void) {

@@ -21,10 +21,11 @@ from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process, TcpConnection
 from ..progress import Progress, Stage
-from . import affinity, criu, criu_images, hidden_pages, tcp_connections
+from . import affinity, criu, criu_images, hidden_pages, tcp_connections, user_namespaces
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu_images import Extent
 from .ghost import Ghost
+from .gone_files import GoneFiles
 from .gpu_processes import GpuProcesses
 from .hidden_pages import Area
 from .launch import alive, pids, wait_until
@@ -57,6 +58,8 @@ class Frozen:
     connections: list[TcpConnection] = field(default_factory=list)
     connections_queues: bytes = b""
     connections_lost: list[LostConnection] = field(default_factory=list)
+    #: Deleted files: what they are called in the images, and what they were.
+    gone: dict[str, str] = field(default_factory=dict)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -104,7 +107,7 @@ def frozen(
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)
-        images, unforked = _dump(tree, plan, settings, standstill, progress, inside, outside)
+        images, unforked, gone = _dump(tree, plan, settings, standstill, progress, inside, outside)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
         inside.callback(_unlink, tree, links)
@@ -127,6 +130,7 @@ def frozen(
         result = _result(images, listed, kept, captured, gpu)
         result.connections, result.connections_queues = tcp.connections, tcp.queues
         result.connections_lost = tcp.lost
+        result.gone = gone
         if stop:
             result._switches = _settled(tree)
             gpu_files_taken(result.gpu_files)
@@ -178,8 +182,9 @@ def _dump(
     progress: Progress,
     inside: ExitStack,
     outside: ExitStack,
-) -> tuple[Path, list[Area]]:
-    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; and the areas that a ghost of the kernel lacks."""
+) -> tuple[Path, list[Area], dict[str, str]]:
+    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; the areas that a ghost of the kernel lacks; and the
+    names of files that have others in the images."""
     if plan.method == "skeleton":
         images = tree.inside(criu.IMAGES)
         _empty(images)
@@ -190,9 +195,14 @@ def _dump(
         images.mkdir(parents=True)
         outside.callback(shutil.rmtree, images, ignore_errors=True)
 
+    gone = GoneFiles(tree)
+    inside.callback(gone.remove)
+
     def halt() -> None:
         progress.check()  # the last chance: CRIU is not interrupted when it has begun
         standstill.begin()
+        if user_namespaces.has_own(tree.init_pid):
+            gone.find(standstill.pids)
 
     unforked: list[Area] = []
     with progress.stage(Stage.FREEZE):
@@ -205,7 +215,7 @@ def _dump(
             standstill.repair()
             unlink_strays(tree)
             raise
-    return images, unforked
+    return images, unforked, gone.names
 
 
 def _dump_skeleton(

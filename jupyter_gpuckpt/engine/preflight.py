@@ -96,11 +96,15 @@ def _namespaces(pid: int) -> dict[str, str]:
 
 
 def _ghost_limit(members: list[int]) -> int:
-    """The size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
+    """At least the size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
     largest = 0
     for pid in members:
         for _, file in processes.deleted_files(pid):
             largest = max(largest, _size(file))
+        for area in processes.maps(pid):
+            # Without a right over the machine it cannot be asked for its size.
+            if area.path.endswith(" (deleted)"):
+                largest = max(largest, area.offset + area.end - area.start)
     return max(_SMALLEST_GHOST_LIMIT, largest + _MB)
 
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from ..host import processes
 from ..progress import Progress
-from . import criu, tcp_connections
+from . import criu, gone_files, tcp_connections
 from .capture import clear, drop_copies, unlink_strays
 from .gpu_processes import DIRECTORY, GpuProcesses
 from .launch import wait_until
@@ -45,6 +45,7 @@ def settle(tree: Tree) -> None:
         standstill.repair()
         standstill.end()
     drop_copies(tree)
+    gone_files.remove(tree)
     clear(tree.inside(criu.IMAGES))
     if GpuProcesses(tree, Progress()).settle():
         clear(tree.inside(DIRECTORY))

@@ -258,7 +258,7 @@ def _programs(
         if path in travelling or not (file.build_id or path in executable):
             continue
         if file.file_id in in_images:
-            replaced.add(path)
+            replaced.add(state.gone.get(path, path))
         elif file.length:
             files[path] = file
     digests.learn(files, most_bytes=_HASHED_BYTES)

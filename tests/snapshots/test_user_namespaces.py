@@ -122,3 +122,84 @@ def _former(part):
     if number == criu_images._FILE_REG and isinstance(value, bytes):
         return number, wire, encode([_former(inner) for inner in fields(value)])
     return part
+
+
+GONE = """
+    import ctypes, mmap, multiprocessing, os, shutil, sys, time
+    fork = multiprocessing.get_context("fork")
+    lock, counter, queue = fork.Lock(), fork.Value("i", 0), fork.Queue()
+    back = fork.Queue()
+
+    # A memfd: open and mapped; and one that is only mapped, here and in the child.
+    descriptor = os.memfd_create("open")
+    os.ftruncate(descriptor, 8192)
+    opened = mmap.mmap(descriptor, 8192)
+    closed_fd = os.memfd_create("closed")
+    os.ftruncate(closed_fd, 3 << 20)
+    closed = mmap.mmap(closed_fd, 3 << 20)
+    duplicate = ctypes.pythonapi  # keeps ctypes
+    # A file on the disk without a name, mapped twice: here for reading only as well.
+    with open("unlinked", "w+b") as file:
+        file.truncate(100_000)
+        shared = mmap.mmap(file.fileno(), 100_000)
+        alone = mmap.mmap(file.fileno(), 100_000, access=mmap.ACCESS_COPY)
+        os.unlink("unlinked")
+    shared[99_999:] = b"s"
+    alone[50_000:50_001] = b"a"
+    # A library that is replaced after it was loaded.
+    import _bisect
+    shutil.copyfile(_bisect.__file__, "copy.so")
+    library = ctypes.CDLL("./copy.so")
+    shutil.copyfile(_bisect.__file__, "new.so")
+    os.rename("new.so", "copy.so")
+
+    def work():
+        n = 0
+        while True:
+            n = queue.get()
+            with lock:
+                counter.value += 1
+            assert closed[1 << 20] == n % 256, (closed[1 << 20], n)
+            assert shared[50_000] == n % 256 and opened[4096] == n % 256
+            closed[2 << 20] = shared[70_000] = n % 256
+            back.put(n)
+
+    workers = [fork.Process(target=work, daemon=True) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    # mmap keeps a descriptor of its own: what is mapped by nothing but the mapping is mapped by libc.
+    libc = ctypes.CDLL(None)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+    bare_fd = os.memfd_create("bare")
+    os.ftruncate(bare_fd, 4096)
+    bare = libc.mmap(None, 4096, 3, 1, bare_fd, 0)
+    os.close(bare_fd)
+    ctypes.memset(bare, 7, 4096)
+    n = 0
+    while True:
+        n += 1
+        closed[1 << 20] = shared[50_000] = n % 256
+        os.pwrite(descriptor, bytes([n % 256]), 4096)
+        queue.put(n)
+        assert back.get(timeout=20) == n
+        assert closed[2 << 20] == shared[70_000] == n % 256
+        assert opened[4096] == n % 256 and os.pread(closed_fd, 1, 2 << 20)[0] == n % 256
+        assert alone[50_000:50_001] == b"a" and shared[99_999:] == b"s"
+        assert library.PyInit__bisect and ctypes.string_at(bare, 4096) == bytes([7]) * 4096
+        print(n, counter.value, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_files_that_are_only_mapped_stay_what_they_are_to_each_other(run, own):
+    program = run(GONE, engine=own)
+    program.lines(more_than=3)
+    for _ in range(2):
+        program.save()
+        program.fresh_line()
+        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        for _ in range(3):
+            n, counted = program.fresh_line().split()
+            assert n == counted
+    assert not list(program.tree.scratch.glob("gone*"))
