@@ -157,8 +157,14 @@ class Host(msgspec.Struct, frozen=True):
     gpus: list[Gpu] = []
 
 
+#: Of a launch's environment only these are written down; a resume asks for them. Others may be tokens.
+WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
+
+
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a kernel is started: what the provisioner sends. `env` is complete, nothing is added but what the engine must.
+
+    A record or manifest holds what `written_down` returns; one of an older version holds everything.
 
     Defaults are left out where it is stored, so that older versions read what they know.
     """
@@ -175,8 +181,15 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     #: TCP ports of the kernel's own whose peers connect again by themselves (Jupyter's five).
     own_ports: list[int] = []
     #: Opaque to the house: what the door needs to bring the kernel back in a new server (kernelspec, connection_info,
-    #: sessions, kernel_info ...). Holds the connection key: never logged.
+    #: sessions, kernel_info ...).
     jupyter: dict[str, Any] = {}
+    #: What else the door needs and nobody may read who cannot read the kernel's memory: the connection key (`door_secrets`).
+    secrets: dict[str, Any] = {}
+
+    def written_down(self) -> LaunchSpec:
+        """Return it without what is secret: the environment, but for a few variables, and `secrets`."""
+        env = {name: self.env[name] for name in WRITTEN_VARIABLES if name in self.env}
+        return msgspec.structs.replace(self, env=env, secrets={})
 
 
 class Variable(msgspec.Struct, frozen=True):

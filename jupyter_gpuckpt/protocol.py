@@ -283,13 +283,13 @@ class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SuspendedKernel(msgspec.Struct, frozen=True):
-    """What a claim hands over: everything a new server needs to list the kernel again."""
+    """What a claim hands over, for a server to list it again. `cause`: of its last suspend. `secrets`: as in `LaunchSpec`."""
 
     kernel: Kernel
     jupyter: dict[str, Any]
     cwd: str = ""
-    #: Why it was suspended last.
     cause: Cause = Cause.MANUAL
+    secrets: dict[str, Any] = {}
 
 
 class SuspendOutcome(msgspec.Struct, frozen=True):

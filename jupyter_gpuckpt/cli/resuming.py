@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..door_secrets import joined, parted
 from ..errors import KernelNotFound, KernelStateConflict
 from ..ports import HeldPorts, moved_connection
 from ..protocol import BranchRequest, Operation, OwnerKind
@@ -79,9 +80,10 @@ def _revive(client: Client, snapshot: Snapshot) -> Revived:
         root_dir=str(launch.jupyter.get("root") or ""),
     )
     free = HeldPorts.free(len(launch.own_ports))
-    saved = launch.jupyter.get("connection_info") or {}
+    described = joined(launch.jupyter, launch.secrets)
+    saved = described.get("connection_info") or {}
     connection = moved_connection(saved, launch.own_ports, free.ports)
-    jupyter = {**launch.jupyter, "connection_info": connection, "output": {}}
+    jupyter, _ = parted({**described, "connection_info": connection, "output": {}})
     kernel_id = snapshot.kernel_id
     with client.hold(owner, lambda event: None):
         request = BranchRequest(

@@ -21,6 +21,7 @@ from tornado.web import Application
 from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
+from ..host import core_files
 from ..place import Place, here, runtime_dir, socket_path
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
 from . import lifetime
@@ -175,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(settings_json: str | None, ready: Callable[[], None]) -> int:
     os.umask(0o077)
+    core_files.forbid()
     try:
         return _run_here(_settings(settings_json), ready)
     except GpuCkptError as error:

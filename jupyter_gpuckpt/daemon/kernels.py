@@ -17,12 +17,14 @@ from typing import Any
 
 import msgspec
 
+from .. import door_secrets
 from ..engine.tree import Tree
-from ..errors import ErrorRecord, KernelNotFound, StoreError, record_of
+from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
 from ..model import SnapshotInfo
 from ..ports import HeldPorts
 from ..protocol import Event, Kernel, Owner
+from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, KernelState, may_follow
 from .machine import Machine
 from .operations import RunningOperation
@@ -250,6 +252,14 @@ class Kernels:
             await self.move(kernel, KernelState.LOST, tree=None, error=why)
         return False
 
+    def secrets(self, record: KernelRecord) -> dict[str, Any]:
+        """Return what the next server needs and no record holds; never raises."""
+        try:
+            return self._machine.secrets(record)
+        except GpuCkptError as error:
+            _log.error("the key of kernel %s is not known: %s", record.kernel_id, error)
+            return {}
+
     async def close(self) -> None:
         """Stop watching, finish writing."""
         for pidfd in list(self._watched):
@@ -264,6 +274,7 @@ class Kernels:
         was = record.state  # `settled` changes it
         cut_off = was in _CUT_OFF
         kept = settled(record, alive=alive, snapshots=self._committed(record))
+        self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
         elif tree and alive and cut_off:
@@ -278,6 +289,16 @@ class Kernels:
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
         return kept
+
+    def _part(self, record: KernelRecord, tree: Tree | None) -> None:
+        """Take the secrets out of a record that an older version wrote; a snapshot of that version has them."""
+        record.spec = record.spec.written_down()
+        record.jupyter, secrets = door_secrets.parted(record.jupyter)
+        if record.spec.jupyter:
+            launched = door_secrets.parted(record.spec.jupyter)[0]
+            record.spec = msgspec.structs.replace(record.spec, jupyter=launched)
+        if secrets and tree is not None:
+            stored_secrets.keep(tree, secrets)
 
     def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:
         """The snapshots that the operation in flight may have made."""

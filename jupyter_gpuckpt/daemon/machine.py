@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
-from ..engine import cuda, placing, server_files, settle
+from ..engine import cuda, kept_secrets, placing, server_files, settle
 from ..engine import launch as trees
 from ..engine import park as parking
 from ..engine.gpu_placement import Placement
@@ -29,7 +29,7 @@ from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
 from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
-from ..snapshots import changes, resume, save
+from ..snapshots import changes, resume, save, stored_secrets
 from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
@@ -262,6 +262,19 @@ class Machine:
                 digests=self._digests,
                 progress=progress,
             )
+
+    def secrets(self, record: KernelRecord) -> dict[str, Any]:
+        """Return the secrets that the kernel was launched with, from its scratch or from its snapshot; raises StoreError."""
+        if record.tree is not None:
+            return kept_secrets.of_tree(record.tree)
+        manifest = self.manifest(record, record.snapshot_id)
+        return stored_secrets.of_snapshot(manifest, self.store)
+
+    def launch_spec(self, snapshot_id: str) -> LaunchSpec:
+        """Return how the kernel of a snapshot was started, as far as that is written down, with its secrets."""
+        manifest = self.store.manifest(snapshot_id)
+        secrets = stored_secrets.of_snapshot(manifest, self.store)
+        return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
         """What differs since a snapshot was taken."""

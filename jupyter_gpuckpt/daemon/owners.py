@@ -159,10 +159,14 @@ class Owners:
                 await self._kernels.update(kernel, owner=claimant)
                 claimed.append(kernel)
                 _log.info("owner %s claimed kernel %s", owner_id, kernel.kernel_id)
-        return [
-            SuspendedKernel(k.public(), k.record.jupyter, k.record.spec.cwd, k.record.cause)
-            for k in claimed
-        ]
+        return [await self._handed_over(kernel) for kernel in claimed]
+
+    async def _handed_over(self, kernel: ManagedKernel) -> SuspendedKernel:
+        record = kernel.record
+        secrets = await asyncio.to_thread(self._kernels.secrets, record)
+        return SuspendedKernel(
+            kernel.public(), record.jupyter, record.spec.cwd, record.cause, secrets
+        )
 
     async def claimable(self, owner_id: str) -> list[Kernel]:
         """The kernels that this owner could claim if their servers had ended."""

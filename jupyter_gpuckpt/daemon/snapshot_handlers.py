@@ -51,9 +51,8 @@ class LaunchSpecHandler(BaseHandler):
     """How the kernel of a snapshot was started."""
 
     async def get(self, snapshot_id: str) -> None:
-        """All of it, with environment and connection key: for doors, which never pass it on."""
-        manifest = await asyncio.to_thread(self.daemon.machine.store.manifest, snapshot_id)
-        self.reply(manifest.launch)
+        """All that is known, with the connection key: for doors, which never pass it on."""
+        self.reply(await asyncio.to_thread(self.daemon.machine.launch_spec, snapshot_id))
 
 
 class ChangesHandler(BaseHandler):

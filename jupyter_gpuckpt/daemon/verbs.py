@@ -86,8 +86,9 @@ class Verbs:
                 hint="Kill or resume it, or choose another id.",
             )
         exit_path = self._records.new_exit_path(spec.kernel_id)
+        written = spec.written_down()
         record = KernelRecord(
-            spec, owner, self._place, jupyter=spec.jupyter, exit_path=str(exit_path)
+            written, owner, self._place, jupyter=spec.jupyter, exit_path=str(exit_path)
         )
         kernel = self._kernels.add(record)
         try:
@@ -118,7 +119,7 @@ class Verbs:
                 f" not on {len(request.own_ports)}."
             )
         spec = msgspec.structs.replace(
-            launch,
+            launch.written_down(),
             kernel_id=request.kernel_id,
             own_ports=request.own_ports,
             jupyter=request.jupyter,

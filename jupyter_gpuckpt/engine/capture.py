@@ -1,4 +1,4 @@
-"""Files that CRIU leaves to us: the private /dev/shm, the keeper's program on scratch and CRIU's own `link_remap` links.
+"""Files that CRIU leaves to us: the private /dev/shm, the keeper's program and the secrets on scratch, and CRIU's own `link_remap` links.
 
 They are linked files, so they are in no image; the snapshot takes them along and `put_back` makes them again before a restore.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..host import processes
 from ..model import LINK_REMAP, SCRATCH, CapturedFile
-from . import outside_signals
+from . import kept_secrets, outside_signals
 from .launch import pids
 from .tree import Tree
 
@@ -74,6 +74,7 @@ def capture(
 def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator[str]:
     yield KEEPER
     yield outside_signals.INSIDE
+    yield kept_secrets.INSIDE
     if private_shm:
         top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one
         for directory, names, files in os.walk(top):

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, cast
 
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
-from ..host import commands, processes
+from ..host import commands, core_files, processes
 from ..model import LaunchSpec
-from . import outside_signals, server_files, user_namespaces
+from . import kept_secrets, outside_signals, server_files, user_namespaces
 from .settings import EngineSettings
 from .tree import Tree
 from .user_namespaces import Ids
@@ -134,6 +134,7 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     namespaces = Namespaces(process, errors)
     try:
         namespaces.init_pid = int(namespaces.expect("init"))
+        core_files.allow(namespaces.init_pid)
         namespaces.expect("ready")
     except BaseException:
         namespaces.destroy()
@@ -164,7 +165,9 @@ def launch(
         cwd=spec.cwd,
     )
     try:
-        outside_signals.install(Path(f"/proc/{namespaces.init_pid}/root"))
+        root = Path(f"/proc/{namespaces.init_pid}/root")
+        outside_signals.install(root)
+        kept_secrets.install(root, spec.secrets)
         server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         namespaces.go(last)
         namespaces.expect("started")

@@ -14,8 +14,8 @@ its own, so that no IPython event is triggered.
     gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume, and whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply tells whether that was possible
-    gpuckpt_request {"op": "resumed", "environment": {...}, "moved_ports": {...}, "connection_file": "...", "branched": ...,
-                     "gpu_is_back": ...}
+    gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
+                     "connection_file": "...", "branched": ..., "gpu_is_back": ...}
                                         the server's variables are these now, and the ports that the kernel knows as its own;
                                         history goes on where it cannot collide
     gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or tell whether a cell that runs may use it
@@ -45,6 +45,7 @@ from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.jsonutil import json_clean, json_default
 
 from .calls import beside, between_cells, result_of
+from .environment import take_ports, take_variables
 from .history import History
 from .peer_access import PeerAccess, driver_is_loaded
 from .said import Said, copied
@@ -63,10 +64,6 @@ _TRIM_SECONDS = 5.0
 #: How long the work of GPUs is waited for.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
-#: Variables that a server sets for its kernels: those of the last server are of no use under the next.
-_SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
-#: Set when the kernel was launched, for a reason.
-_KEPT_VARIABLES = frozenset({"JPY_PARENT_PID"})
 #: More than this is not told, and no longer is taken to tell it: the kernel is about to be frozen.
 _MOST_STATE_BYTES = 16 << 20
 _MOST_STATE_SECONDS = 0.5
@@ -171,8 +168,10 @@ class Agent:
             content["called"] = await self._call(op)
         elif op == "resumed":
             told = parent["content"]
-            _take_environment(told["environment"])
-            _take_ports(told["moved_ports"], told["connection_file"], self._iopub)
+            take_variables(
+                told["environment"], told.get("renewed", ()), told.get("visible_gpus", "")
+            )
+            take_ports(told["moved_ports"], told["connection_file"], self._iopub)
             self._history.go_on(branched=told["branched"])
             if told.get("gpu_is_back"):
                 await self._peers_on()
@@ -298,29 +297,6 @@ def _offered(socket: Any, send: Callable[[], Any]) -> bool:
     finally:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
     return True
-
-
-def _take_environment(environment: dict[str, str]) -> None:
-    servers = {name for name in os.environ if name.startswith(_SERVER_VARIABLES)}
-    for name in servers - _KEPT_VARIABLES - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
-
-
-def _take_ports(told: dict[str, int], connection_file: str, iopub: Any) -> None:
-    """Make ipykernel know the ports on which it listens now: it tells them, and connects to two of them itself."""
-    app, moved = IPKernelApp.instance(), {int(before): now for before, now in told.items()}
-    app.connection_file = connection_file  # which the kernel removes when it ends
-    shell = app.shell_port
-    for name in ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"):
-        if (port := getattr(app, name)) in moved:
-            setattr(app, name, moved[port])
-    if (pipe := getattr(iopub, "_pipe_port", None)) in moved:
-        iopub._pipe_port = moved[pipe]  # where forked children say what they print
-    if (debugger := getattr(app, "debug_shell_socket", None)) and shell in moved:
-        address = f"{app.transport}://{app.ip}:"
-        debugger.disconnect(f"{address}{shell}")
-        debugger.connect(f"{address}{moved[shell]}")
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:

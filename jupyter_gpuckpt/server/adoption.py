@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from ..door_secrets import joined
 from ..errors import GpuCkptError
 from ..model import Cause
 from . import agent
@@ -90,7 +91,7 @@ async def adopt(
     resume_busy: bool,
 ) -> None:
     """List a kernel that `link` has been offered, with its sessions."""
-    kernel_id, kept = saved.kernel.kernel_id, saved.jupyter
+    kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
     kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
     rows = restore_sessions(
         sessions,

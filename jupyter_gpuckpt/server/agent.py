@@ -7,7 +7,8 @@ agent, which costs at most what a busy kernel was just saying.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,10 +34,10 @@ _GPU_SECONDS = 42.0
 _TRIM_SECONDS = 6.0
 #: After that it speaks again by itself (`kernel_agent/agent.py`).
 _SILENCE_SECONDS = 30.0
-_SERVER_VARIABLES = ("JUPYTERHUB_", "JPY_")
 #: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
 _MODULES = (
     "calls",
+    "environment",
     "history",
     "peer_access",
     "said",
@@ -147,22 +148,26 @@ async def resumed(
     environment: dict[str, str],
     moved_ports: dict[int, int],
     *,
+    renewed: Sequence[str],
     branched: bool,
     gpu_is_back: bool,
 ) -> None:
-    """Tell a kernel that it has come back under a server with this environment, of which only the server's own variables matter.
+    """Tell a kernel that it has come back under a server with this environment.
 
+    `renewed`: patterns of the names of the variables that it takes from there; those of the former server go.
     `moved_ports`: where it listens now instead of on its former ports. `branched`: the kernel that it was made from may go on.
     `gpu_is_back`: it is not parked.
     """
     variables = {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SERVER_VARIABLES) and name != "JPY_PARENT_PID"
+        if any(fnmatchcase(name, pattern) for pattern in renewed) and name != "JPY_PARENT_PID"
     }
     content = {
         "op": "resumed",
         "environment": variables,
+        "renewed": list(renewed),
+        "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES", ""),
         "moved_ports": {str(before): after for before, after in moved_ports.items()},
         "connection_file": str(manager.connection_file),
         "branched": branched,

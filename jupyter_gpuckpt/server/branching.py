@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jupyter_core.utils import ensure_async
 from tornado import web
 
+from ..door_secrets import parted
 from ..errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ..ports import HeldPorts, moved_connection
 from ..protocol import BranchRequest, SuspendedKernel
@@ -127,14 +128,16 @@ class Branching:
         free = HeldPorts.free(len(launch.own_ports))
         undo.callback(free.release)
         saved_connection = launch.jupyter["connection_info"]
-        jupyter = {
-            **launch.jupyter,
-            "connection_info": moved_connection(saved_connection, launch.own_ports, free.ports),
-            "sessions": [row],
-            "path": path,
-            "root": str(self._kernels.root_dir),
-            "output": {},
-        }
+        jupyter, _ = parted(
+            {
+                **launch.jupyter,
+                "connection_info": moved_connection(saved_connection, launch.own_ports, free.ports),
+                "sessions": [row],
+                "path": path,
+                "root": str(self._kernels.root_dir),
+                "output": {},
+            }
+        )
         request = BranchRequest(
             self._link.owner_id, snapshot_id, kernel_id, free.ports, path, jupyter
         )
@@ -149,7 +152,7 @@ class Branching:
             await self._sessions.delete_session(row["session_id"])
 
         undo.push_async_callback(self._quietly, end)
-        saved = SuspendedKernel(kernel, jupyter, launch.cwd)
+        saved = SuspendedKernel(kernel, jupyter, launch.cwd, secrets=launch.secrets)
         self._link.offer(saved)
         await adopt(
             saved, self._link, self._kernels, self._sessions, self._operations, resume_busy=False

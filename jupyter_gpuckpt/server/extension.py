@@ -241,6 +241,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             sessions,
             operations.peer_access,
             timeout_seconds=self.reconnect_timeout,
+            renewed_variables=self.renewed_variables,
             log=self.log,
         )
         link.begin, link.reconnect = reconnecting.begin, reconnecting.reconnect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jupyter_server._tz import utcnow
@@ -38,10 +39,12 @@ class Reconnecting:
         peer_access: PeerAccessSwitch,
         *,
         timeout_seconds: float,
+        renewed_variables: Sequence[str],
         log: logging.Logger,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
         self._peer_access = peer_access
+        self._renewed_variables = renewed_variables
         self._timeout_seconds, self._log = timeout_seconds, log
 
     def begin(self, served: ServedKernel) -> None:
@@ -89,6 +92,7 @@ class Reconnecting:
             manager,
             environment_of(self._kernels, rows),
             moved,
+            renewed=self._renewed_variables,
             branched=served.is_new_branch,
             gpu_is_back=not parked,
         )

@@ -40,6 +40,14 @@ class ServerTraits(Configurable):
         anybody opens its notebook.""",
     ).tag(config=True)
 
+    renewed_variables = List(
+        Unicode(),
+        default_value=["JUPYTERHUB_*", "JPY_*", "JUPYTER_TOKEN", "SLURM_*", "KUBERNETES_*"],
+        help="""Names of environment variables, with * and ? as in file names, that belong to a server and not to its kernels: an
+        IPython kernel that is resumed takes this server's instead of those that it was saved with. CUDA_VISIBLE_DEVICES is
+        taken, too, where the kernel's names GPUs that this server's does not.""",
+    ).tag(config=True)
+
     autosave_interval = Float(
         0.0,
         min=0.0,

@@ -21,6 +21,7 @@ from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
 from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
+from . import stored_secrets
 from .stored_images import IMAGES_STREAM
 
 #: How much of a digest is shown.
@@ -69,6 +70,7 @@ def resume(
         allowed_gpus=allowed,
         progress=progress,
     )
+    stored_secrets.keep_of_older(thawed.tree, manifest, store)
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
     closed = [f"The network connection {name} was closed." for name in lost]

@@ -141,7 +141,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
         shown = variables.listed[:SHOWN_VARIABLES] if variables else []
         manifest = Manifest(
             info=msgspec.structs.replace(info, pinned=pinned, title=title, variables=shown),
-            launch=spec,
+            launch=spec.written_down(),
             host=host,
             method=chosen.method,
             keeper_pid=tree.keeper_nspid,

@@ -28,9 +28,9 @@ from ..model import (
 from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
-#: Of the kernel's own tmpfs: the keeper and the library that is preloaded into it.
+#: Of the kernel's own tmpfs: the keeper, its secrets, and the library that is preloaded into it.
 _SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
-_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|[a-z-]+\.so)")
+_ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
 _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jupyter_gpuckpt import door_secrets
 from jupyter_gpuckpt.model import LaunchSpec
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def launch_spec(
     if not cwd.is_dir():
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    public, secrets = door_secrets.parted(jupyter)
     return LaunchSpec(
         kernel_id=kernel_id,
         argv=[_program(command[0], env, cwd), *(os.path.expanduser(a) for a in command[1:])],  # noqa: PTH111
@@ -45,7 +47,8 @@ def launch_spec(
         private_shm=private_shm,
         io_uring=io_uring,
         own_ports=own_ports,
-        jupyter=jupyter,
+        jupyter=public,
+        secrets=secrets,
     )
 
 

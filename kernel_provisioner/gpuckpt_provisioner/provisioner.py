@@ -18,6 +18,7 @@ from jupyter_client.connect import LocalPortCache
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool
 
+from jupyter_gpuckpt import door_secrets
 from jupyter_gpuckpt.config import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
@@ -92,7 +93,8 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
             return await super().pre_launch(**kwargs)
-        self._load_connection(self._saved.jupyter["connection_info"])
+        described = door_secrets.joined(self._saved.jupyter, self._saved.secrets)
+        self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
 
     async def launch_kernel(
@@ -114,7 +116,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self.plain_reason:
             return await super().launch_kernel(cmd, **kwargs)
         try:
-            jupyter = {**self.described_manager(), **self._owner_here().jupyter(self._manager)}
+            jupyter = {**saved_manager(self._manager), **self._owner_here().jupyter(self._manager)}
             self._began(await _in_thread(lambda: self._launch(cmd, kwargs, jupyter)))
         except (HostError, DaemonUnavailable) as error:
             self._notice(error)
@@ -216,8 +218,8 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._ended = KILLED if code is None else code
 
     def described_manager(self) -> dict[str, Any]:
-        """What a later server's manager needs of this one's."""
-        return saved_manager(self._manager)
+        """Return what a later server's manager needs of this one's, without what is secret: the daemon has that."""
+        return door_secrets.parted(saved_manager(self._manager))[0]
 
     # ---- liveness ----------------------------------------------------------------------------------------------------
 

@@ -94,6 +94,7 @@ def spec(short_dir):
 
     def make(argv=None, **changes):
         kernel_id = changes.pop("kernel_id", str(uuid.uuid4()))
+        changes.setdefault("secrets", {"key": "not-for-the-log"})
         argv = argv or [sys.executable, "-c", COUNTER, str(short_dir / kernel_id)]
         env = {"PATH": os.environ["PATH"], "SECRET": "not-for-the-log"}
         log_path = str(short_dir / f"{kernel_id}.log")
@@ -118,7 +119,16 @@ def counts(short_dir):
 @pytest.fixture
 def left_in_scratch():
     """The names in a kernel's scratch that no operation may leave there, by the pid of its init."""
-    kept = {"keeper", "notify", "notify.socket", "outside-signals.so", "images", "gpu", "hidden"}
+    kept = {
+        "keeper",
+        "notify",
+        "notify.socket",
+        "outside-signals.so",
+        "secrets",
+        "images",
+        "gpu",
+        "hidden",
+    }
 
     def look(init_pid):
         return {path.name for path in Path(f"/proc/{init_pid}/root{SCRATCH}").rglob("*")} - kept

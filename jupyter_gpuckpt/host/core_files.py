@@ -1,0 +1,42 @@
+"""No core file of the daemon: it holds pieces of kernels' memory, and their keys.
+
+It stays dumpable in the system's sense, because it reads its own /proc. What it starts for users is to crash as it would without
+the daemon: `allow` undoes in another process what it inherited.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+#: What this process had before `forbid`: limits, and which memory goes into a core file (man core).
+_before: list[tuple[tuple[int, int], str]] = []
+
+
+def forbid() -> None:
+    """Let this process, and what it starts, leave no core file, nor any memory in one that a program takes over a pipe."""
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
+    try:
+        _before.append((limits, _filter(os.getpid()).read_text().strip()))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, limits[1]))
+        _filter(os.getpid()).write_text("0")
+    except OSError as error:  # a system without /proc/PID/coredump_filter
+        _log.debug("core files: %s", error)
+
+
+def allow(pid: int) -> None:
+    """Give a process that was started by this one what this one had before `forbid`."""
+    for limits, chosen in _before[:1]:
+        try:
+            resource.prlimit(pid, resource.RLIMIT_CORE, limits)
+            _filter(pid).write_text(f"0x{chosen}")
+        except OSError as error:  # it has just ended, or belongs to somebody else
+            _log.debug("core files of process %d: %s", pid, error)
+
+
+def _filter(pid: int) -> Path:
+    return Path(f"/proc/{pid}/coredump_filter")

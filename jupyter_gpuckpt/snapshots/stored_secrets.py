@@ -1,0 +1,43 @@
+"""The secrets of a kernel as its snapshot holds them: beside its memory, or where an older version wrote them down."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .. import door_secrets
+from ..engine import kept_secrets
+from ..engine.tree import Tree
+from ..images.unpack import read_stream
+from ..model import Manifest
+from ..store.local import LocalStore
+
+_log = logging.getLogger(__name__)
+
+
+def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
+    """Return them. Raises ObjectCorrupt, StoreUnavailable."""
+    if not _are_with_memory(manifest):
+        return door_secrets.parted(manifest.launch.jupyter)[1]
+    stream = manifest.stream(kept_secrets.STREAM)
+    if stream.length > kept_secrets.MOST_BYTES:
+        return {}
+    return kept_secrets.decoded(read_stream(stream, store))
+
+
+def keep(tree: Tree, secrets: dict[str, Any]) -> None:
+    """Lay them on a kernel's scratch, from where its next snapshot takes them; never raises."""
+    try:
+        kept_secrets.install(tree.inside("/"), secrets)
+    except OSError as error:
+        _log.error("the key of a kernel is not kept: %s", error)
+
+
+def keep_of_older(tree: Tree, manifest: Manifest, store: LocalStore) -> None:
+    """Do that for a kernel that was resumed from a snapshot of an older version; with others its scratch has them already."""
+    if not _are_with_memory(manifest):
+        keep(tree, of_snapshot(manifest, store))
+
+
+def _are_with_memory(manifest: Manifest) -> bool:
+    return any(stream.name == kept_secrets.STREAM for stream in manifest.streams)
