@@ -23,7 +23,6 @@ BINARIES = {
         [ENGINE / "criu_preload.c", ENGINE / "criu_injection.c"],
         _WITHOUT_LIBC,
     ),
-    ENGINE / "page-copy.so": ([ENGINE / "page_copy.c"], _LIBRARY),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
     ENGINE / "outside-signals.so": ([ENGINE / "outside_signals.c"], _WITHOUT_LIBC),
 }

@@ -61,7 +61,6 @@ def _engine(settings: Settings, criu: Path) -> EngineSettings:
         spill_dir=settings.data,
         threads=1,
         user_namespace=not privileges.suffice(),
-        userfaultfd=privileges.userfaultfd(),
     )
 
 

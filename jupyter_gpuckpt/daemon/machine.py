@@ -365,5 +365,4 @@ class Machine:
             threads=self._settings.worker_threads,
             memory_bytes=self._settings.memory_bytes,
             user_namespace=not privileges.suffice(),
-            userfaultfd=privileges.userfaultfd(),
         )

@@ -218,20 +218,14 @@ class _Run:
         return FreezeFailed(found.cause, hint=found.hint, details=found.details)
 
 
-def restore_words(
-    settings: EngineSettings, directory: str, *, lazy: bool, unprivileged: bool
-) -> list[str]:
-    """The command that init runs to restore `directory` as a child of its own, every task stopped.
-
-    `lazy`: private pages come from our filler (`page_filler.py`), which the action script waits for.
-    """
+def restore_words(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
+    """The command that init runs to restore `directory` as a child of its own, every task stopped."""
     return [
         *("env", f"LD_PRELOAD={settings.criu_preload}", f"{_RUNTIME_DIR}={SCRATCH}"),
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", *_COMMON),
         *(_UNPRIVILEGED if unprivileged else ()),
-        *(("--lazy-pages", "--action-script", notify.PROGRAM) if lazy else ()),
     ]
 
 

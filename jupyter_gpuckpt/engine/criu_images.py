@@ -26,7 +26,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 PAGE = 4096
 #: pagemap_entry.flags (criu/include/pagemap.h).
-_FLAGS = 4
+PAGEMAP_FLAGS, PAGEMAP_COUNT = 4, 5
 PE_LAZY, PE_PRESENT = 2, 4
 
 #: pstree_entry (images/pstree.proto).
@@ -165,7 +165,8 @@ def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
     copy.replace(path)
 
 
-def _numbers(message: bytes) -> dict[int, int]:
+def numbers(message: bytes) -> dict[int, int]:
+    """Return the fields of a message that are numbers."""
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
 
 
@@ -185,49 +186,16 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
     next(entries)
     found = []
     for entry in entries:
-        values = _numbers(entry)
-        flags = values.get(_FLAGS, 0)
-        found.append(Extent(values[1], (values.get(5) or values[2]) * PAGE, bool(flags & PE_LAZY)))
+        values = numbers(entry)
+        count = values.get(PAGEMAP_COUNT) or values[2]
+        found.append(Extent(values[1], count * PAGE, bool(values.get(PAGEMAP_FLAGS, 0) & PE_LAZY)))
     return found
 
 
 @strict
 def pages_id(images: Path, nspid: int) -> int:
     """The number in the name of the file that holds the pages of a process."""
-    return _numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
-
-
-@strict
-def make_present(images: Path, nspid: int) -> None:
-    """List the lazy pages of a process as those that are in its pages file."""
-    path = images / f"pagemap-{nspid}.img"
-    head, *entries = messages(path)
-    changed = [
-        [
-            (number, wire, PE_PRESENT if number == _FLAGS and value == PE_LAZY else value)
-            for number, wire, value in fields(entry)
-        ]
-        for entry in entries
-    ]
-    replace(path, [head, *(encode(entry) for entry in changed)])
-
-
-@strict
-def add_lazy(images: Path, nspid: int, extents: list[Extent]) -> None:
-    """Enter lazy pages into a process's pagemap, at their place in the order of addresses."""
-    path = images / f"pagemap-{nspid}.img"
-    head, *entries = messages(path)
-    numbers = [_numbers(entry) for entry in entries]
-    listed = [(found[1], entry) for found, entry in zip(numbers, entries, strict=True)]
-    # Newer CRIUs count pages in a field of 64 bits and leave the old one 0.
-    wide = any(5 in found for found in numbers)
-    for extent in extents:
-        pages = extent.length // PAGE
-        counts: list[Field] = [(2, _VARINT, 0 if wide else pages), (4, _VARINT, PE_LAZY)]
-        if wide:
-            counts.append((5, _VARINT, pages))
-        listed.append((extent.address, encode([(1, _VARINT, extent.address), *counts])))
-    replace(path, [head, *(entry for _, entry in sorted(listed))])
+    return numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +212,7 @@ def processes(images: Path) -> list[ImageProcess]:
     """The processes of the tree, root first. Zombies are among them: they have no pagemap."""
     found = []
     for message in messages(images / "pstree.img"):
-        values = _numbers(message)
+        values = numbers(message)
         found.append(ImageProcess(values[1], values[2], _comm(images / f"core-{values[1]}.img")))
     return found
 
@@ -257,7 +225,7 @@ def highest_pid(images: Path) -> int:
     """
     found = []
     for message in messages(images / "pstree.img"):
-        pid = _numbers(message)[_TREE_PID]
+        pid = numbers(message)[_TREE_PID]
         is_zombie = not (images / f"pagemap-{pid}.img").exists()
         found += [
             value
@@ -274,7 +242,7 @@ def clocks(images: Path) -> list[int]:
     if path is None:
         return []
     shown = {
-        n: _numbers(value)
+        n: numbers(value)
         for n, _, value in fields(next(messages(path)))
         if isinstance(value, bytes)
     }
@@ -343,7 +311,7 @@ def highest_descriptor(images: Path) -> int:
     """Return the highest number of a descriptor that any process has open; -1 if there is none."""
     return max(
         (
-            _numbers(message).get(_FD_NUMBER, 0)
+            numbers(message).get(_FD_NUMBER, 0)
             for path in images.glob("fdinfo-*.img")
             for message in messages(path)
         ),
@@ -384,4 +352,4 @@ def remapped(images: Path) -> set[int]:
 def _remaps(images: Path) -> list[dict[int, int]]:
     """The entries of remap-fpath.img: 1 is the id of the file, 2 that of what stands for it, 3 what kind that is."""
     path = images / "remap-fpath.img"
-    return [_numbers(message) for message in messages(path)] if path.exists() else []
+    return [numbers(message) for message in messages(path)] if path.exists() else []

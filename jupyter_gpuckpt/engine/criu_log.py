@@ -26,11 +26,6 @@ _TABLE: list[tuple[str, str, str]] = [
         "Close what uses io_uring (set UV_USE_IO_URING=0 for node and uvloop) and try again.",
     ),
     (
-        r"Unable to open an userfaultfd",
-        "CRIU lacks the right to use userfaultfd.",
-        "Run `jupyter gpuckpt doctor`.",
-    ),
-    (
         r"Can't dump file \d+ of that type \[\d+\] \(\S+ (?P<file>.*)\)",
         "The kernel has {file} open, which CRIU cannot save.",
         "Close it and try again; the details name its descriptor.",

@@ -1,7 +1,7 @@
-"""Private pages in CRIU's own files, for a restore where userfaultfd is not allowed: CRIU reads them before the first instruction.
+"""Private pages in CRIU's own files, which it reads before the first instruction: those that we cannot write into a stopped task.
 
 The images of a skeleton dump list these pages as lazy and lack them. Here they get them, as a plain dump would have written
-them: in the order of the process's pagemap, between those that CRIU saved itself. See criu/pagemap.c.
+them: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
 """
 
 from __future__ import annotations
@@ -9,44 +9,50 @@ from __future__ import annotations
 import bisect
 import os
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..pwrite import pwrite_all
-from . import criu_images
+from . import criu_images, memory_images
+from .criu_images import Extent
+from .page_plan import Piece
 
 _COPY_BYTES = 4 << 20
 
 
 class PagesFile:
-    """All pages of the process `nspid` in the images in `images`: a sink for `images.unpack` that takes the lazy ones.
+    """The pages of the process `nspid` in the images in `images`: a sink for `images.unpack` that takes the `pieces`.
 
-    Making it puts the others in place and lists all as present; pages that are never written are zeros. The sequence of bytes is
-    that of `ProcessMemory`. Raises OSError.
+    Making it puts CRIU's own pages in place, lists the pieces as present and no other lazy page; pages that are never written are
+    zeros. The file is made in `folder`, the images get a link to it. The sequence of bytes is that of the process's stream; what
+    lies in it between the pieces is left out. Raises OSError.
     """
 
-    def __init__(self, images: Path, nspid: int) -> None:
+    def __init__(self, images: Path, nspid: int, pieces: Sequence[Piece], folder: Path) -> None:
+        self.pieces = sorted(pieces, key=lambda piece: piece.offset)
+        self._offsets = [piece.offset for piece in self.pieces]
+        self._places: dict[int, int] = {}
+        own = [extent for extent in criu_images.pagemap(images, nspid) if not extent.lazy]
+        added = [Extent(piece.address, piece.length, lazy=False) for piece in pieces]
+        memory_images.replace_lazy(images, nspid, added)
+        offset_at = {piece.address: piece.offset for piece in pieces}
         path = images / f"pages-{criu_images.pages_id(images, nspid)}.img"
-        self._offsets: list[int] = []
-        self._places: list[int] = []
-        offset = place = 0
-        # Unlinked at once, readable as long as it is open.
-        with path.open("rb") as own:
+        self.path = target = folder / path.name
+        with path.open("rb") as source:
             path.unlink()
             self._descriptor = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+                target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
             )
             weakref.finalize(self, os.close, self._descriptor)
-            for extent in criu_images.pagemap(images, nspid):
-                if extent.lazy:
-                    self._offsets.append(offset)
-                    self._places.append(place)
-                    offset += extent.length
+            path.symlink_to(target)
+            place = 0
+            for extent in sorted((*own, *added), key=lambda extent: extent.address):
+                if extent.address in offset_at:
+                    self._places[offset_at[extent.address]] = place
                 else:
-                    self._copy(own.fileno(), place, extent.length)
+                    self._copy(source.fileno(), place, extent.length)
                 place += extent.length
         os.ftruncate(self._descriptor, place)
-        self.length = offset
-        criu_images.make_present(images, nspid)
 
     def _copy(self, source: int, place: int, length: int) -> None:
         while length:
@@ -57,11 +63,12 @@ class PagesFile:
             place, length = place + len(data), length - len(data)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put `data` at `offset` of the lazy pages. Thread-safe."""
-        index = bisect.bisect_right(self._offsets, offset) - 1
-        while len(data):
-            within = offset - self._offsets[index]
-            last = index + 1 == len(self._offsets)
-            size = len(data) if last else min(len(data), self._offsets[index + 1] - offset)
-            pwrite_all(self._descriptor, data[:size], self._places[index] + within)
-            offset, data, index = offset + size, data[size:], index + 1
+        """Put `data`, which is at `offset` of the stream, into the file. Thread-safe. Raises OSError."""
+        end = offset + len(data)
+        index = max(0, bisect.bisect_right(self._offsets, offset) - 1)
+        while index < len(self.pieces) and (piece := self.pieces[index]).offset < end:
+            first, last = max(offset, piece.offset), min(end, piece.offset + piece.length)
+            if first < last:
+                place = self._places[piece.offset] + first - piece.offset
+                pwrite_all(self._descriptor, data[first - offset : last - offset], place)
+            index += 1

@@ -28,19 +28,17 @@ from .ghost import Ghost
 from .gone_files import GoneFiles
 from .gpu_processes import GpuProcesses
 from .hidden_pages import Area
-from .launch import alive, pids, wait_until
+from .launch import alive, pids
 from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
 from .memory_watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
 from .standstill import Standstill
+from .stillness import settled, that_has_run
 from .tcp_connections import LostConnection
 from .tree import Tree
 
 logger = logging.getLogger(__name__)
-
-#: What a thread's `syscall` file says of one that has not left its processor, and how often that is asked.
-_RUNS, _COUNTS = b"running\n", 100
 
 
 @dataclass
@@ -65,13 +63,12 @@ class Frozen:
 
     def prove_still(self) -> None:
         """Raise FreezeFailed if any task of a suspend has run since it was frozen (an outside SIGCONT): the pages would not match."""
-        for pid, before in self._switches.items():
-            if processes.context_switches(pid) != before:
-                raise FreezeFailed(
-                    "A process of the kernel was woken by another program while it was being suspended.",
-                    hint="The kernel runs on. Find what sends SIGCONT to its processes, then try again.",
-                    details=f"process {pid} ({processes.name(pid)})",
-                )
+        if pid := that_has_run(self._switches):
+            raise FreezeFailed(
+                "A process of the kernel was woken by another program while it was being suspended.",
+                hint="The kernel runs on. Find what sends SIGCONT to its processes, then try again.",
+                details=f"process {pid} ({processes.name(pid)})",
+            )
 
 
 @contextmanager
@@ -132,7 +129,7 @@ def frozen(
         result.connections_lost = tcp.lost
         result.gone = gone
         if stop:
-            result._switches = _settled(tree)
+            result._switches = settled(tree)
             gpu_files_taken(result.gpu_files)
         else:
             with progress.stage(Stage.THAW):
@@ -150,28 +147,6 @@ def frozen(
             tcp.reset()
             inside.pop_all()
             undo.pop_all()
-
-
-def _settled(tree: Tree) -> dict[int, dict[int, int]]:
-    """The context switches of every thread once all have left their processors.
-
-    A task shows as stopped just before it does. Reading its `syscall` file waits until it has (fs/proc/base.c,
-    proc_pid_syscall: wait_task_inactive), or says that it runs, when there was no end to it. So they are counted until nothing
-    has changed while all of them were looked at.
-    """
-    members = pids(tree)
-    counted: dict[int, dict[int, int]] = {}
-    for _ in range(_COUNTS):
-        before, still = counted, True
-        for pid in members:
-            for tid in processes.threads(pid):
-                wait_until(lambda tid=tid: processes.state(tid) in ("T", "Z", None), timeout=5.0)  # type: ignore[misc]
-                with suppress(OSError):
-                    still &= Path(f"/proc/{pid}/task/{tid}/syscall").read_bytes() != _RUNS
-        counted = {pid: processes.context_switches(pid) for pid in members}
-        if still and counted == before:
-            break
-    return counted
 
 
 def _dump(

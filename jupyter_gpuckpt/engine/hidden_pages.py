@@ -19,7 +19,7 @@ import numpy as np
 
 from ..host import processes
 from ..model import SCRATCH
-from . import criu_images
+from . import criu_images, memory_images
 from .criu_images import Extent
 
 #: Where the areas are listed for CRIU, in the kernel's mount namespace, and the variable that says so.
@@ -69,7 +69,7 @@ def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
         seen = criu_images.pagemap(images, nspid)
         # Not hidden after all (a CRIU that takes no library, or has another way to look): it has listed them.
         if hidden and not _overlap(seen, hidden):
-            criu_images.add_lazy(images, nspid, hidden)
+            memory_images.add_lazy(images, nspid, hidden)
 
 
 def visible_bytes(pid: int) -> int:

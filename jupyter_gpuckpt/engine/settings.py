@@ -27,8 +27,6 @@ class EngineSettings:
     user_namespace: bool = False
     #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
     plain: bool = False
-    #: Fill memory by userfaultfd; where it is not allowed all pages are written to the disk first.
-    userfaultfd: bool = True
     #: A restore that makes no progress for this long is killed with its init.
     stall_seconds: float = 60.0
     #: How long the CUDA driver may wait for running GPU work before a save gives up.

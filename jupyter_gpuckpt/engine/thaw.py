@@ -29,7 +29,6 @@ from . import (
     file_images,
     gpu_processes,
     missing_files,
-    notify,
     server_files,
     socket_directories,
     socket_images,
@@ -37,10 +36,9 @@ from . import (
     user_namespaces,
 )
 from .capture import clear
-from .eager_pages import PagesFile
+from .filling import Filling, PageSink
 from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
-from .page_filler import PageFiller, ProcessPages
 from .placing import Placing
 from .settings import EngineSettings
 from .tcp_remake import RemadeConnections
@@ -56,14 +54,14 @@ class Content(Protocol):
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages | PagesFile]]) -> Callable[[], None]:
-        """Look up where streams of pages lie; what is returned writes them, in parallel."""
+    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
+        """Look up where the pieces of streams lie that the sinks want; what is returned writes them, in parallel."""
 
     def images(self, directory: Path) -> None:
         """Write all image files into `directory`."""
 
     def reader(self, stream: str) -> Callable[[int, int], bytes]:
-        """(offset, length) -> bytes, for page faults."""
+        """(offset, length) -> bytes."""
 
 
 class Thawed(NamedTuple):
@@ -115,8 +113,8 @@ def thaw(
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
     ids = user_namespaces.for_resume(settings, manifest)
-    lazy = skeleton and settings.userfaultfd and ids is None
-    directory = criu.IMAGES if lazy else str(settings.spill_dir / f"restore-{exit_path.name}")
+    spilled = settings.spill_dir / f"restore-{exit_path.name}"
+    directory = criu.IMAGES if skeleton else str(spilled)
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
             connections = always.enter_context(_connections(manifest, content))
@@ -129,9 +127,7 @@ def thaw(
                 io_uring=manifest.launch.io_uring,
                 words=[str(manifest.keeper_pid), "-"],
                 argv=[
-                    *criu.restore_words(
-                        settings, directory, lazy=lazy, unprivileged=ids is not None
-                    ),
+                    *criu.restore_words(settings, directory, unprivileged=ids is not None),
                     *connections.words,
                 ],
                 descriptors=connections.descriptors,
@@ -144,7 +140,7 @@ def thaw(
         )
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
-        always.callback(_remove, images, itself=not lazy)
+        always.callback(_remove, images, itself=not skeleton)
         always.callback(restore.placing.remove_links)
         undo.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
@@ -165,13 +161,14 @@ def thaw(
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
             always.callback(moved.release)
             connections.enter(images)
-        if skeleton and not lazy:
-            _write_pages(restore, images)
+        filling = always.enter_context(Filling(content.to_memory, progress, spilled))
+        filling.prepare(manifest, images)
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
-        _run_criu(restore, images, lazy=lazy)
-        tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
-        connections.finish({**ports, **moved.ports})
+        with _Watch(restore, images / "restore.log") as watch:
+            tree = _run_criu(restore, images, exit_path, watch)
+            connections.finish({**ports, **moved.ports})
+            _fill(filling, tree, watch)
         gpu.finish()
         gpu_processes.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
@@ -224,14 +221,6 @@ def _remove(directory: Path, *, itself: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _write_pages(restore: _Restore, images: Path) -> None:
-    """Put all private pages into CRIU's own files."""
-    names = [(process.pid, process.pages) for process in restore.manifest.processes]
-    files = [(name, PagesFile(images, pid)) for pid, name in names if name]
-    with restore.progress.stage(Stage.PAGES, sum(file.length for _, file in files)):
-        restore.content.to_memory([(name, file) for name, file in files if file.length])()
-
-
 class _GpuFiles:
     """The staging files of GPU memory, written by a thread of their own while CRIU restores the rest.
 
@@ -275,30 +264,10 @@ class _GpuFiles:
             raise self._error
 
 
-def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
-    """Let init run CRIU and wait for its end; every task is stopped then."""
-    manifest, content = restore.manifest, restore.content
-    pages = []
-    for process in manifest.processes:
-        if lazy and process.pages:
-            extents = [e for e in criu_images.pagemap(images, process.pid) if e.lazy]
-            pages.append(ProcessPages(process.pid, extents, content.reader(process.pages)))
-
-    def prepare() -> Callable[[], None]:
-        write = content.to_memory([(f"pages/{page.nspid}", page) for page in pages if page.length])
-
-        def fill() -> None:
-            with restore.progress.stage(Stage.PAGES, sum(page.length for page in pages)):
-                write()
-
-        return fill
-
-    with restore.progress.stage(Stage.RESTORE), ExitStack() as stack:
-        filler = None
-        if lazy:
-            filler = PageFiller(images, restore.inside(notify.SOCKET), pages, prepare)
-            stack.enter_context(filler)
-        watch = stack.enter_context(_Watch(restore, images / "restore.log", lazy=lazy))
+def _run_criu(restore: _Restore, images: Path, exit_path: Path, watch: _Watch) -> Tree:
+    """Let init run CRIU and wait for its end; every task of the tree is stopped then."""
+    manifest, init_pid = restore.manifest, restore.namespaces.init_pid
+    with restore.progress.stage(Stage.RESTORE):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.
         clocks = criu_images.clocks(images) if restore.user_namespace else []
@@ -308,28 +277,39 @@ def _run_criu(restore: _Restore, images: Path, *, lazy: bool) -> None:
         except (
             CheckpointError
         ) as error:  # init itself ended: the watch killed it, or somebody else did
-            if filler is not None:
-                filler.result()
             raise _failure(restore, images, f"was given up: {error.details}", watch) from error
         if status != 0:
-            if filler is not None:
-                filler.result()
             raise _failure(restore, images, commands.ending(status), watch)
+        watch.criu_has_ended()
+    return find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+
+
+def _fill(filling: Filling, tree: Tree, watch: _Watch) -> None:
+    try:
+        filling.finish(tree)
+    except CheckpointError as error:
+        if watch.killed:
+            raise ThawFailed(
+                "The kernel's memory could not be read from the store: there was no progress, and the resume was given up.",
+                hint="Look at the disk that the store is on, then try again. The snapshot is untouched.",
+                details=error.details or str(error),
+            ) from error
+        raise
 
 
 class _Watch:
     """Watcher that kills a restore without progress: `criu restore` has no time-out of its own and can hang for ever.
 
-    It is given less time when CRIU has logged an error: a task that failed may leave the others waiting for it. Where CRIU
-    reads the memory itself, as without `lazy`, only its use of the processor tells that it is at work.
+    It is given less time when CRIU has logged an error: a task that failed may leave the others waiting for it.
     """
 
-    def __init__(self, restore: _Restore, log: Path, *, lazy: bool) -> None:
-        self._lazy, self._log = lazy, log
+    def __init__(self, restore: _Restore, log: Path) -> None:
+        self._log, self._criu_runs = log, True
         self._init, self._progress = restore.namespaces.init_pid, restore.progress
         self._seconds = restore.settings.stall_seconds
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
+        self.killed = False
         #: What CRIU had logged when it was killed, which goes with init's mount namespace.
         self.found: criu_log.Diagnosis | None = None
 
@@ -341,6 +321,10 @@ class _Watch:
         self._end.set()
         self._thread.join()
 
+    def criu_has_ended(self) -> None:
+        """From now on its log says nothing."""
+        self._criu_runs = False
+
     def _run(self) -> None:
         ticks, since = self._ticks(), time.monotonic()
         while not self._end.wait(0.25):
@@ -350,18 +334,20 @@ class _Watch:
                 self.found = criu_log.diagnose(
                     self._log, fallback="The restore made no progress and was given up."
                 )
+                self.killed = True
                 with suppress(ProcessLookupError):
                     os.kill(self._init, signal.SIGKILL)
                 return
 
     def _is_stalled(self, seconds: float) -> bool:
         return seconds > self._seconds or (
-            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
+            self._criu_runs
+            and seconds > min(_ERROR_SECONDS, self._seconds)
+            and criu_log.has_errors(self._log)
         )
 
     def _ticks(self) -> int:
-        if self._lazy:
-            return self._progress.ticks
+        # CRIU itself, and what it reads, shows in its use of the processor only.
         return self._progress.ticks + processes.processor_ticks(self._init)
 
 

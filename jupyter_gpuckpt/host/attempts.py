@@ -22,8 +22,8 @@ PTRACE_SEIZE, PTRACE_INTERRUPT = 0x4206, 0x4207
 KCMP_VM = 1
 #: Numbers of system calls that libc does not know.
 CALLS = {
-    "x86_64": {"userfaultfd": 323, "kcmp": 312, "pidfd_getfd": 438},
-    "aarch64": {"userfaultfd": 282, "kcmp": 272, "pidfd_getfd": 438},
+    "x86_64": {"kcmp": 312, "pidfd_getfd": 438},
+    "aarch64": {"kcmp": 272, "pidfd_getfd": 438},
 }.get(platform.machine(), {})
 _SMALL = 8
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import sys
 from pathlib import Path
 
@@ -106,17 +104,6 @@ def ptrace_scope() -> int:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         return 0
-
-
-def userfaultfd() -> bool:
-    """Return whether this process may make a userfaultfd that also serves faults met inside system calls, as CRIU does."""
-    number = {"x86_64": 323, "aarch64": 282}.get(platform.machine())
-    if number is None:
-        return False
-    descriptor = ctypes.CDLL(None).syscall(number, os.O_CLOEXEC | os.O_NONBLOCK)
-    if descriptor >= 0:
-        os.close(descriptor)
-    return bool(descriptor >= 0)
 
 
 def attempts(pid: int) -> dict[str, str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import bisect
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +29,16 @@ from .working_memory import fitting
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["FileSink", "PreparedSink", "Sink", "StreamReader", "Unpacking", "read_stream", "unpack"]
+__all__ = [
+    "FileSink",
+    "PreparedSink",
+    "Sink",
+    "StreamReader",
+    "Unpacking",
+    "part_of",
+    "read_stream",
+    "unpack",
+]
 
 # What is read in one go at most, and where memory is short.
 _RUN_BYTES = 4 << 20
@@ -128,6 +137,20 @@ class Unpacking:
         except (commands.CommandFailed, OSError) as error:
             logger.warning("the snapshot is read by one process: %s", error)
             return None
+
+
+def part_of(stream: Stream, ranges: Iterable[tuple[int, int]]) -> Stream:
+    """Return the stream without what does not touch any of these ranges (offset and end, ascending): zeros are in its place, which
+    are neither read nor written."""
+    left, chunks, offset = deque(ranges), list[Chunk](), 0
+    for chunk in stream.chunks:
+        while left and left[0][1] <= offset:
+            left.popleft()
+        end = offset + chunk.length
+        wanted = left and left[0][0] < end
+        chunks.append(chunk if wanted else Chunk(b"", chunk.length))
+        offset = end
+    return Stream(stream.name, stream.length, chunks)
 
 
 def unpack(

@@ -26,10 +26,10 @@ def serve(connection: socket.socket, task: UnpackTask) -> None:
     sinks = hear(connection, Sinks)
     if sinks is None:
         return
-    descriptors = descriptors_from(connection, len(sinks.shares))
+    descriptors = iter(descriptors_from(connection, sum(is_open for _, _, is_open in sinks.shares)))
     writes: list[Write] = [
-        resolve_name(builder)(descriptor, data).write
-        for (builder, data), descriptor in zip(sinks.shares, descriptors, strict=True)
+        resolve_name(builder)(next(descriptors) if is_open else None, data).write
+        for builder, data, is_open in sinks.shares
     ]
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     _work(connection, table, taken(runs), writes)

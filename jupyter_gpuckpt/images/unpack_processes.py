@@ -30,7 +30,7 @@ class Share(NamedTuple):
     """How another process makes a sink of the same kind: `builder` is module:attribute there, called with both others."""
 
     builder: str
-    descriptor: int
+    descriptor: int | None
     data: bytes
 
 
@@ -41,7 +41,7 @@ class SharedSink(Protocol):
     #: Where its builder is, to be imported in time.
     module: str
 
-    def share(self) -> tuple[str, int, bytes]:
+    def share(self) -> tuple[str, int | None, bytes]:
         """A `Share`; asked for when everything is prepared."""
 
 
@@ -55,9 +55,10 @@ class UnpackTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sinks(msgspec.Struct, frozen=True):
-    """What a process is told when it may begin: builder and data of each sink, whose descriptors follow in this order."""
+    """What a process is told when it may begin: builder and data of each sink, and whether its descriptor is among those that
+    follow in this order."""
 
-    shares: list[tuple[str, bytes]]
+    shares: list[tuple[str, bytes, bool]]
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -105,8 +106,8 @@ class UnpackProcesses:
         """
         try:
             shares = [Share(*sink.share()) for sink in sinks]
-            told = Sinks([(share.builder, share.data) for share in shares])
-            descriptors = [share.descriptor for share in shares]
+            told = Sinks([(one.builder, one.data, one.descriptor is not None) for one in shares])
+            descriptors = [one.descriptor for one in shares if one.descriptor is not None]
             for ours in self._sockets:
                 tell(ours, told, descriptors)
             self._listen(progress, damaged)

@@ -8,17 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..engine import gpu_processes, thaw
-from ..engine.eager_pages import PagesFile
+from ..engine.filling import PageSink
 from ..engine.gpu_placement import Placement, visible
-from ..engine.page_filler import ProcessPages
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink
-from ..images.unpack import Sink, StreamReader, Unpacking, read_stream
-from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile
+from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
+from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import stored_secrets
@@ -167,14 +166,19 @@ class _StoredContent:
         self._settings, self._progress = settings, progress
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
-        self._unpacking([(name, FileSink(path)) for name, path in jobs]).run(self._progress)
+        streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
+        self._unpacking(streams).run(self._progress)
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages | PagesFile]]) -> Callable[[], None]:
-        return partial(self._unpacking(jobs).run, self._progress)
+    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
+        parts: list[tuple[Stream, Sink]] = []
+        for name, sink in jobs:
+            wanted = ((piece.offset, piece.offset + piece.length) for piece in sink.pieces)
+            parts.append((part_of(self._manifest.stream(name), wanted), sink))
+        return partial(self._unpacking(parts).run, self._progress)
 
-    def _unpacking(self, jobs: Sequence[tuple[str, Sink]]) -> Unpacking:
+    def _unpacking(self, jobs: Sequence[tuple[Stream, Sink]]) -> Unpacking:
         return Unpacking(
-            [(self._manifest.stream(name), sink) for name, sink in jobs],
+            jobs,
             self._store,
             threads=self._settings.threads,
             memory_bytes=self._settings.memory_bytes,

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from jupyter_gpuckpt.engine import criu_images, thaw
-from jupyter_gpuckpt.engine.page_filler import ProcessPages
+from jupyter_gpuckpt.engine.filling import PageSink
 from jupyter_gpuckpt.host import commands, doctor
 from jupyter_gpuckpt.images.sinks import FileSink
 from jupyter_gpuckpt.images.unpack import unpack
@@ -148,7 +148,7 @@ class _Images:
         streams = [(self._manifest.stream(name), FileSink(path)) for name, path in jobs]
         unpack(streams, self._store, threads=1, progress=Progress())
 
-    def to_memory(self, jobs: Sequence[tuple[str, ProcessPages]]) -> Callable[[], None]:
+    def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
         raise AssertionError("a plain restore reads its pages itself")
 
     def images(self, directory: Path) -> None:
@@ -160,4 +160,4 @@ class _Images:
                 (directory / image.name).symlink_to(image)
 
     def reader(self, stream: str) -> Callable[[int, int], bytes]:
-        raise AssertionError("a plain restore has no page faults")
+        raise AssertionError("a plain restore reads its pages itself")

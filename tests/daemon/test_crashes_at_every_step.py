@@ -36,7 +36,8 @@ MOMENTS = [
     ("resume", ENGINE + "tcp_remake.RemadeConnections.finish"),
     ("suspend", "jupyter_gpuckpt.store.staging.Staged.publish"),
     ("resume", ENGINE + "launch.Namespaces.go"),
-    ("resume", ENGINE + "page_filler.PageFiller.__enter__"),
+    ("resume", ENGINE + "filling.Filling.prepare"),
+    ("resume", ENGINE + "stopped_pages.StoppedPages.write"),
 ]
 
 #: Holds everything that leaves something behind when a step is forgotten: a deleted file with another link, private shared

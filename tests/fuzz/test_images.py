@@ -5,20 +5,33 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.engine import criu_images, file_images, missing_files, placing, socket_images
+from jupyter_gpuckpt.engine import (
+    criu_images,
+    file_images,
+    memory_images,
+    missing_files,
+    page_plan,
+    placing,
+    socket_images,
+)
 from jupyter_gpuckpt.engine.criu_images import Extent
 from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
 from jupyter_gpuckpt.errors import ObjectCorrupt
-from jupyter_gpuckpt.model import Manifest
+from jupyter_gpuckpt.model import Chunk, Manifest, Process, Stream
 from jupyter_gpuckpt.store import manifests
 from tests.fuzz.inputs import altered, tries
 from tests.fuzz.test_files import BODY, sealed
 
 NO_CONNECTIONS = RemadeConnections([], lambda offset, length: b"")
-MANIFEST = manifests.parse(Path("saved.manifest"), sealed(BODY), Manifest)
+MANIFEST = msgspec.structs.replace(
+    manifests.parse(Path("saved.manifest"), sealed(BODY), Manifest),
+    processes=[Process(12, 11, "python", pages="pages/12")],
+    streams=[Stream("pages/12", 8192, [Chunk(b"", 4096), Chunk(b"x" * 32, 4096)])],
+)
 
 
 def message(*fields):
@@ -64,6 +77,13 @@ SAMPLES = {
     "pagemap-12.img": image(
         message((1, 1)), message((1, 4096), (2, 2), (4, 6)), message((1, 65536), (5, 2), (4, 2))
     ),
+    "mm-12.img": image(
+        message(
+            (12, 4),
+            (14, [(1, 65536), (2, 81920), (5, 3), (6, 34), (7, 513)]),
+            (14, [(1, 65536), (2, 69632), (5, 0), (6, 34), (7, 1 << 16)]),
+        )
+    ),
     "core-12.img": image(message((1, 1), (3, [(1, 0), (6, b"python")]))),
     "fdinfo-2.img": image(message((1, 8), (2, 0), (3, 4), (4, 3))),
 }
@@ -90,8 +110,9 @@ def look(name, data):
             lambda: socket_images._read(files),
             lambda: file_images.mend(files),
             lambda: file_images.rewind(files, ["/tmp/socket"]),
-            lambda: criu_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
-            lambda: criu_images.make_present(images, 12),
+            lambda: memory_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
+            lambda: page_plan.plan(MANIFEST, images),
+            lambda: memory_images.replace_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
             lambda: NO_CONNECTIONS.enter(images),
         ):
             # An OSError: a core of a process that is not there, or a path that is too long.
@@ -113,6 +134,8 @@ def test_the_samples_are_read():
         assert criu_images.link_remaps(images) == [("/tmp/link_remap.7", "")]
         assert [one.pid for one in criu_images.processes(images)] == [12]
         assert len(criu_images.pagemap(images, 12)) == 2
+        [plan] = page_plan.plan(MANIFEST, images)
+        assert (plan.by_us, plan.by_criu) == ([page_plan.Piece(0, 65536, 8192)], [])
         assert socket_images.listening_files(images / "files.img", private_shm=True) == [
             "/tmp/socket"
         ]

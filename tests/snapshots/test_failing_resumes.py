@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.errors import CheckpointError, ThawFailed
+from jupyter_gpuckpt.engine.stopped_pages import StoppedPages
+from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage
 
@@ -50,10 +54,6 @@ def inits(directory: Path) -> list[int]:
     return found
 
 
-def criu_of(init: int) -> int:
-    return next((pid for pid in processes.descendants(init) if processes.name(pid) == "criu"), 0)
-
-
 def check(program, snapshot_id: str, tmp_path: Path) -> None:
     """Nothing is left of the failed one, and the next one succeeds."""
     assert inits(tmp_path) == []
@@ -78,14 +78,12 @@ def at(stage: str, what) -> Progress:
 
 
 @pytest.mark.parametrize("stage", [Stage.RESTORE, Stage.PAGES])
-def test_a_killed_criu_leaves_nothing(suspended, tmp_path: Path, stage: Stage) -> None:
+def test_a_killed_init_leaves_nothing(suspended, tmp_path: Path, stage: Stage) -> None:
     program, snapshot_id = suspended
 
     def kill() -> None:
         [init] = inits(tmp_path)
-        pid = criu_of(init)
-        # At the begin of the restore there is no CRIU yet: then the init that was to run it.
-        os.kill(pid or init, signal.SIGKILL)
+        os.kill(init, signal.SIGKILL)
 
     with pytest.raises(ThawFailed) as caught:
         program.resume(snapshot_id, progress=at(stage, kill))
@@ -93,18 +91,20 @@ def test_a_killed_criu_leaves_nothing(suspended, tmp_path: Path, stage: Stage) -
     check(program, snapshot_id, tmp_path)
 
 
-def test_a_criu_that_hangs_is_ended_with_its_init(suspended, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("signum", "said"), [("KILL", "ended with status 137"), ("STOP", "no progress")]
+)
+def test_a_criu_that_is_killed_or_hangs_leaves_nothing(suspended, tmp_path, signum, said) -> None:
     program, snapshot_id = suspended
-    patient, program.engine = program.engine, replace(program.engine, stall_seconds=2.0)
-
-    def hang() -> None:
-        [init] = inits(tmp_path)
-        os.kill(criu_of(init), signal.SIGSTOP)
-
-    with pytest.raises(ThawFailed, match="no progress") as caught:
-        program.resume(snapshot_id, progress=at(Stage.PAGES, hang))
+    good = program.engine
+    # As soon as it has its log, which is before it makes any task.
+    interrupted = f'{good.criu} "$@" & until [ -e $LOG ]; do :; done; kill -{signum} $!; wait $!'
+    broken = criu_program(tmp_path / "criu", interrupted)
+    program.engine = replace(good, criu=broken, stall_seconds=2.0)
+    with pytest.raises(ThawFailed, match=said) as caught:
+        program.resume(snapshot_id)
     assert "untouched" in caught.value.hint
-    program.engine = patient
+    program.engine = good
     check(program, snapshot_id, tmp_path)
 
 
@@ -129,16 +129,112 @@ def criu_program(path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("userfaultfd", [True, False])
-def test_a_criu_that_cannot_start_says_why(suspended, tmp_path, userfaultfd):
+def test_a_criu_that_cannot_start_says_why(suspended, tmp_path):
     program, snapshot_id = suspended
     good = program.engine
     broken = criu_program(tmp_path / "criu", "echo 'criu: libnl-3.so.200 is missing' >&2; exit 127")
-    program.engine = replace(good, criu=broken, userfaultfd=userfaultfd)
+    program.engine = replace(good, criu=broken)
     with pytest.raises(ThawFailed, match="could not be run") as caught:
         program.resume(snapshot_id)
     assert "libnl-3.so.200 is missing" in caught.value.details
     program.engine = good
+    check(program, snapshot_id, tmp_path)
+
+
+class Broken:
+    """Breaks `StoppedPages.write` at its second call in a resume, with what the test does to the process that is written to."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, act: Callable[[StoppedPages], None]
+    ) -> None:
+        self._calls, self._act, self._lock = 0, act, threading.Lock()
+        write = StoppedPages.write
+
+        def broken(pages: StoppedPages, offset: int, data: memoryview) -> None:
+            with self._lock:
+                self._calls += 1
+                if self._calls == 2:
+                    self._act(pages)
+            write(pages, offset, data)
+
+        monkeypatch.setattr(StoppedPages, "write", broken)
+
+
+def signalled(signum: int) -> Callable[[StoppedPages], None]:
+    def act(pages: StoppedPages) -> None:
+        before = processes.context_switches(pages.pid)
+        os.kill(pages.pid, signum)
+        assert launch.wait_until(
+            lambda: processes.context_switches(pages.pid) != before, timeout=10
+        )
+
+    return act
+
+
+def short(pages: StoppedPages) -> None:
+    """The next pages end where nothing is mapped any more: less is written than asked for."""
+    ends = {area.end for area in processes.maps(pages.pid)}
+    starts = {area.start for area in processes.maps(pages.pid)}
+    pages.pieces = [
+        replace(piece, address=max(ends - starts) - 4096) if piece.length > 4096 else piece
+        for piece in pages.pieces
+    ]
+
+
+def refuse(pages: StoppedPages) -> None:
+    raise OSError(errno.EIO, "the disk is broken")
+
+
+@pytest.mark.parametrize(
+    ("act", "error", "said"),
+    [
+        (short, ThawFailed, "could not be put in place"),
+        (signalled(signal.SIGKILL), ThawFailed, "woken or ended"),
+        (signalled(signal.SIGCONT), ThawFailed, "woken or ended"),
+        (refuse, ThawFailed, "the disk is broken"),
+    ],
+    ids=["short", "killed", "woken", "refused"],
+)
+def test_what_happens_while_memory_is_filled_leaves_nothing(
+    suspended, tmp_path, monkeypatch, act, error, said
+):
+    program, snapshot_id = suspended
+    with monkeypatch.context() as broken:
+        Broken(broken, act)
+        with pytest.raises(error, match=said) as caught:
+            program.resume(snapshot_id)
+    assert "untouched" in caught.value.hint
+    check(program, snapshot_id, tmp_path)
+
+
+def test_memory_that_does_not_come_is_not_waited_for(suspended, tmp_path, monkeypatch):
+    program, snapshot_id = suspended
+    patient, program.engine = program.engine, replace(program.engine, stall_seconds=1.0)
+
+    def wait(pages: StoppedPages) -> None:
+        assert launch.wait_until(lambda: not inits(tmp_path), timeout=30)
+
+    with monkeypatch.context() as broken:
+        Broken(broken, wait)
+        with pytest.raises(ThawFailed, match="no progress"):
+            program.resume(snapshot_id)
+    program.engine = patient
+    check(program, snapshot_id, tmp_path)
+
+
+def test_a_damaged_store_leaves_nothing(suspended, tmp_path):
+    program, snapshot_id = suspended
+    packs = list((tmp_path / "store").rglob("*.pack"))
+    whole = {pack: pack.read_bytes() for pack in packs}
+    for pack, data in whole.items():
+        middle = len(data) // 2
+        flipped = bytes(byte ^ 255 for byte in data[middle : middle + 4096])
+        pack.chmod(0o600)
+        pack.write_bytes(data[:middle] + flipped + data[middle + 4096 :])
+    with pytest.raises(ObjectCorrupt):
+        program.resume(snapshot_id)
+    for pack, data in whole.items():
+        pack.write_bytes(data)
     check(program, snapshot_id, tmp_path)
 
 

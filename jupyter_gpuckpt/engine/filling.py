@@ -1,0 +1,110 @@
+"""The private pages of a restored tree: what CRIU needs before it begins, and what is written into the stopped tasks at its end.
+
+Nothing runs before every byte is in place: whatever is refused, comes short, is damaged, or was woken meanwhile fails the restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from ..errors import ThawFailed
+from ..host import processes
+from ..model import Manifest
+from ..progress import Progress, Stage
+from . import memory_images, page_plan
+from .eager_pages import PagesFile
+from .launch import pids
+from .page_plan import PagePlan
+from .stillness import settled, that_has_run
+from .stopped_pages import StoppedPages
+from .tree import Tree
+
+#: Pages of a stream on their way to where they belong.
+PageSink = StoppedPages | PagesFile
+#: `thaw.Content.to_memory`.
+ToMemory = Callable[[Sequence[tuple[str, PageSink]]], Callable[[], None]]
+
+
+class Filling:
+    """One restore's pages. Use it as a context manager around CRIU: files and threads of ours go with it.
+
+    `folder`: where CRIU finds the pages that it must put in place itself, at the same path here and there.
+    """
+
+    def __init__(self, to_memory: ToMemory, progress: Progress, folder: Path) -> None:
+        self._to_memory, self._progress, self._folder = to_memory, progress, folder
+        self._sinks: list[tuple[str, StoppedPages]] = []
+        self._beside = ThreadPoolExecutor(1, "look-up-pages")
+        self._files: list[Path] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._beside.shutdown()
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        if self._files:
+            with suppress(OSError):
+                self._folder.rmdir()
+
+    def prepare(self, manifest: Manifest, images: Path) -> None:
+        """Give CRIU its part, and begin to look up where the rest lies. Of a plain dump CRIU has everything."""
+        plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
+        self._give_to_criu([plan for plan in plans if plan.by_criu], images)
+        for plan in plans:
+            if not plan.by_criu:
+                memory_images.replace_lazy(images, plan.nspid, [])
+            if plan.by_us:
+                self._sinks.append((plan.stream.name, StoppedPages(plan.nspid, plan.by_us)))
+        self._write = self._beside.submit(self._to_memory, self._sinks)
+
+    def _give_to_criu(self, plans: list[PagePlan], images: Path) -> None:
+        if not plans:
+            return
+        self._folder.mkdir(parents=True, mode=0o700)
+        files = list[tuple[str, PageSink]]()
+        for plan in plans:
+            file = PagesFile(images, plan.nspid, plan.by_criu, self._folder)
+            self._files.append(file.path)
+            files.append((plan.stream.name, file))
+        with self._progress.stage(Stage.PAGES, _length(files)):
+            self._to_memory(files)()
+
+    def finish(self, tree: Tree) -> None:
+        """Write all into the tasks of `tree`, which are stopped. Raises ThawFailed, and what the store raises."""
+        by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+        with self._progress.stage(Stage.PAGES, _length(self._sinks)):
+            before = settled(tree)
+            for _, sink in self._sinks:
+                if sink.nspid not in by_nspid:
+                    raise ThawFailed(
+                        "CRIU did not restore a process that the snapshot lists.",
+                        hint="The snapshot is untouched. Try again.",
+                        details=f"process {sink.nspid}",
+                    )
+                sink.pid = by_nspid[sink.nspid]
+            try:
+                self._write.result()()
+            except ThawFailed as error:
+                # More often than not the reason of that.
+                _check_still(before, str(error))
+                raise
+            _check_still(before, "")
+
+
+def _check_still(before: dict[int, dict[int, int]], details: str) -> None:
+    if pid := that_has_run(before):
+        raise ThawFailed(
+            "A process of the kernel was woken or ended by another program while its memory was put in place.",
+            hint="Find what sends signals to its processes, then try again. The snapshot is untouched.",
+            details=f"process {pid} ({processes.name(pid)})\n{details}".rstrip(),
+        )
+
+
+def _length(sinks: Sequence[tuple[str, PageSink]]) -> int:
+    return sum(piece.length for _, sink in sinks for piece in sink.pieces)
