@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.model import SCRATCH
 from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
 from jupyter_gpuckpt.states import KernelState
 
@@ -136,7 +137,8 @@ def files_left(short_dir, init_pid):
     """What no step may leave outside of the kernel's scratch: in the spill directory, beside the kernel's own files."""
     spilled = {path.name for path in (short_dir / "data").glob("spill/*/*")}
     links = {path.name for path in short_dir.glob("link_remap*")}
-    shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()} - {"holder"}
+    shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()}
+    shared -= {"holder", Path(SCRATCH).name}
     return spilled | links | shared
 
 

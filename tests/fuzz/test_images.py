@@ -30,7 +30,7 @@ NO_CONNECTIONS = RemadeConnections([], lambda offset, length: b"")
 MANIFEST = msgspec.structs.replace(
     manifests.parse(Path("saved.manifest"), sealed(BODY), Manifest),
     processes=[Process(12, 11, "python", pages="pages/12")],
-    streams=[Stream("pages/12", 8192, [Chunk(b"", 4096), Chunk(b"x" * 32, 4096)])],
+    streams=[Stream("pages/12", 16384, [Chunk(b"", 4096), Chunk(b"x" * 32, 12288)])],
 )
 
 
@@ -80,6 +80,7 @@ SAMPLES = {
     "mm-12.img": image(
         message(
             (12, 4),
+            (14, [(1, 4096), (2, 12288), (5, 5), (6, 34), (7, 513)]),
             (14, [(1, 65536), (2, 81920), (5, 3), (6, 34), (7, 513)]),
             (14, [(1, 65536), (2, 69632), (5, 0), (6, 34), (7, 1 << 16)]),
         )
@@ -135,7 +136,10 @@ def test_the_samples_are_read():
         assert [one.pid for one in criu_images.processes(images)] == [12]
         assert len(criu_images.pagemap(images, 12)) == 2
         [plan] = page_plan.plan(MANIFEST, images)
-        assert (plan.by_us, plan.by_criu) == ([page_plan.Piece(0, 65536, 8192)], [])
+        assert (plan.by_us, plan.by_criu) == (
+            [page_plan.Piece(8192, 65536, 8192)],
+            [page_plan.Piece(0, 4096, 8192)],
+        )
         assert socket_images.listening_files(images / "files.img", private_shm=True) == [
             "/tmp/socket"
         ]
