@@ -6,6 +6,7 @@
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
+# make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make lint    ruff, mypy and the layers
@@ -24,14 +25,14 @@ DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 
 # Debian's python3 comes without the module that python3 -m venv needs.
 APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
-APT_TEST := fonts-dejavu-core $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
+APT_TEST := fonts-dejavu-core podman runc $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"
 # As in an activated environment, where a link names CRIU.
 run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo lab test fuzz upstream bench matrix soak screenshots lint clean again
+.PHONY: setup demo lab test fuzz upstream bench matrix containers soak screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -62,6 +63,11 @@ matrix: setup $(STAMPS)/test $(STAMPS)/matrix
 	@rm -f $(VENV)/state-lines.jsonl
 	-$(run) GPUCKPT_STATE_LINES=$(VENV)/state-lines.jsonl $(BIN)/python -m pytest -q --tb=line -n 2 -m "slow or not slow" tests/matrix $(PYTEST_ARGS)
 	$(BIN)/python -m tests.matrix.report $(VENV)/state-lines.jsonl >docs/state-matrix.md
+
+containers: setup $(STAMPS)/test $(STAMPS)/apt-test
+	@rm -f $(VENV)/container-lines.jsonl
+	-$(run) GPUCKPT_CONTAINER_LINES=$(VENV)/container-lines.jsonl $(BIN)/python -m pytest -q --tb=line -m "slow or not slow" tests/containers $(PYTEST_ARGS)
+	$(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
 soak: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.soak >$(VENV)/reliability.md

@@ -26,6 +26,13 @@ CONTAINER = {
     ),
     "lxc": "lxc config set CONTAINER security.nesting true",
 }
+#: The same for a root without CAP_SETFCAP, which is not allowed to map its own id into a user namespace.
+CONTAINER_SETFCAP = {
+    "docker": CONTAINER["docker"].replace("...", "--cap-add SETFCAP ..."),
+    "podman": CONTAINER["podman"].replace("...", "--cap-add SETFCAP ..."),
+    "kubernetes": CONTAINER["kubernetes"].replace("{", "{capabilities: {add: [SETFCAP]}, ", 1),
+    "lxc": CONTAINER["lxc"],
+}
 #: A service that systemd starts has all rights, whatever the caller was left with.
 UNRESTRICTED = "sudo systemd-run --pty --same-dir --uid=$(id -u) jupyter lab"
 APPARMOR = (
@@ -64,34 +71,49 @@ class Mend(NamedTuple):
     fix: str
 
 
-def find(*, sysctl: Path = Path("/proc/sys")) -> Mend:
-    """Return what is the most likely cause on this machine of a system call that was refused."""
+def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Mend:
+    """Return what is the most likely cause on this machine of a refusal. `refused`: what was, in gpuckpt-init's words."""
     if privileges.ptrace_scope() == privileges.NO_PTRACE:
         return Mend("kernel.yama.ptrace_scope is 3, which only a reboot can change.", REBOOT)
     kind = privileges.in_container()
-    if kind and (causes := _container_causes()):
-        return Mend(f"The container's settings do it: {', '.join(causes)}.", CONTAINER[kind])
-    if not (os.geteuid() == 0 and "SYS_ADMIN" in privileges.effective()):
-        for name, value, why, fix in _SWITCHES:
-            if _read(sysctl / name) == value:
-                return Mend(why, fix)
+    return (
+        (_of_container(kind, refused) if kind else None)
+        or _of_switches(sysctl)
+        or _of_restrictions()
+        or Mend("", "")
+    )
+
+
+def _of_container(kind: str, refused: str) -> Mend | None:
+    if "uid_map" in refused and os.geteuid() == 0 and "SETFCAP" not in privileges.effective():
+        why = "Root without CAP_SETFCAP may not map its own id; any other user may."
+        return Mend(why, CONTAINER_SETFCAP[kind])
+    why = ""
+    if "mount /proc" in refused and privileges.masked_proc():
+        why = "The container hides parts of its /proc, so Linux lets nobody in it mount another."
+    elif "mount" in refused and _read(Path("/proc/self/attr/current")).endswith("(enforce)"):
+        why = "The container's AppArmor profile refuses mounts."
+    elif privileges.seccomp_filters():
+        why = "The container's seccomp filter refuses system calls."
+    return Mend(why, CONTAINER[kind]) if why else None
+
+
+def _of_switches(sysctl: Path) -> Mend | None:
+    if os.geteuid() == 0 and "SYS_ADMIN" in privileges.effective():
+        return None
+    for name, value, why, fix in _SWITCHES:
+        if _read(sysctl / name) == value:
+            return Mend(why, fix)
+    return None
+
+
+def _of_restrictions() -> Mend | None:
     if privileges.seccomp_filters():
         return Mend("A seccomp filter restricts this process.", UNRESTRICTED)
     if os.geteuid() == 0 and (missing := privileges.NEEDED - privileges.effective()):
         names = ", ".join(f"CAP_{name}" for name in sorted(missing))
         return Mend(f"This root was started without {names}.", UNRESTRICTED)
-    return Mend("", "")
-
-
-def _container_causes() -> list[str]:
-    causes = []
-    if privileges.seccomp_filters():
-        causes.append("its seccomp filter refuses system calls")
-    if privileges.masked_proc():
-        causes.append("parts of its /proc are hidden")
-    if _read(Path("/proc/self/attr/current")).endswith("(enforce)"):
-        causes.append("its AppArmor profile refuses mounts")
-    return causes
+    return None
 
 
 def _read(path: Path) -> str:

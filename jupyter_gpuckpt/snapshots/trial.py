@@ -96,8 +96,8 @@ _LOST = {
 
 
 def _failure(step: str, error: GpuCkptError) -> Check:
-    mend = mends.find()
     cause = error.message if step != "namespaces" else _step_of(error)
+    mend = mends.find(cause)
     message = f"{_LOST[step]}: {cause} {mend.why}".rstrip()
     return Check(step, False, message, mend.fix, required=True)
 

@@ -48,7 +48,8 @@ class Kernel:
         self.client: BlockingKernelClient = self._manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.kernel_id = self._manager.provisioner.kernel_id
+        self.provisioner = self._manager.provisioner
+        self.kernel_id = self.provisioner.kernel_id
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,182 @@
+"""Real containers, by podman, on an overlay of this machine's own files: nothing is downloaded, and the checkout is inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from jupyter_gpuckpt import decoding
+from jupyter_gpuckpt.host import criu_program, mends
+from tests.containers.inside import Result
+
+ROOT = Path(__file__).parent.parent.parent
+PROFILE = ROOT / "jupyter_gpuckpt/profiles/seccomp.json"
+#: podman's own profile, in containers-common.
+DEFAULT = Path("/usr/share/containers/seccomp.json")
+#: What docker's default profile allows only with CAP_SYS_ADMIN, and podman's to everybody.
+DOCKER_REFUSES = frozenset(
+    {"clone3", "fsconfig", "fsmount", "fsopen", "fspick", "mount", "mount_setattr", "move_mount"}
+    | {"open_tree", "setns", "umount", "umount2", "unshare"}
+)
+#: CLONE_NEW* but CLONE_NEWTIME, which is no flag of clone.
+_NAMESPACES = 0x7E020000
+_SECONDS = 150
+#: What a limit is set to that is higher here; podman raises it otherwise, for which rights may be missing.
+_MOST, _UNLIMITED = 20000, (1 << 64)
+
+
+class Podman:
+    """Runs containers; everything that it keeps lies below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        files, tasks = (
+            min(resource.getrlimit(kind)[1] % _UNLIMITED, _MOST)
+            for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+        )
+        lines = [
+            "[containers]",
+            f'default_ulimits = ["nofile={files}:{files}", "nproc={tasks}:{tasks}"]',
+            "[engine]",
+            'cgroup_manager = "cgroupfs"',
+            'events_logger = "file"',
+            *(['runtime = "runc"'] if shutil.which("runc") else []),
+        ]
+        (folder / "containers.conf").write_text("\n".join(lines))
+        (folder / mends.SECCOMP_FILE).write_bytes(PROFILE.read_bytes())
+        if DEFAULT.exists():
+            (folder / "docker-default.json").write_text(json.dumps(docker_default()))
+
+    def run(self, options: list[str], *, foreign_root: bool = False) -> Result:
+        """Run `inside` in a container with these options. File names in them are relative to the folder.
+
+        `foreign_root`: the container's root is another user, who cannot make mount points in /.
+        """
+        run = self._run_on_copy if foreign_root else self._run
+        done = run(options, [sys.executable, "-m", "tests.containers.inside"])
+        if done.returncode:
+            raise AssertionError(f"{done.args}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        return decoding.from_json(done.stdout, Result)
+
+    def obstacle(self) -> str:
+        """Return why no container can be run here; an empty string if one can."""
+        if not shutil.which("podman"):
+            return "podman is not installed"
+        if not DEFAULT.exists():
+            return f"podman's default filter is not at {DEFAULT}"
+        if os.geteuid():
+            return "a container on an overlay of / takes root"
+        done = self._run([], ["true"])
+        return "" if done.returncode == 0 else f"podman runs no container: {done.stderr[-500:]}"
+
+    def _run(
+        self,
+        options: list[str],
+        command: list[str],
+        rootfs: str = "/:O",
+        prefix: Sequence[str] = (),
+    ) -> subprocess.CompletedProcess[str]:
+        store = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]
+        return subprocess.run(
+            [
+                *prefix,
+                *("podman", *store, "--storage-driver=vfs", "run", "--rm", "--network=none"),
+                *("--workdir", str(ROOT), "--env", f"{criu_program.VARIABLE}={_criu()}"),
+                *("--env", "PYTHONDONTWRITEBYTECODE=1"),
+                *self._readable(),
+                *options,
+                *("--rootfs", rootfs, *command),
+            ],
+            env=os.environ | {"CONTAINERS_CONF": str(self._folder / "containers.conf")},
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+
+    def _run_on_copy(
+        self, options: list[str], command: list[str]
+    ) -> subprocess.CompletedProcess[str]:
+        """Run on an overlay of our own in which all mount points are there; its mount is gone with the command."""
+        upper, work, merged = (self._folder / name for name in ("upper", "work", "merged"))
+        (upper / "run").mkdir(parents=True, exist_ok=True)
+        (upper / "run/.containerenv").touch()
+        work.mkdir(exist_ok=True)
+        merged.mkdir(exist_ok=True)
+        layers = f"lowerdir=/,upperdir={upper},workdir={work}"
+        mount = f'mount -t overlay -o {layers} overlay {merged} && exec "$@"'
+        prefix = ["unshare", "--mount", "--propagation=slave", "sh", "-c", mount, "sh"]
+        return self._run(options, command, str(merged), prefix)
+
+    def _readable(self) -> list[str]:
+        """Return options that lay an open folder over each closed one above Python, CRIU and the checkout."""
+        wanted = {Path(sys.base_prefix).resolve(), _criu().parent.parent.resolve(), ROOT}
+        closed = {
+            next((up for up in reversed(path.parents) if not up.stat().st_mode & 1), None)
+            for path in wanted
+        }
+        options = []
+        for folder in closed - {None}:
+            open_folder = self._folder / "open" / str(folder).strip("/").replace("/", "-")
+            open_folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            for path in wanted:
+                if folder in path.parents:
+                    (open_folder / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
+            options += ["--volume", f"{open_folder}:{folder}"]
+            options += [
+                word
+                for path in wanted
+                if folder in path.parents
+                for word in ("--volume", f"{path}:{path}:ro")
+            ]
+        return options
+
+
+def _criu() -> Path:
+    found = criu_program.find()
+    assert found is not None
+    return found.resolve()
+
+
+def docker_default() -> dict[str, object]:
+    """Return podman's default profile with what docker's refuses beyond it."""
+    profile: dict[str, object] = json.loads(DEFAULT.read_text())
+    rules = profile["syscalls"]
+    assert isinstance(rules, list)
+    for rule in rules:
+        if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("includes"):
+            rule["names"] = [
+                name for name in rule["names"] if name not in DOCKER_REFUSES | {"clone"}
+            ]
+    new = {"index": 0, "value": _NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}
+    rules += [
+        {"names": ["vmsplice"], "action": "SCMP_ACT_ALLOW"},
+        {
+            "names": sorted(DOCKER_REFUSES | {"clone"}),
+            "action": "SCMP_ACT_ALLOW",
+            "includes": {"caps": ["CAP_SYS_ADMIN"]},
+        },
+        {  # libc then falls back to clone
+            "names": ["clone3"],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": 38,
+            "excludes": {"caps": ["CAP_SYS_ADMIN"]},
+        },
+        {
+            "names": ["clone"],
+            "action": "SCMP_ACT_ALLOW",
+            "args": [new],
+            "excludes": {"caps": ["CAP_SYS_ADMIN"]},
+        },
+    ]
+    profile["syscalls"] = [rule for rule in rules if rule["names"]]
+    profile["defaultErrnoRet"], profile["defaultErrno"] = 1, "EPERM"
+    return profile

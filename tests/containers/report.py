@@ -1,0 +1,108 @@
+"""The page docs/containers.md out of the lines of trials: `make containers`.
+
+GPUCKPT_CONTAINER_LINES=lines.jsonl python -m pytest tests/containers -m "slow or not slow"
+python -m tests.containers.report lines.jsonl >docs/containers.md
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from jupyter_gpuckpt.host import mends
+from tests.containers.rows import ROWS
+
+#: Where the lines of trials are kept.
+VARIABLE = "GPUCKPT_CONTAINER_LINES"
+
+INTRODUCTION = f"""\
+# Containers
+
+Kernels can be saved in a container without any capability, as root or as an ordinary user. Two of a container's defaults are in the
+way: its seccomp filter, which refuses user namespaces or some of what CRIU does, and that parts of its /proc are hidden.
+
+Write the filter to a file once, where containers are started:
+
+```sh
+jupyter gpuckpt doctor --seccomp >{mends.SECCOMP_FILE}
+```
+
+docker:
+
+```sh
+{mends.CONTAINER["docker"]}
+```
+
+podman:
+
+```sh
+{mends.CONTAINER["podman"]}
+```
+
+Kubernetes, with the file in the kubelet's folder of seccomp profiles. This was not tried on a cluster. Newer versions allow
+`procMount: Unmasked` only together with `hostUsers: false`.
+
+```yaml
+{mends.CONTAINER["kubernetes"]}
+```
+
+The filter is podman's default one, without what it allows for capabilities, and with `chroot`, `kcmp`, `process_madvise` and
+`vmsplice`. Unlike docker's default it lets processes make user namespaces.
+
+`apparmor=unconfined` is meant for machines where docker's AppArmor profile is in force, which refuses mounts. It was not tried: the
+machine of the tests has no AppArmor.
+
+A root without `CAP_SETFCAP` needs that capability, because Linux lets no other root map its own id. Other users need none.
+
+`jupyter gpuckpt doctor` suspends and resumes a small program and says what is missing. Where something is, kernels start plainly, and
+a notice has the same line.
+
+When a container stops, all its processes end. Servers suspend their kernels on SIGTERM: give them time (`--stop-timeout`,
+`terminationGracePeriodSeconds`), and put the data directory (`JUPYTER_GPUCKPT_DATA_DIR`) on a volume.
+"""
+
+HOW = """\
+`make containers` runs all rows with podman and writes this page; `make test` runs the rows marked with °. docker itself was not run:
+its default filter was rebuilt from podman's, and its line was given to podman.
+"""
+
+
+class Line(msgspec.Struct):
+    """The result of a row: reason and hint of a kernel that was started plainly, both empty where it was saved."""
+
+    row: str
+    reason: str
+    hint: str
+
+
+def page(lines: list[Line]) -> str:
+    """Return the page as Markdown, in the order of the rows."""
+    last = {line.row: line for line in lines}
+    said = subprocess.run(["podman", "--version"], capture_output=True, text=True, check=False)
+    parts = [
+        INTRODUCTION,
+        "## What was tried\n",
+        f"In each a kernel with threads, a child process, shared memory, a lock and a database was saved, suspended and resumed."
+        f" Run on {time.strftime('%Y-%m-%d')}: Linux {platform.release()}, {said.stdout.strip()};"
+        f" {len(last)} rows of {len(ROWS)}.\n",
+        "| Container | Options | Kernels |",
+        "| --- | --- | --- |",
+    ]
+    for row in ROWS:
+        if line := last.get(row.name):
+            result = f"start plainly: {line.reason}" if line.reason else "are saved"
+            mark = " °" if row.quick else ""
+            parts.append(f"| {row.title}{mark} | `{row.options or '(none)'}` | {result} |")
+        else:
+            parts.append(f"| {row.title} | `{row.options}` | **failed** |")
+    return "\n".join([*parts, "", HOW])
+
+
+if __name__ == "__main__":
+    trials = Path(sys.argv[1]).read_bytes().splitlines()
+    print(page([msgspec.json.decode(line, type=Line) for line in trials]), end="")
