@@ -37,14 +37,17 @@ def plan(
     members = pids(tree)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
-    memory = [processes.memory(pid) for pid in members]
-    private = sum(part.private_bytes + part.swap_bytes for part in memory)
-    shared = sum(part.shared_bytes for part in memory)
+    by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
+    private = sum(by_process.values())
+    shared = sum(processes.resident_bytes(pid, processes.SHARED) for pid in members)
     visible = min(private, sum(hidden_pages.visible_bytes(pid) for pid in members))
     large = visible >= limits.largest_skeleton_bytes()
     method = "plain" if settings.plain or large else "skeleton"
-    # Staged GPU memory, CRIU's copies of shared memory and, for a save, copies of what a ghost cannot hold.
-    needed = gpu_bytes + shared + (0 if stop else private // 8) + settings.headroom_bytes
+    # Staged GPU memory, CRIU's copies of shared memory and, for a save, what the kernel rewrites meanwhile and copies of all that
+    # the other processes have: only the kernel gets a ghost.
+    kernel = by_process.get(tree.kernel_pid, 0)
+    copies = 0 if stop else kernel // 8 + private - kernel
+    needed = gpu_bytes + shared + copies + settings.headroom_bytes
     available = processes.mem_available(tree.kernel_pid)
     if needed > available:
         raise FreezeFailed(

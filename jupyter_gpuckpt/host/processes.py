@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,14 +241,17 @@ def memory(pid: int) -> Memory:
     )
 
 
-def resident_bytes(pid: int) -> int:
+#: What a process has of its own (also where a forked one still shares it), and what it has in common with others, in its status.
+PRIVATE, SHARED = ("RssAnon", "VmSwap"), ("RssShmem",)
+
+
+def resident_bytes(pid: int, names: Sequence[str] = (*PRIVATE, *SHARED)) -> int:
     """Anonymous and shared memory that it has in RAM, and what is swapped out; 0 where there is no such process.
 
     Counted by the operating system all the time, so asking costs microseconds, where `memory` walks the page tables. What
     several processes share counts for each of them.
     """
     fields = status(pid)
-    names = ("RssAnon", "RssShmem", "VmSwap")
     return 1024 * sum(int(fields[name].split()[0]) for name in names if name in fields)
 
 

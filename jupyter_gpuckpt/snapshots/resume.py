@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ..engine import gpu_processes, thaw
+from ..engine import gpu_processes, page_plan, thaw
 from ..engine.filling import PageSink
 from ..engine.gpu_placement import Placement, visible
 from ..engine.settings import EngineSettings
@@ -21,7 +22,7 @@ from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
 from . import stored_secrets
-from .stored_images import IMAGES_STREAM
+from .stored_images import IMAGES_STREAM, MEMORY, write_images
 
 #: How much of a digest is shown.
 _SHOWN_DIGEST = 12
@@ -57,7 +58,7 @@ def resume(
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
         allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
-        check(manifest, here, allowed, digests)
+        check(manifest, here, allowed, digests, store=store)
     content = _StoredContent(manifest, store, settings, progress)
     thawed = thaw.thaw(
         manifest,
@@ -81,14 +82,19 @@ def check(
     here: Host,
     allowed_gpus: Collection[str] | None = None,
     digests: FileDigests | None = None,
+    *,
+    store: LocalStore,
 ) -> None:
     """Check that this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming what differs."""
     problems = obstacles(manifest, here, digests)
     needed = sum(
         stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
     )
+    free = processes.mem_available()
+    if needed > free:
+        needed -= _shared_bytes(manifest, store)
     shortages = []
-    if needed > (free := processes.mem_available()):
+    if needed > free:
         shortages.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
     if shortage := _placement(manifest, allowed_gpus).shortage:
         shortages.append(shortage)
@@ -106,6 +112,16 @@ def check(
             hint=" ".join([*hints, "The snapshot is untouched."]),
             details="\n".join([*shortages, *problems]),
         )
+
+
+def _shared_bytes(manifest: Manifest, store: LocalStore) -> int:
+    """Return what forked processes share with their parents and will share again: it is in the streams of both."""
+    if manifest.method != "skeleton":
+        return 0
+    with TemporaryDirectory() as directory:
+        images = Path(directory)
+        write_images(manifest, store, images, MEMORY)
+        return sum(plan.shared_bytes for plan in page_plan.plan(manifest, images))
 
 
 def room(manifest: Manifest, visible_gpus: str = "") -> Placement:

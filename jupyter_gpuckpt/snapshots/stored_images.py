@@ -20,6 +20,8 @@ _MOST_BYTES = 1 << 28
 FILES = ("files", "remap-fpath")
 #: What is needed to know its processes, their memory areas and their descriptors.
 PROCESSES = ("pstree", "core", "pagemap", "fdinfo")
+#: What is needed to know which of their memory they share.
+MEMORY = ("mm", "pagemap")
 
 
 def write_images(

@@ -1,14 +1,19 @@
-"""What forked processes share copy-on-write stays shared, and what a resume needs is counted so."""
+"""What forked processes share copy-on-write stays shared, and what a save and a resume need is counted so."""
 
 from __future__ import annotations
 
-from jupyter_gpuckpt.engine import launch
+import pytest
+
+from jupyter_gpuckpt.engine import launch, preflight
+from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible
+from jupyter_gpuckpt.host import processes
 
 MB = 1 << 20
 
 #: A pool of workers that have inherited 200 MB; one of them has changed a page, one has freed some, and each has its own memory.
 POOL = """
-    import hashlib, mmap, os, time
+    import hashlib, os, time
     data = bytearray(os.urandom(200 << 20))
     number = 0
     for worker in (1, 2, 3):
@@ -18,7 +23,6 @@ POOL = """
     if number == 1:
         data[100 << 20] ^= 255
     if number == 2:
-        freed = data
         del data[150 << 20 :]
     own = os.urandom(1 << 20)
     while True:
@@ -40,15 +44,37 @@ def said(program, after: int) -> dict[str, str]:
         count = len(lines)
 
 
-def test_a_pool_that_shares_memory_shares_it_after_a_resume(run):
+@pytest.fixture
+def pool(run):
+    """The pool, and what it said."""
     program = run(POOL)
-    before = said(program, 0)
+    return program, said(program, 0)
+
+
+def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
+    pool, engine: EngineSettings, monkeypatch
+):
+    program, before = pool
     used = launch.memory_bytes(program.tree)
-    assert 200 * MB < used < 350 * MB
-    saved = program.save(stop=True)
+    assert 200 * MB < used < 300 * MB
+    monkeypatch.setattr(processes, "mem_available", lambda pid=None: 350 * MB)
+    snapshot_id = program.save(stop=True).manifest.info.snapshot_id
     count = len(program.lines())
-    program.resume(saved.manifest.info.snapshot_id)
+    monkeypatch.setattr(processes, "mem_available", lambda pid=None: 150 * MB)
+    with pytest.raises(HostIncompatible, match=r"2.. MB of memory are needed, 150 MB are free"):
+        program.resume(snapshot_id)
+    monkeypatch.setattr(processes, "mem_available", lambda pid=None: 350 * MB)
+    program.resume(snapshot_id)
     assert said(program, count) == before
-    now = launch.memory_bytes(program.tree)
-    print(used / MB, now / MB)
-    assert now < used + 60 * MB
+    assert launch.memory_bytes(program.tree) < used + 50 * MB
+    assert not list(engine.spill_dir.glob("*"))
+
+
+def test_copies_of_what_forked_processes_share_are_counted_before_a_save(
+    pool, engine: EngineSettings, monkeypatch
+):
+    program, _ = pool
+    monkeypatch.setattr(processes, "mem_available", lambda pid=None: 350 * MB)
+    with pytest.raises(FreezeFailed, match="not enough memory"):
+        preflight.plan(program.tree, engine, private_shm=True, stop=False, gpu_bytes=0)
+    preflight.plan(program.tree, engine, private_shm=True, stop=True, gpu_bytes=0)
