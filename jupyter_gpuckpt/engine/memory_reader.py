@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import mmap
 import os
 from collections.abc import Iterable, Iterator
@@ -208,12 +209,27 @@ def _read(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
         0,
     )
     if got != sum(piece.length for piece in remote):
-        reason = os.strerror(ctypes.get_errno()) if got < 0 else "less was read than asked for"
-        raise FreezeFailed(
-            "The memory of the kernel could not be read.",
-            hint="If memory is short, free some, or suspend instead of saving; then try again.",
-            details=f"process_vm_readv of process {pid}: {reason}",
-        )
+        try:
+            _read_closed(pid, local, remote)
+        except OSError as error:
+            raise FreezeFailed(
+                "The memory of the kernel could not be read.",
+                hint="If memory is short, free some, or suspend instead of saving; then try again.",
+                details=f"process {pid}: {error.strerror}",
+            ) from error
+
+
+def _read_closed(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
+    """Read also what the process itself may not read, which process_vm_readv refuses. Raises OSError."""
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for here, there in zip(local, remote, strict=True):
+            view = memoryview((ctypes.c_char * here.length).from_address(here.base)).cast("B")
+            done = 0
+            while done < here.length:
+                got = os.preadv(memory.fileno(), [view[done:]], there.base + done)
+                if not got:
+                    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+                done += got
 
 
 class CopiedMemory:
