@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Self
@@ -20,7 +20,7 @@ from typing import Self
 from ..errors import FreezeFailed
 from ..host import commands, processes, seccomp
 from ..model import SCRATCH
-from . import criu_log, gone_files, hidden_pages, notify, user_namespaces
+from . import criu_log, gone_files, hidden_pages, notify, user_namespaces, watched_files
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -51,13 +51,19 @@ def _dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: 
     return [
         *(str(settings.init), "enter", str(tree.init_pid)),
         *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
-        *(_UNPRIVILEGED if user_namespaces.has_own(tree.init_pid) else ()),
+        *(_unprivileged(tree) if user_namespaces.has_own(tree.init_pid) else ()),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
         *("--ghost-limit", str(ghost_limit), "--action-script", notify.PROGRAM),
         # A connection that nobody has accepted yet fails the dump otherwise; a kernel's clients open some at any time.
         "--skip-in-flight",
         *_COMMON,
     ]
+
+
+def _unprivileged(tree: Tree) -> Iterator[str]:
+    yield from _UNPRIVILEGED
+    for path in watched_files.paths(tree):
+        yield from ("--irmap-scan-path", path)
 
 
 def dump_skeleton(

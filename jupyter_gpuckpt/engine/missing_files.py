@@ -76,7 +76,8 @@ def put_in_place(
             made.append(path)
             target.chmod(mode)  # CRIU compares it
             owner = target.parent.stat()
-            os.chown(target, owner.st_uid, owner.st_gid)
+            with suppress(PermissionError):  # in another's folder it stays ours
+                os.chown(target, owner.st_uid, owner.st_gid)
     except OSError:
         remove(made)
         raise

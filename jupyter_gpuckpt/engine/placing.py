@@ -25,13 +25,15 @@ _UNFINISHED = ".gpuckpt-unfinished"
 
 
 class Placing:
-    """Files of one restore. `inside` gives a path as the kernel will see it.
+    """Files of one restore. `inside` gives a path as the kernel will see it. `owners`: whether its files can have several.
 
     Files of the user's are reached from here: what was made has to go also where the kernel's mounts have gone.
     """
 
-    def __init__(self, manifest: Manifest, inside: Callable[[str], Path]) -> None:
-        self._manifest, self._inside = manifest, inside
+    def __init__(
+        self, manifest: Manifest, inside: Callable[[str], Path], *, owners: bool = True
+    ) -> None:
+        self._manifest, self._inside, self._owners = manifest, inside, owners
         self._links = {record.path: record for record in _links(manifest)}
         self._made: dict[Path, tuple[int, int]] = {}
         self._folders: list[Path] = []
@@ -78,7 +80,7 @@ class Placing:
                 path.unlink(missing_ok=True)
                 os.link(self._at(record.target), path)
             else:
-                _finish_private(record, path)
+                _finish_private(record, path, owner=self._owners)
 
     def make_folders(self, folder: Path, mode: int = 0o777) -> None:
         """Make a folder and those above it, as far as they are missing."""
@@ -174,11 +176,12 @@ def _links(manifest: Manifest) -> list[CapturedFile]:
     ]
 
 
-def _finish_private(record: CapturedFile, path: Path) -> None:
+def _finish_private(record: CapturedFile, path: Path, *, owner: bool) -> None:
     if record.kind == "symlink":
         path.unlink(missing_ok=True)
         path.symlink_to(record.target)
-    os.chown(path, record.uid, record.gid, follow_symlinks=False)
+    if owner:
+        os.chown(path, record.uid, record.gid, follow_symlinks=False)
     if record.kind != "symlink":
         path.chmod(record.mode)
         os.utime(path, ns=(record.mtime_ns, record.mtime_ns))

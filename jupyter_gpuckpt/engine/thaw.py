@@ -87,7 +87,7 @@ class _Restore:
     user_namespace: bool
 
     def __post_init__(self) -> None:
-        self.placing = Placing(self.manifest, self.inside)
+        self.placing = Placing(self.manifest, self.inside, owners=not self.user_namespace)
 
     def inside(self, path: str) -> Path:
         return Path(f"/proc/{self.namespaces.init_pid}/root{current(path)}")

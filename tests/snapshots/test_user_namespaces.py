@@ -203,3 +203,60 @@ def test_files_that_are_only_mapped_stay_what_they_are_to_each_other(run, own):
             n, counted = program.fresh_line().split()
             assert n == counted
     assert not list(program.tree.scratch.glob("gone*"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="being two users needs root")
+@pytest.mark.parametrize("saved_by", ["root", "a user"])
+def test_a_snapshot_of_another_user_comes_back_as_ours(short_dir, saved_by):
+    """The program sees the ids that it had; for everybody else it is a process of whoever resumed it."""
+    short_dir.chmod(0o777)
+    root = [sys.executable, "-m", "tests.snapshots.another_user"]
+    user = [sys.executable, "-m", "tests.as_user", *root]
+    first, then = (root, user) if saved_by == "root" else (user, root)
+    snapshot_id = _done([*first, "suspend", str(short_dir)]).strip()
+    # As an archive would bring it: the store is the other's.
+    for path in [*short_dir.rglob("*")]:
+        os.chown(path, *((65533, 65533) if saved_by == "root" else (0, 0)))
+    _done([*then, "resume", str(short_dir), snapshot_id])
+
+
+def _done(words):
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, umask=0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+WATCH = """
+    import ctypes, os, select, time
+    libc = ctypes.CDLL(None, use_errno=True)
+    os.makedirs("deep/er")
+    os.mkdir("elsewhere")
+    open("deep/file", "w").close()
+    d = libc.inotify_init1(os.O_NONBLOCK)
+    assert libc.inotify_add_watch(d, b"deep/er", 0x100) == 1  # IN_CREATE
+    assert libc.inotify_add_watch(d, b"deep/file", 0x2) == 2  # IN_MODIFY
+    os.chdir("elsewhere")
+    n = 0
+    while True:
+        n += 1
+        open(f"../deep/er/{n}", "w").close()
+        with open("../deep/file", "w") as file:
+            file.write("x")
+        events = b""
+        while len(events) < 32 + 16:
+            assert select.select([d], [], [], 10)[0]
+            events += os.read(d, 4096)
+        assert f"{n}".encode() in events
+        print(n, flush=True)
+        time.sleep(0.05)
+"""
+
+
+def test_watched_files_and_folders_are_found_again(run, own):
+    program = run(WATCH, engine=own)
+    program.lines(more_than=2)
+    for _ in range(2):
+        program.save()
+        program.fresh_line()
+        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        program.fresh_line()
