@@ -88,24 +88,24 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
 
 
 _LOST = {
-    "namespaces": "Kernels cannot be given the namespaces in which they are saved",
-    "system calls": "Linux refuses what a save does to the processes of a kernel",
+    "namespaces": "Linux refused a namespace that kernels need",
+    "system calls": "Linux refused system calls that a save needs",
     "suspend": "A small program could not be suspended",
-    "resume": "A small program was suspended and could not be resumed",
+    "resume": "A small program was suspended, but could not be resumed",
 }
 
 
 def _failure(step: str, error: GpuCkptError) -> Check:
-    cause = error.message if step != "namespaces" else _step_of(error)
+    cause = f": {error.message}" if step != "namespaces" else f" ({_refused(error)})."
     mend = mends.find(cause)
-    message = f"{_LOST[step]}: {cause} {mend.why}".rstrip()
+    message = f"{_LOST[step]}{cause} {mend.why}".rstrip()
     return Check(step, False, message, mend.fix, required=True)
 
 
-def _step_of(error: GpuCkptError) -> str:
+def _refused(error: GpuCkptError) -> str:
     """Return which step of gpuckpt-init failed, with Linux's reason, as it is told in the error's parentheses."""
     _, _, rest = error.message.partition("(")
-    return f"{rest.rpartition(')')[0]}." if rest else error.message
+    return rest.rpartition(")")[0] or error.message
 
 
 def _system_calls(tree: Tree) -> Check:

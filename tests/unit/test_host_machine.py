@@ -108,6 +108,18 @@ def test_more_descriptors_allow_larger_kernels():
     assert limits.descriptors()[0] <= limits.descriptors()[1]
 
 
+@needs_root
+def test_the_rights_of_a_user_namespace_raise_no_limit():
+    code = "from jupyter_gpuckpt.host import limits; print(limits.dump_descriptors(), limits.largest_skeleton_bytes())"
+    unshare = ["prlimit", "--nofile=5000:5000", "unshare", "--user", "--map-root-user"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    count, largest = map(int, done.stdout.split())
+    assert count == 5000
+    assert largest < count // 2 * limits.PIPE_BYTES
+
+
 def test_the_report_is_quick_and_complete(tmp_path):
     began = time.monotonic()
     criu = doctor.find_criu()
@@ -208,6 +220,17 @@ def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, 
     why, fix = json.loads(done.stdout)
     assert Path(switch).name in why
     assert words in fix
+
+
+def test_the_seccomp_profile_can_be_written_to_a_file():
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", "doctor", "--seccomp"],
+        capture_output=True,
+        check=True,
+    )
+    allowed = json.loads(done.stdout)["syscalls"][0]["names"]
+    assert {"unshare", "mount", "kcmp", "vmsplice", "process_vm_writev"} <= set(allowed)
+    assert not {"io_uring_setup", "bpf", "kexec_load", "init_module"} & set(allowed)
 
 
 def test_the_apparmor_profile_names_the_program_that_makes_namespaces():
