@@ -320,13 +320,19 @@ def highest_descriptor(images: Path) -> int:
 
 
 @strict
-def ghost_images(images: Path) -> list[str]:
-    """Return the names of the images that hold deleted files which the tree has open or mapped (criu/files-reg.c)."""
-    return [
-        f"ghost-file-{values[2]:x}.img"
+def ghosts(images: Path) -> dict[int, int]:
+    """Return the deleted files that are in images of their own, by the ids of those that the tree has open or mapped."""
+    return {
+        values[1]: values[2]
         for values in _remaps(images)
         if values.get(3, _REMAP_LINKED) == _REMAP_GHOST
-    ]
+    }
+
+
+@strict
+def ghost_images(images: Path) -> list[str]:
+    """Return the names of the images that hold deleted files which the tree has open or mapped (criu/files-reg.c)."""
+    return [f"ghost-file-{number:x}.img" for number in ghosts(images).values()]
 
 
 @strict

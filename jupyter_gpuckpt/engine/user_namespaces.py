@@ -10,12 +10,12 @@ Covers: who needs one, which ids a tree has in it, the credentials in images. Do
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from ..host import processes
-from ..model import Manifest
+from ..model import SCRATCH, Manifest
 from . import criu_images
 from .criu_images import Field
 from .settings import EngineSettings
@@ -27,8 +27,12 @@ _SECUREBITS, _GROUPS = 13, 14
 #: SECBIT_NOROOT and its lock (linux/securebits.h): uid 0 gains no capability by an exec.
 _NO_ROOT = 3
 _VARINT = 0
-#: Where uid and gid are in memfd_inode_entry, ghost_file_entry and tty_info_entry.
-_MEMFD_IDS, _GHOST_IDS, _TTY_IDS = (2, 3), (1, 2), (14, 15)
+#: Where uid and gid are in memfd_inode_entry, ghost_file_entry, tty_info_entry and file_perms_entry.
+_MEMFD_IDS, _GHOST_IDS, _TTY_IDS, _PERMS_IDS = (2, 3), (1, 2), (14, 15), (2, 3)
+#: file_entry (images/fdinfo.proto), reg_file_entry and unix_sk_entry.
+_REG, _UNIX, _REG_ID, _REG_NAME, _UNIX_PERMS = 3, 16, 1, 6, 13
+#: How much of the name of a deleted file is kept where it gets another.
+_SHOWN = 60
 
 
 class Ids(NamedTuple):
@@ -80,6 +84,8 @@ def mend(images: Path, ids: Ids) -> None:
     _edit(images / "tty-info.img", _without_owner)
     for path in images.glob("ghost-file-*.img"):
         criu_images.edit_first(path, lambda ghost: _owned(ghost, ids, _GHOST_IDS))
+    ghosts = criu_images.ghosts(images)
+    _edit(images / "files.img", lambda file: _file(file, ids, ghosts))
 
 
 def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
@@ -94,6 +100,36 @@ def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
         (n, wire, values.get(n, value)) for n, wire, value in criu_images.fields(message)
     ]
     return criu_images.encode(parts)
+
+
+def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
+    """Return a file that can be made again: a socket that is ours, a deleted file in a folder in which we may make one."""
+    entry = _edited(entry, _REG, lambda file: _reachable(file, ghosts))
+    return _edited(
+        entry,
+        _UNIX,
+        lambda sock: _edited(sock, _UNIX_PERMS, lambda perms: _owned(perms, ids, _PERMS_IDS)),
+    )
+
+
+def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
+    """CRIU makes a deleted file where it was, takes its name away again, and has only then what all share that had it open."""
+    parts = list(criu_images.fields(file))
+    name = next(
+        (value for n, _, value in parts if n == _REG_NAME and isinstance(value, bytes)), b""
+    )
+    number = next((value for n, _, value in parts if n == _REG_ID and isinstance(value, int)), 0)
+    folder, base = os.path.split(os.path.join(b"/", name))
+    if (
+        number not in ghosts
+        or name.startswith(b"/dev/shm/")
+        or os.access(folder, os.W_OK | os.X_OK)
+    ):
+        return file
+    moved = os.fsencode(f"{SCRATCH}/gone-{ghosts[number]:x}-") + base[:_SHOWN]
+    return criu_images.encode(
+        [(n, wire, moved if n == _REG_NAME else value) for n, wire, value in parts]
+    )
 
 
 def _without_owner(tty: bytes) -> bytes:

@@ -15,6 +15,7 @@ from jupyter_client.manager import KernelManager
 
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import GpuCkptError
+from jupyter_gpuckpt.host import privileges
 from tests.matrix.row import Row
 
 #: Where lines are kept for the page (report.py).
@@ -82,6 +83,8 @@ class Kernel:
 
 def missing(row: Row) -> str:
     """Return why a row cannot run here; nothing if it can."""
+    if row.rights and not privileges.suffice():
+        return "only root can make it"
     absent = [module for module in row.needs if importlib.util.find_spec(module) is None]
     return f"{', '.join(absent)} is not installed" if absent else ""
 

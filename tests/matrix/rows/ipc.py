@@ -212,13 +212,14 @@ s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         """
 assert s.fileno() >= 0
 """,
+        rights=True,
     ),
     Row(
         "userfaultfd",
         "A userfaultfd",
         """
 import ctypes
-d = ctypes.CDLL(None, use_errno=True).syscall(323, 0o2000000)
+d = ctypes.CDLL(None, use_errno=True).syscall(323, 0o2000000 | 1)
 assert d >= 0
 """,
         """
@@ -242,6 +243,7 @@ import os
 assert len(os.read(d, 8)) == 8
 """,
         refused="performance counter",
+        rights=True,
     ),
     Row(
         "fanotify",
@@ -256,6 +258,7 @@ assert d >= 0, ctypes.get_errno()
 import os
 assert "fanotify" in os.readlink(f"/proc/self/fd/{d}")
 """,
+        rights=True,
     ),
     Row(
         "bpf-map",
@@ -272,6 +275,7 @@ import os
 assert "bpf-map" in os.readlink(f"/proc/self/fd/{d}")
 """,
         refused="a BPF map",
+        rights=True,
     ),
     Row(
         "message-queue",

@@ -279,6 +279,7 @@ assert f"Uid:\\t65534\\t65534" in open(f"/proc/{child.pid}/status").read()
 assert child.poll() is None
 """,
         refused="" if "SYS_RESOURCE" in privileges.effective() else "another user",
+        rights=True,
     ),
     Row(
         "user-namespace",
@@ -310,6 +311,7 @@ assert child.poll() is None
 """,
         refused="namespace",
         quick=True,
+        rights=True,
     ),
     Row(
         "pid-namespace",
@@ -322,6 +324,7 @@ child = subprocess.Popen(["unshare", "--pid", "--fork", "sleep", "1000"])
 assert child.poll() is None
 """,
         refused="namespace",
+        rights=True,
     ),
     Row(
         "network-namespace",
@@ -336,6 +339,7 @@ while os.readlink(f"/proc/{child.pid}/ns/net") == os.readlink("/proc/self/ns/net
 assert child.poll() is None
 """,
         refused="namespace",
+        rights=True,
     ),
     Row(
         "seccomp-child",
