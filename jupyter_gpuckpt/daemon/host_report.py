@@ -2,8 +2,9 @@
 
     python -m jupyter_gpuckpt.daemon.host_report SETTINGS     prints a HostReport as JSON
 
-A trial that succeeded is remembered for everything that could change its result: boot, user, namespaces, rights, limits,
-programs. A failed one is not: what was wrong may have been mended.
+A trial that succeeded is remembered for everything that could change its result: boot, container, user, namespaces, rights,
+switches of Linux, limits, programs. A failed one is not: what was wrong may have been mended. Nor is one under a seccomp filter,
+because nothing tells one filter from another.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from .. import daemon_settings, place
 from ..daemon_settings import Settings
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import doctor, limits, privileges, processes
+from ..host import doctor, limits, mends, privileges, processes
 from ..protocol import Check, HostReport
 from ..snapshots import trial
 from . import lifetime
 
 #: What counts of /proc/self/status.
-_RIGHTS = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Groups")
+_RIGHTS = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Groups")
 #: How many successes are remembered: containers and virtual machines may share a home directory.
 _REMEMBERED = 64
 
@@ -39,11 +40,12 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
         if criu is None:
             return
         remembered = _memory(settings, criu)
-        if not fresh and remembered.exists():
+        may_be_remembered = not privileges.seccomp_filters()
+        if not fresh and may_be_remembered and remembered.exists():
             yield Check("trial", True, "A small program was suspended and resumed.", required=True)
             return
         results = list(trial.checks(_engine(settings, criu), settings.data))
-        if all(result.ok for result in results):
+        if may_be_remembered and all(result.ok for result in results):
             _remember(remembered)
         yield from results
 
@@ -70,7 +72,10 @@ def _memory(settings: Settings, criu: Path) -> Path:
     files = [criu, INIT, CRIU_PRELOAD, Path(sys.executable)]
     circumstances = [
         place.here(settings.data).key,
+        # Linux gives the numbers of a container's namespaces to the next one.
+        processes.start_time(1),
         [status.get(name, "") for name in _RIGHTS],
+        [privileges.masked_proc(), *mends.switches()],
         limits.descriptors()[1],
         [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files],
     ]

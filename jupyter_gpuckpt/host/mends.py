@@ -84,6 +84,12 @@ def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Mend:
     )
 
 
+def switches() -> list[str]:
+    """Return what the switches of Linux stand at that keep ordinary users from user namespaces, and the AppArmor profile."""
+    files = [Path("/proc/sys", name) for name, *_ in _SWITCHES]
+    return [_read(file) for file in (*files, Path("/proc/self/attr/current"))]
+
+
 def _of_container(kind: str, refused: str) -> Mend | None:
     if "uid_map" in refused and os.geteuid() == 0 and "SETFCAP" not in privileges.effective():
         why = "Root without CAP_SETFCAP may not map its own id; any other user may."

@@ -16,10 +16,14 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.daemon_settings import Settings
-from jupyter_gpuckpt.host import mends
+from jupyter_gpuckpt.host import mends, privileges
 from tests.conftest import processes_naming
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts programs with fewer rights")
+
+not_filtered = pytest.mark.skipif(
+    privileges.seccomp_filters() > 0, reason="a seccomp filter is in force here"
+)
 
 REPORT = """
 import sys, msgspec
@@ -90,6 +94,7 @@ def test_a_small_program_is_suspended_and_resumed_and_nothing_is_left(report, sh
     assert processes_naming(short_dir) == []
 
 
+@not_filtered
 def test_a_success_is_remembered_for_the_same_rights_only(report):
     assert "resume" in report(how="remembered")["by_name"]
     again = report(how="remembered")
@@ -97,6 +102,13 @@ def test_a_success_is_remembered_for_the_same_rights_only(report):
     assert "resume" not in again["by_name"]
     assert "resume" in report()["by_name"]
     assert "resume" in report("prlimit", "--nofile=4000:4000", how="remembered")["by_name"]
+
+
+def test_under_a_filter_nothing_is_remembered(report):
+    """It may be another one at the next start; a number that no Linux has a system call for is refused."""
+    for _ in range(2):
+        found = report(how="remembered", before=lambda: refuse(4000, _EPERM))
+        assert found["by_name"]["resume"]["ok"] is True
 
 
 def test_a_failure_is_not_remembered(report):
