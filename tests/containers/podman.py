@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jupyter_gpuckpt import decoding
-from jupyter_gpuckpt.host import criu_program, mends
+from tests.containers import machine_files
 from tests.containers.inside import Result
 
-ROOT = Path(__file__).parent.parent.parent
-PROFILE = ROOT / "jupyter_gpuckpt/profiles/seccomp.json"
 #: podman's own profile, in containers-common.
 DEFAULT = Path("/usr/share/containers/seccomp.json")
 #: What docker's default profile allows only with CAP_SYS_ADMIN, and podman's to everybody.
@@ -26,9 +21,6 @@ DOCKER_REFUSES = frozenset(
 )
 #: CLONE_NEW* but CLONE_NEWTIME, which is no flag of clone.
 _NAMESPACES = 0x7E020000
-_SECONDS = 150
-#: What a limit is set to that is higher here; podman raises it otherwise, for which rights may be missing.
-_MOST, _UNLIMITED = 20000, (1 << 64)
 
 
 class Podman:
@@ -36,20 +28,16 @@ class Podman:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        files, tasks = (
-            min(resource.getrlimit(kind)[1] % _UNLIMITED, _MOST)
-            for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
-        )
         lines = [
             "[containers]",
-            f'default_ulimits = ["nofile={files}:{files}", "nproc={tasks}:{tasks}"]',
+            f"default_ulimits = {json.dumps(machine_files.limits())}",
             "[engine]",
             'cgroup_manager = "cgroupfs"',
             'events_logger = "file"',
             *(['runtime = "runc"'] if shutil.which("runc") else []),
         ]
         (folder / "containers.conf").write_text("\n".join(lines))
-        (folder / mends.SECCOMP_FILE).write_bytes(PROFILE.read_bytes())
+        machine_files.write_profile(folder)
         if DEFAULT.exists():
             (folder / "docker-default.json").write_text(json.dumps(docker_default()))
 
@@ -59,10 +47,8 @@ class Podman:
         `foreign_root`: the container's root is another user, who cannot make mount points in /.
         """
         run = self._run_on_copy if foreign_root else self._run
-        done = run(options, [sys.executable, "-m", "tests.containers.inside"])
-        if done.returncode:
-            raise AssertionError(f"{done.args}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
-        return decoding.from_json(done.stdout, Result)
+        done = run(options, machine_files.INSIDE)
+        return machine_files.result(done.args, done.returncode, done.stdout, done.stderr)
 
     def obstacle(self) -> str:
         """Return why no container can be run here; an empty string if one can."""
@@ -87,9 +73,8 @@ class Podman:
             [
                 *prefix,
                 *("podman", *store, "--storage-driver=vfs", "run", "--rm", "--network=none"),
-                *("--workdir", str(ROOT), "--env", f"{criu_program.VARIABLE}={_criu()}"),
-                *("--env", "PYTHONDONTWRITEBYTECODE=1"),
-                *self._readable(),
+                *machine_files.environment(),
+                *machine_files.readable(self._folder),
                 *options,
                 *("--rootfs", rootfs, *command),
             ],
@@ -98,7 +83,7 @@ class Podman:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_SECONDS,
+            timeout=machine_files.SECONDS,
             check=False,
         )
 
@@ -115,35 +100,6 @@ class Podman:
         mount = f'mount -t overlay -o {layers} overlay {merged} && exec "$@"'
         prefix = ["unshare", "--mount", "--propagation=slave", "sh", "-c", mount, "sh"]
         return self._run(options, command, str(merged), prefix)
-
-    def _readable(self) -> list[str]:
-        """Return options that lay an open folder over each closed one above Python, CRIU and the checkout."""
-        wanted = {Path(sys.base_prefix).resolve(), _criu().parent.parent.resolve(), ROOT}
-        closed = {
-            next((up for up in reversed(path.parents) if not up.stat().st_mode & 1), None)
-            for path in wanted
-        }
-        options = []
-        for folder in closed - {None}:
-            open_folder = self._folder / "open" / str(folder).strip("/").replace("/", "-")
-            open_folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-            for path in wanted:
-                if folder in path.parents:
-                    (open_folder / path.relative_to(folder)).mkdir(parents=True, exist_ok=True)
-            options += ["--volume", f"{open_folder}:{folder}"]
-            options += [
-                word
-                for path in wanted
-                if folder in path.parents
-                for word in ("--volume", f"{path}:{path}:ro")
-            ]
-        return options
-
-
-def _criu() -> Path:
-    found = criu_program.find()
-    assert found is not None
-    return found.resolve()
 
 
 def docker_default() -> dict[str, object]:

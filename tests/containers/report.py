@@ -7,6 +7,7 @@ python -m tests.containers.report lines.jsonl >docs/containers.md
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
 import time
@@ -67,8 +68,8 @@ When a container stops, all its processes end. Servers suspend their kernels on 
 """
 
 HOW = """\
-`make containers` runs all rows with podman and writes this page; `make test` runs the rows marked with °. docker itself was not run:
-its default filter was rebuilt from podman's, and its line was given to podman.
+`make containers` runs all rows, those of docker where it is installed, and writes this page; `make test` runs the rows marked with °.
+For these docker's default filter is rebuilt from podman's.
 """
 
 
@@ -83,12 +84,12 @@ class Line(msgspec.Struct):
 def page(lines: list[Line]) -> str:
     """Return the page as Markdown, in the order of the rows."""
     last = {line.row: line for line in lines}
-    said = subprocess.run(["podman", "--version"], capture_output=True, text=True, check=False)
+    versions = [_version(program) for program in ("podman", "dockerd")]
     parts = [
         INTRODUCTION,
         "## What was tried\n",
         f"In each a kernel with threads, a child process, shared memory, a lock and a database was saved, suspended and resumed."
-        f" Run on {time.strftime('%Y-%m-%d')}: Linux {platform.release()}, {said.stdout.strip()};"
+        f" Run on {time.strftime('%Y-%m-%d')}: Linux {platform.release()}, {', '.join(filter(None, versions))};"
         f" {len(last)} rows of {len(ROWS)}.\n",
         "| Container | Options | Kernels |",
         "| --- | --- | --- |",
@@ -99,8 +100,15 @@ def page(lines: list[Line]) -> str:
             mark = " °" if row.quick else ""
             parts.append(f"| {row.title}{mark} | `{row.options or '(none)'}` | {result} |")
         else:
-            parts.append(f"| {row.title} | `{row.options}` | **failed** |")
+            parts.append(f"| {row.title} | `{row.options or '(none)'}` | **not run, or failed** |")
     return "\n".join([*parts, "", HOW])
+
+
+def _version(program: str) -> str:
+    if not shutil.which(program):
+        return ""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return said.stdout.strip().partition(",")[0]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ MASKED = "The container hides parts of its /proc, so Linux lets nobody in it mou
 
 @dataclass(frozen=True)
 class Row:
-    """A way to start a container. `options` are podman's."""
+    """A way to start a container, by podman or docker."""
 
     name: str
     title: str
@@ -35,6 +35,7 @@ class Row:
     mend: str = ""
     #: Part of `make test`.
     quick: bool = False
+    engine: str = "podman"
 
     @property
     def own_users(self) -> bool:
@@ -47,12 +48,34 @@ def printed(line: str) -> str:
     return line.partition(" run ")[2].removesuffix(" ...")
 
 
-PODMAN = mends.CONTAINER["podman"]
+PODMAN, DOCKER = mends.CONTAINER["podman"], mends.CONTAINER["docker"]
 
 ROWS = [
+    Row("docker", "docker, nothing added", "", ("user namespace", FILTER), DOCKER, engine="docker"),
+    Row(
+        "docker-printed",
+        "docker, the line that the doctor prints",
+        printed(DOCKER),
+        engine="docker",
+    ),
+    Row(
+        "docker-user",
+        "the same, an ordinary user without any capability",
+        f"--user 1001 --cap-drop ALL {printed(DOCKER)}",
+        engine="docker",
+    ),
+    Row(
+        "docker-masked",
+        "docker, our filter, but parts of /proc are hidden",
+        OURS,
+        ("mount /proc", MASKED),
+        DOCKER,
+        engine="docker",
+    ),
+    Row("docker-admin", "docker, four capabilities, nothing else", ADMIN, engine="docker"),
     Row(
         "docker-defaults",
-        "docker's defaults, root",
+        "podman with docker's default filter, root",
         DOCKER_DEFAULT,
         ("user namespace", FILTER),
         PODMAN,
@@ -60,26 +83,26 @@ ROWS = [
     ),
     Row(
         "docker-defaults-user",
-        "docker's defaults, an ordinary user",
+        "the same, an ordinary user",
         f"--user 1001 {DOCKER_DEFAULT}",
         ("user namespace", FILTER),
         PODMAN,
     ),
-    Row("podman-defaults", "podman's defaults, root", "", ("mount /proc", MASKED), PODMAN),
+    Row("podman-defaults", "podman, nothing added", "", ("mount /proc", MASKED), PODMAN),
     Row(
         "criu-capabilities",
-        "docker's defaults and the three capabilities with which CRIU itself can do",
+        "docker's default filter and the three capabilities with which CRIU itself can do",
         f"{DOCKER_DEFAULT} --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add NET_ADMIN",
         ("user namespace", FILTER),
         PODMAN,
     ),
     Row(
         "printed-docker",
-        "the line that the doctor prints in docker, root",
-        printed(mends.CONTAINER["docker"]),
+        "the line that the doctor prints in docker, by podman",
+        printed(DOCKER),
         quick=True,
     ),
-    Row("printed-podman", "the line that the doctor prints in podman, root", printed(PODMAN)),
+    Row("printed-podman", "podman, the line that the doctor prints", printed(PODMAN)),
     Row(
         "ordinary-user",
         "the same, an ordinary user without any capability",

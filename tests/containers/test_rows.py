@@ -12,22 +12,42 @@ import msgspec
 import pytest
 
 from tests.conftest import missing
+from tests.containers.docker import Docker
 from tests.containers.podman import Podman
 from tests.containers.report import VARIABLE, Line
 from tests.containers.rows import ROWS, Row
 
 
 @pytest.fixture(scope="session")
-def podman(criu: Path) -> Iterator[Podman]:
+def folder(criu: Path) -> Iterator[Path]:
+    """A folder that everybody may enter, which pytest's own are not: users of a container are others."""
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-containers-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def podman(folder: Path) -> Podman:
     """A podman whose containers are ours alone."""
-    # pytest's own directories are closed to others, and users of a container are others.
-    with tempfile.TemporaryDirectory(prefix="gpuckpt-podman-") as made:
-        folder = Path(made)
-        folder.chmod(0o755)
-        found = Podman(folder)
-        if obstacle := found.obstacle():
-            missing("podman", obstacle)
+    found = Podman(folder)
+    if obstacle := found.obstacle():
+        missing("podman", obstacle)
+    return found
+
+
+@pytest.fixture(scope="session")
+def docker(folder: Path) -> Iterator[Docker]:
+    """A docker daemon of our own."""
+    if obstacle := Docker.obstacle():
+        missing("docker", obstacle)
+    home = folder / "docker"
+    home.mkdir()
+    found = Docker(home)
+    try:
+        found.begin()
         yield found
+    finally:
+        found.end()
 
 
 def keep(row: Row, reason: str, hint: str) -> None:
@@ -44,8 +64,11 @@ def keep(row: Row, reason: str, hint: str) -> None:
         for row in ROWS
     ],
 )
-def test_a_kernel_is_saved_or_its_start_says_why_not(podman: Podman, row: Row) -> None:
-    found = podman.run(shlex.split(row.options), foreign_root=row.own_users)
+def test_a_kernel_is_saved_or_its_start_says_why_not(
+    row: Row, request: pytest.FixtureRequest
+) -> None:
+    engine: Podman | Docker = request.getfixturevalue(row.engine)
+    found = engine.run(shlex.split(row.options), foreign_root=row.own_users)
     assert found.report.engine_available == (not row.refused), found.report.reason
     assert found.plain_reason == found.report.reason
     assert found.plain_hint == found.report.hint
