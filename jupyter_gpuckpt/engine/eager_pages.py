@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import ObjectCorrupt
 from ..pwrite import pwrite_all
 from . import criu_images, memory_images
 from .criu_images import Extent
@@ -25,7 +26,7 @@ class PagesFile:
 
     Making it puts CRIU's own pages in place, lists the pieces as present and no other lazy page; pages that are never written are
     zeros. The file is made in `folder`, the images get a link to it. The sequence of bytes is that of the process's stream; what
-    lies in it between the pieces is left out. Raises OSError.
+    lies in it between the pieces is left out. Raises OSError and ObjectCorrupt.
     """
 
     def __init__(self, images: Path, nspid: int, pieces: Sequence[Piece], folder: Path) -> None:
@@ -37,7 +38,7 @@ class PagesFile:
         memory_images.replace_lazy(images, nspid, added)
         offset_at = {piece.address: piece.offset for piece in pieces}
         path = images / f"pages-{criu_images.pages_id(images, nspid)}.img"
-        self.path = target = folder / path.name
+        target = folder / path.name
         with path.open("rb") as source:
             path.unlink()
             self._descriptor = os.open(
@@ -58,7 +59,11 @@ class PagesFile:
         while length:
             data = os.read(source, min(length, _COPY_BYTES))
             if not data:
-                raise EOFError("a pages file is shorter than its pagemap says")
+                raise ObjectCorrupt(
+                    "CRIU's images in the snapshot are damaged.",
+                    hint="The kernel cannot be brought back from this snapshot; resume an older one.",
+                    details="a pages file is shorter than its pagemap says",
+                )
             pwrite_all(self._descriptor, data, place)
             place, length = place + len(data), length - len(data)
 

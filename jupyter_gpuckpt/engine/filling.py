@@ -5,9 +5,9 @@ Nothing runs before every byte is in place: whatever is refused, comes short, is
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -39,18 +39,16 @@ class Filling:
         self._to_memory, self._progress, self._folder = to_memory, progress, folder
         self._sinks: list[tuple[str, StoppedPages]] = []
         self._beside = ThreadPoolExecutor(1, "look-up-pages")
-        self._files: list[Path] = []
+        self._length = 0
+        self._has_folder = False
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._beside.shutdown()
-        for path in self._files:
-            path.unlink(missing_ok=True)
-        if self._files:
-            with suppress(OSError):
-                self._folder.rmdir()
+        if self._has_folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, manifest: Manifest, images: Path) -> None:
         """Give CRIU its part, and begin to look up where the rest lies. Of a plain dump CRIU has everything."""
@@ -61,24 +59,28 @@ class Filling:
                 memory_images.replace_lazy(images, plan.nspid, [])
             if plan.by_us:
                 self._sinks.append((plan.stream.name, StoppedPages(plan.nspid, plan.by_us)))
-        self._write = self._beside.submit(self._to_memory, self._sinks)
+                self._length += plan.stream.length
+        if self._sinks:
+            self._write = self._beside.submit(self._to_memory, self._sinks)
 
     def _give_to_criu(self, plans: list[PagePlan], images: Path) -> None:
         if not plans:
             return
         self._folder.mkdir(parents=True, mode=0o700)
-        files = list[tuple[str, PageSink]]()
-        for plan in plans:
-            file = PagesFile(images, plan.nspid, plan.by_criu, self._folder)
-            self._files.append(file.path)
-            files.append((plan.stream.name, file))
-        with self._progress.stage(Stage.PAGES, _length(files)):
+        self._has_folder = True
+        files = [
+            (plan.stream.name, PagesFile(images, plan.nspid, plan.by_criu, self._folder))
+            for plan in plans
+        ]
+        with self._progress.stage(Stage.PAGES, sum(plan.stream.length for plan in plans)):
             self._to_memory(files)()
 
     def finish(self, tree: Tree) -> None:
         """Write all into the tasks of `tree`, which are stopped. Raises ThawFailed, and what the store raises."""
+        if not self._sinks:
+            return
         by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
-        with self._progress.stage(Stage.PAGES, _length(self._sinks)):
+        with self._progress.stage(Stage.PAGES, self._length):
             before = settled(tree)
             for _, sink in self._sinks:
                 if sink.nspid not in by_nspid:
@@ -104,7 +106,3 @@ def _check_still(before: dict[int, dict[int, int]], details: str) -> None:
             hint="Find what sends signals to its processes, then try again. The snapshot is untouched.",
             details=f"process {pid} ({processes.name(pid)})\n{details}".rstrip(),
         )
-
-
-def _length(sinks: Sequence[tuple[str, PageSink]]) -> int:
-    return sum(piece.length for _, sink in sinks for piece in sink.pieces)

@@ -210,7 +210,7 @@ def _refused_calls_told() -> Iterator[None]:
     except OSError as error:
         raise ThawFailed(
             f"The kernel could not be brought back: {error.strerror or error}.",
-            hint="The snapshot is untouched. Look whether memory is short, then try again.",
+            hint="The snapshot is untouched. Look whether memory or disk space is short, then try again.",
             details=str(error),
         ) from error
 

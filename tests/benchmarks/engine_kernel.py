@@ -100,10 +100,28 @@ class EngineKernel:
         ).manifest
 
     def resume(
-        self, manifest: Manifest, store: LocalStore, threads: int = 0
+        self,
+        manifest: Manifest,
+        store: LocalStore,
+        threads: int = 0,
+        *,
+        one_process: bool = False,
     ) -> tuple[float, Progress]:
-        """Seconds from the snapshot to the first reply, and what the engine's stages took. The kernel must be gone."""
+        """Seconds from the snapshot to the first reply, and what the engine's stages took. The kernel must be gone.
+
+        `one_process`: the threads are those of one process, although several would be worth it.
+        """
         progress = Progress()
+        least = worker_processes._LEAST_PROCESSES
+        worker_processes._LEAST_PROCESSES = 1 << 20 if one_process else least
+        try:
+            return self._resume(manifest, store, threads, progress), progress
+        finally:
+            worker_processes._LEAST_PROCESSES = least
+
+    def _resume(
+        self, manifest: Manifest, store: LocalStore, threads: int, progress: Progress
+    ) -> float:
         began = time.monotonic()
         self.tree = resume(
             manifest,
@@ -113,7 +131,7 @@ class EngineKernel:
             progress=progress,
         ).tree
         self.reply()
-        return time.monotonic() - began, progress
+        return time.monotonic() - began
 
     def kill(self) -> None:
         """End its processes."""

@@ -1,7 +1,7 @@
 """Resume from a warm page cache to the first reply, by 1 to 16 threads, beside stock `criu restore` of the same kernel.
 
-Ours decompresses and verifies; CRIU reads its own images, as it wrote them. Once with memory that is stored as it is, once with
-memory that is stored by zstd.
+Ours decompresses and verifies, from two threads on by processes of one thread each, and once more by threads of one process; CRIU
+reads its own images, as it wrote them. Once with memory that is stored as it is, once with memory that is stored by zstd.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def run() -> Iterator[Row]:
 def _measure(kind: str, size: float) -> Iterator[Row]:
     counts = thread_counts()
     reply, pages = defaultdict[int, list[float]](list), defaultdict[int, list[float]](list)
+    alone = defaultdict[int, list[float]](list)
     stages = defaultdict[str, list[float]](list)
     stock_reply, stock = [], []
     with (
@@ -56,6 +57,10 @@ def _measure(kind: str, size: float) -> Iterator[Row]:
                 seconds, progress = kernel.resume(manifest, store, threads)
                 reply[threads].append(seconds)
                 pages[threads].append(progress.seconds_by_stage[Stage.PAGES])
+                if threads > 1:
+                    kernel.kill()
+                    _, lonely = kernel.resume(manifest, store, threads, one_process=True)
+                    alone[threads].append(lonely.seconds_by_stage[Stage.PAGES])
                 if threads == counts[-1]:
                     for stage, spent in progress.seconds_by_stage.items():
                         stages[stage].append(spent)
@@ -86,6 +91,19 @@ def _measure(kind: str, size: float) -> Iterator[Row]:
             x=threads,
             x_unit="threads",
         )
+        if threads > 1:
+            yield Row(
+                "    by threads of one process",
+                [filled / seconds for seconds in alone[threads]],
+                "GB/s",
+                chart=chart,
+                series="resume by one process",
+                x=threads,
+                x_unit="threads",
+            )
+            yield Row(
+                "    which take so many times that", ratios(alone[threads], pages[threads]), "x"
+            )
         yield Row(
             "    criu restore takes so many times that",
             ratios(stock, pages[threads]),
