@@ -1,8 +1,9 @@
 """Runs a command as an ordinary user, for root: `python -m tests.as_user pytest tests/snapshots`.
 
-The user is one of the machine's (`GPUCKPT_TEST_USER`), or uid 65533 of nobody's, without a group, capability or right. In a mount
-namespace of its own it can read the checkout, this Python and CRIU even where they lie in root's home; its home is a new folder in
-/tmp that goes afterwards. What is written into the checkout would be root's: pytest runs without its cache.
+The user is one of the machine's (`GPUCKPT_TEST_USER`, a name or a number), or uid 65533 of nobody's, without a group,
+capability or right. In a mount namespace of its own it can read the checkout, this Python and CRIU even where they lie in root's
+home; its home is a new folder in /tmp that goes afterwards. What is written into the checkout would be root's: pytest runs
+without its cache.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def ids() -> tuple[int, int]:
     name = os.environ.get("GPUCKPT_TEST_USER")
     if not name:
         return UID, UID
+    if name.isdigit():
+        return int(name), int(name)
     found = pwd.getpwnam(name)
     return found.pw_uid, found.pw_gid
 

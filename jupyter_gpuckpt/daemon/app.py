@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -192,6 +193,22 @@ def _settings(settings_json: str | None) -> Settings:
     return daemon_settings.from_json(settings_json)
 
 
+def _own(directory: Path) -> None:
+    """Make a directory of this user's, or see that it is one and that nobody else can write to it.
+
+    Raises ConfigurationError where it belongs to somebody else, who could put a forged snapshot there.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = directory.stat()
+    if status.st_uid != os.geteuid():
+        raise ConfigurationError(
+            f"The data directory {directory} belongs to another user (uid {status.st_uid}), who could change snapshots in it.",
+            hint="Change its owner, or name another directory in the environment variable JUPYTER_GPUCKPT_DATA_DIR.",
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        directory.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
+
+
 def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
     place = here(settings.data)
     path = socket_path(place, runtime_dir(settings.data))
@@ -199,7 +216,8 @@ def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
         ready()
         return 0
     try:
-        settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (settings.data, settings.store):
+            _own(directory)
         lifetime.log_to(settings.log_file)
         _log.info("the socket is %s", path)
         records = Records(settings.state, place)

@@ -342,17 +342,3 @@ def test_groups_may_change_meanwhile_and_files_may_belong_to_others(
             assert line[1:] == [str(os.getegid()), str(len(now))]
     finally:
         os.setgroups(groups)
-
-
-def test_what_criu_found_out_serves_the_next_kernel(run, own):
-    first = run(STATUS, engine=own)
-    first.fresh_line()
-    first.save()
-    known = own.spill_dir / "criu.kdat"
-    before = known.read_bytes()
-    second = run(STATUS, engine=own)
-    second.fresh_line()
-    assert not (second.tree.scratch / known.name).exists()
-    second.resume(second.save(stop=True).manifest.info.snapshot_id)
-    assert (second.tree.scratch / known.name).read_bytes() == before
-    second.fresh_line()
