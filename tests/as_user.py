@@ -70,7 +70,7 @@ def main(words: list[str]) -> int:
     if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNS):
         sys.exit("a mount namespace is needed: run it as root")
     mount("none", "/", "none", MS_SLAVE | MS_REC)
-    open_folders([Path(sys.base_prefix).resolve(), criu.parent.resolve(), ROOT])
+    open_folders([Path(sys.base_prefix).resolve(), criu.resolve().parent, ROOT])
     uid, gid = ids()
     home = Path(tempfile.mkdtemp(prefix="gpuckpt-user-"))
     os.chown(home, uid, gid)
@@ -80,7 +80,7 @@ def main(words: list[str]) -> int:
         "HOME": str(home),
         "USER": "gpuckpt-user",
         "TMPDIR": str(home / "tmp"),
-        "PATH": f"{Path(sys.executable).parent}:{criu.parent}:{os.environ['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}:{criu.resolve().parent}:{os.environ['PATH']}",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "PYTHONDONTWRITEBYTECODE": "1",
         **{

@@ -17,6 +17,14 @@ import pytest
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.host import doctor, privileges, processes
 
+#: Files that take longest, mostly by waiting: begun last they would go on alone when all others are done.
+LONGEST = ("tests/upstream/", "tests/test_linters.py", "tests/browser/test_sessions_panel.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
 
 def required(what: str) -> bool:
     """Whether a missing part fails instead of skipping: GPUCKPT_REQUIRE=criu,browser (set by `make test`)."""

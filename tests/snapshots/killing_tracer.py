@@ -1,7 +1,7 @@
 """A program that kills CRIU in the middle of its work inside a task, at a moment that can be chosen.
 
-`python -m tests.snapshots.killing_tracer ROOT NUMBER`: ROOT is the pid that `criu dump --tree` names. The moments are those
-in which CRIU has let a task run and the task stands still again, as far as it does by itself; NUMBER counts them from 0.
+`python -m tests.snapshots.killing_tracer PID NUMBER`: PID is CRIU's. The moments are those in which it has let a task run and the
+task stands still again, as far as it does by itself; NUMBER counts them from 0.
 Prints "ready", then "killed", or the count of all moments where CRIU came to its end before.
 """
 
@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 from jupyter_gpuckpt.engine import ptrace
-from jupyter_gpuckpt.host import processes
 from tests.conftest import wait_for
 
 NR_PTRACE = 101
@@ -22,15 +21,6 @@ CONT, SYSCALL, SEIZE, INTERRUPT = 7, 24, 0x4206, 0x4207
 OPTION_SYSGOOD, ALL_CHILDREN = 1, 0x40000000
 #: System calls in which CRIU's code in a task waits for orders: recvfrom, recvmsg, read, futex, connect.
 WAITING = ("45 ", "47 ", "0 ", "202 ", "42 ")
-
-
-def find_criu(root: str) -> int:
-    """Return the pid of the CRIU that dumps below `root`, or 0."""
-    for pid in processes.every():
-        words = processes.arguments(pid)
-        if words and words[0].endswith("criu") and root in words:
-            return pid
-    return 0
 
 
 def find_task(nspid: int, tracer: int) -> Path:
@@ -53,12 +43,10 @@ def stands(task: Path) -> bool:
 
 def main() -> None:
     """Trace CRIU from system call to system call."""
-    print("ready", flush=True)
-    pid, moments, entered = 0, 0, False
-    while not pid:
-        pid = find_criu(sys.argv[1])
+    pid, moments, entered = int(sys.argv[1]), 0, False
     ptrace.request(SEIZE, pid, data=OPTION_SYSGOOD)
     ptrace.request(INTERRUPT, pid)
+    print("ready", flush=True)
     while True:
         _, status = os.waitpid(pid, ALL_CHILDREN)
         if not os.WIFSTOPPED(status):

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+
+import pytest
 
 from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.standstill import Standstill
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
+from tests.snapshots.test_failing_saves import criu_pid
 
 PROGRAM = """
     import signal, threading, time
@@ -30,26 +33,28 @@ TRIES = 12
 NEVER = 1_000_000
 
 
-@contextmanager
-def killed_at(program, number: int, said: list[str]) -> Iterator[None]:
-    root = str(program.tree.keeper_nspid)
-    words = [sys.executable, "-m", "tests.snapshots.killing_tracer", root, str(number)]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as killer:
-        try:
-            assert killer.stdout is not None
-            assert killer.stdout.readline() == "ready\n"
-            yield
-            said.append(killer.communicate(timeout=30)[0].strip())
-        finally:
-            killer.kill()
-
-
 def save(program, number: int) -> str:
-    """Save the program, with CRIU killed at the moment `number`; what the killer printed."""
-    said: list[str] = []
-    with killed_at(program, number, said), suppress(FreezeFailed):
-        program.save()
-    return said[0]
+    """Save the program, with CRIU killed at the moment `number`; what the killer printed.
+
+    The killer begins when all tasks stand still and CRIU waits for our answer.
+    """
+    killers: list[subprocess.Popen[str]] = []
+    begin = Standstill.begin
+
+    def begin_and_trace(standstill: Standstill) -> None:
+        begin(standstill)
+        pid = criu_pid(program.tree.keeper_nspid)
+        words = [sys.executable, "-m", "tests.snapshots.killing_tracer", str(pid), str(number)]
+        killers.append(subprocess.Popen(words, stdout=subprocess.PIPE, text=True))
+        assert killers[0].stdout is not None
+        assert killers[0].stdout.readline() == "ready\n"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Standstill, "begin", begin_and_trace)
+        with suppress(FreezeFailed):
+            program.save()
+    with killers[0] as killer:
+        return killer.communicate()[0].strip()
 
 
 def test_no_moment_of_criu_s_death_costs_the_program(run) -> None:

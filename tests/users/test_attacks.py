@@ -207,43 +207,48 @@ while True:
 """
 
 
-def test_a_full_disk_costs_neither_the_kernel_nor_a_snapshot(criu, short_dir):
-    """The attacker fills the file system that both use. Both begin when it is mounted: each has mounts of its own."""
+@pytest.fixture
+def small_disk(short_dir):
+    """A file system for all, and the pid of a process that sees it: the test's own mounts stay as they are."""
     if os.geteuid():
         pytest.skip("being two other users needs root")
-    short_dir.chmod(0o1777)
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=96m,mode=1777", "none", short_dir], check=True
-    )
-    try:
-        with User(BOB) as bob, User(ALICE + 10) as user:
-            user.run(
-                "from tests.users import owned\nmine = owned.Owned(changing, data)",
-                changing=CHANGING,
-                data=f"{short_dir}/data",
+    mount = f"mount -t tmpfs -o size=96m,mode=1777 none {short_dir} && echo mounted && exec cat"
+    words = ["unshare", "--mount", "sh", "-c", mount]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mounted\n"
+        yield short_dir, holder.pid
+
+
+def test_a_full_disk_costs_neither_the_kernel_nor_a_snapshot(criu, small_disk):
+    """The attacker fills the file system that both use."""
+    folder, holder = small_disk
+    with User(BOB, mounts_of=holder) as bob, User(ALICE + 10, mounts_of=holder) as user:
+        user.run(
+            "from tests.users import owned\nmine = owned.Owned(changing, data)",
+            changing=CHANGING,
+            data=f"{folder}/data",
+        )
+        try:
+            snapshot = user.run("mine.count(); result = mine.do('save')")
+            bob.run(
+                """
+                import contextlib
+                with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                    for _ in range(1000):
+                        file.write(bytes(100_000))
+                """,
+                path=f"{folder}/filler",
             )
-            try:
-                snapshot = user.run("mine.count(); result = mine.do('save')")
-                bob.run(
-                    """
-                    import contextlib
-                    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
-                        for _ in range(1000):
-                            file.write(bytes(100_000))
-                    """,
-                    path=f"{short_dir}/filler",
-                )
-                with pytest.raises(Refused) as refusal:
-                    user.run("mine.do('suspend')")
-                assert refusal.value.kind == "StoreFull"
-                assert user.run("result = mine.count()")
-                bob.run("import os; os.unlink(path)", path=f"{short_dir}/filler")
-                user.run("mine.do('suspend'); mine.do('resume', snapshot)", snapshot=snapshot)
-                assert user.run("result = mine.count()")
-            finally:
-                user.run("mine.close()")
-    finally:
-        subprocess.run(["umount", "-l", short_dir], check=True)
+            with pytest.raises(Refused) as refusal:
+                user.run("mine.do('suspend')")
+            assert refusal.value.kind == "StoreFull"
+            assert user.run("result = mine.count()")
+            bob.run("import os; os.unlink(path)", path=f"{folder}/filler")
+            user.run("mine.do('suspend'); mine.do('resume', snapshot)", snapshot=snapshot)
+            assert user.run("result = mine.count()")
+        finally:
+            user.run("mine.close()")
 
 
 #: Every process of it makes others without end, as many as Linux lets the user have.

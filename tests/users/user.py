@@ -26,12 +26,17 @@ class Refused(Exception):  # noqa: N818 - what a test expects is no error of it
 
 
 class User:
-    """A user without a right, whose Python runs what a test says. Use as a context manager."""
+    """A user without a right, whose Python runs what a test says. Use as a context manager.
 
-    def __init__(self, uid: int, **environment: str) -> None:
+    `mounts_of`: a process whose mounts the user sees; 0: the test's own.
+    """
+
+    def __init__(self, uid: int, *, mounts_of: int = 0, **environment: str) -> None:
         self.uid = uid
         self._runtime = Path(f"/tmp/gpuckpt-test-{secrets.token_hex(4)}")
-        words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "tests.users.shell"]
+        entered = ["nsenter", f"--target={mounts_of}", "--mount", "--wd=."] if mounts_of else []
+        python = [sys.executable, "-m"]
+        words = [*entered, *python, "tests.as_user", *python, "tests.users.shell"]
         self._process = subprocess.Popen(
             words,
             cwd=ROOT,
