@@ -78,8 +78,8 @@ def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Mend:
     kind = privileges.in_container()
     return (
         (_of_container(kind, refused) if kind else None)
-        or _of_switches(sysctl)
-        or _of_restrictions()
+        or _of_switches(sysctl, kind, refused)
+        or _of_restrictions(kind)
         or Mend("", "")
     )
 
@@ -94,27 +94,30 @@ def _of_container(kind: str, refused: str) -> Mend | None:
     if "uid_map" in refused and os.geteuid() == 0 and "SETFCAP" not in privileges.effective():
         why = "Root without CAP_SETFCAP may not map its own id; any other user may."
         return Mend(why, CONTAINER_SETFCAP[kind])
-    why = ""
     if "mount /proc" in refused and privileges.masked_proc():
         why = "The container hides parts of its /proc, so Linux lets nobody in it mount another."
-    elif "mount" in refused and _read(Path("/proc/self/attr/current")).endswith("(enforce)"):
-        why = "The container's AppArmor profile refuses mounts."
-    elif privileges.seccomp_filters():
-        why = "The container's seccomp filter refuses system calls."
-    return Mend(why, CONTAINER[kind]) if why else None
+        return Mend(why, CONTAINER[kind])
+    if "mount" in refused and _read(Path("/proc/self/attr/current")).endswith("(enforce)"):
+        return Mend("The container's AppArmor profile refuses mounts.", CONTAINER[kind])
+    return None
 
 
-def _of_switches(sysctl: Path) -> Mend | None:
+def _of_switches(sysctl: Path, kind: str, refused: str) -> Mend | None:
     if os.geteuid() == 0 and "SYS_ADMIN" in privileges.effective():
         return None
     for name, value, why, fix in _SWITCHES:
+        # In a container, where there are filters as well, newer AppArmor refuses what is done in a namespace, not the namespace.
+        if kind and "apparmor" in name and "user namespace" in refused:
+            continue
         if _read(sysctl / name) == value:
             return Mend(why, fix)
     return None
 
 
-def _of_restrictions() -> Mend | None:
+def _of_restrictions(kind: str) -> Mend | None:
     if privileges.seccomp_filters():
+        if kind:
+            return Mend("The container's seccomp filter refuses system calls.", CONTAINER[kind])
         return Mend("A seccomp filter restricts this process.", UNRESTRICTED)
     if os.geteuid() == 0 and (missing := privileges.NEEDED - privileges.effective()):
         names = ", ".join(f"CAP_{name}" for name in sorted(missing))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from errno import ENOLCK, EPERM
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.host import mends, privileges
 from tests.conftest import processes_naming
+from tests.filters import NO_SUCH_CALL, refuse
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="starts programs with fewer rights")
 
@@ -34,27 +34,7 @@ settings = daemon_settings.from_json(sys.argv[1])
 found = host_report.report(settings, host_report.find_criu(settings), fresh=sys.argv[2] == "fresh")
 sys.stdout.write(msgspec.json.encode(found).decode())
 """
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_EPERM, _ENOLCK = 1, 37
 _FLOCK, _KCMP, _PTRACE = 73, 312, 101
-
-
-def refuse(call: int, error: int) -> None:
-    """From now on this thread, and what it starts, meets `error` at a system call (man seccomp; linux/filter.h)."""
-    program = b"".join(
-        struct.pack("=HBBI", *instruction)
-        for instruction in (
-            (0x20, 0, 0, 0),
-            (0x15, 0, 1, call),
-            (0x06, 0, 0, _ERRNO | error),
-            (0x06, 0, 0, _ALLOW),
-        )
-    )
-    kept = ctypes.create_string_buffer(program)
-    libc = ctypes.CDLL(None)
-    libc.prctl(38, 1, 0, 0, 0)
-    if libc.prctl(22, 2, struct.pack("HxxxxxxP", 4, ctypes.addressof(kept)), 0, 0):
-        raise OSError("no filter could be set")
 
 
 @pytest.fixture
@@ -105,20 +85,20 @@ def test_a_success_is_remembered_for_the_same_rights_only(report):
 
 
 def test_under_a_filter_nothing_is_remembered(report):
-    """It may be another one at the next start; a number that no Linux has a system call for is refused."""
+    """It may be another one at the next start."""
     for _ in range(2):
-        found = report(how="remembered", before=lambda: refuse(4000, _EPERM))
+        found = report(how="remembered", before=lambda: refuse(NO_SUCH_CALL, EPERM))
         assert found["by_name"]["resume"]["ok"] is True
 
 
 def test_a_failure_is_not_remembered(report):
-    assert not report(how="remembered", before=lambda: refuse(_KCMP, _EPERM))["engine_available"]
+    assert not report(how="remembered", before=lambda: refuse(_KCMP, EPERM))["engine_available"]
     assert report(how="remembered")["engine_available"]
 
 
 @pytest.mark.parametrize(("call", "name"), [(_KCMP, "kcmp"), (_PTRACE, "ptrace")])
 def test_a_refused_system_call_is_named_with_its_cause(report, call, name):
-    found = report(before=lambda: refuse(call, _EPERM))
+    found = report(before=lambda: refuse(call, EPERM))
     assert not found["engine_available"]
     assert f"{name} (EPERM)" in found["reason"]
     assert "seccomp filter" in found["reason"]
@@ -129,7 +109,7 @@ def test_a_refused_system_call_is_named_with_its_cause(report, call, name):
 
 
 def test_a_folder_whose_files_cannot_be_locked_is_named(report, short_dir):
-    found = report(before=lambda: refuse(_FLOCK, _ENOLCK))
+    found = report(before=lambda: refuse(_FLOCK, ENOLCK))
     assert not found["engine_available"]
     assert "cannot be locked (flock: No locks available)" in found["reason"]
     assert str(short_dir) in found["reason"]

@@ -1,5 +1,6 @@
 """host.fingerprint, privileges, limits, gpu and doctor: what this machine is, has and allows."""
 
+import errno
 import json
 import os
 import platform
@@ -10,11 +11,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from jupyter_gpuckpt.engine.settings import INIT
-from jupyter_gpuckpt.host import criu_program, doctor, fingerprint, gpu, limits, privileges
+from jupyter_gpuckpt.host import criu_program, doctor, fingerprint, gpu, limits, mends, privileges
 from jupyter_gpuckpt.model import Gpu, Host
 from jupyter_gpuckpt.protocol import Check
+from tests.filters import NO_SUCH_CALL, refuse
 
 H100 = Gpu("GPU-1", "NVIDIA H100 80GB HBM3", 85_520_809_984)
 A10 = Gpu("GPU-2", "NVIDIA A10", 24_146_608_128)
@@ -193,7 +196,7 @@ MEND = """
 import json, sys
 from pathlib import Path
 from jupyter_gpuckpt.host import mends
-print(json.dumps(mends.find(sysctl=Path(sys.argv[1]))))
+print(json.dumps(mends.find("mount /proc: Permission denied", sysctl=Path(sys.argv[1]))))
 """
 
 
@@ -206,13 +209,15 @@ print(json.dumps(mends.find(sysctl=Path(sys.argv[1]))))
         ("kernel/apparmor_restrict_unprivileged_userns", 1, "doctor --apparmor"),
     ],
 )
-def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, words):
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, words, filtered):
     for name in ("user", "kernel"):
         (tmp_path / name).mkdir()
     (tmp_path / "user/max_user_namespaces").write_text("96365\n")
     (tmp_path / switch).write_text(f"{value}\n")
     done = subprocess.run(
         [*WITHOUT_RIGHTS, sys.executable, "-c", MEND, str(tmp_path)],
+        preexec_fn=(lambda: refuse(NO_SUCH_CALL, errno.EPERM)) if filtered else None,
         capture_output=True,
         check=True,
         text=True,
@@ -220,6 +225,14 @@ def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, 
     why, fix = json.loads(done.stdout)
     assert Path(switch).name in why
     assert words in fix
+
+
+@pytest.mark.parametrize("lines", [mends.CONTAINER, mends.CONTAINER_SETFCAP])
+def test_what_kubernetes_is_told_is_a_security_context(lines):
+    context = yaml.safe_load(lines["kubernetes"])["securityContext"]
+    assert context["procMount"] == "Unmasked"
+    assert context["seccompProfile"]["localhostProfile"] == mends.SECCOMP_FILE
+    assert context.get("capabilities", {"add": ["SETFCAP"]}) == {"add": ["SETFCAP"]}
 
 
 def test_the_seccomp_profile_can_be_written_to_a_file():
