@@ -20,8 +20,11 @@ from .memory_images import Area
 
 _PROT_WRITE = 2
 _PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
-#: A child that shares less with its parent gets copies.
-_LEAST_SHARED = 1 << 20
+#: A child that has less from its parent gets copies.
+_LEAST = 1 << 20
+
+#: Where a memory area begins and ends.
+Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Piece:
 
 
 class PagePlan:
-    """The private pages of one process that CRIU left to us. `shared_bytes`: of them, those that it shares with its parent."""
+    """The private pages of one process that CRIU left to us. `shared_bytes`: so many of them, at least, are as its parent's are."""
 
     def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
         self.nspid, self.stream, self.shared_bytes = nspid, stream, 0
@@ -46,7 +49,7 @@ class PagePlan:
         self._offsets = [piece.offset for piece, _ in self._pieces]
         if sum(piece.length for piece, _ in self._pieces) != stream.length:
             raise ValueError(f"{stream.name} is not as long as the pages of process {nspid}")
-        self._inherited: set[tuple[int, int]] = set()
+        self._inherited: set[Place] = set()
 
     @property
     def by_criu(self) -> list[Piece]:
@@ -59,22 +62,21 @@ class PagePlan:
         return [piece for piece, area in self._pieces if not self._is_by_criu(area)]
 
     def inherit(self, parent: PagePlan) -> None:
-        """Leave to CRIU, in both processes, what this one shares with its parent."""
+        """Leave to CRIU, in both processes, the areas that this one has from its parent.
+
+        It compares page by page. Chunks do not tell so well: one page that was changed makes another chunk of hundreds that were not.
+        """
         common = self._common(parent)
-        if not common:
+        if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:
             return
+        self._inherited |= common
+        parent._inherited |= common
         theirs = dict(parent._chunks(common))
-        found: dict[tuple[int, int], int] = {}
-        for (address, area), (digest, length) in self._chunks(common):
-            if theirs.get((address, area)) == (digest, length):
-                found[area] = found.get(area, 0) + length
-        if (shared := sum(found.values())) >= _LEAST_SHARED:
-            self.shared_bytes = shared
-            self._inherited |= found.keys()
-            parent._inherited |= found.keys()
+        mine = self._chunks(common)
+        self.shared_bytes = sum(chunk[1] for at, chunk in mine if theirs.get(at) == chunk)
 
     def _is_by_criu(self, area: Area) -> bool:
-        return not area.protection & _PROT_WRITE or (area.start, area.end) in self._inherited
+        return not area.protection & _PROT_WRITE or _place(area) in self._inherited
 
     def _split(self, images: Path) -> Iterator[tuple[Piece, Area]]:
         """Yield what CRIU left to us, no piece in more than one area."""
@@ -92,29 +94,31 @@ class PagePlan:
                 yield Piece(offset, at, last - at), area
                 offset, at = offset + last - at, last
 
-    def _common(self, parent: PagePlan) -> set[tuple[int, int]]:
+    def _common(self, parent: PagePlan) -> set[Place]:
         """Return the areas that CRIU lets a child inherit (criu/mem.c, check_cow_vmas)."""
         if self._program != parent._program:
             return set()
         return self._inheritable() & parent._inheritable()
 
-    def _inheritable(self) -> set[tuple[int, int]]:
+    def _inheritable(self) -> set[Place]:
         return {
-            (area.start, area.end)
+            _place(area)
             for _, area in self._pieces
             if area.flags & (_PRIVATE | _ANONYMOUS | _GROWSDOWN) == _PRIVATE | _ANONYMOUS
         }
 
-    def _chunks(
-        self, areas: Collection[tuple[int, int]]
-    ) -> Iterator[tuple[tuple[int, tuple[int, int]], tuple[bytes, int]]]:
-        """Yield address, area, digest and length of the stored chunks that begin in these areas."""
+    def _chunks(self, places: Collection[Place]) -> Iterator[tuple[int, tuple[bytes, int]]]:
+        """Yield address, and digest and length, of the stored chunks that begin in these areas."""
         offset = 0
         for chunk in self.stream.chunks:
             piece, area = self._pieces[bisect_right(self._offsets, offset) - 1]
-            if chunk.digest and (place := (area.start, area.end)) in areas:
-                yield (piece.address + offset - piece.offset, place), (chunk.digest, chunk.length)
+            if chunk.digest and _place(area) in places:
+                yield piece.address + offset - piece.offset, (chunk.digest, chunk.length)
             offset += chunk.length
+
+
+def _place(area: Area) -> Place:
+    return area.start, area.end
 
 
 @criu_images.strict
