@@ -19,7 +19,7 @@ from typing import IO, cast
 from ..errors import CheckpointError, KernelLost, PrivilegeMissing
 from ..host import commands, core_files, processes
 from ..model import LaunchSpec
-from . import kept_secrets, outside_signals, server_files, user_namespaces
+from . import kept_secrets, outside_signals, server_files, ssh_files, user_namespaces
 from .settings import EngineSettings
 from .tree import Tree
 from .user_namespaces import Ids
@@ -136,6 +136,8 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
         namespaces.init_pid = int(namespaces.expect("init"))
         core_files.allow(namespaces.init_pid)
         namespaces.expect("ready")
+        if ids is not None:
+            ssh_files.lay_over(namespaces.init_pid)
     except BaseException:
         namespaces.destroy()
         raise

@@ -58,7 +58,7 @@ def check(program, snapshot_id: str, tmp_path: Path) -> None:
     """Nothing is left of the failed one, and the next one succeeds."""
     assert inits(tmp_path) == []
     assert not launch.alive(program.tree)
-    assert list((tmp_path / "spill").glob("*")) == []
+    assert {path.name for path in (tmp_path / "spill").glob("*")} <= {"criu.kdat"}
     count = len(program.lines())
     program.resume(snapshot_id)
     numbers = [int(line) for line in program.lines(more_than=count + 1)[count - 1 : count + 1]]

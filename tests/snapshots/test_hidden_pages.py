@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from jupyter_gpuckpt.engine import criu_images, hidden_pages
 from jupyter_gpuckpt.engine.freeze import frozen
 from jupyter_gpuckpt.engine.preflight import plan
 from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.host import privileges
 from jupyter_gpuckpt.progress import Progress
 
 #: Areas of every kind that a program can have, and holes, zero pages and forked children in them; then it does nothing.
@@ -72,6 +75,7 @@ def lazy_pages(program, engine: EngineSettings) -> dict[int, set[int]]:
         }
 
 
+@pytest.mark.skipif(not privileges.suffice(), reason="CRIU alone needs rights to see all pages")
 def test_they_are_those_that_criu_finds_itself(run, engine: EngineSettings, tmp_path: Path) -> None:
     program = run(PROGRAM)
     program.lines()

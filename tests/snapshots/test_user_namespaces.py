@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -342,3 +343,51 @@ def test_groups_may_change_meanwhile_and_files_may_belong_to_others(
             assert line[1:] == [str(os.getegid()), str(len(now))]
     finally:
         os.setgroups(groups)
+
+
+def test_what_criu_found_out_serves_the_next_kernel(run, own):
+    first = run(STATUS, engine=own)
+    first.fresh_line()
+    first.save()
+    known = own.spill_dir / "criu.kdat"
+    before = known.read_bytes()
+    second = run(STATUS, engine=own)
+    second.fresh_line()
+    assert not (second.tree.scratch / known.name).exists()
+    second.resume(second.save(stop=True).manifest.info.snapshot_id)
+    assert (second.tree.scratch / known.name).read_bytes() == before
+    second.fresh_line()
+
+
+SSH = """
+    import subprocess, time
+    while True:
+        done = subprocess.run(["ssh", "-G", "elsewhere"], capture_output=True, text=True)
+        print(done.returncode, "port 2345" in done.stdout, flush=True)
+        time.sleep(0.05)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root's files are root's in its namespace")
+def test_ssh_takes_its_settings(run):
+    if not os.path.isfile("/etc/ssh/ssh_config.d/gpuckpt-test.conf"):
+        pytest.skip("started by the next test")
+    program = run(SSH)
+    assert program.fresh_line().split() == ["0", "True"]
+    program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    assert program.fresh_line().split() == ["0", "True"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="laying a file over others needs root")
+def test_ssh_takes_settings_that_belong_to_root(monkeypatch):
+    monkeypatch.setenv("GPUCKPT_TEST_USER", "daemon")  # ssh wants one that has a name
+    if not os.path.isdir("/etc/ssh/ssh_config.d") or not shutil.which("ssh"):
+        pytest.skip("there is no ssh here")
+    script = (
+        "mount -t tmpfs none /etc/ssh/ssh_config.d &&"
+        " echo 'Port 2345' >/etc/ssh/ssh_config.d/gpuckpt-test.conf && exec \"$@\""
+    )
+    words = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "tests.as_user"]
+    test = f"{__file__}::{test_ssh_takes_its_settings.__name__}"
+    done = _done([*words, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test])
+    assert "1 passed" in done, done
