@@ -20,7 +20,7 @@ from typing import Self
 from ..errors import FreezeFailed
 from ..host import commands, processes, seccomp
 from ..model import SCRATCH
-from . import criu_log, gone_files, hidden_pages, notify, user_namespaces, watched_files
+from . import criu_cache, criu_log, gone_files, hidden_pages, notify, user_namespaces, watched_files
 from .settings import EngineSettings
 from .tree import Tree
 
@@ -39,8 +39,6 @@ _COMMON = [
 _UNPRIVILEGED = ["--unprivileged"]
 #: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
-#: Where an unprivileged CRIU keeps what it has found out about Linux.
-_RUNTIME_DIR = "XDG_RUNTIME_DIR"
 _LOOK_MILLISECONDS = 250
 #: What a descriptor takes in the queue in which CRIU keeps those that it inherits (criu/fdstore.c), and how many it may have besides.
 _KEPT_BYTES, _OTHERS_KEPT = 800, 100
@@ -133,6 +131,10 @@ class _Run:
         descriptors: Sequence[int] = (),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._settings, self._scratch = settings, tree.scratch
+        self._unprivileged = user_namespaces.has_own(tree.init_pid)
+        if self._unprivileged:
+            criu_cache.bring(settings, tree.scratch)
         self._log = tree.inside(directory) / "dump.log"
         self._stall_seconds = settings.stall_seconds
         self._server = notify.listen(tree.inside(notify.SOCKET))
@@ -141,7 +143,7 @@ class _Run:
             words = [*_dump_words(settings, tree, directory, ghost_limit), *options]
             preload = {
                 "LD_PRELOAD": str(settings.criu_preload),
-                _RUNTIME_DIR: SCRATCH,
+                criu_cache.VARIABLE: criu_cache.DIRECTORY,
                 gone_files.VARIABLE: gone_files.LIST,
                 seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
             }
@@ -167,6 +169,8 @@ class _Run:
 
     def __exit__(self, *exc: object) -> None:
         commands.stop(self._process)
+        if self._unprivileged:
+            criu_cache.keep(self._settings, self._scratch)
         self._release()
 
     def _release(self) -> None:
@@ -227,7 +231,11 @@ class _Run:
 def restore_words(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
     """The command that init runs to restore `directory` as a child of its own, every task stopped."""
     return [
-        *("env", f"LD_PRELOAD={settings.criu_preload}", f"{_RUNTIME_DIR}={SCRATCH}"),
+        *(
+            "env",
+            f"LD_PRELOAD={settings.criu_preload}",
+            f"{criu_cache.VARIABLE}={criu_cache.DIRECTORY}",
+        ),
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
         *("--leave-stopped", *_COMMON),

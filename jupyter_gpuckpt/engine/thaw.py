@@ -24,6 +24,7 @@ from ..progress import Progress, Stage
 from . import (
     affinity,
     criu,
+    criu_cache,
     criu_images,
     criu_log,
     file_images,
@@ -270,7 +271,10 @@ def _run_criu(restore: _Restore, images: Path, exit_path: Path, watch: _Watch) -
     with restore.progress.stage(Stage.RESTORE):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.
-        clocks = criu_images.clocks(images) if restore.user_namespace else []
+        clocks = []
+        if restore.user_namespace:
+            clocks = criu_images.clocks(images)
+            criu_cache.bring(restore.settings, restore.inside(criu_cache.DIRECTORY))
         restore.namespaces.go(criu_images.highest_pid(images) + 1, clocks)
         try:
             status = os.waitstatus_to_exitcode(int(restore.namespaces.expect("criu")))

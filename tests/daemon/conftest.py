@@ -120,6 +120,7 @@ def counts(short_dir):
 def left_in_scratch():
     """The names in a kernel's scratch that no operation may leave there, by the pid of its init."""
     kept = {
+        "criu.kdat",
         "keeper",
         "notify",
         "notify.socket",
