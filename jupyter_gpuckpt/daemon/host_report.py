@@ -42,6 +42,8 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
         remembered = _memory(settings, criu)
         may_be_remembered = not privileges.seccomp_filters()
         if not fresh and may_be_remembered and remembered.exists():
+            with suppress(OSError):
+                remembered.touch()  # the oldest are forgotten
             yield Check("trial", True, "A small program was suspended and resumed.", required=True)
             return
         results = list(trial.checks(_engine(settings, criu), settings.data))
@@ -70,8 +72,11 @@ def _memory(settings: Settings, criu: Path) -> Path:
     """Return the file that is there if a trial succeeded in these circumstances."""
     status = processes.status(os.getpid())
     files = [criu, INIT, CRIU_PRELOAD, Path(sys.executable)]
+    settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     circumstances = [
-        place.here(settings.data).key,
+        # Another data directory on the same disk makes no difference.
+        msgspec.structs.replace(place.here(settings.data), data_dir="").key,
+        settings.data.stat().st_dev,
         # Linux gives the numbers of a container's namespaces to the next one.
         processes.start_time(1),
         [status.get(name, "") for name in _RIGHTS],

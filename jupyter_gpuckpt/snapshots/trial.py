@@ -32,14 +32,17 @@ from .save import save
 
 #: The statuses with which the program ends: when it is told to, after its resume; and when nobody tells it to.
 _TOLD, _FORGOTTEN = 77, 78
-_SECONDS = 60
+#: It ends by itself after so many seconds: nobody may be left to end it.
+_LIFE_SECONDS = 120
+#: How long the program may take to say something, and how long CRIU may do nothing. A client waits half a minute for a daemon.
+_SECONDS, _STALL_SECONDS = 12, 7
 _PREFIX = "trial-"
 _PROGRAM = f"""
 import signal, sys, threading
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
 print("ready", flush=True)
-sys.exit({_TOLD} if signal.sigtimedwait({{signal.SIGUSR1}}, {_SECONDS}) else {_FORGOTTEN})
+sys.exit({_TOLD} if signal.sigtimedwait({{signal.SIGUSR1}}, {_LIFE_SECONDS}) else {_FORGOTTEN})
 """
 
 
@@ -51,7 +54,7 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
     step = "namespaces"
     try:
         with _scratch(directory) as scratch, _subjects() as trees:
-            settings = replace(settings, spill_dir=scratch / "spill", stall_seconds=_SECONDS / 2)
+            settings = replace(settings, spill_dir=scratch / "spill", stall_seconds=_STALL_SECONDS)
             spec = _spec(scratch)
             tree = launch.launch(spec, settings, scratch / "exit-1")
             trees.append(tree)
@@ -151,7 +154,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 10 * _SECONDS:
+            if time.time() - left.stat().st_mtime > 10 * _LIFE_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(
         prefix=_PREFIX, dir=directory, ignore_cleanup_errors=True

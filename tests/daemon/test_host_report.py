@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from errno import ENOLCK, EPERM
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from jupyter_gpuckpt.client import calls
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.host import mends, privileges
 from tests.conftest import processes_naming
@@ -46,8 +48,9 @@ def report(criu: Path, short_dir: Path) -> Callable[..., dict[str, Any]]:
         before: Callable[[], None] | None = None,
         how: str = "fresh",
         data: str = str(short_dir / "data"),
+        program: Path = criu,
     ) -> dict[str, Any]:
-        settings = Settings(data_dir=data, criu=str(criu))
+        settings = Settings(data_dir=data, criu=str(program))
         text = msgspec.json.encode(settings).decode()
         done = subprocess.run(
             [*prefix, sys.executable, "-c", REPORT, text, how],
@@ -75,9 +78,9 @@ def test_a_small_program_is_suspended_and_resumed_and_nothing_is_left(report, sh
 
 
 @not_filtered
-def test_a_success_is_remembered_for_the_same_rights_only(report):
+def test_a_success_is_remembered_for_the_same_rights_only(report, short_dir):
     assert "resume" in report(how="remembered")["by_name"]
-    again = report(how="remembered")
+    again = report(how="remembered", data=str(short_dir / "other"))
     assert again["engine_available"]
     assert "resume" not in again["by_name"]
     assert "resume" in report()["by_name"]
@@ -94,6 +97,18 @@ def test_under_a_filter_nothing_is_remembered(report):
 def test_a_failure_is_not_remembered(report):
     assert not report(how="remembered", before=lambda: refuse(_KCMP, EPERM))["engine_available"]
     assert report(how="remembered")["engine_available"]
+
+
+def test_a_criu_that_hangs_is_named_before_a_client_has_waited_for_too_long(report, short_dir):
+    hanging = short_dir / "criu"
+    hanging.write_text("#!/bin/sh\n[ $1 = --version ] && echo Version: 4.2 && exit\nsleep 1000\n")
+    hanging.chmod(0o755)
+    began = time.monotonic()
+    found = report(program=hanging)
+    assert not found["engine_available"]
+    assert "could not be suspended" in found["reason"]
+    assert time.monotonic() - began < calls.ANSWER_SECONDS
+    assert processes_naming(short_dir) == []
 
 
 @pytest.mark.parametrize(("call", "name"), [(_KCMP, "kcmp"), (_PTRACE, "ptrace")])
