@@ -25,7 +25,7 @@ DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 
 # Debian's python3 comes without the module that python3 -m venv needs.
 APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
-APT_TEST := fonts-dejavu-core podman runc $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
+APT_TEST := fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"

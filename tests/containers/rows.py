@@ -169,4 +169,18 @@ ROWS = [
         ("mount /proc", MASKED),
         PODMAN,
     ),
+    Row(
+        "rootless-defaults",
+        "podman of an ordinary user, nothing added",
+        "",
+        ("mount /proc", MASKED),
+        PODMAN,
+        engine="rootless",
+    ),
+    Row(
+        "rootless-printed",
+        "podman of an ordinary user, the line that the doctor prints",
+        printed(PODMAN),
+        engine="rootless",
+    ),
 ]

@@ -15,13 +15,14 @@ from tests.conftest import missing
 from tests.containers.docker import Docker
 from tests.containers.podman import Podman
 from tests.containers.report import VARIABLE, Line
+from tests.containers.rootless import RootlessPodman
 from tests.containers.rows import ROWS, Row
 
 
 @pytest.fixture(scope="session")
 def folder(criu: Path) -> Iterator[Path]:
     """A folder that everybody may enter, which pytest's own are not: users of a container are others."""
-    with tempfile.TemporaryDirectory(prefix="gpuckpt-containers-") as made:
+    with tempfile.TemporaryDirectory(prefix="gpuckpt-c-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
 
@@ -30,6 +31,17 @@ def folder(criu: Path) -> Iterator[Path]:
 def podman(folder: Path) -> Podman:
     """A podman whose containers are ours alone."""
     found = Podman(folder)
+    if obstacle := found.obstacle():
+        missing("podman", obstacle)
+    return found
+
+
+@pytest.fixture(scope="session")
+def rootless(folder: Path, podman: Podman) -> Podman:
+    """The podman of an ordinary user."""
+    home = folder / "user"  # podman wants paths of at most 50 characters
+    home.mkdir()
+    found = RootlessPodman(home)
     if obstacle := found.obstacle():
         missing("podman", obstacle)
     return found
