@@ -1,6 +1,6 @@
 """In which order what is stored is read: where every chunk of some streams lies, where it goes, and what is read in one go.
 
-All by columns: while a resume looks this up it must answer page faults, which wait for Python's lock.
+All by columns: a resume looks this up beside CRIU, and is to be done when CRIU is.
 """
 
 from __future__ import annotations
