@@ -71,6 +71,16 @@ _TABLE: list[tuple[str, str, str]] = [
         "Use bash in that terminal, or close it.",
     ),
     (
+        r"Can't dump that handle",
+        "A file or folder that the kernel watches (inotify) was not found.",
+        "Stop watching it, or work below a folder that holds it, then try again.",
+    ),
+    (
+        r"Can't open mapped \[/\[aio\]",
+        "The kernel uses asynchronous input and output (libaio), which can be saved for root only.",
+        "Close what uses it (a database, most likely), then try again.",
+    ),
+    (
         r"No space left on device",
         "There is no room left for the images.",
         "Free memory or disk space and try again.",

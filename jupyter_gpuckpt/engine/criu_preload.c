@@ -33,6 +33,7 @@
 #define MAX_AREAS 65536
 #define MAX_WAYS 4096
 #define MAX_KEPT 1024
+#define CONTENT (1UL << 63) /* in the pid of a way */
 #define SCRATCH "/dev/shm/.gpuckpt/"
 
 struct region { unsigned long start, end, categories; };
@@ -221,17 +222,23 @@ static long open_way(struct way *way, int flags) {
     return -24; /* EMFILE */
 }
 
-/* Where "START-END" in /proc/PID/map_files leads, if it was refused; the refusal if we know no other way. */
+/* Where "START-END" in /proc/PID/map_files leads, if it was refused; the refusal if we know no other way. As "map_files/START-END"
+ * CRIU asks for the content of memory that tasks share without a file. */
 static long open_mapped(int directory, const char *name, int flags, long refusal) {
+    static const char folder[] = "map_files/";
     char link[64];
-    unsigned long start = hexadecimal(&name), end;
+    int is_content = find((char *)name, sizeof folder - 1, folder) != 0;
+    if (is_content) name += sizeof folder - 1;
+    unsigned long start = hexadecimal(&name), end, pid;
     if (*name++ != '-') return refusal;
     end = hexadecimal(&name);
     long length = *name ? 0 : link_of(directory, link, sizeof link);
-    if (length < 16 || !find(link, 6, "/proc/") || !find(link + length - 10, 10, "/map_files")) return refusal;
+    if (length < 7 || !find(link, 6, "/proc/")) return refusal;
+    if (!is_content && (length < 16 || !find(link + length - 10, 10, "/map_files"))) return refusal;
+    pid = number(link + 6) | (is_content ? CONTENT : 0);
     if (way_count < 0) load_ways();
     for (long i = 0; i < way_count; i++)
-        if (ways[i].pid == number(link + 6) && ways[i].start == start && ways[i].end == end) return open_way(&ways[i], flags);
+        if (ways[i].pid == pid && ways[i].start == start && ways[i].end == end) return open_way(&ways[i], flags);
     return refusal;
 }
 

@@ -38,6 +38,10 @@ _PREFIX = f"{SCRATCH}/gone-"
 _PAGE, _PIECE = 4096, 1 << 20
 #: How much of a name a substitute keeps.
 _SHOWN = 60
+#: Marks the pid where it is about memory that processes share without a file: CRIU asks for its content only. Read through the
+#: process's own mapping it would have no holes, and all of it would be in the images.
+_CONTENT = 1 << 63
+_SHARED_MEMORY = f"/dev/zero{_DELETED}"
 
 _File = tuple[str, int]
 _Areas = list[tuple[int, Mapping]]
@@ -63,6 +67,12 @@ class GoneFiles:
                 way = self._substitute(areas)
             records += [
                 (processes.nspid(pid) or 0, area.start, area.end, os.fsencode(way))
+                for pid, area in areas
+            ]
+        for areas in _mapped(members, shared=True).values():
+            way = self._substitute(areas)
+            records += [
+                ((processes.nspid(pid) or 0) | _CONTENT, area.start, area.end, os.fsencode(way))
                 for pid, area in areas
             ]
         listed = self._tree.inside(LIST)
@@ -98,11 +108,16 @@ class GoneFiles:
             self._tree.inside(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
         )
         try:
-            # Last what cannot have been changed by one process alone.
+            read = set()
+            # Last what cannot have been changed by one process alone; that is the same for all.
             for pid, area in sorted(
                 areas, key=lambda one: not (one[1].private and "w" in one[1].perms)
             ):
-                _copy(pid, area, descriptor)
+                place = area.offset, area.end - area.start
+                if area.private or place not in read:
+                    _copy(pid, area, descriptor)
+                if not area.private:
+                    read.add(place)
         finally:
             os.close(descriptor)
         self.names[path] = original
@@ -117,12 +132,21 @@ def remove(tree: Tree) -> None:
             path.unlink()
 
 
-def _mapped(pids: list[int]) -> dict[_File, _Areas]:
-    """Return the areas of every deleted file, by its device and inode."""
+def shared_bytes(pids: Iterable[int]) -> int:
+    """Return the size of what these processes share without a file: all of it is in memory when it has been read."""
+    files = _mapped(list(pids), shared=True).values()
+    return sum(max(area.offset + area.end - area.start for _, area in areas) for areas in files)
+
+
+def _mapped(pids: list[int], *, shared: bool = False) -> dict[_File, _Areas]:
+    """Return the areas of every deleted file, by its device and inode; with `shared` those of memory shared without one."""
     found: dict[_File, _Areas] = {}
     for pid in pids:
         for area in processes.maps(pid):
-            if area.path.endswith(_DELETED) and area.inode and not area.path.startswith(_KNOWN):
+            wanted = area.path == _SHARED_MEMORY and not area.private
+            if not shared:
+                wanted = area.path.endswith(_DELETED) and not area.path.startswith(_KNOWN)
+            if wanted and area.inode:
                 found.setdefault((area.dev, area.inode), []).append((pid, area))
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
-from . import hidden_pages
+from . import gone_files, hidden_pages, user_namespaces
 from .launch import pids
 from .settings import EngineSettings
 from .tree import Tree
@@ -37,6 +37,7 @@ def plan(
     members = pids(tree)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
+    _refuse_closed(members)
     by_process = {pid: processes.resident_bytes(pid, processes.PRIVATE) for pid in members}
     private = sum(by_process.values())
     shared = sum(processes.resident_bytes(pid, processes.SHARED) for pid in members)
@@ -48,6 +49,8 @@ def plan(
     kernel = by_process.get(tree.kernel_pid, 0)
     copies = 0 if stop else kernel // 8 + private - kernel
     needed = gpu_bytes + shared + copies + settings.headroom_bytes
+    if user_namespaces.has_own(tree.init_pid):
+        needed += gone_files.shared_bytes(members)
     available = processes.mem_available(tree.kernel_pid)
     if needed > available:
         raise FreezeFailed(
@@ -90,6 +93,21 @@ def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
                 hint="End it, then try again.",
                 details=f"process {pid} ({processes.name(pid)}): {', '.join(others)}",
             )
+
+
+def _refuse_closed(members: list[int]) -> None:
+    """Raise KernelNotCheckpointable for a process that lets nobody look into its memory (man 2 prctl, PR_SET_DUMPABLE)."""
+    for pid in members:
+        try:
+            os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
+        except PermissionError as error:
+            raise KernelNotCheckpointable(
+                f"A process of the kernel lets nobody but root look into its memory: {processes.name(pid)}.",
+                hint="End it (an ssh-agent, for example), or start it outside of the kernel, then try again.",
+                details=f"process {pid} ({processes.name(pid)}): {error}",
+            ) from error
+        except OSError:  # it has ended
+            continue
 
 
 def _namespaces(pid: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 
 from jupyter_gpuckpt.engine import criu_images, user_namespaces
 from jupyter_gpuckpt.engine.criu_images import encode, fields
+from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import FORMER_SCRATCH, SCRATCH
 from jupyter_gpuckpt.progress import Progress
@@ -70,9 +71,9 @@ def test_an_ordinary_user_needs_no_right():
     if os.geteuid():
         pytest.skip("is one")
     words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "pytest", "-q"]
-    chosen = "capability or only_mapped or closed"
+    chosen = "capability or only_mapped or closed or lets_nobody"
     done = _done([*words, "-p", "no:cacheprovider", "-k", chosen, __file__])
-    assert "3 passed" in done, done
+    assert "4 passed" in done, done
 
 
 def test_snapshots_of_earlier_versions_find_their_scratch(run, monkeypatch):
@@ -391,3 +392,57 @@ def test_ssh_takes_settings_that_belong_to_root(monkeypatch):
     test = f"{__file__}::{test_ssh_takes_its_settings.__name__}"
     done = _done([*words, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test])
     assert "1 passed" in done, done
+
+
+SPARSE = """
+    import mmap, os, time
+    shared = mmap.mmap(-1, 256 << 20)
+    shared[200 << 20] = 7
+    if not os.fork():
+        shared[100 << 20] = 9  # only the child has looked at this
+        os._exit(0)
+    os.wait()
+    child = os.fork()
+    n = 0
+    while True:
+        n += 1
+        if not child:
+            shared[:8] = n.to_bytes(8, "little")
+            shared[150 << 20] = 5
+        else:
+            told = int.from_bytes(shared[:8], "little")
+            rest = shared[1 << 20:5 << 20].count(0)
+            print(told, shared[100 << 20], shared[150 << 20], shared[200 << 20], rest, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_memory_that_processes_share_comes_back_whole_and_holes_cost_nothing(run, own):
+    program = run(SPARSE, engine=own)
+    program.lines(more_than=20)
+    wanted = ["9", "5", "7", str(4 << 20)]
+    assert program.fresh_line().split()[1:] == wanted
+    for _ in range(2):
+        manifest = program.save(stop=True).manifest
+        assert manifest.info.sizes.raw_bytes < 64 << 20
+        program.resume(manifest.info.snapshot_id)
+        first = program.fresh_line().split()
+        assert first[1:] == wanted
+        program.lines(more_than=len(program.lines()) + 5)
+        assert int(program.fresh_line().split()[0]) > int(first[0])
+
+
+def test_a_process_that_lets_nobody_look_into_it_is_refused_by_name(run, own):
+    if not os.geteuid():
+        pytest.skip("root may look into it")
+    program = run(
+        "import ctypes, os, time\n"
+        "if not os.fork():\n ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\n time.sleep(1000)\n"
+        "while True:\n print(1, flush=True)\n time.sleep(0.01)",
+        engine=own,
+    )
+    program.lines(more_than=5)
+    for stop in (False, True):
+        with pytest.raises(KernelNotCheckpointable, match="look into its memory: python"):
+            program.save(stop=stop)
+        program.fresh_line()
