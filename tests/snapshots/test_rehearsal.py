@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.errors import GpuCkptError, KernelNotCheckpointable
+from jupyter_gpuckpt.host import privileges
 from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
 from jupyter_gpuckpt.snapshots import rehearsal
 from tests.snapshots.test_failing_saves import assert_runs_on
@@ -96,6 +97,8 @@ def without_stream(kind: str):
 def without_captured(kind: str):
     def change(manifest):
         captured = [file for file in manifest.captured if kind not in file.path]
+        if len(captured) == len(manifest.captured) and not privileges.suffice():
+            pytest.skip("without rights what is mapped by a name that is gone has none of these")
         assert len(captured) < len(manifest.captured)
         return msgspec.structs.replace(manifest, captured=captured)
 
