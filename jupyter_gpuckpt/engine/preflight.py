@@ -101,6 +101,8 @@ def _refuse_closed(members: list[int]) -> None:
         try:
             os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
         except PermissionError as error:
+            if processes.state(pid) in ("Z", None):  # nothing is left of its memory
+                continue
             raise KernelNotCheckpointable(
                 f"A process of the kernel lets nobody but root look into its memory: {processes.name(pid)}.",
                 hint="End it (an ssh-agent, for example), or start it outside of the kernel, then try again.",
