@@ -238,7 +238,7 @@ def restore_words(settings: EngineSettings, directory: str, *, unprivileged: boo
         ),
         *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
         *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
-        *("--leave-stopped", *_COMMON),
+        *("--leave-stopped", "--action-script", notify.PROGRAM, *_COMMON),
         *(_UNPRIVILEGED if unprivileged else ()),
     ]
 

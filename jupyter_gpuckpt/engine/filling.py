@@ -1,6 +1,7 @@
-"""The private pages of a restored tree: what CRIU needs before it begins, and what is written into the stopped tasks at its end.
+"""The private pages of a restored tree: what CRIU needs before it begins, and what is written into the tasks while CRIU holds them.
 
-Nothing runs before every byte is in place: whatever is refused, comes short, is damaged, or was woken meanwhile fails the restore.
+Nothing runs before every byte is in place, not even the handler of a signal: whatever is refused, comes short or is damaged fails
+the restore.
 """
 
 from __future__ import annotations
@@ -17,11 +18,8 @@ from ..model import Manifest
 from ..progress import Progress, Stage
 from . import memory_images, page_plan
 from .eager_pages import PagesFile
-from .launch import pids
 from .page_plan import PagePlan
-from .stillness import settled, that_has_run
 from .stopped_pages import StoppedPages
-from .tree import Tree
 
 #: Pages of a stream on their way to where they belong.
 PageSink = StoppedPages | PagesFile
@@ -75,13 +73,12 @@ class Filling:
         with self._progress.stage(Stage.PAGES, sum(plan.stream.length for plan in plans)):
             self._to_memory(files)()
 
-    def finish(self, tree: Tree) -> None:
-        """Write all into the tasks of `tree`, which are stopped. Raises ThawFailed, and what the store raises."""
+    def finish(self, init_pid: int) -> None:
+        """Write all into the tasks below init, which have their memory and do not run. Raises ThawFailed, and what the store raises."""
         if not self._sinks:
             return
-        by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+        by_nspid = {processes.nspid(pid): pid for pid in processes.descendants(init_pid)}
         with self._progress.stage(Stage.PAGES, self._length):
-            before = settled(tree)
             for _, sink in self._sinks:
                 if sink.nspid not in by_nspid:
                     raise ThawFailed(
@@ -90,19 +87,4 @@ class Filling:
                         details=f"process {sink.nspid}",
                     )
                 sink.pid = by_nspid[sink.nspid]
-            try:
-                self._write.result()()
-            except ThawFailed as error:
-                # More often than not the reason of that.
-                _check_still(before, str(error))
-                raise
-            _check_still(before, "")
-
-
-def _check_still(before: dict[int, dict[int, int]], details: str) -> None:
-    if pid := that_has_run(before):
-        raise ThawFailed(
-            "A process of the kernel was woken or ended by another program while its memory was put in place.",
-            hint="Find what sends signals to its processes, then try again. The snapshot is untouched.",
-            details=f"process {pid} ({processes.name(pid)})\n{details}".rstrip(),
-        )
+            self._write.result()()

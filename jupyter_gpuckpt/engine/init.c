@@ -267,13 +267,14 @@ static int init(int restore, char **v) {
     }
 }
 
-/* CRIU calls this at every stage. At pre-dump, the last moment before it touches a task, the daemon stops them all. Anything
- * but its "1" (also its death) makes us fail, and CRIU give up. The other side: engine/notify.py. */
+/* CRIU calls this at every stage. At pre-dump, the last moment before it touches a task, the daemon stops them all; at
+ * post-restore, when all memory is mapped and no task runs, it fills it. Anything but its "1" (also its death) makes us fail, and
+ * CRIU give up. The other side: engine/notify.py. */
 static int notify(void) {
     const char *action = getenv("CRTOOLS_SCRIPT_ACTION");
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SCRATCH "/notify.socket"};
     char answer = 0;
-    if (!action || strcmp(action, "pre-dump")) return 0;
+    if (!action || (strcmp(action, "pre-dump") && strcmp(action, "post-restore"))) return 0;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address)) return 1;
     return read(fd, &answer, 1) == 1 && answer == '1' ? 0 : 1;

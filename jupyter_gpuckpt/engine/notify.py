@@ -1,4 +1,5 @@
-"""CRIU's action script, from our side: before a dump touches a task CRIU waits until we say that it may go on.
+"""CRIU's action script, from our side: before a dump touches a task, and when a restore has mapped all memory, CRIU waits until we
+say that it may go on.
 
 The script is `gpuckpt-init` under the name `notify` (init.c); it connects to a socket on the scratch tmpfs and reads one
 byte. See man criu, `--action-script`.

@@ -1,6 +1,6 @@
-"""Private pages written into stopped tasks, before their first instruction (man process_vm_writev).
+"""Private pages written into tasks that CRIU holds, before their first instruction (man process_vm_writev).
 
-`criu restore --leave-stopped` makes the tasks without these pages; a page that is never written reads as zeros. It takes no
+`criu restore` makes the tasks without these pages; a page that is never written reads as zeros. It takes no
 right beyond that to trace the task, and many threads and processes can write at once. What is refused, and where less is
 written than was asked for, fails the restore: nothing of it is ever tried again.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import os
 from collections.abc import Sequence
 from functools import cache
@@ -76,7 +77,14 @@ class StoppedPages:
         written = _process_vm_writev()(self.pid, here, count, there, count, 0)
         wanted = sum(length for _, length in remote)
         if written != wanted:
-            reason = os.strerror(ctypes.get_errno()) if written < 0 else f"only {written} were"
+            number = ctypes.get_errno() if written < 0 else 0
+            reason = os.strerror(number) if number else f"only {written} were"
+            if number == errno.ESRCH:
+                raise ThawFailed(
+                    "A process of the kernel ended while its memory was put in place.",
+                    hint="Find what ends its processes, then try again. The snapshot is untouched.",
+                    details=f"process {self.nspid}",
+                )
             raise ThawFailed(
                 "A page of the kernel's memory could not be put in place.",
                 hint="Look whether memory is short, then try again. The snapshot is untouched.",

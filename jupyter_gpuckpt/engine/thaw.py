@@ -30,6 +30,7 @@ from . import (
     file_images,
     gpu_processes,
     missing_files,
+    notify,
     server_files,
     socket_directories,
     socket_images,
@@ -41,6 +42,7 @@ from .filling import Filling, PageSink
 from .gpu_staging import STAGING_MODE
 from .launch import Namespaces, find, pids, start_namespaces, wait_until
 from .placing import Placing
+from .post_restore import PostRestore
 from .settings import EngineSettings
 from .tcp_remake import RemadeConnections
 from .tree import Tree, current
@@ -167,9 +169,9 @@ def thaw(
         gpu = _GpuFiles(restore)
         always.callback(gpu.join)
         with _Watch(restore, images / "restore.log") as watch:
-            tree = _run_criu(restore, images, exit_path, watch)
-            connections.finish({**ports, **moved.ports})
-            _fill(filling, tree, watch)
+            _run_criu(restore, images, filling, watch)
+        tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+        connections.finish({**ports, **moved.ports})
         gpu.finish()
         gpu_processes.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
@@ -265,10 +267,13 @@ class _GpuFiles:
             raise self._error
 
 
-def _run_criu(restore: _Restore, images: Path, exit_path: Path, watch: _Watch) -> Tree:
-    """Let init run CRIU and wait for its end; every task of the tree is stopped then."""
-    manifest, init_pid = restore.manifest, restore.namespaces.init_pid
-    with restore.progress.stage(Stage.RESTORE):
+def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) -> None:
+    """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
+    init_pid = restore.namespaces.init_pid
+    with (
+        restore.progress.stage(Stage.RESTORE),
+        PostRestore(restore.inside(notify.SOCKET), lambda: filling.finish(init_pid)) as filler,
+    ):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.
         clocks = []
@@ -276,29 +281,30 @@ def _run_criu(restore: _Restore, images: Path, exit_path: Path, watch: _Watch) -
             clocks = criu_images.clocks(images)
             criu_cache.bring(restore.settings, restore.inside(criu_cache.DIRECTORY))
         restore.namespaces.go(criu_images.highest_pid(images) + 1, clocks)
+        ending = ""
         try:
             status = os.waitstatus_to_exitcode(int(restore.namespaces.expect("criu")))
-        except (
-            CheckpointError
-        ) as error:  # init itself ended: the watch killed it, or somebody else did
-            raise _failure(restore, images, f"was given up: {error.details}", watch) from error
-        if status != 0:
-            raise _failure(restore, images, commands.ending(status), watch)
-        watch.criu_has_ended()
-    return find(init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
+        except CheckpointError as error:
+            # init itself ended: the watch killed it, or somebody else did
+            ending = f"was given up: {error.details}"
+        else:
+            ending = commands.ending(status) if status else ""
+        filler.end()
+        if filler.error is not None:
+            raise _not_filled(filler.error, watch)
+        if ending:
+            raise _failure(restore, images, ending, watch)
 
 
-def _fill(filling: Filling, tree: Tree, watch: _Watch) -> None:
-    try:
-        filling.finish(tree)
-    except CheckpointError as error:
-        if watch.killed:
-            raise ThawFailed(
-                "The kernel's memory could not be read from the store: there was no progress, and the resume was given up.",
-                hint="Look at the disk that the store is on, then try again. The snapshot is untouched.",
-                details=error.details or str(error),
-            ) from error
-        raise
+def _not_filled(error: BaseException, watch: _Watch) -> BaseException:
+    """Return what is said of memory that was not filled: where init was killed meanwhile, why it was."""
+    if not watch.killed:
+        return error
+    return ThawFailed(
+        "The kernel's memory could not be read from the store: there was no progress, and the resume was given up.",
+        hint="Look at the disk that the store is on, then try again. The snapshot is untouched.",
+        details=str(error),
+    )
 
 
 class _Watch:
@@ -308,7 +314,7 @@ class _Watch:
     """
 
     def __init__(self, restore: _Restore, log: Path) -> None:
-        self._log, self._criu_runs = log, True
+        self._log = log
         self._init, self._progress = restore.namespaces.init_pid, restore.progress
         self._seconds = restore.settings.stall_seconds
         self._end = threading.Event()
@@ -324,10 +330,6 @@ class _Watch:
     def __exit__(self, *exc: object) -> None:
         self._end.set()
         self._thread.join()
-
-    def criu_has_ended(self) -> None:
-        """From now on its log says nothing."""
-        self._criu_runs = False
 
     def _run(self) -> None:
         ticks, since = self._ticks(), time.monotonic()
@@ -345,9 +347,7 @@ class _Watch:
 
     def _is_stalled(self, seconds: float) -> bool:
         return seconds > self._seconds or (
-            self._criu_runs
-            and seconds > min(_ERROR_SECONDS, self._seconds)
-            and criu_log.has_errors(self._log)
+            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
         )
 
     def _ticks(self) -> int:
