@@ -279,7 +279,8 @@ class ServerOperations:
                 jupyter,
                 cause,
                 pinned=bool(name),
-                retention=self._link.retention,
+                # The snapshot to go back to may be the oldest that is kept: what this one pushes out goes after the next save.
+                retention=None if cause is Cause.ROLLBACK else self._link.retention,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,

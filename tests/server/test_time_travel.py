@@ -166,6 +166,19 @@ def test_a_kernel_goes_back_and_what_it_was_is_kept(server, page):
     assert page.run("print(x)") == "now\n"
 
 
+def test_what_is_kept_of_the_present_does_not_push_out_where_a_kernel_goes_back_to(start):
+    server = start("--GpuCkptDaemon.keep_last=1")
+    page = server.open()
+    page.run("x = 'then'")
+    then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    page.run("x = 'now'")
+    server.do("roll_back", page.kernel_id, snapshot_id=then)
+    listed = server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
+    [now] = [entry["snapshot_id"] for entry in listed if entry["cause"] == "rollback"]
+    server.do("roll_back", page.kernel_id, snapshot_id=now)
+    assert page.run("print(x)") == "now\n"
+
+
 def test_a_cell_that_is_sent_meanwhile_runs_in_what_was_gone_back_to(server, page):
     page.run("x = 'then'")
     then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
