@@ -166,8 +166,8 @@ def test_a_kernel_goes_back_and_what_it_was_is_kept(server, page):
     assert page.run("print(x)") == "now\n"
 
 
-def test_what_is_kept_of_the_present_does_not_push_out_where_a_kernel_goes_back_to(start):
-    server = start("--GpuCkptDaemon.keep_last=1")
+def test_what_is_kept_of_the_present_does_not_push_out_where_a_kernel_goes_back_to(make_server):
+    server = make_server("--GpuCkptDaemon.keep_last=1").start()
     page = server.open()
     page.run("x = 'then'")
     then = server.do("save", page.kernel_id)["result"]["snapshot_id"]
