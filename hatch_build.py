@@ -20,7 +20,7 @@ _LIBRARY = ["-shared", "-fPIC", "-O3"]
 BINARIES = {
     ENGINE / "gpuckpt-init": ([ENGINE / "init.c", ENGINE / "namespaces.c"], ["-static"]),
     ENGINE / "criu-preload.so": (
-        [ENGINE / "criu_preload.c", ENGINE / "criu_injection.c"],
+        [ENGINE / f"criu_{part}.c" for part in ("preload", "injection", "pipes")],
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),

@@ -76,6 +76,11 @@ _TABLE: list[tuple[str, str, str]] = [
         "Stop watching it, or work below a folder that holds it, then try again.",
     ),
     (
+        r"Can't pick pipe data",
+        "A pipe of the kernel is full of data, and the pipes of this user take all the memory that Linux gives them.",
+        "End other programs of this user, or have the limit raised (sysctl fs.pipe-user-pages-soft), then try again.",
+    ),
+    (
         r"Can't open mapped \[/\[aio\]",
         "The kernel uses asynchronous input and output (libaio), which can be saved for root only.",
         "Close what uses it (a database, most likely), then try again.",

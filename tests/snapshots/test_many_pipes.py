@@ -1,0 +1,96 @@
+"""A user whose pipes take all the room that Linux gives to a user's pipes: kernels with pipes are saved and come back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from jupyter_gpuckpt.errors import FreezeFailed
+from tests.as_user import ROOT
+
+F_SETPIPE_SZ, F_GETPIPE_SZ, PAGE = 1031, 1032, 4096
+PROGRAM = """
+    import os, time
+    empty, filled = os.pipe(), os.pipe()
+    os.write(filled[1], b"x" * {length})
+    n = 0
+    while True:
+        n += 1
+        os.write(empty[1], b"y")
+        print(n, os.read(empty[0], 10), flush=True)
+        if os.path.exists("read"):
+            print(len(os.read(filled[0], 1 << 20)), flush=True)
+            os.unlink("read")
+        time.sleep(0.01)
+"""
+
+
+def as_user(test: str) -> None:
+    """Run one test of this file as a user without a right: Linux does not bound root's pipes."""
+    words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "pytest", "-q"]
+    named = f"{__file__}::{test}"
+    done = subprocess.run(
+        [*words, "-p", "no:cacheprovider", named],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture
+def no_room() -> Iterator[None]:
+    """All pages that this user's pipes may have are taken."""
+    most = int(Path("/proc/sys/fs/pipe-user-pages-soft").read_text())
+    largest = int(Path("/proc/sys/fs/pipe-max-size").read_text())
+    with ExitStack() as stack:
+        for _ in range(most * PAGE // largest + 1):
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(os.close, end)
+            try:
+                fcntl.fcntl(ends[1], F_SETPIPE_SZ, largest)
+            except PermissionError:
+                break
+        while fcntl.fcntl(ends[1], F_GETPIPE_SZ) >= 16 * PAGE:
+            ends = os.pipe()
+            for end in ends:
+                stack.callback(os.close, end)
+        yield
+
+
+def test_pipes_with_little_in_them_come_back(request, run) -> None:
+    if not os.geteuid():
+        as_user(request.node.name)
+        return
+    program = run(PROGRAM.format(length=1000))
+    program.lines(more_than=3)
+    request.getfixturevalue("no_room")
+    program.save()
+    suspended = program.save(stop=True)
+    count = len(program.lines())
+    program.resume(suspended.manifest.info.snapshot_id)
+    assert program.lines(more_than=count + 1)[-1].endswith("b'y'")
+    (program.log.parent / "read").touch()
+    while "1000" not in (lines := program.lines(more_than=count)):
+        count = len(lines)
+
+
+def test_a_full_pipe_is_refused_and_the_program_runs_on(request, run) -> None:
+    if not os.geteuid():
+        as_user(request.node.name)
+        return
+    program = run(PROGRAM.format(length=60_000))
+    program.lines(more_than=3)
+    request.getfixturevalue("no_room")
+    with pytest.raises(FreezeFailed, match="take all the memory"):
+        program.save(stop=True)
+    assert program.fresh_line().endswith("b'y'")
