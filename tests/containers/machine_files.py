@@ -64,6 +64,12 @@ def readable(folder: Path) -> list[str]:
     return options
 
 
+def kept(options: list[str]) -> list[str]:
+    """Return options that show what is wanted also where a container has a file system of its own above it."""
+    covered = [Path(word.partition(":")[0]) for word in options if word.startswith("/")]
+    return volumes([path for path in wanted() if any(map(path.is_relative_to, covered))])
+
+
 def volumes(paths: list[Path]) -> list[str]:
     """Return options that show folders where they are here."""
     return [word for path in paths for word in ("--volume", f"{path}:{path}:ro")]

@@ -76,6 +76,7 @@ class Podman:
                 *machine_files.environment(),
                 *machine_files.readable(self._folder),
                 *options,
+                *machine_files.kept(options),
                 *("--rootfs", rootfs, *command),
             ],
             env=os.environ | {"CONTAINERS_CONF": str(self._folder / "containers.conf")},
