@@ -30,7 +30,7 @@ KEEPER = """
     child = subprocess.Popen([sys.executable, '-c', sys.argv[1]], pass_fds=fds)
     for fd in fds:
         os.close(fd)
-    print(child.pid, flush=True)
+    print('child', child.pid, flush=True)
     while True:
         try:
             print(os.wait()[0], file=sys.stderr, flush=True)
@@ -73,8 +73,11 @@ class Program:
             )
         )
         stack.callback(self.end)
-        self.pid = int(self.keeper.stdout.readline())
-        self.first = self.keeper.stdout.readline().strip()
+        # Both write to the same pipe, and either may be first.
+        lines = [self.keeper.stdout.readline().strip() for _ in range(2)]
+        [told] = [line for line in lines if line.startswith("child ")]
+        [self.first] = [line for line in lines if line != told]
+        self.pid = int(told.split()[1])
 
     def end(self):
         with contextlib.suppress(ProcessLookupError):
