@@ -55,12 +55,6 @@ static unsigned long ready_code; /* where CRIU's code with the other end begins 
 static int told;         /* the task for which CRIU was told of a breakpoint */
 static int breakpointed; /* the task that was to get a hardware breakpoint */
 
-static int is_dump(void) {
-    static int known = -1;
-    if (known < 0) known = variable("GPUCKPT_FILTERS=") != 0;
-    return known;
-}
-
 static long trace(long request, long pid, long address, const void *data) {
     return call(SYS_ptrace, request, pid, address, (long)data);
 }
@@ -84,26 +78,12 @@ static void copy(unsigned char *to, const unsigned char *from, unsigned long len
     while (length--) *to++ = *from++;
 }
 
-static unsigned long hexadecimal(const char **text) {
-    unsigned long value = 0;
-    for (;; (*text)++) {
-        char c = **text;
-        if (c >= '0' && c <= '9') value = value << 4 | (unsigned long)(c - '0');
-        else if (c >= 'a' && c <= 'f') value = value << 4 | (unsigned long)(c - 'a' + 10);
-        else return value;
-    }
-}
-
 /* Write the other end into CRIU's code wherever CRIU itself has it mapped, shared with the tasks (where it cannot be written).
  * `offset` is where the code begins in its page. A line of the file: "7f26de68c000-7f26de6a0000 rw-s ... /memfd:CRIUMFD (deleted)". */
 static void replace_ends(unsigned long offset) {
     static char maps[1 << 16];
-    long fd = call(SYS_open, (long)"/proc/self/maps", 02000000 /* O_CLOEXEC */, 0, 0), length = 0, part;
-    if (fd < 0) return;
-    while (length < (long)sizeof maps - 1 &&
-           (part = call(SYS_read, fd, (long)maps + length, (long)sizeof maps - 1 - length, 0)) > 0)
-        length += part;
-    call(SYS_close, fd, 0, 0, 0);
+    long length = read_file("/proc/self/maps", maps, sizeof maps - 1);
+    if (length < 0) return;
     maps[length] = 0;
     for (const char *at = maps; *at; at++) {
         unsigned long start = hexadecimal(&at), end = 0;

@@ -28,7 +28,7 @@ int fcntl64(int fd, int command, ...) {
     long argument = va_arg(arguments, long);
     va_end(arguments);
     long result = call(SYS_fcntl, fd, command, argument, 0);
-    if (command == SET_SIZE && result == -EPERM && (!variable("GPUCKPT_FILTERS=") || is_writing_end(fd))) {
+    if (command == SET_SIZE && result == -EPERM && (!is_dump() || is_writing_end(fd))) {
         small = fd;
         return (int)argument;
     }

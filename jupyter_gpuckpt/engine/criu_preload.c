@@ -59,11 +59,8 @@ static unsigned long number(const char *text) {
 static void load(void) {
     const char *path = variable("GPUCKPT_HIDDEN=");
     if (!path) return;
-    long fd = call(SYS_open, (long)path, 02000000 /* O_CLOEXEC */, 0, 0), got = 0, part;
-    if (fd < 0) return;
-    while (got < (long)sizeof areas && (part = call(SYS_read, fd, (long)areas + got, sizeof areas - got, 0)) > 0) got += part;
-    call(SYS_close, fd, 0, 0, 0);
-    count = got / (long)sizeof(struct area);
+    long got = read_file(path, areas, sizeof areas);
+    if (got >= 0) count = got / (long)sizeof(struct area);
 }
 
 static void descriptor_path(int fd, char path[40]) {
@@ -170,12 +167,7 @@ long read(int fd, void *data, unsigned long size) {
 
 /* In a user namespace of its own CRIU may have any uid, and 0 is none there: it is refused what CRIU takes for granted before it
  * restores anything. Credentials are compared and set again by every task itself, through no function of libc's. */
-static int harmless(long result) {
-    if (result == EPERM_ || result == EINVAL_) return 0;
-    if (!result) return 0;
-    *__errno_location() = (int)-result;
-    return -1;
-}
+static int harmless(long result) { return result == EPERM_ || result == EINVAL_ ? 0 : (int)returned(result); }
 
 int setuid(unsigned id) { return harmless(call(SYS_setuid, (long)id, 0, 0, 0)); }
 int setgid(unsigned id) { return harmless(call(SYS_setgid, (long)id, 0, 0, 0)); }
@@ -183,22 +175,8 @@ int setgroups(unsigned long size, const unsigned *list) { return harmless(call(S
 
 static void load_ways(void) {
     const char *path = variable("GPUCKPT_GONE=");
-    long fd = path ? call(SYS_open, (long)path, 02000000 /* O_CLOEXEC */, 0, 0) : -1, got = 0, part;
-    way_count = 0;
-    if (fd < 0) return;
-    while (got < (long)sizeof ways && (part = call(SYS_read, fd, (long)ways + got, sizeof ways - got, 0)) > 0) got += part;
-    call(SYS_close, fd, 0, 0, 0);
-    way_count = got / (long)sizeof(struct way);
-}
-
-static unsigned long hexadecimal(const char **text) {
-    unsigned long value = 0;
-    for (;; (*text)++) {
-        char digit = **text;
-        if (digit >= '0' && digit <= '9') value = value * 16 + (unsigned long)(digit - '0');
-        else if (digit >= 'a' && digit <= 'f') value = value * 16 + (unsigned long)(digit - 'a' + 10);
-        else return value;
-    }
+    long got = path ? read_file(path, ways, sizeof ways) : 0;
+    way_count = got > 0 ? got / (long)sizeof(struct way) : 0;
 }
 
 /* A substitute loses its name at once: it is to be a deleted file in the images. It stays open for all that ask for it. */
@@ -249,11 +227,7 @@ int openat64(int directory, const char *name, int flags, ...) {
     va_end(arguments);
     long result = call(SYS_openat, directory, (long)name, flags, mode);
     if (result == EPERM_) result = open_mapped(directory, name, flags, result);
-    if (result < 0) {
-        *__errno_location() = (int)-result;
-        return -1;
-    }
-    return (int)result;
+    return (int)returned(result);
 }
 
 /* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */

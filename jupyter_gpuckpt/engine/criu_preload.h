@@ -1,4 +1,6 @@
 /* What the parts of the library preloaded into CRIU share: it is linked without libc. */
+#include <sys/syscall.h>
+
 extern char **environ;
 int *__errno_location(void);
 
@@ -24,4 +26,32 @@ static inline const char *variable(const char *name) {
         if (!*wanted) return text;
     }
     return 0;
+}
+
+/* Whether CRIU dumps: its caller says then how many seccomp filters a task inherits. */
+static inline int is_dump(void) {
+    static int known = -1;
+    if (known < 0) known = variable("GPUCKPT_FILTERS=") != 0;
+    return known;
+}
+
+/* Read a file into `data`, as much of it as there is room for; how many bytes, or the error. */
+static inline long read_file(const char *path, void *data, unsigned long size) {
+    unsigned long got = 0;
+    long part, fd = call(SYS_open, (long)path, 02000000 /* O_CLOEXEC */, 0, 0);
+    if (fd < 0) return fd;
+    while (got < size && (part = call(SYS_read, fd, (long)data + (long)got, (long)(size - got), 0)) > 0) got += (unsigned long)part;
+    call(SYS_close, fd, 0, 0, 0);
+    return (long)got;
+}
+
+/* The number that the text begins with, which is moved behind it. */
+static inline unsigned long hexadecimal(const char **text) {
+    unsigned long value = 0;
+    for (;; (*text)++) {
+        char digit = **text;
+        if (digit >= '0' && digit <= '9') value = value << 4 | (unsigned long)(digit - '0');
+        else if (digit >= 'a' && digit <= 'f') value = value << 4 | (unsigned long)(digit - 'a' + 10);
+        else return value;
+    }
 }
