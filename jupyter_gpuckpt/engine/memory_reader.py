@@ -10,22 +10,17 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from .. import decoding
 from ..errors import FreezeFailed
+from . import process_vm
 from .criu_images import Extent
+from .process_vm import MOST_PIECES, IoVec
 
-#: process_vm_readv takes at most IOV_MAX pieces.
-_IOV_MAX = 1024
 _COPY_PIECE = 4 << 20
-
-
-class _IoVec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
 def unforked_areas(pid: int) -> list[tuple[int, int]]:
@@ -40,21 +35,6 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
             start, _, end = head.partition("-")
             current = (int(start, 16), int(end, 16))
     return areas
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.process_vm_readv.restype = ctypes.c_ssize_t
-    libc.process_vm_readv.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    ]
-    return libc
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +87,7 @@ class ProcessMemory:
         if not len(buffer):
             return
         base = _address(buffer)
-        pieces: dict[int, tuple[list[_IoVec], list[_IoVec]]] = {}
+        pieces: dict[int, tuple[list[IoVec], list[IoVec]]] = {}
         at, index = offset, bisect.bisect_right(self._offsets, offset) - 1
         while at < offset + len(buffer):
             part = self._parts[index]
@@ -117,12 +97,12 @@ class ProcessMemory:
                 buffer[done : done + size] = part.copy[within : within + size]
             else:
                 local, remote = pieces.setdefault(part.pid or self.pid, ([], []))
-                local.append(_IoVec(base + done, size))
-                remote.append(_IoVec(part.address + within, size))
+                local.append(IoVec(base + done, size))
+                remote.append(IoVec(part.address + within, size))
             at, index = at + size, index + 1
         for pid, (local, remote) in pieces.items():
-            for first in range(0, len(remote), _IOV_MAX):
-                _read(pid, local[first : first + _IOV_MAX], remote[first : first + _IOV_MAX])
+            for first in range(0, len(remote), MOST_PIECES):
+                _read(pid, local[first : first + MOST_PIECES], remote[first : first + MOST_PIECES])
 
     def share(self) -> tuple[str, bytes]:
         """For another process, which reads the same process's memory, and copies in ours."""
@@ -198,16 +178,8 @@ def _address(memory: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
-def _read(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
-    count = len(remote)
-    got = _libc().process_vm_readv(
-        pid,
-        ctypes.byref((_IoVec * count)(*local)),
-        count,
-        ctypes.byref((_IoVec * count)(*remote)),
-        count,
-        0,
-    )
+def _read(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
+    got = process_vm.read(pid, local, remote)
     if got != sum(piece.length for piece in remote):
         try:
             _read_closed(pid, local, remote)
@@ -219,7 +191,7 @@ def _read(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
             ) from error
 
 
-def _read_closed(pid: int, local: list[_IoVec], remote: list[_IoVec]) -> None:
+def _read_closed(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
     """Read also what the process itself may not read, which process_vm_readv refuses. Raises OSError."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for here, there in zip(local, remote, strict=True):

@@ -12,24 +12,18 @@ import ctypes
 import errno
 import os
 from collections.abc import Sequence
-from functools import cache
 
 import msgspec
 
 from .. import decoding
 from ..errors import ThawFailed
+from . import process_vm
 from .page_plan import Piece
-
-#: process_vm_writev takes at most IOV_MAX pieces.
-_IOV_MAX = 1024
-
-
-class _IoVec(ctypes.Structure):
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+from .process_vm import MOST_PIECES, IoVec
 
 
 class _Shared(msgspec.Struct, frozen=True):
-    """What another process is told."""
+    """The pages of a process, as another process of ours is told of them."""
 
     nspid: int
     pid: int
@@ -37,7 +31,7 @@ class _Shared(msgspec.Struct, frozen=True):
 
 
 class StoppedPages:
-    """Pages of the process `nspid`, which has the pid `pid` here: a sink for `images.unpack`.
+    """A sink for `images.unpack` that writes pages into the process `nspid`, which has the pid `pid` here.
 
     The sequence of bytes is that of the process's stream; what lies in it between the `pieces` is left out.
     """
@@ -50,32 +44,29 @@ class StoppedPages:
         self._offsets = [piece.offset for piece in pieces]
 
     def share(self) -> tuple[str, None, bytes]:
-        """For another process, as `images.unpack_processes` wants it."""
+        """Return what makes the same sink in another process, as `images.unpack_processes` wants it."""
         pieces = [(piece.offset, piece.address, piece.length) for piece in self.pieces]
         told = _Shared(self.nspid, self.pid, pieces)
         return f"{__name__}:shared_pages", None, msgspec.msgpack.encode(told)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put `data`, which is at `offset` of the stream, into the process. Thread-safe. Raises ThawFailed."""
+        """Write `data`, which begins at `offset` of the stream, into the process. Thread-safe. Raises ThawFailed."""
         base, end = ctypes.addressof(ctypes.c_char.from_buffer(data)), offset + len(data)
-        local: list[tuple[int, int]] = []
-        remote: list[tuple[int, int]] = []
+        local: list[IoVec] = []
+        remote: list[IoVec] = []
         index = max(0, bisect.bisect_right(self._offsets, offset) - 1)
         while index < len(self.pieces) and (piece := self.pieces[index]).offset < end:
             first, last = max(offset, piece.offset), min(end, piece.offset + piece.length)
             if first < last:
-                local.append((base + first - offset, last - first))
-                remote.append((piece.address + first - piece.offset, last - first))
+                local.append(IoVec(base + first - offset, last - first))
+                remote.append(IoVec(piece.address + first - piece.offset, last - first))
             index += 1
-        for at in range(0, len(remote), _IOV_MAX):
-            self._write(local[at : at + _IOV_MAX], remote[at : at + _IOV_MAX])
+        for at in range(0, len(remote), MOST_PIECES):
+            self._write(local[at : at + MOST_PIECES], remote[at : at + MOST_PIECES])
 
-    def _write(self, local: list[tuple[int, int]], remote: list[tuple[int, int]]) -> None:
-        count = len(remote)
-        here = (_IoVec * count)(*local)  # type: ignore[misc]
-        there = (_IoVec * count)(*remote)  # type: ignore[misc]
-        written = _process_vm_writev()(self.pid, here, count, there, count, 0)
-        wanted = sum(length for _, length in remote)
+    def _write(self, local: list[IoVec], remote: list[IoVec]) -> None:
+        written = process_vm.write(self.pid, local, remote)
+        wanted = sum(piece.length for piece in remote)
         if written != wanted:
             number = ctypes.get_errno() if written < 0 else 0
             reason = os.strerror(number) if number else f"only {written} were"
@@ -88,28 +79,13 @@ class StoppedPages:
             raise ThawFailed(
                 "A page of the kernel's memory could not be put in place.",
                 hint="Look whether memory is short, then try again. The snapshot is untouched.",
-                details=f"process {self.nspid}: {wanted} bytes at {remote[0][0]:#x}: {reason}",
+                details=f"process {self.nspid}: {wanted} bytes at {remote[0].base:#x}: {reason}",
             )
 
 
 def shared_pages(descriptor: None, data: bytes) -> StoppedPages:
-    """Return the pages that another process shares."""
+    """Return the sink that `share` described."""
     told = decoding.from_msgpack(data, _Shared)
     pages = StoppedPages(told.nspid, [Piece(*piece) for piece in told.pieces])
     pages.pid = told.pid
     return pages
-
-
-@cache
-def _process_vm_writev() -> ctypes._NamedFuncPointer:
-    function = ctypes.CDLL(None, use_errno=True).process_vm_writev
-    function.restype = ctypes.c_ssize_t
-    function.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    ]
-    return function
