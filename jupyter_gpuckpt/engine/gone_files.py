@@ -48,7 +48,7 @@ _Areas = list[tuple[int, Mapping]]
 
 
 class GoneFiles:
-    """The ways to the deleted files that a tree has mapped. Its tasks stand still."""
+    """The list of ways to the deleted files that a tree has mapped. Its tasks stand still."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -56,9 +56,9 @@ class GoneFiles:
         self.names: dict[str, str] = {}
 
     def find(self, pids: Iterable[int]) -> None:
-        """Find them all, fill the substitutes and list the ways for CRIU. Raises OSError."""
+        """Find all deleted files, fill the substitutes and list the ways for CRIU. Raises OSError."""
         members = list(pids)
-        files = _mapped(members)
+        files, shared = _mapped(members)
         other = self._named(files) | _held(members, files) if files else {}
         records = []
         for file, areas in files.items():
@@ -69,7 +69,7 @@ class GoneFiles:
                 (processes.nspid(pid) or 0, area.start, area.end, os.fsencode(way))
                 for pid, area in areas
             ]
-        for areas in _mapped(members, shared=True).values():
+        for areas in shared.values():
             way = self._substitute(areas)
             records += [
                 ((processes.nspid(pid) or 0) | _CONTENT, area.start, area.end, os.fsencode(way))
@@ -125,7 +125,7 @@ class GoneFiles:
 
 
 def remove(tree: Tree) -> None:
-    """Remove what an earlier dump left of these."""
+    """Remove the list and the substitutes that an earlier dump left on scratch."""
     scratch = tree.scratch
     for path in scratch.glob("gone*"):
         with suppress(OSError):
@@ -134,21 +134,26 @@ def remove(tree: Tree) -> None:
 
 def shared_bytes(pids: Iterable[int]) -> int:
     """Return the size of what these processes share without a file: all of it is in memory when it has been read."""
-    files = _mapped(list(pids), shared=True).values()
-    return sum(max(area.offset + area.end - area.start for _, area in areas) for areas in files)
+    _, shared = _mapped(list(pids))
+    return sum(
+        max(area.offset + area.end - area.start for _, area in areas) for areas in shared.values()
+    )
 
 
-def _mapped(pids: list[int], *, shared: bool = False) -> dict[_File, _Areas]:
-    """Return the areas of every deleted file, by its device and inode; with `shared` those of memory shared without one."""
-    found: dict[_File, _Areas] = {}
+def _mapped(pids: list[int]) -> tuple[dict[_File, _Areas], dict[_File, _Areas]]:
+    """Return the areas of every deleted file, by its device and inode, and those of memory that is shared without a file."""
+    files: dict[_File, _Areas] = {}
+    shared: dict[_File, _Areas] = {}
     for pid in pids:
         for area in processes.maps(pid):
-            wanted = area.path == _SHARED_MEMORY and not area.private
-            if not shared:
-                wanted = area.path.endswith(_DELETED) and not area.path.startswith(_KNOWN)
-            if wanted and area.inode:
-                found.setdefault((area.dev, area.inode), []).append((pid, area))
-    return found
+            if not area.inode or not area.path.endswith(_DELETED):
+                continue
+            file = area.dev, area.inode
+            if not area.path.startswith(_KNOWN):
+                files.setdefault(file, []).append((pid, area))
+            elif area.path == _SHARED_MEMORY and not area.private:
+                shared.setdefault(file, []).append((pid, area))
+    return files, shared
 
 
 def _held(pids: list[int], files: dict[_File, _Areas]) -> dict[_File, str]:
