@@ -1,4 +1,7 @@
-"""`jupyter gpuckpt doctor`: what works on this machine, what does not, and what changes it. Works without the daemon."""
+"""Implements `jupyter gpuckpt doctor`, which says what works on this machine, what does not, and what changes it.
+
+It works without the daemon.
+"""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _settings(settings_json: str | None) -> Settings:
 
 
 def _own(directory: Path) -> None:
-    """Make a directory of this user's, or see that it is one and that nobody else can write to it.
+    """Make a directory, or check that it belongs to this user, and keep everybody else from writing to it.
 
     Raises ConfigurationError where it belongs to somebody else, who could put a forged snapshot there.
     """

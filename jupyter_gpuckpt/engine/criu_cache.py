@@ -20,13 +20,13 @@ _MOST_BYTES = 1 << 16
 
 
 def bring(settings: EngineSettings, scratch: Path) -> None:
-    """Give a kernel's scratch what is known; never raises."""
+    """Copy what is known onto a kernel's scratch; never raises."""
     with suppress(OSError):
         _copy(settings.spill_dir / _NAME, scratch / _NAME)
 
 
 def keep(settings: EngineSettings, scratch: Path) -> None:
-    """Keep what CRIU has found out on a kernel's scratch; never raises."""
+    """Copy what CRIU has found out from a kernel's scratch, if nothing is known yet; never raises."""
     with suppress(OSError):
         if (scratch / _NAME).exists():
             settings.spill_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

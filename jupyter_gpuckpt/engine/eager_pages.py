@@ -22,7 +22,7 @@ _COPY_BYTES = 4 << 20
 
 
 class PagesFile:
-    """The pages of the process `nspid` in the images in `images`: a sink for `images.unpack` that takes the `pieces`.
+    """A sink for `images.unpack` that writes the `pieces` into the pages file of the process `nspid` in `images`.
 
     Making it puts CRIU's own pages in place, lists the pieces as present and no other lazy page; pages that are never written are
     zeros. The file is made in `folder`, the images get a link to it. The sequence of bytes is that of the process's stream; what

@@ -28,7 +28,7 @@ ToMemory = Callable[[Sequence[tuple[str, PageSink]]], Callable[[], None]]
 
 
 class Filling:
-    """One restore's pages. Use it as a context manager around CRIU: files and threads of ours go with it.
+    """The private pages of one restore. Use it as a context manager around CRIU: files and threads of ours go with it.
 
     `folder`: where CRIU finds the pages that it must put in place itself, at the same path here and there.
     """

@@ -158,8 +158,8 @@ def _dump(
     inside: ExitStack,
     outside: ExitStack,
 ) -> tuple[Path, list[Area], dict[str, str]]:
-    """CRIU's images, on scratch for a skeleton, on disk for a plain dump; the areas that a ghost of the kernel lacks; and the
-    names of files that have others in the images."""
+    """Return CRIU's images (on scratch for a skeleton, on disk for a plain dump), the areas that a ghost of the kernel lacks, and
+    the names of files that have others in the images."""
     if plan.method == "skeleton":
         images = tree.inside(criu.IMAGES)
         _empty(images)

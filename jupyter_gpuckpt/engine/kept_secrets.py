@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20
 
 
 def install(root: Path, secrets: dict[str, Any]) -> None:
-    """Put them on the scratch of the kernel whose root directory, as it is seen from here, is `root`."""
+    """Write secrets onto the scratch of the kernel whose root directory, as it is seen from here, is `root`."""
     path = root / INSIDE.lstrip("/")
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,7 +31,7 @@ def install(root: Path, secrets: dict[str, Any]) -> None:
 
 
 def of_tree(tree: Tree) -> dict[str, Any]:
-    """Read those of a tree; empty where there are none or they cannot be read."""
+    """Read the secrets of a tree; empty where there are none or they cannot be read."""
     try:
         descriptor = os.open(tree.inside(INSIDE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:

@@ -86,7 +86,7 @@ def _address(entry: bytes) -> int:
 
 
 def _are_wide(entries: Sequence[bytes]) -> bool:
-    """Whether pages are counted in a field of 64 bits, as newer CRIUs do; they leave the old one 0."""
+    """Return whether pages are counted in a field of 64 bits, as newer CRIUs do; they leave the old one 0."""
     return any(PAGEMAP_COUNT in numbers(entry) for entry in entries)
 
 

@@ -1,4 +1,4 @@
-"""Who puts which private pages of a tree in place: we, into the stopped tasks, or CRIU, out of its own files.
+"""Decides who puts which private pages of a tree in place: we, into the tasks that CRIU holds, or CRIU, out of its own files.
 
 We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU gets (`eager_pages.py`)
  * what a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before it
@@ -29,7 +29,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Pages of a process: at `offset` of its stream, at `address` of its memory. All in bytes."""
+    """A run of pages of a process: at `offset` of its stream, at `address` of its memory. All in bytes."""
 
     offset: int
     address: int
@@ -37,7 +37,10 @@ class Piece:
 
 
 class PagePlan:
-    """The private pages of one process that CRIU left to us. `shared_bytes`: so many of them, at least, are as its parent's are."""
+    """A plan for the private pages of one process that CRIU left to us.
+
+    `shared_bytes`: at least so many bytes of them are equal to the parent's.
+    """
 
     def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
         self.nspid, self.stream, self.shared_bytes = nspid, stream, 0
@@ -53,12 +56,12 @@ class PagePlan:
 
     @property
     def by_criu(self) -> list[Piece]:
-        """Those that CRIU puts in place."""
+        """Return the pages that CRIU puts in place."""
         return [piece for piece, area in self._pieces if self._is_by_criu(area)]
 
     @property
     def by_us(self) -> list[Piece]:
-        """Those that are written into the stopped task."""
+        """Return the pages that we write into the task."""
         return [piece for piece, area in self._pieces if not self._is_by_criu(area)]
 
     def inherit(self, parent: PagePlan) -> None:

@@ -119,7 +119,7 @@ def _namespaces(pid: int) -> dict[str, str]:
 
 
 def _ghost_limit(members: list[int]) -> int:
-    """At least the size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
+    """Return at least the size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
     largest = 0
     for pid in members:
         for _, file in processes.deleted_files(pid):

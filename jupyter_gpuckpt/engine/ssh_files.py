@@ -21,7 +21,7 @@ _COPIES = f"{SCRATCH}/ssh"
 
 
 def lay_over(init_pid: int) -> None:
-    """Do this in the mount namespace of a kernel's init, if there is something to do; never raises."""
+    """Lay copies over ssh's settings in the mount namespace of a kernel's init, if there are any; never raises."""
     root = Path(f"/proc/{init_pid}/root")
     try:
         files = [path for path in (root / _DIRECTORY[1:]).iterdir() if path.is_file()]

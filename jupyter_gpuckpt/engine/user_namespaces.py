@@ -55,7 +55,7 @@ def for_resume(settings: EngineSettings, manifest: Manifest) -> Ids | None:
 
 
 def has_own(pid: int) -> bool:
-    """Whether a process is in another user namespace than we are."""
+    """Return whether a process is in another user namespace than we are."""
     return processes.namespace(pid, "user") != processes.namespace(os.getpid(), "user")
 
 
@@ -113,7 +113,10 @@ def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
 
 
 def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
-    """CRIU makes a deleted file where it was, takes its name away again, and has only then what all share that had it open."""
+    """Return a deleted file under a name in a folder where we may make one.
+
+    CRIU makes the file under its name, for all that had it open, and removes the name again.
+    """
     parts = list(criu_images.fields(file))
     name = next(
         (value for n, _, value in parts if n == _REG_NAME and isinstance(value, bytes)), b""

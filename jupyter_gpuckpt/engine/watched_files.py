@@ -55,7 +55,7 @@ def _watched(pid: int) -> Iterator[_File]:
 
 
 def _near(tree: Tree, members: list[int], inodes: set[int]) -> Iterator[tuple[str, _File]]:
-    """Every file that may be one of these inodes, breadth first. Paths are the kernel's."""
+    """Yield every file that may be one of these inodes, breadth first. Paths are the kernel's."""
     folders = deque(_begin(members))
     seen: set[_File] = set()
     while folders:
@@ -77,7 +77,7 @@ def _near(tree: Tree, members: list[int], inodes: set[int]) -> Iterator[tuple[st
 
 
 def _begin(members: list[int]) -> list[str]:
-    """Folders to begin with, and last the one above every working directory."""
+    """Yield folders to begin with, and last the one above every working directory."""
     working = []
     for pid in members:
         with suppress(OSError):

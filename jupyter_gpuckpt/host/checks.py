@@ -113,7 +113,7 @@ def memory_files(_: Place) -> Iterator[Check]:
 
 
 def store(place: Place) -> Iterator[Check]:
-    """The folder of the snapshots: it can be written, its files can be locked, and there is room."""
+    """Check that the folder of the snapshots can be written, that its files can be locked, and that there is room."""
     if place.store is None:
         return
     # os.path.exists is False, not an error, below a folder that may not be looked into.

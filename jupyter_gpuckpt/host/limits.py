@@ -45,7 +45,7 @@ def largest_skeleton_bytes() -> int:
 
 @cache
 def _may_exceed_limits() -> bool:
-    """Whether Linux let this process make a pipe beyond the limit, and CRIU will be as free.
+    """Return whether Linux let this process make a pipe beyond the limit, and CRIU will be as free.
 
     It is tried, because a user namespace has a CAP_SYS_RESOURCE too, which raises no limit. In a
     kernel's own user namespace CRIU has only that.

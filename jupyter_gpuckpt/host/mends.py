@@ -65,7 +65,7 @@ _SWITCHES = (
 
 
 class Mend(NamedTuple):
-    """Why something was refused, as a sentence, and the one command that changes it; empty where none is known."""
+    """A reason why something was refused, as a sentence, and the one command that changes it; empty where none is known."""
 
     why: str
     fix: str

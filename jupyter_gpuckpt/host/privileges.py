@@ -39,7 +39,7 @@ def effective() -> frozenset[str]:
 
 
 def suffice() -> bool:
-    """Whether this process has every right that kernels in its own user namespace need.
+    """Return whether this process has every right that kernels in its own user namespace need.
 
     Capabilities of a user namespace count little: what CRIU asks for then belongs to the machine's own.
     """
@@ -47,7 +47,7 @@ def suffice() -> bool:
 
 
 def in_first_user_namespace() -> bool:
-    """Whether all ids of the machine are seen here as what they are (man user_namespaces)."""
+    """Return whether all ids of the machine are seen here as what they are (man user_namespaces)."""
     try:
         return Path("/proc/self/uid_map").read_text().split() == _ALL_IDS
     except OSError:  # a Linux without user namespaces

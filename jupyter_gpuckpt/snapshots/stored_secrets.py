@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
-    """Return them. Raises ObjectCorrupt, StoreUnavailable."""
+    """Return the secrets that belong to a snapshot. Raises ObjectCorrupt, StoreUnavailable."""
     if not _are_with_memory(manifest):
         return door_secrets.parted(manifest.launch.jupyter)[1]
     stream = manifest.stream(kept_secrets.STREAM)
@@ -26,7 +26,7 @@ def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
 
 
 def keep(tree: Tree, secrets: dict[str, Any]) -> None:
-    """Lay them on a kernel's scratch, from where its next snapshot takes them; never raises."""
+    """Write secrets onto a kernel's scratch, from where its next snapshot takes them; never raises."""
     try:
         kept_secrets.install(tree.inside("/"), secrets)
     except OSError as error:
@@ -34,7 +34,7 @@ def keep(tree: Tree, secrets: dict[str, Any]) -> None:
 
 
 def keep_of_older(tree: Tree, manifest: Manifest, store: LocalStore) -> None:
-    """Do that for a kernel that was resumed from a snapshot of an older version; with others its scratch has them already."""
+    """Keep the secrets of a kernel that was resumed from a snapshot of an older version; others have them on their scratch."""
     if not _are_with_memory(manifest):
         keep(tree, of_snapshot(manifest, store))
 

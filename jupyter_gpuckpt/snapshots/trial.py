@@ -18,11 +18,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..engine import launch
+from ..engine import launch, user_namespaces
 from ..engine.settings import EngineSettings
 from ..engine.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
-from ..host import mends, privileges, processes
+from ..host import mends, privileges
 from ..model import LaunchSpec
 from ..progress import Progress
 from ..protocol import Check
@@ -122,8 +122,8 @@ def _system_calls(tree: Tree) -> Check:
 
 
 def _namespaces(tree: Tree) -> str:
-    own = processes.namespace(tree.init_pid, "user") != processes.namespace(os.getpid(), "user")
-    return f"Kernels get PID, mount and time namespaces{' and a user namespace' if own else ''}."
+    own = " and a user namespace" if user_namespaces.has_own(tree.init_pid) else ""
+    return f"Kernels get PID, mount and time namespaces{own}."
 
 
 def _as_whom() -> str:
@@ -150,7 +150,7 @@ def _wait(path: Path, text: str = "") -> None:
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
-    """A directory of the trial's own. What a trial left that was killed is removed."""
+    """Yield a directory of the trial's own, and remove those of trials that were killed."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
@@ -164,7 +164,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _subjects() -> Iterator[list[Tree]]:
-    """The trees that are started; all are gone at the end."""
+    """Yield a list for the trees that are started, and kill all of them at the end."""
     trees: list[Tree] = []
     try:
         yield trees
