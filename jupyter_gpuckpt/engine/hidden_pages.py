@@ -2,7 +2,9 @@
 
 CRIU pins every page of a task in pipes before it finds that nobody wants it. The large private areas are hidden from it
 (`criu_preload.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
-as CRIU would have done. So the standstill does not grow with the memory, nor does the number of descriptors.
+as CRIU would have done with memory that is of no file. So the standstill does not grow with the memory, nor does the number of
+descriptors. Pages that a process changed in its private mapping of a file are hidden as well: a process that has loaded PyTorch
+has tens of thousands of them, and an ordinary user's pipes may hold two pages each.
 See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
 """
 
@@ -28,7 +30,7 @@ VARIABLE = "GPUCKPT_HIDDEN"
 
 _SCAN = 0xC0606610
 _ARGUMENT = struct.Struct("<12Q")
-_PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 3, 1 << 4, 1 << 5, 1 << 8
+_FILE, _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
 #: Not more: a scan for more regions than its buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
 _REGIONS = 512
 #: Smaller areas are left to CRIU.
@@ -46,7 +48,7 @@ class HiddenPages:
         self._areas = {pid: _hideable(pid) for pid in pids} if _supported() else {}
 
     def write(self, path: Path) -> None:
-        """List them for CRIU."""
+        """List the areas for CRIU."""
         found = sorted(
             (processes.nspid(pid) or 0, start, end)
             for pid, areas in self._areas.items()
@@ -55,7 +57,7 @@ class HiddenPages:
         path.write_bytes(b"".join(struct.pack("<3Q", *area) for area in found))
 
     def scan(self) -> dict[int, list[Extent]]:
-        """The pages in them, by pid inside. The tasks must stand still."""
+        """Return the pages in the areas, by pid inside. The tasks must stand still."""
         return {
             processes.nspid(pid) or 0: list(_pages(pid, areas))
             for pid, areas in self._areas.items()
@@ -73,7 +75,7 @@ def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
 
 
 def visible_bytes(pid: int) -> int:
-    """At most this much private memory of a process is seen by CRIU (it may be less: not all of it need be there)."""
+    """Return at least the size of the private memory of a process that CRIU sees: not all that is mapped need be there."""
     hidden = set(_hideable(pid)) if _supported() else set()
     return sum(
         area.end - area.start
@@ -88,7 +90,7 @@ def _overlap(seen: list[Extent], hidden: list[Extent]) -> bool:
 
 
 def _hideable(pid: int) -> list[Area]:
-    """Large private anonymous areas. Locked ones would be filled by mlock in a restore, before any page is there."""
+    """Return the large private areas. Locked ones would be filled by mlock in a restore, before any page is there."""
     if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
         return []
     found = [
@@ -96,15 +98,14 @@ def _hideable(pid: int) -> list[Area]:
         for area in processes.maps(pid)
         if area.perms[0] == "r"
         and area.private
-        and area.inode == 0
-        and (not area.path or area.path == "[heap]" or area.path.startswith("[anon:"))
+        and (area.inode or not area.path or area.path == "[heap]" or area.path.startswith("[anon:"))
         and area.end - area.start >= _SMALLEST
     ]
     return found[: _MOST // 64]
 
 
 def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
-    """The pages in `areas` that hold something: in memory or swapped out, neither the zero page nor a guard."""
+    """Yield the pages in `areas` that are the process's own: in memory or swapped out, not a file's, the zero page or a guard."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
         for start, end in areas:
             for first, last in _scanned(pagemap.fileno(), start, end):
@@ -112,7 +113,7 @@ def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
 
 
 def _scanned(descriptor: int, start: int, end: int) -> Iterator[Area]:
-    unwanted = _PFNZERO | (_GUARD if _knows_guards() else 0)
+    unwanted = _FILE | _PFNZERO | (_GUARD if _knows_guards() else 0)
     regions = np.zeros((_REGIONS, 3), np.uint64)
     while start < end:
         argument = bytearray(
@@ -129,7 +130,7 @@ def _scanned(descriptor: int, start: int, end: int) -> Iterator[Area]:
 
 @cache
 def _supported() -> bool:
-    """Whether Linux has PAGEMAP_SCAN (6.7 and newer)."""
+    """Return whether Linux has PAGEMAP_SCAN (6.7 and newer)."""
     return _accepts(_PFNZERO)
 
 

@@ -58,16 +58,15 @@ PROGRAM = """
 """
 
 
-def lazy_pages(program, engine: EngineSettings) -> dict[int, set[int]]:
-    """The addresses of the pages that are left to us, by process."""
+def saved_pages(program, engine: EngineSettings) -> dict[int, dict[int, bool]]:
+    """Return the addresses of all saved pages by process, and of each whether it is left to us."""
     chosen = plan(program.tree, engine, private_shm=True, stop=False, gpu_bytes=0)
     assert chosen.method == "skeleton"
     with frozen(program.tree, chosen, engine, stop=False, progress=Progress()) as state:
         return {
             process.pid: {
-                address
+                address: extent.lazy
                 for extent in criu_images.pagemap(state.images, process.pid)
-                if extent.lazy
                 for address in range(extent.address, extent.address + extent.length, 4096)
             }
             for process in state.processes
@@ -81,11 +80,23 @@ def test_they_are_those_that_criu_finds_itself(run, engine: EngineSettings, tmp_
     program.lines()
     hidden = hidden_pages.HiddenPages([program.tree.kernel_pid]).scan()
     assert sum(extent.length for extent in hidden[program.tree.kernel_nspid]) > 60 << 20
-    ours = lazy_pages(program, engine)
+    ours = saved_pages(program, engine)
     # The library that hides them cannot be loaded: CRIU sees everything.
-    theirs = lazy_pages(program, replace(engine, criu_preload=tmp_path / "none.so"))
+    theirs = saved_pages(program, replace(engine, criu_preload=tmp_path / "none.so"))
     assert len(ours) == 3
-    assert ours == theirs
+    assert {pid: set(pages) for pid, pages in ours.items()} == {
+        pid: set(pages) for pid, pages in theirs.items()
+    }
+    # CRIU leaves to us what is of no file; we take what was changed of a private mapping of a file as well.
+    assert not any(
+        theirs[pid][at] and not lazy for pid, pages in ours.items() for at, lazy in pages.items()
+    )
+    of_file = [
+        at
+        for at, lazy in ours[program.tree.kernel_nspid].items()
+        if lazy != theirs[program.tree.kernel_nspid][at]
+    ]
+    assert of_file
 
 
 def test_a_program_comes_back_with_them(run) -> None:
@@ -103,3 +114,45 @@ def test_a_program_comes_back_with_them(run) -> None:
         count = len(program.lines())
         program.resume(saved.manifest.info.snapshot_id)
         assert program.lines(more_than=count)[count:] == ["True"]
+
+
+def test_changed_pages_of_mapped_files_come_back(run) -> None:
+    program = run("""
+        import ctypes, hashlib, mmap, os, time
+        from pathlib import Path
+        MB = 1 << 20
+        Path("file").write_bytes(os.urandom(40 * MB))
+        Path("other").write_bytes(os.urandom(2 * MB))
+        file, other = open("file", "r+b"), open("other", "r+b")
+        of_file = mmap.mmap(file.fileno(), 40 * MB, flags=mmap.MAP_PRIVATE)
+        closed = mmap.mmap(other.fileno(), 2 * MB, flags=mmap.MAP_PRIVATE)
+        of_file[: 30 * MB] = os.urandom(30 * MB)
+        closed[MB : MB + 9000] = os.urandom(9000)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(closed))
+        assert not ctypes.CDLL(None).mprotect(ctypes.c_void_p(address), 2 * MB, mmap.PROT_READ)
+        number = 1
+        if not os.fork():
+            number = 2
+            of_file[5 * MB] ^= 255
+        while True:
+            digest = hashlib.blake2b(of_file)
+            digest.update(closed)
+            print(number, digest.hexdigest(), flush=True)
+            time.sleep(0.1)
+    """)
+    before = said(program, 0)
+    for _ in range(2):
+        saved = program.save(stop=True)
+        count = len(program.lines())
+        program.resume(saved.manifest.info.snapshot_id)
+        assert said(program, count) == before
+
+
+def said(program, after: int) -> dict[str, str]:
+    """Return what each of the two processes prints from this line on."""
+    count = after
+    while (
+        len(found := {line.split()[0]: line for line in program.lines(more_than=count)[after:]}) < 2
+    ):
+        count += 1
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -94,3 +95,27 @@ def test_a_full_pipe_is_refused_and_the_program_runs_on(request, run) -> None:
     with pytest.raises(FreezeFailed, match="take all the memory"):
         program.save(stop=True)
     assert program.fresh_line().endswith("b'y'")
+
+
+def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run) -> None:
+    """Programs with large libraries have many such pages, and two fit into a pipe."""
+    if not os.geteuid():
+        as_user(request.node.name)
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+    program = run("""
+        import mmap, os, time
+        file = os.memfd_create("file")
+        os.truncate(file, 32 << 20)
+        memory = mmap.mmap(file, 32 << 20, flags=mmap.MAP_PRIVATE)
+        memory[:] = bytes(range(256)) * (128 << 10)
+        while True:
+            print(memory[:] == bytes(range(256)) * (128 << 10), flush=True)
+            time.sleep(0.05)
+    """)
+    program.lines()
+    request.getfixturevalue("no_room")
+    suspended = program.save(stop=True)
+    count = len(program.lines())
+    program.resume(suspended.manifest.info.snapshot_id)
+    assert program.lines(more_than=count)[count:] == ["True"]
