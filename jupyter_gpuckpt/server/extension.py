@@ -25,28 +25,28 @@ from jupyter_server.services.sessions.sessionmanager import SessionManager
 from ..client import AsyncClient
 from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
-from .adoption import adopt_all
-from .autosave import Autosave
-from .branching import Branching
-from .daemon_link import DaemonLink
-from .ended_operations import EndedOperations
-from .gpu_room import RoomMaker
-from .handlers import PREFIX, ROUTES
-from .kernel_events import KernelEvents
-from .kernel_manager import GpuCkptKernels
-from .operations import ServerOperations
-from .parking import IdleParking
-from .probe import AGENT_REQUEST, AGENT_WORD
-from .reconnecting import Reconnecting
-from .restart_snapshots import RestartSnapshots
-from .rolling_back import RollingBack
-from .sessions import ReportingSessions
-from .shut_downs import ShutDowns
-from .snapshot_events import SnapshotEvents
+from .events.ended_operations import EndedOperations
+from .events.kernel_events import KernelEvents
+from .events.snapshot_events import SnapshotEvents
+from .kernels.adoption import adopt_all
+from .kernels.branching import Branching
+from .kernels.daemon_link import DaemonLink
+from .kernels.kernel_manager import GpuCkptKernels
+from .kernels.operations import ServerOperations
+from .kernels.reconnecting import Reconnecting
+from .kernels.rolling_back import RollingBack
+from .kernels.sessions import ReportingSessions
+from .messages.gate import GatedConnection
+from .messages.probe import AGENT_REQUEST, AGENT_WORD
+from .policies.autosave import Autosave
+from .policies.gpu_room import RoomMaker
+from .policies.parking import IdleParking
+from .policies.restart_snapshots import RestartSnapshots
+from .policies.shut_downs import ShutDowns
+from .policies.waking import Waking
+from .rest.kernel_handlers import PREFIX, ROUTES
 from .traits import ServerTraits
 from .views import kernel_view
-from .waking import Waking
-from .websocket import GatedConnection
 
 if TYPE_CHECKING:
     from jupyter_server.serverapp import ServerApp

@@ -8,8 +8,8 @@ import msgspec
 
 from ..protocol import OperationState
 from ..states import KernelState
-from .served_kernel import not_managed
-from .sessions import sessions_of
+from .kernels.sessions import sessions_of
+from .messages.served_kernel import not_managed
 
 if TYPE_CHECKING:
     from jupyter_server.services.sessions.sessionmanager import SessionManager
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ..errors import ErrorRecord
     from ..protocol import Kernel, Operation, SuspendReport
     from ..snapshot_records import Snapshot
-    from .kernel_manager import GpuCkptKernels
-    from .operations import ServerOperations
-    from .shut_downs import ShutDown
+    from .kernels.kernel_manager import GpuCkptKernels
+    from .kernels.operations import ServerOperations
+    from .policies.shut_downs import ShutDown
 
 
 def kernel_view(

@@ -10,7 +10,7 @@ import pytest
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.server import agent
+from jupyter_gpuckpt.server.kernels import agent
 from tests.conftest import processes_naming, wait_for
 
 #: Python's lock is held in a call of C's, until the test writes into a pipe.

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.server.ended_operations import SCHEMA_ID
+from jupyter_gpuckpt.server.events.ended_operations import SCHEMA_ID
 from tests.programs import SANDBOX
 
 

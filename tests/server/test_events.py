@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.server.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
+from jupyter_gpuckpt.server.events.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
 from tests.conftest import wait_for
 
 wait_for = partial(wait_for, seconds=20)

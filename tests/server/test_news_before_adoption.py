@@ -9,7 +9,7 @@ from tests.conftest import wait_for
 #: Operations are in flight when the kernels are claimed, and have ended before they are listed; one kernel ends meanwhile.
 LATE = """
 import asyncio
-from jupyter_gpuckpt.server.daemon_link import DaemonLink
+from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):
     daemon, states, hear = link.daemon, {}, link.on_news

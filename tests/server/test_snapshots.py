@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jupyter_gpuckpt.client import Client
-from jupyter_gpuckpt.server.snapshot_events import SCHEMA_ID
+from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
 from tests.conftest import wait_for
 from tests.server.test_rest import OPENAPI
 

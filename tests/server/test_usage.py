@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.server.kernel_events import SCHEMA_ID
+from jupyter_gpuckpt.server.events.kernel_events import SCHEMA_ID
 
 MB = 1_000_000
 

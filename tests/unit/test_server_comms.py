@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from jupyter_gpuckpt.server.comms import SavedComms
+from jupyter_gpuckpt.server.messages.comms import SavedComms
 
 TARGETS = {"one": "jupyter.widget", "two": "other"}
 

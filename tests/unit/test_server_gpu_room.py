@@ -8,7 +8,7 @@ import pytest
 
 from jupyter_gpuckpt.errors import FreezeFailed, GpuFull
 from jupyter_gpuckpt.protocol import GpuRoom, Kernel
-from jupyter_gpuckpt.server import gpu_room
+from jupyter_gpuckpt.server.policies import gpu_room
 from jupyter_gpuckpt.states import KernelState
 
 

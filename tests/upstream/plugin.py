@@ -25,8 +25,8 @@ from traitlets.config import Config
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.server.extension import PROVISIONER
-from jupyter_gpuckpt.server.kernel_manager import GpuCkptKernels
-from jupyter_gpuckpt.server.websocket import GatedConnection
+from jupyter_gpuckpt.server.kernels.kernel_manager import GpuCkptKernels
+from jupyter_gpuckpt.server.messages.gate import GatedConnection
 from jupyter_gpuckpt.states import KernelState
 
 from .suites import DEVIATIONS, Change, Suite, Variant, suite_named

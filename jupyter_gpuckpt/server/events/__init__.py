@@ -1,0 +1,1 @@
+"""Jupyter events about kernels, snapshots and operations; one schema file each."""

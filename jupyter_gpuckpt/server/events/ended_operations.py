@@ -1,0 +1,106 @@
+"""Operations that have come to an end, whoever asked for them: one line in the log, one event, and the metrics.
+
+All of it comes from the daemon's news of this server's kernels. Prometheus reads the metrics at Jupyter's own `/metrics`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from prometheus_client import Counter, Gauge, Summary
+
+from ...protocol import Operation, OperationState, summary
+from ...states import KernelState
+from ..views import operation_view
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_events import EventLogger
+
+    from ...model import Sizes
+    from ...protocol import Kernel
+
+SCHEMA = Path(__file__).parent / "operation.yaml"
+SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/operation/v1"
+
+
+class _Metrics(NamedTuple):
+    operations: Counter
+    stages: Summary
+    sizes: Counter
+    kernels: Gauge
+
+
+@functools.cache
+def _metrics() -> _Metrics:
+    """Of this process: Prometheus has one registry."""
+    return _Metrics(
+        Counter("gpuckpt_operations", "Operations that have ended.", ["kind", "state"]),
+        Summary("gpuckpt_stage_seconds", "Time spent in each stage.", ["kind", "stage"]),
+        Counter(
+            "gpuckpt_bytes",
+            "Bytes of snapshots that were taken. raw: memory and images; stored: of these, compressed; new: of these, not in the"
+            " store before; deduplicated: the others.",
+            ["what"],
+        ),
+        Gauge("gpuckpt_kernels", "Kernels of this server.", ["state"]),
+    )
+
+
+class EndedOperations:
+    """What this server tells of operations on its kernels. `logger` None: no events."""
+
+    def __init__(self, logger: EventLogger | None, log: logging.Logger) -> None:
+        self._logger, self._log = logger, log
+        #: Those in flight: one that had ended before this server heard of it is not told.
+        self._running: set[str] = set()
+        if logger is not None:
+            logger.register_event_schema(SCHEMA)
+
+    def hear(self, kernel: Kernel) -> None:
+        """The daemon's news of a kernel."""
+        operation = kernel.operation
+        if operation is None:
+            return
+        if operation.state is OperationState.RUNNING:
+            self._running.add(operation.operation_id)
+        elif operation.operation_id in self._running:
+            self._running.discard(operation.operation_id)
+            self._tell(operation, kernel.name)
+
+    def count(self, states: Callable[[], list[KernelState]]) -> None:
+        """Count the kernels of this server by state, whenever the metrics are read."""
+        for state in KernelState:
+            gauge = _metrics().kernels.labels(state=str(state))
+            gauge.set_function(functools.partial(_count, states, state))
+
+    def _tell(self, operation: Operation, name: str) -> None:
+        failed = operation.state is not OperationState.SUCCEEDED
+        (self._log.warning if failed else self._log.info)("%s: %s", name, summary(operation))
+        metrics, kind, result = _metrics(), str(operation.kind), operation.result
+        metrics.operations.labels(kind=kind, state=str(operation.state)).inc()
+        if result is not None:
+            for stage, seconds in result.seconds_by_stage.items():
+                metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
+            if kind != "resume":
+                _count_bytes(result.sizes)
+        if self._logger is not None:
+            data: dict[str, Any] = {**operation_view(operation), "name": name}
+            del data["progress"]
+            self._logger.emit(schema_id=SCHEMA_ID, data=data)
+
+
+def _count_bytes(sizes: Sizes) -> None:
+    counter = _metrics().sizes
+    counter.labels(what="raw").inc(sizes.raw_bytes)
+    counter.labels(what="stored").inc(sizes.stored_bytes)
+    counter.labels(what="new").inc(sizes.new_bytes)
+    counter.labels(what="deduplicated").inc(max(0, sizes.stored_bytes - sizes.new_bytes))
+
+
+def _count(states: Callable[[], list[KernelState]], state: KernelState) -> int:
+    return states().count(state)

@@ -1,0 +1,1 @@
+"""This server's kernels: Jupyter's managers, the daemon, the agent, and the operations on kernels."""

@@ -1,0 +1,169 @@
+"""A second live kernel from a snapshot, beside the one that it is of, with a notebook and ports of its own.
+
+To the daemon it is a suspended kernel whose snapshot is another's, so it is listed here as one that an earlier server left, and
+then resumed. If that fails nothing of it stays.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import uuid
+from contextlib import AsyncExitStack
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jupyter_core.utils import ensure_async
+from tornado import web
+
+from ...door_secrets import parted
+from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
+from ...ports import HeldPorts, moved_connection
+from ...protocol import BranchRequest, SuspendedKernel
+from .adoption import adopt
+from .sessions import path_below
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ...model import LaunchSpec
+    from ...protocol import Operation
+    from .daemon_link import DaemonLink
+    from .kernel_manager import GpuCkptKernels
+    from .operations import ServerOperations
+
+_INSERT = "-branch-"
+
+
+class Branch(NamedTuple):
+    """The resume that ends the making of one, and its notebook."""
+
+    operation: Operation
+    path: str
+
+
+class Branching:
+    """Of this server's kernels, and of any other snapshot in the store."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: GpuCkptKernels,
+        sessions: SessionManager,
+        contents: Any,
+        operations: ServerOperations,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._sessions = link, kernels, sessions
+        self._contents, self._operations, self._log = contents, operations, log
+
+    async def branch(self, snapshot_id: str, path: str = "") -> Branch:
+        """Begin to bring up a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside it)."""
+        launch = await self._link.daemon.launch_spec(snapshot_id)
+        if not launch.jupyter.get("connection_info"):
+            raise ConfigurationError(f"Snapshot {snapshot_id} is not one of a Jupyter kernel.")
+        async with AsyncExitStack() as undo:
+            path = await self._notebook(launch, path, undo)
+            kernel_id = await self._make(snapshot_id, launch, path, undo)
+            served = self._link.served[kernel_id]
+            served.is_new_branch = True
+            operation = await self._operations.resume(kernel_id)
+            self._operations.spawn(self._finish(operation, undo.pop_all()))
+        return Branch(operation, path)
+
+    async def _finish(self, operation: Operation, undo: AsyncExitStack) -> None:
+        ended = await self._operations.finish(operation)
+        if ended.error is not None:
+            self._log.warning("Branch %s was not made: %s", ended.kernel_id, ended.error.message)
+            await undo.aclose()
+
+    async def _notebook(self, launch: LaunchSpec, wanted: str, undo: AsyncExitStack) -> str:
+        """Copy the kernel's notebook as it is now; one that is there at the `wanted` path is taken as it is."""
+        contents = self._contents
+        saved = launch.jupyter
+        source = path_below(
+            saved.get("path", ""),
+            saved_root=saved.get("root", ""),
+            root=str(self._kernels.root_dir),
+        )
+        if wanted and await ensure_async(contents.file_exists(wanted)):
+            return wanted
+        below = PurePosixPath(wanted or source or "branch.ipynb")
+        folder = "" if str(below.parent) == "." else str(below.parent)
+        try:
+            if not wanted:
+                name = await ensure_async(
+                    contents.increment_filename(below.name, folder, insert=_INSERT)
+                )
+                wanted = f"{folder}/{name}".lstrip("/")
+            if source and await ensure_async(contents.file_exists(source)):
+                made = await ensure_async(contents.copy(source, wanted))
+            else:
+                made = await ensure_async(contents.new({"type": "notebook"}, wanted))
+        except web.HTTPError as error:
+            raise ConfigurationError(
+                f"The notebook {wanted} could not be made: {error.log_message or error.reason}."
+            ) from error
+        path = str(made["path"])
+
+        async def remove() -> None:
+            await ensure_async(contents.delete(path))
+
+        undo.push_async_callback(self._quietly, remove)
+        return path
+
+    async def _make(
+        self, snapshot_id: str, launch: LaunchSpec, path: str, undo: AsyncExitStack
+    ) -> str:
+        kernel_id = str(uuid.uuid4())
+        row = {
+            "session_id": str(uuid.uuid4()),
+            "path": path,
+            "name": PurePosixPath(path).name,
+            "type": "notebook",
+            "kernel_id": kernel_id,
+        }
+        free = HeldPorts.free(len(launch.own_ports))
+        undo.callback(free.release)
+        saved_connection = launch.jupyter["connection_info"]
+        jupyter, _ = parted(
+            {
+                **launch.jupyter,
+                "connection_info": moved_connection(saved_connection, launch.own_ports, free.ports),
+                "sessions": [row],
+                "path": path,
+                "root": str(self._kernels.root_dir),
+                "output": {},
+            }
+        )
+        request = BranchRequest(
+            self._link.owner_id, snapshot_id, kernel_id, free.ports, path, jupyter
+        )
+        daemon = self._link.daemon
+        kernel = await daemon.branch(request)
+
+        async def end() -> None:
+            if kernel_id in self._kernels:
+                await self._kernels.shutdown_kernel(kernel_id, now=True)
+            else:
+                await daemon.kill(kernel_id)
+            await self._sessions.delete_session(row["session_id"])
+
+        undo.push_async_callback(self._quietly, end)
+        saved = SuspendedKernel(kernel, jupyter, launch.cwd, secrets=launch.secrets)
+        self._link.offer(saved)
+        await adopt(
+            saved, self._link, self._kernels, self._sessions, self._operations, resume_busy=False
+        )
+        return kernel_id
+
+    async def _quietly(self, undo: Any) -> None:
+        """What is undone after an error must not hide it."""
+        try:
+            await undo()
+        except KernelNotFound:
+            pass
+        except (GpuCkptError, web.HTTPError, OSError) as error:
+            self._log.warning("Of a branch that was not made something is left: %s", error)

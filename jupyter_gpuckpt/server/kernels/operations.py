@@ -1,0 +1,398 @@
+"""Save, suspend and resume as the server does them, around what the daemon does.
+
+Covers: what is sent with a kernel, the gate before a freeze, the subscribers after a resume, operations that are over only
+when both are done. Does not cover: REST (`handlers.py`), states (the daemon's).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...errors import (
+    GpuCkptError,
+    KernelNotFound,
+    KernelNotManaged,
+    KernelStateConflict,
+    record_of,
+)
+from ...model import Cause, Variables
+from ...protocol import Kernel, Operation, OperationKind, OperationState, Result, SaveRequest
+from ...states import ABSENT, KernelState
+from ..messages.probe import drained, kernel_info, known_info, set_known_info, wait_until_heard
+from ..messages.served_kernel import ServedKernel, is_past_freeze, not_managed
+from . import agent
+from .peer_access import PeerAccessSwitch
+from .sessions import manager_of, sessions_of
+from .tracked_operations import TrackedOperations
+from .variables import variables_of
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_client.manager import KernelManager
+    from jupyter_server.services.kernels.kernelmanager import (
+        AsyncMappingKernelManager,
+        ServerKernelManager,
+    )
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ...client import AsyncClient
+    from ...snapshot_records import Snapshot
+    from ..policies.gpu_room import RoomMaker
+    from .daemon_link import DaemonLink
+
+_DRAIN_SECONDS = 2.0
+_INFO_SECONDS = 2.0
+#: The daemon's event about the end of an operation comes on another connection than the end itself.
+_EVENT_SECONDS = 5.0
+_PRESENT = frozenset(KernelState) - ABSENT
+#: How long a save looks at what the variables hold, so that they can be compared later, while cells wait; less where time may
+#: be short, or where nobody has asked for it.
+_FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
+_MOST_FINGERPRINT_SECONDS = 1.0
+#: Before which snapshots a kernel gives unused memory back, and how long it may look for garbage.
+_TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
+
+Release = Callable[[], None]
+
+
+class ServerOperations:
+    """The operations on this server's kernels."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: AsyncMappingKernelManager,
+        sessions: SessionManager,
+        *,
+        reconnect_timeout: float,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._sessions = link, kernels, sessions
+        self._reconnect_timeout = reconnect_timeout
+        self._log = log
+        self.peer_access = PeerAccessSwitch(kernels, log)
+        self.tracked = TrackedOperations(self._on_end)
+        self._background: set[asyncio.Task[None]] = set()
+        #: Whether kernels give unused memory back before snapshots that nobody asked for.
+        self.trims = True
+        #: Set when the server stops: what it suspends then stays suspended.
+        self.stopping = False
+        #: Makes room on the GPU for kernels that come back.
+        self.room: RoomMaker | None = None
+        #: Waits until no periodic save of a kernel is in the way of what a user wants (`autosave.py`).
+        self.give_way: Callable[[str], Coroutine[Any, Any, None]] = lambda _: asyncio.sleep(0)
+
+    def served(self, kernel_id: str) -> ServedKernel:
+        """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
+        if kernel_id not in self._kernels:
+            raise KernelNotFound(f"This server has no kernel {kernel_id}.")
+        served = self._link.served.get(kernel_id)
+        if served is None:
+            reason, hint = not_managed(self._manager(kernel_id))
+            raise KernelNotManaged(f"The kernel cannot be saved. {reason}", hint=hint)
+        if served.kernel is None:
+            raise KernelStateConflict("The kernel is just being started.")
+        return served
+
+    async def save(
+        self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
+    ) -> Operation:
+        """Start taking a snapshot; the kernel runs on."""
+        return await self._freeze(OperationKind.SAVE, kernel_id, name, cause)
+
+    async def suspend(
+        self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
+    ) -> Operation:
+        """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list.
+
+        An idle kernel (`cause`) is left alone if that would cut its network connections.
+        """
+        return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
+
+    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
+        """Start bringing a suspended kernel back, by default from its latest snapshot."""
+        served = self.served(kernel_id)
+        if self.room is not None and await self.room.is_needed(kernel_id, snapshot_id):
+            work = self._resume_on_gpu(served, snapshot_id, self.room)
+            return self.tracked.compose(OperationKind.RESUME, kernel_id, work)
+        return await self._resume(served, snapshot_id)
+
+    async def _resume(self, served: ServedKernel, snapshot_id: str) -> Operation:
+        operation = await self._link.daemon.resume(served.kernel_id, snapshot_id)
+        return self._track(served, operation, lambda: None)
+
+    async def _resume_on_gpu(
+        self, served: ServedKernel, snapshot_id: str, room: RoomMaker
+    ) -> Result:
+        async with room.made(served.kernel_id, snapshot_id):
+            return await self.tracked.result(await self._resume(served, snapshot_id))
+
+    async def park(self, kernel_id: str) -> Operation:
+        """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
+        served = self.served(kernel_id)
+        release = served.hold()
+        try:
+            is_off = await self.peer_access.switch_off(served)
+            operation = await self._link.daemon.park(kernel_id, peer_access_off=is_off)
+        except BaseException:
+            self.spawn(self.peer_access.switch_on_and(served, release))
+            raise
+        if not served.peer_access_is_off:
+            release()
+            return self._track(served, operation, lambda: None)
+        # A park that fails leaves it running.
+        end = partial(self.peer_access.switch_on_and, served, release)
+        return self._track(served, operation, lambda: self.spawn(end()))
+
+    async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
+        """The variables of an idle kernel now; raises as `variables.variables_of` does."""
+        served = self.served(kernel_id)
+        return await variables_of(self._manager(kernel_id), served, fingerprint_seconds)
+
+    async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
+        """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
+        ours = await self.tracked.wait(operation_id, timeout_seconds)
+        # Else it was started by somebody else, the command line for instance.
+        return ours or await self._link.daemon.operation(operation_id, wait=timeout_seconds)
+
+    async def finish(self, operation: Operation) -> Operation:
+        """Wait for the end, however long it takes."""
+        return await self.tracked.wait(operation.operation_id, None) or operation
+
+    async def cancel(self, operation_id: str) -> None:
+        """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
+        await self._link.daemon.cancel(operation_id)
+
+    async def measured(self) -> list[Kernel]:
+        """The daemon's records of all kernels, with what they use just now."""
+        return await self._link.daemon.kernels()
+
+    async def snapshots(self) -> list[Snapshot]:
+        """All snapshots, newest first."""
+        return await self._link.daemon.snapshots()
+
+    def description(self, manager: KernelManager) -> dict[str, Any]:
+        """What is kept with a kernel so that the next server can list it as it was."""
+        rows = sessions_of(self._sessions, manager.kernel_id)
+        served = self._link.served.get(manager.kernel_id)
+        if served is not None and served.kernel is None:
+            served = None  # a fresh kernel is about to be launched: nothing of the last one is true of it
+        state = getattr(manager, "execution_state", None) or "idle"
+        return {
+            "sessions": rows,
+            "path": rows[0]["path"] if rows else "",
+            "root": str(self._kernels.root_dir),
+            "kernel_info": known_info(manager),
+            "kernel_session": served.output.kernel_session if served else "",
+            "output": served.output.description() if served else {},
+            "agent": served.has_agent if served else False,
+            "comms": served.comms.record() if served else {},
+            "execution_state": "busy" if served and served.output.awaited else state,
+        }
+
+    def report(self, kernel_id: str) -> None:
+        """The kernel's sessions changed: tell the daemon now, the server may not get to say it at its end."""
+        if kernel_id in self._kernels and kernel_id in self._link.served and self._link.ready:
+            self.spawn(self._report(kernel_id))
+
+    def note_suspended(self, kernel: Kernel) -> None:
+        """A kernel was suspended, perhaps by somebody else: what this server knows of it (whether a cell runs, say) goes along."""
+        ours = kernel.operation is not None and kernel.operation.operation_id in self.tracked
+        if not ours:
+            self.report(kernel.kernel_id)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests; asyncio itself keeps weak references to tasks only."""
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def close(self) -> None:
+        """The server ends: stop what is still being done beside the requests. Operations go on in the daemon."""
+        left = {task for task in self._background if not task.done()} | self.tracked.running()
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+
+    def _on_end(self, kernel_id: str) -> None:
+        self._link.on_change(kernel_id)
+
+    def _manager(self, kernel_id: str) -> ServerKernelManager:
+        return manager_of(self._kernels, kernel_id)
+
+    async def _report(self, kernel_id: str) -> None:
+        try:
+            name, jupyter = await self._sent_with(kernel_id)
+            await self._link.daemon.set_jupyter(kernel_id, name, jupyter)
+        except GpuCkptError as error:
+            self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
+
+    async def _freeze(
+        self, kind: OperationKind, kernel_id: str, name: str, cause: Cause
+    ) -> Operation:
+        if cause is not Cause.AUTOSAVE:
+            await self.give_way(kernel_id)
+        served = self.served(kernel_id)
+        daemon = self._link.daemon
+        release = served.hold()
+        variables, peer_access_off = None, False
+        try:
+            manager = self._manager(kernel_id)
+            while served.is_being_heard_again:
+                await served.change()  # what it says now would be lost
+            if served.state in {KernelState.RUNNING, KernelState.PARKED}:
+                if not known_info(manager):
+                    await self._learn_info(manager)
+                served.freezes += 1
+                if served.has_agent:
+                    found = await agent.look(manager, answers=served.answers)
+                    served.answers = found is not None
+                    called = found is not None and await agent.call_on_save(manager, found)
+                    if found is not None:  # else it answers nothing
+                        variables = await agent.variables(
+                            manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
+                        )
+                        await self._trim(served, cause)
+                    # One that has not answered in time may still hear it later, so it is told to speak again all the same.
+                    runs = served.state is KernelState.RUNNING
+                    release = self._thawing(served, release, called=called, gpu_is_back=runs)
+                    if found is not None:
+                        peer_access_off = await self.peer_access.switch_off(served, found)
+                    told = await agent.prepare(manager, answers=found is not None)
+                    served.comms = told or served.comms.without_states()
+                    if told:
+                        # All that it said before is with the pages then.
+                        await wait_until_heard(manager, served, _DRAIN_SECONDS)
+                await drained(manager.ports, _DRAIN_SECONDS)
+            changes = served.output.changes
+            notebook, jupyter = await self._sent_with(kernel_id)
+            start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
+            request = SaveRequest(
+                notebook,
+                jupyter,
+                cause,
+                pinned=bool(name),
+                # The snapshot to go back to may be the oldest that is kept: what this one pushes out goes after the next save.
+                retention=None if cause is Cause.ROLLBACK else self._link.retention,
+                title=name,
+                variables=variables,
+                peer_access_off=peer_access_off,
+            )
+            operation = await start(kernel_id, request)
+        except BaseException:
+            release()
+            raise
+        return self._track(served, operation, release, changes)
+
+    async def _trim(self, served: ServedKernel, cause: Cause) -> None:
+        # A parked kernel's calls to the GPU would wait, and a cell that runs is not kept waiting.
+        idle = served.state is KernelState.RUNNING and not served.output.awaited
+        if self.trims and idle and cause in _TRIM_SECONDS:
+            trimmed = await agent.trim(self._manager(served.kernel_id), _TRIM_SECONDS[cause])
+            self._log.debug("kernel %s gave back %s bytes", served.kernel_id, trimmed)
+
+    def _thawing(
+        self, served: ServedKernel, release: Release, *, called: bool, gpu_is_back: bool
+    ) -> Release:
+        """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does.
+
+        `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell. `gpu_is_back`: it
+        was not parked, nor is it then.
+        """
+        told, freezes = False, served.freezes
+
+        async def thaw() -> None:
+            try:
+                if served.kernel_id in self._kernels:  # else it was shut down meanwhile
+                    manager = self._manager(served.kernel_id)
+                    if gpu_is_back:
+                        await self.peer_access.switch_on(served)
+                    await agent.thaw(
+                        manager, lambda: served.freezes == freezes and not served.absent
+                    )
+                    if called:
+                        await agent.call_on_resume(manager)
+            finally:
+                release()
+
+        def thaw_and_release() -> None:
+            nonlocal told
+            if told:
+                return
+            told = True
+            if served.absent or served.is_held_by_others:
+                release()  # a suspend that took this one's place has the kernel keep what it says
+                return
+            # Before the next cell: what users registered, and peer access between GPUs.
+            first = called or (gpu_is_back and served.peer_access_is_off)
+            self.spawn(thaw())
+            if not first:
+                release()
+
+        return thaw_and_release
+
+    async def _learn_info(self, manager: ServerKernelManager) -> None:
+        """No page has asked yet; one that opens while the kernel is suspended will."""
+        info = await kernel_info(manager, "control", _INFO_SECONDS)
+        if info and not known_info(manager):
+            set_known_info(manager, info)
+
+    async def _sent_with(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
+        manager = self._manager(kernel_id)
+        described = self.description(manager)
+        name = described["path"] or manager.kernel_name
+        return name, {**self.served(kernel_id).provisioner.described_manager(), **described}
+
+    def _track(
+        self, served: ServedKernel, operation: Operation, release: Release, changes: int = 0
+    ) -> Operation:
+        """Follow an operation to its end, beside the request that started it. `changes`: the kernel's when it began."""
+        self.tracked.track(operation, self._follow(served, operation, release, changes))
+        return operation
+
+    async def _follow(
+        self, served: ServedKernel, started: Operation, release: Release, changes: int
+    ) -> None:
+        try:
+            daemon = self._link.daemon
+            async for operation in daemon.follow(started.operation_id):
+                self.tracked.note(started.operation_id, operation)
+                if is_past_freeze(operation):
+                    release()
+            ended = self.tracked.latest(started.operation_id)
+            await self._settled(served, ended, daemon, changes)
+        except GpuCkptError as error:
+            failed = msgspec.structs.replace(
+                started, state=OperationState.FAILED, error=record_of(error)
+            )
+            self.tracked.note(started.operation_id, failed)
+        finally:
+            release()
+
+    async def _settled(
+        self, served: ServedKernel, operation: Operation, daemon: AsyncClient, changes: int
+    ) -> None:
+        """Wait until this server sees the kernel as the operation left it."""
+        expected = {
+            OperationKind.SAVE: _PRESENT,
+            OperationKind.SUSPEND: frozenset({KernelState.SUSPENDED}),
+            OperationKind.RESUME: _PRESENT,
+            OperationKind.BRANCH: _PRESENT,
+            OperationKind.PARK: frozenset({KernelState.PARKED}),
+            OperationKind.UNPARK: _PRESENT,
+        }[operation.kind]
+        succeeded = operation.state is OperationState.SUCCEEDED
+        if succeeded and operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:
+            served.note_saved(changes)
+        if succeeded and await served.reaches(expected, _EVENT_SECONDS):
+            return
+        served.apply(await daemon.kernel(served.kernel_id))
+        if succeeded:
+            await served.reaches(expected, self._reconnect_timeout + _EVENT_SECONDS)

@@ -1,0 +1,107 @@
+"""A kernel is spoken to for the first time, and again after a resume: before anybody else does, and while the gate is shut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from jupyter_server._tz import utcnow
+
+from ...states import KernelState
+from ..messages.probe import wait_until_heard
+from . import agent
+from .sessions import environment_of, manager_of, sessions_of
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_server.services.kernels.kernelmanager import (
+        AsyncMappingKernelManager,
+        ServerKernelManager,
+    )
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ..messages.served_kernel import ServedKernel
+    from .peer_access import PeerAccessSwitch
+
+#: A new kernel that has not answered by then gets no agent.
+_BEGIN_SECONDS = 60.0
+
+
+class Reconnecting:
+    """Of this server's kernels."""
+
+    def __init__(
+        self,
+        kernels: AsyncMappingKernelManager,
+        sessions: SessionManager,
+        peer_access: PeerAccessSwitch,
+        *,
+        timeout_seconds: float,
+        renewed_variables: Sequence[str],
+        log: logging.Logger,
+    ) -> None:
+        self._kernels, self._sessions = kernels, sessions
+        self._peer_access = peer_access
+        self._renewed_variables = renewed_variables
+        self._timeout_seconds, self._log = timeout_seconds, log
+
+    def begin(self, served: ServedKernel) -> None:
+        """Bring the agent into a new kernel before its first cell: requests are held meanwhile."""
+        release = served.hold()
+
+        async def bring_in() -> None:
+            try:
+                async with asyncio.timeout(_BEGIN_SECONDS):
+                    # The manager is listed when its launch, in whose middle this is, has returned.
+                    while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.01)
+                    manager = self._manager(served.kernel_id)
+                    served.has_agent = await agent.bring_in(manager)
+                    await wait_until_heard(manager, served, self._timeout_seconds)
+            except TimeoutError:
+                self._log.debug("kernel %s was never listed", served.kernel_id)
+            finally:
+                release()
+
+        served.spawn(bring_in())
+
+    async def reconnect(self, served: ServedKernel) -> None:
+        """Hear the kernel again after a resume, then let it speak."""
+        if served.kernel_id not in self._kernels:
+            return  # it is just being listed, and has no page yet
+        if served.state is KernelState.RUNNING and served.peer_access_is_off:
+            await self._peer_access.switch_on(served)  # it was unparked
+            return
+        manager = self._manager(served.kernel_id)
+        # The culler counts from the last message; one that has just come back is not idle since then.
+        manager.last_activity = utcnow()
+        if not await wait_until_heard(manager, served, self._timeout_seconds):
+            self._log.warning(
+                "kernel %s was not heard again within %s s",
+                served.kernel_id,
+                self._timeout_seconds,
+            )
+        if not served.has_agent:
+            return
+        rows = sessions_of(self._sessions, served.kernel_id)
+        moved = served.kernel.moved_ports if served.kernel else {}
+        parked = served.is_parked
+        await agent.resumed(
+            manager,
+            environment_of(self._kernels, rows),
+            moved,
+            renewed=self._renewed_variables,
+            branched=served.is_new_branch,
+            gpu_is_back=not parked,
+        )
+        served.is_new_branch, served.peer_access_is_off = False, parked
+        if not await agent.thaw(manager):
+            self._log.warning(
+                "kernel %s was not told to speak again; it does by itself", served.kernel_id
+            )
+        await agent.call_on_resume(manager)
+
+    def _manager(self, kernel_id: str) -> ServerKernelManager:
+        return manager_of(self._kernels, kernel_id)

@@ -1,0 +1,82 @@
+"""A kernel goes back to one of its older snapshots, in its own notebook; what it was is kept in a snapshot first.
+
+Two operations of the daemon, each of which leaves nothing lost when it is the last: after the first the kernel is suspended as
+it was; if the second fails, it comes back so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigurationError, HostIncompatible, KernelStateConflict
+from ...model import Cause
+from ...protocol import OperationKind, Result
+from ...states import KernelState
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from ...protocol import Operation
+    from ..messages.served_kernel import ServedKernel
+    from .daemon_link import DaemonLink
+    from .operations import ServerOperations
+
+
+class RollingBack:
+    """Of this server's kernels."""
+
+    def __init__(self, link: DaemonLink, operations: ServerOperations, log: logging.Logger) -> None:
+        self._link, self._operations, self._log = link, operations, log
+
+    async def roll_back(self, kernel_id: str, snapshot_id: str) -> Operation:
+        """Begin to go back to a snapshot of this kernel. A suspended one is just resumed from it: what it is, is saved.
+
+        Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot, and
+        HostIncompatible where it could not be resumed; then the kernel was not touched.
+        """
+        served = self._operations.served(kernel_id)
+        await self._check(served, snapshot_id)
+        if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
+            return await self._operations.resume(kernel_id, snapshot_id)
+        if served.output.awaited:
+            raise KernelStateConflict(
+                "A cell is running, which would never end.",
+                hint="Wait for it or interrupt it, then go back.",
+            )
+        if served.is_rolling_back:
+            raise KernelStateConflict("The kernel is going back already.")
+        work = self._work(served, snapshot_id, served.roll_back())
+        return self._operations.tracked.compose(OperationKind.ROLL_BACK, kernel_id, work)
+
+    async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
+        daemon = self._link.daemon
+        launch = await daemon.launch_spec(snapshot_id)
+        parent = served.kernel.parent_snapshot_id if served.kernel else ""
+        if launch.kernel_id != served.kernel_id and snapshot_id != parent:
+            raise ConfigurationError(
+                f"Snapshot {snapshot_id} is not one of this kernel.",
+                hint="Branch it into a notebook of its own.",
+            )
+        found = await daemon.changes(snapshot_id)
+        if found.obstacles:
+            raise HostIncompatible(
+                "The snapshot cannot be resumed here as things are. " + " ".join(found.obstacles),
+                hint="Undo these changes first. The kernel was not touched.",
+            )
+
+    async def _work(
+        self, served: ServedKernel, snapshot_id: str, end: Callable[[], None]
+    ) -> Result:
+        operations, kernel_id = self._operations, served.kernel_id
+        result = operations.tracked.result
+        try:
+            kept = await result(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
+            try:
+                return await result(await operations.resume(kernel_id, snapshot_id))
+            except Exception:
+                self._log.warning("kernel %s does not go back: it is resumed as it was", kernel_id)
+                await result(await operations.resume(kernel_id, kept.snapshot_id))
+                raise
+        finally:
+            end()

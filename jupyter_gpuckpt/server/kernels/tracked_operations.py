@@ -1,0 +1,101 @@
+"""Operations as clients of this server see them: each is over only when the server is done with it too."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine
+
+import msgspec
+
+from ...errors import GpuCkptError, error_from, record_of
+from ...protocol import Operation, OperationKind, OperationState, Result
+
+#: How many ended operations can still be asked for.
+_REMEMBERED = 200
+
+
+class TrackedOperations:
+    """Those that this server began, by id. `on_end` is told the kernel's id whenever one is over."""
+
+    def __init__(self, on_end: Callable[[str], None]) -> None:
+        self._on_end = on_end
+        self._latest: dict[str, Operation] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def __contains__(self, operation_id: str) -> bool:
+        return operation_id in self._tasks
+
+    def track(self, operation: Operation, following: Coroutine[None, None, None]) -> None:
+        """`operation` is over when `following`, which tells with `note` how it stands, has ended."""
+        self._latest[operation.operation_id] = operation
+        task = asyncio.ensure_future(following)
+        task.add_done_callback(lambda _: self._on_end(operation.kernel_id))
+        self._tasks[operation.operation_id] = task
+        self._forget_old()
+
+    def note(self, operation_id: str, operation: Operation) -> None:
+        """How it stands now."""
+        self._latest[operation_id] = operation
+
+    def latest(self, operation_id: str) -> Operation:
+        """How it stood last."""
+        return self._latest[operation_id]
+
+    def compose(
+        self, kind: OperationKind, kernel_id: str, work: Coroutine[None, None, Result]
+    ) -> Operation:
+        """An operation of this server's own, made of several of the daemon's; its error is what `work` raises."""
+        begun = Operation(uuid.uuid4().hex, kind, kernel_id, OperationState.RUNNING)
+
+        async def follow() -> None:
+            ended = begun
+            try:
+                result = await work
+                ended = msgspec.structs.replace(
+                    begun, state=OperationState.SUCCEEDED, result=result
+                )
+            except GpuCkptError as error:
+                ended = msgspec.structs.replace(
+                    begun, state=OperationState.FAILED, error=record_of(error)
+                )
+            finally:
+                self.note(begun.operation_id, ended)
+
+        self.track(begun, follow())
+        return begun
+
+    async def wait(self, operation_id: str, timeout_seconds: float | None) -> Operation | None:
+        """How it stands after waiting for its end; None: another client began it, or it was long ago."""
+        task = self._tasks.get(operation_id)
+        if task is not None:
+            await asyncio.wait({task}, timeout=timeout_seconds)
+        if operation_id in self._latest:
+            return self.as_seen(self._latest[operation_id])
+        return None
+
+    async def result(self, operation: Operation) -> Result:
+        """What it did, when it is over; raises its error."""
+        ended = await self.wait(operation.operation_id, None) or operation
+        if ended.error is not None:
+            raise error_from(ended.error)
+        return ended.result or Result("", 0.0)
+
+    def as_seen(self, operation: Operation) -> Operation:
+        """An operation is not over before this server is done with it."""
+        task = self._tasks.get(operation.operation_id)
+        if task is None or task.done() or operation.state is OperationState.RUNNING:
+            return operation
+        return msgspec.structs.replace(
+            operation, state=OperationState.RUNNING, result=None, error=None
+        )
+
+    def running(self) -> set[asyncio.Task[None]]:
+        """What is still being followed."""
+        return {task for task in self._tasks.values() if not task.done()}
+
+    def _forget_old(self) -> None:
+        ended = [key for key, task in self._tasks.items() if task.done()]
+        for key in ended[:-_REMEMBERED]:
+            del self._tasks[key]
+            self._latest.pop(key, None)

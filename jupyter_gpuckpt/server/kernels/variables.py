@@ -1,0 +1,96 @@
+"""The variables of a kernel now, and beside those that a snapshot has.
+
+Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are looked at
+(`kernel_agent/variables.py`), how they come into a snapshot (`operations.py`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ...errors import KernelBusy, KernelStateConflict
+from ...model import Variable, Variables
+from ...states import KernelState
+from . import agent
+
+if TYPE_CHECKING:
+    from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+
+    from ..messages.served_kernel import ServedKernel
+
+
+class Change(msgspec.Struct, frozen=True):
+    """A variable whose value is another one now."""
+
+    name: str
+    then: Variable
+    now: Variable
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What differs now from then. `unknown`: cannot be told of these. `same`: how many have the value that they had."""
+
+    added: list[Variable] = []
+    removed: list[Variable] = []
+    changed: list[Change] = []
+    unknown: list[str] = []
+    same: int = 0
+
+
+async def variables_of(
+    manager: ServerKernelManager, served: ServedKernel, fingerprint_seconds: float
+) -> Variables:
+    """The variables of a kernel now. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
+    if served.state is not KernelState.RUNNING or not served.gate_is_open:
+        raise KernelStateConflict(
+            f"The kernel is {served.state}: its variables cannot be looked at.",
+            hint="Resume it first, or wait for what is being done with it.",
+        )
+    if not served.has_agent:
+        raise KernelStateConflict(
+            "The variables of this kernel are not known.",
+            hint="Only IPython kernels tell them, and only those that were started by a server.",
+        )
+    if served.output.awaited:
+        raise KernelBusy(
+            "The kernel is busy: its variables are changing.", hint="Wait for its cell to end."
+        )
+    found = await agent.variables(manager, fingerprint_seconds)
+    if found is None:
+        raise KernelStateConflict(
+            "The kernel does not tell its variables.",
+            hint="It may be busy with something, or older than this version: restart it then.",
+        )
+    return found
+
+
+def compare(then: Variables, now: Variables) -> Comparison:
+    """What became of the variables between two moments."""
+    before = {variable.name: variable for variable in then.listed}
+    after = {variable.name: variable for variable in now.listed}
+    changed, unknown, same = list[Change](), list[str](), 0
+    for name in sorted(before.keys() & after.keys()):
+        prints = then.fingerprints.get(name, ""), now.fingerprints.get(name, "")
+        if _looks_different(before[name], after[name]) or (all(prints) and len(set(prints)) > 1):
+            changed.append(Change(name, before[name], after[name]))
+        elif all(prints):
+            same += 1
+        else:
+            unknown.append(name)
+    added = [variable for variable in now.listed if variable.name not in before]
+    removed = [variable for variable in then.listed if variable.name not in after]
+    if not then.complete:  # it may have been among those that were not told
+        unknown += [variable.name for variable in added]
+        added = []
+    if not now.complete:
+        unknown += [variable.name for variable in removed]
+        removed = []
+    return Comparison(added, removed, changed, unknown, same)
+
+
+def _looks_different(one: Variable, other: Variable) -> bool:
+    # A summary may be missing where there was no time for it.
+    told = bool(one.summary and other.summary)
+    return one.kind != other.kind or (told and one.summary != other.summary)

@@ -1,0 +1,1 @@
+"""What passes between pages and a kernel: the gate, output, comms and probes."""

@@ -1,0 +1,349 @@
+"""The gate in every websocket of a kernel under the engine.
+
+While the kernel cannot answer, requests are held in order and sent when it can; what pages ask by themselves when they are
+opened is answered from what is known, so that looking at a notebook needs no kernel. What somebody wants done wakes it.
+What is known about comms and widgets is in `comms.py`.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_client.jsonutil import json_default
+from jupyter_server.services.kernels.connection.base import (
+    serialize_binary_message,
+    serialize_msg_to_ws_v1,
+)
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+from tornado.websocket import WebSocketClosedError
+
+from .comms import PageComms, Said
+from .page_requests import V1, Request, read_request
+from .probe import known_info
+
+if TYPE_CHECKING:
+    from ...errors import ErrorRecord
+    from .served_kernel import ServedKernel
+
+    _Base = ZMQChannelsWebsocketConnection
+else:
+    _Base = object
+
+#: What somebody does to a notebook, not what a page asks by itself.
+_WAKING = frozenset({"execute_request", "input_reply"})
+#: What pages ask while somebody types or looks: answered without the kernel, which has nothing to say now.
+_EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "complete_request": (
+        "complete_reply",
+        {"status": "ok", "matches": [], "cursor_start": 0, "cursor_end": 0, "metadata": {}},
+    ),
+    "inspect_request": (
+        "inspect_reply",
+        {"status": "ok", "found": False, "data": {}, "metadata": {}},
+    ),
+}
+
+
+class GatedConnection(_Base):
+    """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
+
+    _held: list[Request]
+    #: Set when it connects.
+    _comms: PageComms
+    _protocol: str | None = None
+    #: Since the page has gone and something of it was held: what is to be said to it when it is back, and what the kernel said.
+    _unsaid: list[tuple[Any, ...]] | None = None
+    unheard: list[tuple[str, list[bytes]]]
+
+    @property
+    def _served(self) -> ServedKernel | None:
+        owner = getattr(self.multi_kernel_manager, "gpuckpt_owner", None)
+        return owner.served.get(self.kernel_id) if owner is not None else None
+
+    # ---- connecting --------------------------------------------------------------------------------------------------
+
+    @property
+    def client_session(self) -> str:
+        """See `kernel_output.Page`."""
+        return str(self.session.session)
+
+    def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
+        """Connect as usual; a page that finds no running kernel is told that it is idle.
+
+        One that comes back finds what was held when it went, what was said to it, and the question that it has not answered.
+        """
+        self._held, self._comms, self._protocol = [], PageComms(), super().subprotocol
+        served = self._served
+        left = served.left.get(self.session_key) if served is not None else None
+        question = served.output.question(self.client_session) if served is not None else None
+        connected = super().connect()  # which takes the channels of `left`, if there are any
+        if connected is not None and served is not None:
+            served.connections.add(self)
+            unsaid = self.take_over(cast("GatedConnection", left)) if left is not None else []
+            connected.add_done_callback(lambda _: self._join(served, unsaid, question))
+        return connected
+
+    def take_over(self, left: GatedConnection) -> list[tuple[Any, ...]]:
+        """Hold what the page's connection before this one held, in front of everything; what was not said to the page."""
+        self._held[:0], left._held = left._held, []
+        self._comms = left._comms
+        unsaid, left._unsaid = left._unsaid or [], []
+        return unsaid
+
+    def _join(
+        self, served: ServedKernel, unsaid: list[tuple[Any, ...]], question: list[bytes] | None
+    ) -> None:
+        if self not in served.connections:
+            return  # it has gone already
+        served.output.join(self)
+        for said in unsaid:
+            self._send(*said)
+        self._say_idle()
+        answers = any(request.kind == "input_reply" for request in self._held)
+        # The page may have lost the question, or the answer that it sent.
+        if question and not answers and served.output.question(self.client_session) is question:
+            super().handle_outgoing_message(self.channels["stdin"], question)
+        self.on_gate()
+
+    @property
+    def subprotocol(self) -> Any:
+        """The base's, also when the page has gone."""
+        return self._protocol
+
+    def nudge(self) -> asyncio.Future[None]:
+        """Without a kernel that answers there is nothing to wait for: the gate waits instead."""
+        served = self._served
+        if served is None or served.gate_is_open:
+            return super().nudge()
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def disconnect(self) -> None:  # type: ignore[override] # as the base's base
+        """Disconnect as usual. What is still held is delivered all the same; the channels stay for its replies (`get_buffer`)."""
+        if self._unsaid is not None:
+            return  # for the second time
+        served, kept = self._served, {}
+        if served is not None:
+            served.connections.discard(self)
+            served.output.leave(self)
+            if getattr(self, "_held", None) and self.kernel_id in self.multi_kernel_manager:
+                kept = self._stay(served)
+        super().disconnect()
+        if kept:
+            self.channels = kept
+
+    def _stay(self, served: ServedKernel) -> dict[str, Any]:
+        """Leave what is held to the page's next connection, or keep it until that comes; the channels that stay open."""
+        for other in served.connections:
+            if other.session_key == self.session_key:  # it came before this one was found broken
+                other.take_over(self)
+                other.on_gate()
+                return {}
+        self._unsaid, self.unheard = [], []
+        served.left[self.session_key] = self
+        kept, self.channels = self.channels, {}
+        for stream in kept.values():
+            stream.on_recv_stream(self.handle_outgoing_message)
+        return kept
+
+    def let_go(self) -> None:
+        """See `served_kernel.LeftPage`."""
+        self.drop_held()
+        channels, self.channels = self.channels, {}
+        for stream in channels.values():
+            if not stream.closed():
+                stream.close()
+
+    # ---- from the page -----------------------------------------------------------------------------------------------
+
+    def handle_incoming_message(self, incoming_msg: Any) -> None:
+        """Send on, answer, or hold."""
+        served = self._served
+        if served is None or not self.channels:
+            super().handle_incoming_message(incoming_msg)
+            return
+        if self.kernel_id not in self.multi_kernel_manager:
+            return  # it was shut down a moment ago
+        request = read_request(incoming_msg, self.subprotocol, self.session)
+        if self._comm_answered(served, request):
+            return
+        open_for_this = served.gate_is_open or (
+            served.is_parked and not self._is_waking(served, request)
+        )
+        if open_for_this and not self._held:
+            self._send_on(served, request)
+        elif not self._answered(served, request):
+            self._held.append(request)
+            if self._is_waking(served, request):
+                served.wake()
+
+    def on_gate(self) -> None:
+        """See `served_kernel.Connection`."""
+        served = self._served
+        if served is None or not self._held:
+            return
+        waiting, self._held = self._held, []
+        for request in waiting:
+            if served.gate_is_open:
+                try:
+                    self._send_on(served, request)
+                except Exception:  # as without us; what comes behind it is sent all the same
+                    self.log.exception("kernel %s: a request was not sent", self.kernel_id)
+            elif not (self._comm_answered(served, request) or self._answered(served, request)):
+                self._held.append(request)
+        # What came between the moment when the gate was shut and the one when the kernel was gone found nobody to wake.
+        if served.absent and any(self._is_waking(served, request) for request in self._held):
+            served.wake()
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """See `served_kernel.Connection`. What has no reply of its own is dropped."""
+        waiting, self._held = self._held, []
+        said = f"{error.message} {error.hint}".strip()
+        failure = {"ename": "KernelNotResumed", "evalue": said, "traceback": [said]}
+        for request in waiting:
+            if request.kind == "execute_request":
+                self._send("iopub", "error", failure, {"header": request.header})
+            if request.kind.endswith("_request"):
+                reply = {"status": "error", "execution_count": 0, **failure}
+                kind = request.kind.replace("_request", "_reply")
+                self._reply(request, kind, reply)
+            else:
+                # A widget sends its next value when the last one is done with.
+                self._say_done(request)
+
+    def drop_held(self) -> None:
+        """See `served_kernel.Connection`."""
+        if getattr(self, "_held", None):
+            self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
+            self._held = []
+
+    def _send_on(self, served: ServedKernel, request: Request) -> None:
+        if request.kind == "execute_request":
+            cell = str(request.metadata.get("cellId") or "")  # JupyterLab says so
+            msg_id = str(request.header.get("msg_id"))
+            served.output.asked(self.client_session, msg_id, cell)
+        elif request.kind == "input_reply":
+            served.output.answered(self.client_session)
+        super().handle_incoming_message(request.raw)
+
+    def _is_waking(self, served: ServedKernel, request: Request) -> bool:
+        if request.kind == "comm_msg":
+            return served.comms.wants_kernel(request.content)
+        return request.kind in _WAKING
+
+    def _comm_answered(self, served: ServedKernel, request: Request) -> bool:
+        """Say in the kernel's place what its widgets would; whether that can be done."""
+        if not request.kind.startswith("comm_"):
+            return False
+        kind, content = request.kind, request.content
+        said = self._comms.answer(served.comms, kind, content, absent=served.absent)
+        if said is None:
+            return False
+        self._say_done(request, said)
+        self._say_idle()
+        return True
+
+    def _answered(self, served: ServedKernel, request: Request) -> bool:
+        """Answer in the kernel's place if that can be done; whether it was."""
+        kind = request.kind
+        if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
+            self._reply(request, "kernel_info_reply", info)
+        elif kind == "comm_info_request" and served.absent:
+            listed = served.comms.listed(request.content.get("target_name"))
+            self._reply(request, "comm_info_reply", listed)
+        elif kind in _EMPTY_REPLIES and served.absent:
+            self._reply(request, *_EMPTY_REPLIES[kind])
+        else:
+            return False
+        # JupyterLab takes no status from a reply to these questions and would show "Unknown".
+        self._say_idle()
+        return True
+
+    def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
+        parent = {"header": request.header}
+        self._send("iopub", "status", {"execution_state": "busy"}, parent)
+        self._send(request.channel, kind, content, parent)
+        self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _say_done(self, request: Request, said: Sequence[Said] = ()) -> None:
+        """What a kernel says of a message without a reply."""
+        parent = {"header": request.header}
+        self._send("iopub", "status", {"execution_state": "busy"}, parent)
+        for kind, content, buffers in said:
+            self._send("iopub", kind, content, parent, buffers)
+        self._send("iopub", "status", {"execution_state": "idle"}, parent)
+
+    def _say_idle(self) -> None:
+        served = self._served
+        if served is not None and served.absent:
+            self._send("iopub", "status", {"execution_state": "idle"}, None)
+
+    def _send(
+        self,
+        channel: str,
+        kind: str,
+        content: dict[str, Any],
+        parent: Any,
+        buffers: Sequence[bytes] = (),
+    ) -> None:
+        """Send the page a message in the kernel's name, now or when it is back."""
+        if self._unsaid is not None:
+            self._unsaid.append((channel, kind, content, parent, buffers))
+            return
+        message = self.session.msg(kind, content, parent=parent)
+        served = self._served
+        if served is not None and served.output.kernel_session:
+            # JupyterLab takes another session for another kernel and drops what it has queued for this one.
+            message["header"]["session"] = served.output.kernel_session
+        with suppress(WebSocketClosedError):
+            if self.subprotocol == V1:
+                names = ("header", "parent_header", "metadata", "content")
+                parts = [*(self.session.pack(message[name]) for name in names), *buffers]
+                self.write_message(serialize_msg_to_ws_v1(parts, channel), binary=True)
+                return
+            message |= {"channel": channel, "buffers": list(buffers)}
+            if buffers:
+                self.write_message(serialize_binary_message(message), binary=True)
+            else:
+                self.write_message(json.dumps(message, default=json_default))
+
+    # ---- from the kernel ---------------------------------------------------------------------------------------------
+
+    def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
+        """Send replies and questions on to the page. What the kernel says to everybody comes by `show`."""
+        served, channel = self._served, getattr(stream, "channel", stream)
+        if served is not None and channel == "iopub":
+            return
+        if self._unsaid is not None:
+            self.unheard.append((channel, outgoing_msg))
+            return
+        if served is not None and channel == "stdin":
+            served.output.asks(self.client_session, outgoing_msg)
+        super().handle_outgoing_message(stream, outgoing_msg)
+
+    def show(self, parts: list[bytes]) -> None:
+        """See `kernel_output.Page`."""
+        if self.channels:
+            super().handle_outgoing_message(self.channels["iopub"], parts)
+
+    def show_again(self, parts: list[bytes]) -> None:
+        """See `kernel_output.Page`. Not counted by Jupyter's rate limit, which would drop some of it."""
+        if not self.channels:
+            return
+        _, fed = self.session.feed_identities(parts)
+        message: Any = fed[1:]
+        if self.subprotocol != V1:
+            signature = self.session.sign(fed[1:5])  # it may have been changed
+            message = self.session.deserialize([signature, *fed[1:]])
+        self._on_zmq_reply(self.channels["iopub"], message)
+
+    def show_text(self, text: str) -> None:
+        """See `kernel_output.Page`."""
+        self._send("iopub", "stream", {"name": "stderr", "text": text}, None)

@@ -1,0 +1,388 @@
+"""What one kernel says on iopub: handed to every page, and kept on disk until somebody has seen it.
+
+One subscription for each kernel, whatever pages there are: a page that comes back gets what it has not got yet, a page that
+is new gets the running cell's output from its beginning, but for comms, which it asks for itself. Survives the server
+(`description`, `restore`). Not covered: replies, which the kernel sends to the one page that asked.
+
+The file holds frames: length (4 bytes, little-endian), then MessagePack of (sequence number, parts as they came).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+
+from ... import decoding
+from .kernel_messages import Header, fields, is_about_comms, read, with_cell
+from .probe import PROBE_SESSION
+
+_log = logging.getLogger(__name__)
+
+_LENGTH_BYTES = 4
+#: A page that catches up gets this much before others have their turn on the event loop.
+_BATCH_BYTES = 1_000_000
+_EXECUTE = "execute_request"
+#: Said even when the file is full: without them a page would wait for the end of the cell for ever.
+_SHORT = frozenset({"status", "execute_input", "clear_output"})
+#: What pages ask to show something, which leaves a kernel as it is, and its end.
+_LOOKING = frozenset(
+    {
+        "comm_info_request",
+        "complete_request",
+        "debug_request",
+        "history_request",
+        "inspect_request",
+        "is_complete_request",
+        "kernel_info_request",
+        "shutdown_request",
+    }
+)
+#: What libzmq says to a subscriber, once: meant for this server's own socket, not for pages.
+_WELCOME = "iopub_welcome"
+#: What a kernel says by itself when it starts, warnings included.
+_UNASKED = frozenset({"status", "stream"})
+
+
+class Page(Protocol):
+    """Somebody who wants to see what the kernel says (`websocket.GatedConnection`)."""
+
+    @property
+    def client_session(self) -> str:
+        """The page's own session id, the same when it connects again."""
+
+    def show(self, parts: list[bytes]) -> None:
+        """A message that was just said."""
+
+    def show_again(self, parts: list[bytes]) -> None:
+        """A message that was said while this page was not there."""
+
+    def show_text(self, text: str) -> None:
+        """A word of ours in the middle of what the kernel said."""
+
+
+class KernelOutput:
+    """The output of one kernel. Used on the event loop only, but for `discard`.
+
+    `path`: where it is kept, which is made when there is something to keep. `limit_bytes`: what lies there at most; what is
+    left out beyond that is counted and said.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        self._path, self._limit_bytes = path, limit_bytes
+        #: What a server needs that finds this one killed: `description`, and the pages that were there.
+        self._journal = path.with_name(path.name + ".json")
+        #: What is said while it is not known yet what was said before.
+        self._waiting: list[list[bytes]] | None = None
+        self._file: BinaryIO | None = None
+        self._closed = False
+        self._size = 0
+        #: How many messages were kept, or would have been, since the file was empty.
+        self._count = 0
+        self._left_out = 0
+        #: Up to which message a page that is not there now has seen them.
+        self._seen: dict[str, int] = {}
+        #: Cells that were sent to the kernel and have not ended, and those of them that have begun.
+        self._asked: set[str] = set()
+        self._running: set[str] = set()
+        self._pages: dict[Page, None] = {}
+        self._joining: dict[Page, asyncio.Task[None]] = {}
+        #: Cells by request: what a page that did not ask itself needs to know where output belongs.
+        self._cells: dict[str, str] = {}
+        #: What the kernel has asked pages and nobody has answered yet (`input_request`).
+        self._questions: dict[str, list[bytes]] = {}
+        #: The page that has asked last.
+        self.asked_by = ""
+        #: `header.session` of the kernel's own messages.
+        self.kernel_session = ""
+        #: Counts what the kernel said that may have changed it, in this life of it.
+        self.changes = 0
+        #: Set when a message has come that answers a question of this server's own.
+        self.heard = asyncio.Event()
+
+    def asked(self, client_session: str, request_id: str, cell_id: str) -> None:
+        """A page's cell goes to the kernel."""
+        self.asked_by = client_session
+        self._asked.add(request_id)
+        if cell_id:
+            self._cells[request_id] = cell_id
+        self._note()
+
+    def asks(self, client_session: str, parts: list[bytes]) -> None:
+        """The kernel asks a page something, whose cell waits for the answer."""
+        self._questions[client_session] = parts
+
+    def answered(self, client_session: str) -> None:
+        """The page's answer goes to the kernel."""
+        self._questions.pop(client_session, None)
+
+    def question(self, client_session: str) -> list[bytes] | None:
+        """What the kernel asks the page, as long as the cell that asks runs."""
+        question = self._questions.get(client_session)
+        if question is None:
+            return None
+        return question if read(question)[1].msg_id in self._running else None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a cell that the kernel has got has not ended."""
+        return bool(self._asked or self._running)
+
+    def feed(self, parts: list[bytes]) -> None:
+        """The kernel said something: hand it on, and keep it if somebody may have missed it.
+
+        Whatever it is: what cannot be read is handed on as it came.
+        """
+        header, parent, content = read(parts)
+        if parent.session == PROBE_SESSION:
+            self.heard.set()
+            return
+        if header.msg_type == _WELCOME:
+            return
+        if self._waiting is not None:
+            self._waiting.append(parts)
+            return
+        self.kernel_session = header.session or self.kernel_session
+        unasked = not parent.msg_type and header.msg_type in _UNASKED
+        self.changes += not unasked and parent.msg_type not in _LOOKING
+        ended = self._follow(header, parent, content)
+        if self._running or ended or not self._pages or self._joining:
+            self._keep(header, parent, parts)
+        for page in list(self._pages):
+            _hand(page.show, parts)
+        if ended:
+            self._clear_if_seen()
+
+    def join(self, page: Page) -> None:
+        """A page is there: it gets what it has not seen, then everything as it comes."""
+        self._joining[page] = asyncio.ensure_future(self._catch_up(page))
+
+    def leave(self, page: Page) -> None:
+        """A page is gone; it may come back."""
+        joining = self._joining.pop(page, None)
+        if joining is not None:
+            joining.cancel()
+        elif page in self._pages:
+            del self._pages[page]
+            self._seen[page.client_session] = self._count
+            self._note()
+
+    def forget(self) -> None:
+        """Nobody will miss anything: a fresh kernel is being started."""
+        self.changes = 0
+        self._running.clear()
+        self._asked.clear()
+        self._clear()
+
+    def description(self) -> dict[str, Any]:
+        """What the next server needs to go on (`restore`); right when the kernel is silent."""
+        seen = {**self._seen, **{page.client_session: self._count for page in self._pages}}
+        return {
+            "count": self._count,
+            "left_out": self._left_out,
+            "seen": seen,
+            "asked": sorted(self._asked),
+            "running": sorted(self._running),
+            "cells": {key: cell for key, cell in self._cells.items() if key in self._running},
+            "asked_by": self.asked_by,
+            "questions": {
+                client: [b64encode(part).decode() for part in parts]
+                for client, parts in self._questions.items()
+            },
+        }
+
+    def restore(self, described: dict[str, Any]) -> None:
+        """Go on where a server stopped that suspended the kernel. Without a description nothing on disk counts."""
+        self.asked_by = described.get("asked_by", "")
+        self._asked = set(described.get("asked", ()))
+        self._journal.unlink(missing_ok=True)
+        for client, parts in described.get("questions", {}).items():
+            self._questions[client] = [b64decode(part) for part in parts]
+        if not described.get("count") or not self._path.exists():
+            self._path.unlink(missing_ok=True)
+            return
+        self._count, self._left_out = described["count"], described["left_out"]
+        self._seen = dict(described["seen"])
+        self._running, self._cells = set(described["running"]), dict(described["cells"])
+        self._size = self._path.stat().st_size
+
+    def recover(self) -> tuple[str, list[str]] | None:
+        """Go on where a server was killed: the last message that it kept, and the requests that had no end. None: nothing to go on with.
+
+        Then what is said waits for `go_on`. Which of a page's last messages it has received, nobody knows: all count as seen.
+        """
+        described = fields(_content(self._journal))
+        if "seen" not in described:
+            self.restore({})
+            return None
+        count, end, last = 0, 0, ""
+        with suppress(OSError, ValueError, msgspec.DecodeError):
+            for frame, parts in _frames(self._path):
+                count, last = frame, read(parts)[0].msg_id
+                end += _LENGTH_BYTES + len(msgspec.msgpack.encode((frame, parts)))
+            os.truncate(self._path, end)  # it may have been killed in the middle of one
+        described["count"] = count
+        for client in described.pop("joined", ()):
+            described["seen"][client] = count
+        self.restore(described)
+        if not (self.awaited or self._count):
+            return None
+        self._waiting = []
+        return last, sorted(self._asked | self._running)
+
+    def go_on(self, missed: list[list[bytes]], *, complete: bool) -> None:
+        """What was said while no server listened; then what has come since."""
+        waiting, self._waiting = self._waiting or [], None
+        self._left_out += not complete
+        known = {read(parts)[0].msg_id for parts in missed}
+        for parts in [*missed, *(new for new in waiting if read(new)[0].msg_id not in known)]:
+            self.feed(parts)
+
+    def close(self) -> None:
+        """Let go; what is kept stays for the next server."""
+        self._closed = True
+        for joining in self._joining.values():
+            joining.cancel()
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+            self._file = None
+        self._pages, self._joining = {}, {}
+
+    def discard(self) -> None:
+        """Let go of it and of what is kept, unless it was left to the next server."""
+        if not self._closed:
+            self.close()
+            self._path.unlink(missing_ok=True)
+            self._journal.unlink(missing_ok=True)
+
+    def _follow(self, header: Header, parent: Header, content: bytes) -> bool:
+        """Whether a cell has just ended with this message."""
+        if header.msg_type != "status" or parent.msg_type != _EXECUTE:
+            return False
+        state = fields(content).get("execution_state")
+        if state == "busy":
+            self._running.add(parent.msg_id)
+            self._note()
+        if state != "idle":
+            return False
+        self._asked.discard(parent.msg_id)
+        ended = parent.msg_id in self._running
+        self._running.discard(parent.msg_id)
+        self._note()
+        return ended
+
+    def _note(self) -> None:
+        """Leave a word for the next server, should this one be killed while a cell runs."""
+        if not (self.awaited or self._size):
+            return
+        joined = [page.client_session for page in self._pages]
+        text = json.dumps({**self.description(), "joined": joined}).encode()
+        new = self._journal.with_suffix(".new")
+        try:
+            self._journal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _opened(new) as file:
+                file.truncate(0)
+                file.write(text)
+            new.replace(self._journal)
+        except OSError as error:
+            _log.warning("what pages have seen of a kernel's output cannot be kept: %s", error)
+
+    def _keep(self, header: Header, parent: Header, parts: list[bytes]) -> None:
+        self._count += 1
+        if cell := self._cells.get(parent.msg_id):
+            parts = with_cell(parts, cell)
+        frame = msgspec.msgpack.encode((self._count, [bytes(part) for part in parts]))
+        if self._size + len(frame) > self._limit_bytes and header.msg_type not in _SHORT:
+            self._left_out += 1
+            return
+        try:
+            if self._file is None:
+                self._file = _opened(self._path)
+            self._file.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
+            self._file.flush()
+        except OSError as error:
+            if not self._left_out:
+                _log.warning("output of a kernel cannot be kept: %s", error)
+            self._left_out += 1
+            return
+        self._size += _LENGTH_BYTES + len(frame)
+
+    async def _catch_up(self, page: Page) -> None:
+        is_new = page.client_session not in self._seen
+        seen, sent = self._seen.get(page.client_session, 0), 0
+        try:
+            for number, parts in _frames(self._path) if self._size else ():
+                if number > seen and not (is_new and is_about_comms(parts)):
+                    _hand(page.show_again, parts)
+                    sent += sum(map(len, parts))
+                # It may go in the middle of it.
+                self._seen[page.client_session] = max(seen, number)
+                if sent > _BATCH_BYTES:
+                    sent = 0
+                    await asyncio.sleep(0)
+        except (OSError, ValueError, LookupError) as error:
+            _log.warning("kept output of a kernel cannot be read: %s", error)
+        finally:
+            self._joining.pop(page, None)
+        if self._left_out:
+            page.show_text(f"[{self._left_out} messages of this kernel's output were not kept]\n")
+        # Nothing can have come since the last frame was read: there was no await.
+        self._seen.pop(page.client_session, None)
+        self._pages[page] = None
+        self._note()
+        self._clear_if_seen()
+
+    def _clear_if_seen(self) -> None:
+        if self._pages and not self._running and not self._joining:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._count = self._size = self._left_out = 0
+        self._seen.clear()
+        self._cells.clear()
+        self._questions.clear()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        self._path.unlink(missing_ok=True)
+        self._journal.unlink(missing_ok=True)
+        self._note()
+
+
+def _opened(path: Path) -> BinaryIO:
+    """Output may be as private as the notebook: nobody else may read it."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    return os.fdopen(fd, "ab")
+
+
+def _frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """What is kept, also what comes meanwhile."""
+    with path.open("rb") as file:
+        while length := file.read(_LENGTH_BYTES):
+            frame = file.read(int.from_bytes(length, "little"))
+            yield decoding.from_msgpack(frame, tuple[int, list[bytes]])
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _hand(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:
+    """Show it to a page. One that fails at it, as it would without us, keeps nobody else from seeing it."""
+    try:
+        show(parts)
+    except Exception as error:
+        _log.warning("a page was not shown a message of its kernel: %s", error)

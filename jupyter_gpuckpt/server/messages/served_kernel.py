@@ -1,0 +1,313 @@
+"""One kernel under the engine as this server serves it: its state, and the gate that holds requests.
+
+The gate is shut while the kernel cannot answer: from just before a suspend until, after the resume, this server hears what
+it says. Nothing here decides about states: the daemon does, and tells.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...errors import ErrorRecord
+from ...progress import Stage
+from ...protocol import Kernel, Operation, OperationKind
+from ...states import ABSENT, GPU_AWAY, KernelState
+from .comms import SavedComms
+from .output import KernelOutput
+
+if TYPE_CHECKING:
+    from jupyter_client.manager import KernelManager
+
+_OPEN = frozenset({KernelState.STARTING, KernelState.RUNNING})
+#: Stages of a save during which the kernel runs again already.
+_AFTER_FREEZE = frozenset({Stage.STORE, Stage.REHEARSAL, Stage.COMMIT})
+
+
+class Provisioner(Protocol):
+    """The provisioner's side (gpuckpt_provisioner.owner.Watcher): it holds the record that counts for Jupyter."""
+
+    kernel: Kernel | None
+
+    def note(self, kernel: Kernel) -> None:
+        """The daemon's news."""
+
+    def note_gone(self) -> None:
+        """The daemon has forgotten the kernel."""
+
+    @property
+    def incarnation(self) -> str:
+        """Which life of this kernel id it is."""
+
+    def release(self) -> None:
+        """Leave the kernel to the daemon and a later server."""
+
+    def described_manager(self) -> dict[str, Any]:
+        """What the manager of a later server needs: kernelspec, connection and the like."""
+
+
+class Connection(Protocol):
+    """A websocket of this kernel (`websocket.py`)."""
+
+    #: Which page of which kernel: the same when it connects again.
+    session_key: str
+
+    def on_gate(self) -> None:
+        """The gate opened, or the state changed behind it."""
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """The kernel does not come back now: answer what is held with the reason."""
+
+    def drop_held(self) -> None:
+        """Forget what is held: the kernel it was meant for is gone."""
+
+    def take_over(self, left: Any) -> Any:
+        """Hold what an earlier connection of the same page held."""
+
+
+class LeftPage(Connection, Protocol):
+    """A connection whose page has gone while something was held, which is delivered all the same."""
+
+    channels: dict[str, Any]
+    #: What the kernel answered meanwhile: channels and messages.
+    unheard: list[tuple[str, list[bytes]]]
+
+    def let_go(self) -> None:
+        """Close the channels of a kernel that is gone."""
+
+
+#: Makes a kernel heard again after a resume, whoever asked for it.
+Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
+#: Begins to bring a suspended kernel back, because somebody wants something of it.
+Wake = Callable[["ServedKernel"], None]
+
+
+class ServedKernel:
+    """State and gate of one kernel. Used on the event loop only."""
+
+    def __init__(
+        self,
+        kernel_id: str,
+        provisioner: Provisioner,
+        output: KernelOutput,
+        on_change: Callable[[str], None],
+        reconnect: Reconnect,
+        wake: Wake,
+    ) -> None:
+        self.kernel_id = kernel_id
+        self.provisioner = provisioner
+        self.output = output
+        self._on_change, self._reconnect, self._wake = on_change, reconnect, wake
+        self.connections: set[Connection] = set()
+        #: Pages that have gone while something of theirs was held, by `session_key`.
+        self.left: dict[str, LeftPage] = {}
+        #: Whether the agent runs in it.
+        self.has_agent = False
+        #: Counts what began to save or suspend it: the kernel keeps what it says for the latest only.
+        self.freezes = 0
+        #: Whether the agent has answered when it was last asked.
+        self.answers = True
+        #: Its comms and widgets as they were when it was last frozen.
+        self.comms = SavedComms()
+        #: How many snapshots this server has made of it, and what `output.changes` was at the last one.
+        self.saves = self._saved_changes = 0
+        #: Whether it was just made from a snapshot of a kernel that may go on beside it.
+        self.is_new_branch = False
+        #: Whether it goes back to an older snapshot: a cell waits for the end of that and wakes nothing.
+        self.is_rolling_back = False
+        #: Whether peer access between its GPUs may be off because of us: it is switched on before the next cell.
+        self.peer_access_is_off = False
+        #: Why it does not come back yet, for people; empty: it does not wait for anything.
+        self.waits = ""
+        self._holds = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reconnecting: asyncio.Task[None] | None = None
+        #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
+        self._came_back = False
+        self._changed = asyncio.Event()
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The daemon's record; None before the launch is complete."""
+        return self.provisioner.kernel
+
+    @property
+    def state(self) -> KernelState:
+        """The state that users see: `resuming` lasts until the kernel is heard again."""
+        if self.kernel is None:
+            return KernelState.STARTING
+        return KernelState.RESUMING if self.is_being_heard_again else self.kernel.state
+
+    @property
+    def is_being_heard_again(self) -> bool:
+        """Whether it runs after a resume, but has not been told to speak yet."""
+        return self._reconnecting is not None and self._came_back
+
+    @property
+    def absent(self) -> bool:
+        """Whether the kernel has no process that could answer."""
+        return self.state in ABSENT
+
+    @property
+    def gate_is_open(self) -> bool:
+        """Whether requests go through to the kernel."""
+        if self._holds or self._reconnecting or self.is_rolling_back:
+            return False
+        if self.state is KernelState.SAVING:
+            operation = self.kernel.operation if self.kernel else None
+            return operation is not None and is_past_freeze(operation)
+        return self.state in _OPEN
+
+    @property
+    def is_held_by_others(self) -> bool:
+        """Whether more than one holds the gate shut."""
+        return self._holds > 1
+
+    @property
+    def is_parked(self) -> bool:
+        """Whether it answers questions, but is to be unparked before a cell runs."""
+        return not (self._holds or self.is_rolling_back) and self.state in GPU_AWAY
+
+    @property
+    def changed(self) -> bool:
+        """Whether a cell runs, or something has been said since this server's last snapshot."""
+        return self.output.awaited or self.output.changes != self._saved_changes
+
+    def note_saved(self, changes: int) -> None:
+        """A snapshot was made when `output.changes` was that."""
+        self.saves += 1
+        self._saved_changes = changes
+
+    def hold(self) -> Callable[[], None]:
+        """Shut the gate until the returned function is called; calling it again does nothing."""
+        held = True
+
+        def release() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._holds -= 1
+                self._tell()
+
+        self._holds += 1
+        return release
+
+    def roll_back(self) -> Callable[[], None]:
+        """Keep the gate shut, and the kernel from being woken, until the returned function is called."""
+
+        def end() -> None:
+            self.is_rolling_back = False
+            self._tell()
+
+        self.is_rolling_back = True
+        return end
+
+    def wait_for(self, why: str) -> None:
+        """Tell people why it does not come back yet."""
+        if why != self.waits:
+            self.waits = why
+            self._tell()
+
+    def apply(self, kernel: Kernel) -> None:
+        """The daemon's news."""
+        before = self.kernel.state if self.kernel else KernelState.STARTING
+        self.provisioner.note(kernel)
+        if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
+            self._start_reconnecting(came_back=True)
+        elif before in GPU_AWAY and self.peer_access_is_off and self.state is KernelState.RUNNING:
+            self._start_reconnecting(came_back=False)
+        self._tell()
+
+    async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
+        """Wait until the user-visible state is one of `states`; whether that came true in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                while self.state not in states:
+                    await self.change()
+        except TimeoutError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Somebody wants something of the kernel: bring it back if it is suspended, now or as soon as it is."""
+        self._wake(self)
+
+    def refuse_held(self, error: ErrorRecord) -> None:
+        """Answer everything that is held with an error."""
+        for connection in self._all_connections():
+            connection.refuse_held(error)
+
+    async def change(self) -> None:
+        """Wait for the next change of state or gate."""
+        await self._changed.wait()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do something with the kernel beside the requests, until it is done or the kernel is gone."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def end(self) -> set[asyncio.Task[None]]:
+        """The kernel is gone or no longer ours: stop what was spawned; the tasks, which may take a moment."""
+        for task in self._tasks:
+            task.cancel()
+        while self.left:
+            self.left.popitem()[1].let_go()
+        return set(self._tasks)
+
+    def reset(self) -> None:
+        """A fresh kernel is being launched under this id, on the sockets that pages were subscribed to."""
+        self.end()
+        self._reconnecting = None
+        self.output.forget()
+        self.has_agent, self.answers, self.comms = False, True, SavedComms()
+        self._saved_changes, self.peer_access_is_off = 0, False
+        for connection in list(self.connections):
+            connection.drop_held()
+        self._start_reconnecting(came_back=False)
+
+    def _all_connections(self) -> list[Connection]:
+        return [*self.left.values(), *self.connections]
+
+    def _start_reconnecting(self, *, came_back: bool) -> None:
+        if self._reconnecting is not None:
+            return
+        self._came_back = came_back
+        self._reconnecting = self.spawn(self._run_reconnect())
+
+    async def _run_reconnect(self) -> None:
+        try:
+            await self._reconnect(self)
+        finally:
+            if self._reconnecting is asyncio.current_task():  # else a reset came between
+                self._reconnecting = None
+            self._tell()
+
+    def _tell(self) -> None:
+        # Everybody who waits now is woken; who waits later waits for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for connection in self._all_connections():
+            connection.on_gate()
+        self._on_change(self.kernel_id)
+
+
+def is_past_freeze(operation: Operation) -> bool:
+    """Whether the kernel of a save runs again, while its memory is still being written."""
+    return operation.kind is OperationKind.SAVE and operation.progress.stage in _AFTER_FREEZE
+
+
+def not_managed(manager: KernelManager) -> tuple[str, str]:
+    """Why a kernel does not run under the engine, and what would help."""
+    provisioner = getattr(manager, "provisioner", None)
+    if provisioner is None:
+        return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."
+    reason = getattr(provisioner, "plain_reason", "")
+    if reason:
+        return reason, getattr(provisioner, "plain_hint", "")
+    return (
+        f"It was started by {type(provisioner).__name__}.",
+        "Start it with the provisioner gpuckpt-provisioner.",
+    )

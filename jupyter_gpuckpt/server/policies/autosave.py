@@ -1,0 +1,239 @@
+"""Periodic saves of the kernels that changed since their last snapshot, without stopping them.
+
+A kernel counts as changed when
+ * a cell runs or waits in it, or it has said anything since that was not an answer to a page that only looks (completions and
+   the like): a cell that ended, a widget's callback, a thread that prints. Only this server's own saves are known; one from
+   the command line may be followed by another that stores next to nothing.
+ * it says nothing, but its processes have worked (`_WORKING`): threads that a cell has left behind. One that uses less than
+   that is missed until the next cell; long work for a page that looks is taken for a change.
+
+It is saved `autosave_interval` after the change was seen, so that is what can be lost, and never more often than its saves
+cost: it rests `autosave_rest` times as long as the last one took. One kernel at a time, with pauses in between. A kernel with which
+something else is being done is left alone, and what users want comes first (`give_way`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import psutil
+
+from ...errors import (
+    GpuCkptError,
+    KernelBusy,
+    KernelNotFound,
+    KernelStateConflict,
+    OperationCancelled,
+    error_from,
+)
+from ...model import Cause
+from ...states import KernelState
+
+if TYPE_CHECKING:
+    from ...protocol import Operation
+    from ..kernels.operations import ServerOperations
+    from ..messages.served_kernel import ServedKernel
+
+#: A silent kernel has worked when it used this share of one processor, and this much of it altogether.
+_WORKING, _WORKING_SECONDS = 0.01, 0.5
+#: Kernels are looked at this often in an interval, but with pauses of at least and at most so many seconds.
+_LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
+#: Somebody else was quicker, or did not want it: nothing that a user must hear of.
+_QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
+
+
+@dataclass
+class _Watched:
+    """What is known of a kernel in one of its lives. Times are the event loop's."""
+
+    served: ServedKernel
+    incarnation: str
+    saves: int
+    #: Processor time of its processes when its last snapshot was taken, and when that was.
+    worked_seconds: float
+    measured_at: float
+    changed_at: float | None = None
+
+
+class Autosave:
+    """The periodic saves of one server. Used on the event loop."""
+
+    def __init__(
+        self,
+        operations: ServerOperations,
+        kernel_ids: Callable[[], list[str]],
+        *,
+        interval_seconds: float,
+        rest: float,
+        log: logging.Logger,
+    ) -> None:
+        self._operations, self._kernel_ids = operations, kernel_ids
+        self._interval_seconds, self._rest, self._log = interval_seconds, rest, log
+        self._watched: dict[str, _Watched] = {}
+        self._rest_until: dict[str, float] = {}
+        #: Why a kernel's last save failed: said again only when that changes.
+        self._failures: dict[str, str] = {}
+        self._saving: str = ""
+        self._operation: Operation | None = None
+        self._unwanted = False
+        self._over = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin; the first save is due an interval after the first change."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """End; a save in flight is cancelled. Never raises: the server stops."""
+        if self._task is not None:
+            await self.give_way(self._saving)
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    async def give_way(self, kernel_id: str) -> None:
+        """Somebody wants to save or suspend the kernel: return when no save of ours is in the way.
+
+        One in flight is cancelled; what it has stored already serves the other. Never raises.
+        """
+        while self._saving and self._saving == kernel_id:
+            self._unwanted = True
+            await self._cancel()
+            await self._over.wait()
+
+    async def _run(self) -> None:
+        pause = min(max(self._interval_seconds / _LOOKS, _SHORTEST_LOOK), _LONGEST_LOOK)
+        while not self._operations.stopping:
+            await asyncio.sleep(pause)
+            try:
+                await self._round()
+            except Exception:  # the next round may do better
+                self._log.exception("The periodic save of kernels failed.")
+
+    async def _round(self) -> None:
+        kernel_ids = self._kernel_ids()
+        for known in (self._watched, self._rest_until, self._failures):
+            for kernel_id in set(known) - set(kernel_ids):
+                del known[kernel_id]
+        for kernel_id in kernel_ids:
+            await self._look(kernel_id)
+        due = sorted((self._due_at(kernel_id), kernel_id) for kernel_id in self._watched)
+        for at, kernel_id in due:
+            if at > self._now() or self._operations.stopping:
+                return
+            # Time has passed since it was looked at.
+            await self._look(kernel_id)
+            watched = self._watched.get(kernel_id)
+            if watched is not None and self._due_at(kernel_id) <= self._now():
+                await self._save(kernel_id, watched)
+                await asyncio.sleep(self._interval_seconds / (2 * len(due)))
+
+    def _due_at(self, kernel_id: str) -> float:
+        changed_at = self._watched[kernel_id].changed_at
+        if changed_at is None:
+            return float("inf")
+        return max(changed_at + self._interval_seconds, self._rest_until.get(kernel_id, 0.0))
+
+    async def _look(self, kernel_id: str) -> None:
+        """Note whether a kernel changed; forget one that cannot be saved just now, until it can."""
+        try:
+            served = self._operations.served(kernel_id)
+        except GpuCkptError:  # not one of ours, or just being started
+            self._watched.pop(kernel_id, None)
+            return
+        if served.state is not KernelState.RUNNING or not served.gate_is_open:
+            return
+        watched = self._watched.get(kernel_id)
+        life = (served, served.provisioner.incarnation, served.saves)
+        if watched is None or (watched.served, watched.incarnation, watched.saves) != life:
+            worked = await _processor_seconds(served)
+            watched = self._watched[kernel_id] = _Watched(*life, worked, self._now())
+        if watched.changed_at is None and (served.changed or await self._has_worked(watched)):
+            watched.changed_at = self._now()
+
+    async def _has_worked(self, watched: _Watched) -> bool:
+        served = watched.served
+        if not served.output.changes and not (served.kernel and served.kernel.snapshot_id):
+            return False  # nothing has run in it yet that could have left a thread behind
+        used = await _processor_seconds(watched.served) - watched.worked_seconds
+        spent = self._now() - watched.measured_at
+        return used >= max(_WORKING_SECONDS, _WORKING * spent)
+
+    async def _save(self, kernel_id: str, watched: _Watched) -> None:
+        began = self._now()
+        self._saving, self._operation, self._unwanted = kernel_id, None, False
+        self._over.clear()
+        rest_seconds = 0.0
+        try:
+            await self._save_and_wait(kernel_id, watched)
+        except _QUIET as error:
+            self._log.debug("kernel %s was not saved this time: %s", kernel_id, error)
+            rest_seconds = self._interval_seconds
+        except GpuCkptError as error:
+            rest_seconds = self._interval_seconds
+            self._note_failure(kernel_id, error)
+        else:
+            self._failures.pop(kernel_id, None)
+        finally:
+            self._saving, self._operation = "", None
+            self._over.set()
+        now = self._now()
+        self._rest_until[kernel_id] = now + max(rest_seconds, self._rest * (now - began))
+
+    async def _save_and_wait(self, kernel_id: str, watched: _Watched) -> None:
+        served = watched.served
+        operation = await self._operations.save(kernel_id, cause=Cause.AUTOSAVE)
+        self._operation = operation
+        if self._unwanted:
+            await self._cancel()
+        end = asyncio.ensure_future(self._operations.finish(operation))
+        # From the moment it runs again what it does is not in the snapshot.
+        while not end.done() and not served.gate_is_open:
+            change = asyncio.ensure_future(served.change())
+            await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
+            change.cancel()
+        worked, at = await _processor_seconds(served), self._now()
+        ended = await end
+        if ended.error is not None:
+            raise error_from(ended.error)
+        life = (served, served.provisioner.incarnation, served.saves)
+        self._watched[kernel_id] = _Watched(*life, worked, at)
+
+    async def _cancel(self) -> None:
+        """Cancel what is in flight; before the daemon has begun it `_save_and_wait` does."""
+        if self._operation is not None:
+            with suppress(GpuCkptError):  # it is over, or the daemon has gone
+                await self._operations.cancel(self._operation.operation_id)
+
+    def _note_failure(self, kernel_id: str, error: GpuCkptError) -> None:
+        if self._failures.get(kernel_id) != error.message:
+            self._failures[kernel_id] = error.message
+            self._log.warning("Kernel %s is not saved periodically: %s", kernel_id, error)
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _processor_seconds(served: ServedKernel) -> float:
+    """What all processes of a kernel have used, those that have ended included."""
+    pid = served.kernel.init_pid if served.kernel is not None else 0
+    return await asyncio.to_thread(_used_seconds, pid) if pid else 0.0
+
+
+def _used_seconds(init_pid: int) -> float:
+    try:
+        init = psutil.Process(init_pid)
+        processes = [init, *init.children(recursive=True)]
+    except psutil.Error:
+        return 0.0
+    used = 0.0
+    for process in processes:
+        try:
+            used += sum(process.cpu_times()[:4])
+        except psutil.Error:  # it has ended, and its parent has its time
+            continue
+    return used

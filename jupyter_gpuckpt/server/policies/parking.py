@@ -1,0 +1,96 @@
+"""Idle kernels give their GPU back: after a while without a cell their GPU memory moves to RAM, and back for the next cell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from jupyter_server._tz import utcnow
+
+from ...errors import GpuCkptError
+from ...states import KernelState
+
+if TYPE_CHECKING:
+    import logging
+
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+
+    from ..kernels.operations import ServerOperations
+
+#: How often it is looked, at least and at most, in seconds.
+_SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0
+
+
+class IdleParking:
+    """Parks this server's idle kernels that hold GPU memory. Never raises; a reason is logged once for each kernel."""
+
+    def __init__(
+        self,
+        kernels: AsyncMappingKernelManager,
+        operations: ServerOperations,
+        *,
+        after_seconds: float,
+        log: logging.Logger,
+    ) -> None:
+        self._kernels, self._operations = kernels, operations
+        self._after_seconds, self._log = after_seconds, log
+        #: Why a kernel was not parked the last time.
+        self._reasons: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Look again and again, until the task is cancelled."""
+        pause = min(max(self._after_seconds / 4, _SHORTEST_LOOK), _LONGEST_LOOK)
+        while not self._operations.stopping:
+            await asyncio.sleep(pause)
+            if idle := self._idle():
+                await self._park_those_with_gpu(idle)
+
+    async def _park_those_with_gpu(self, idle: list[str]) -> None:
+        try:
+            measured = await self._operations.measured()
+        except GpuCkptError as error:
+            self._log.debug("kernels are not measured: %s", error)
+            return
+        for kernel in measured:
+            if kernel.kernel_id not in idle or not kernel.gpu_bytes or kernel.gpu_utilization:
+                continue  # a thread of the user's may keep the GPU busy though no cell runs
+            # Looked at again: measuring takes a moment, parking the one before it seconds.
+            if kernel.kernel_id in self._idle():
+                await self._park(kernel.kernel_id)
+
+    def _idle(self) -> list[str]:
+        return idle_kernels(self._kernels, self._operations, after_seconds=self._after_seconds)
+
+    async def _park(self, kernel_id: str) -> None:
+        try:
+            ended = await self._operations.finish(await self._operations.park(kernel_id))
+            reason = ended.error.message if ended.error else ""
+        except GpuCkptError as error:
+            reason = error.message
+        if reason and reason != self._reasons.get(kernel_id):
+            self._log.warning("Kernel %s keeps its GPU memory: %s", kernel_id, reason)
+        self._reasons[kernel_id] = reason
+
+
+def idle_kernels(
+    kernels: AsyncMappingKernelManager, operations: ServerOperations, *, after_seconds: float
+) -> list[str]:
+    """The ids of kernels in which no cell runs, the least recently used first; at least `after_seconds` ago."""
+    idle = []
+    now = utcnow()
+    for kernel_id in kernels.list_kernel_ids():
+        try:
+            served = operations.served(kernel_id)
+        except GpuCkptError:
+            continue
+        manager = kernels.get_kernel(kernel_id)
+        since = getattr(manager, "last_activity", now)
+        if (
+            served.state is KernelState.RUNNING
+            and served.gate_is_open
+            and not served.output.awaited
+            and getattr(manager, "execution_state", "") == "idle"
+            and (now - since).total_seconds() >= after_seconds
+        ):
+            idle.append((since, kernel_id))
+    return [kernel_id for _, kernel_id in sorted(idle)]

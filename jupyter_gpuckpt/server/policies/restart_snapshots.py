@@ -1,0 +1,63 @@
+"""What a kernel held when its user restarted it: kept in a snapshot, so that a restart can be undone."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...errors import GpuCkptError
+from ...model import Cause
+from ...states import KernelState
+
+if TYPE_CHECKING:
+    import logging
+
+    from ..kernels.daemon_link import DaemonLink
+    from ..kernels.operations import ServerOperations
+
+
+class RestartSnapshots:
+    """Of this server's kernels, the last one of each. `within_seconds`: how long a restart waits for it; 0: never taken."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        operations: ServerOperations,
+        *,
+        within_seconds: float,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._operations = link, operations
+        self._within_seconds, self._log = within_seconds, log
+
+    async def keep(self, kernel_id: str) -> None:
+        """Take one, if that does not take too long. Never raises: the user wants a fresh kernel, whatever this one does."""
+        served = self._link.served.get(kernel_id)
+        # One that has done nothing since its last snapshot is in that.
+        if not self._within_seconds or served is None or served.kernel is None:
+            return
+        if served.state is not KernelState.RUNNING or not served.changed:
+            return
+        begun = None
+        try:
+            async with asyncio.timeout(self._within_seconds):
+                begun = await self._operations.save(kernel_id, cause=Cause.RESTART)
+                kept = await self._operations.tracked.result(begun)
+            self._operations.spawn(self._drop_others(kernel_id, kept.snapshot_id))
+        except TimeoutError:
+            self._log.info("kernel %s is restarted without a snapshot: it takes longer", kernel_id)
+            if begun is not None:
+                with suppress(GpuCkptError):
+                    await self._operations.cancel(begun.operation_id)
+                    await self._operations.finish(begun)
+        except GpuCkptError as error:
+            self._log.info("kernel %s is restarted without a snapshot: %s", kernel_id, error)
+
+    async def _drop_others(self, kernel_id: str, kept: str) -> None:
+        """Restarts may follow each other closely, and nobody asked for these snapshots."""
+        daemon = self._link.daemon
+        with suppress(GpuCkptError):
+            for info in await daemon.snapshots(kernel_id):
+                if info.cause is Cause.RESTART and not info.pinned and info.snapshot_id != kept:
+                    await daemon.delete_snapshot(info.snapshot_id)

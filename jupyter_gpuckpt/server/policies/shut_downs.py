@@ -1,0 +1,208 @@
+"""Kernels that were shut down a moment ago: gone for everybody, but kept for a while in which that can be undone.
+
+The kernel stands still under the daemon; its manager waits here. When the time is over it is shut down as Jupyter does it, so
+that its exit handlers run. If this server dies before, the daemon ends it a little later. File -> Shut Down of JupyterLab and
+Notebook deletes all sessions first and stops the server right after: what is kept then counts as stopped with the server.
+"""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
+from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
+
+from ...errors import GpuCkptError, KernelNotFound
+from ...states import KernelState
+from ..kernels import agent
+from ..kernels.sessions import manager_of, restore_sessions, sessions_of
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ..kernels.daemon_link import DaemonLink
+    from ..kernels.kernel_manager import GpuCkptKernels
+    from ..messages.served_kernel import ServedKernel
+
+#: The daemon's end comes this much later than ours, which lets the kernel's exit handlers run.
+_DAEMON_LATER_SECONDS = 20.0
+_ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
+#: GPU memory is scarce: who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
+_GPU_SECONDS = 5.0
+_KEPT_STATES = frozenset(
+    {KernelState.RUNNING, KernelState.SAVING, KernelState.PARKED, KernelState.SUSPENDED}
+)
+
+
+@dataclass
+class ShutDown:
+    """A kernel that was shut down. `sessions`: its rows; `ends_at`: seconds since the epoch."""
+
+    manager: ServerKernelManager
+    served: ServedKernel
+    sessions: list[dict[str, Any]]
+    ends_at: float
+    open_gate: Callable[[], None]
+    timer: asyncio.Task[None] | None = field(default=None)
+
+
+class ShutDowns:
+    """All of them. `undo_seconds` 0: kernels are shut down at once."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: GpuCkptKernels,
+        sessions: SessionManager,
+        *,
+        undo_seconds: float,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._sessions = link, kernels, sessions
+        self._undo_seconds, self._log = undo_seconds, log
+        self._kept: dict[str, ShutDown] = {}
+        #: Set when the server stops: nobody is left then to undo anything.
+        self._stopped = False
+
+    def __iter__(self) -> Any:
+        return iter(self._kept.items())
+
+    async def keep(self, kernel_id: str) -> bool:
+        """Take a kernel from the list and keep it; False if it is to be shut down at once, as ever."""
+        served = self._link.served.get(kernel_id)
+        keeps = self._undo_seconds > 0 and not self._stopped
+        if not keeps or served is None or served.state not in _KEPT_STATES:
+            return False
+        rows = sessions_of(self._sessions, kernel_id)
+        open_gate = served.hold()
+        try:
+            daemon = self._link.daemon
+            uses_gpu = (await daemon.kernel(kernel_id)).gpu_bytes > 0
+            seconds = min(self._undo_seconds, _GPU_SECONDS) if uses_gpu else self._undo_seconds
+            await daemon.end(kernel_id, seconds + _DAEMON_LATER_SECONDS)
+            if self._stopped:  # meanwhile
+                await daemon.undo_end(kernel_id)
+                open_gate()
+                return False
+        except GpuCkptError as error:
+            open_gate()
+            self._log.warning("kernel %s is shut down for good: %s", kernel_id, error)
+            return False
+        manager = self._unlist(kernel_id)
+        kept = ShutDown(manager, served, rows, time.time() + seconds, open_gate)
+        kept.timer = asyncio.ensure_future(self._end_later(kernel_id, seconds))
+        self._kept[kernel_id] = kept
+        self._log.info("Kernel %s is shut down; that can be undone for %.0f s", kernel_id, seconds)
+        # What Jupyter says itself only when the process ends: other pages are to know now.
+        action = {
+            "action": "shutdown",
+            "status": "success",
+            "msg": f"Kernel {kernel_id} was shut down.",
+            "kernel_id": kernel_id,
+            "kernel_name": manager.kernel_name,
+        }
+        # A configured class need not be jupyter_server's own; then it never tells what is done with it.
+        if isinstance(manager, ServerKernelManager):
+            manager.emit(_ACTIONS, action)
+        return True
+
+    async def undo(self, kernel_id: str) -> None:
+        """List a kernel again, with its sessions, and let it go on; raises KernelNotFound when it is too late."""
+        kept = self._take(kernel_id)
+        if kept is None:
+            raise KernelNotFound(
+                f"Kernel {kernel_id} was not shut down a moment ago, or its time is over.",
+                hint="Resume it from its last snapshot, if there is one.",
+            )
+        try:
+            await self._link.daemon.undo_end(kernel_id)
+        except BaseException:
+            self._kept[kernel_id] = kept
+            kept.timer = asyncio.ensure_future(
+                self._end_later(kernel_id, _DAEMON_LATER_SECONDS / 2)
+            )
+            raise
+        self._list(kernel_id, kept)
+        if kept.served.has_agent and not kept.served.absent:
+            await agent.thaw(kept.manager)  # a save may have been cut off for the shutdown
+        kept.open_gate()
+        self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
+
+    async def end_all(self) -> None:
+        """The server stops: list those again that had a notebook or console, end the others. Never raises."""
+        self._stopped = True
+        for kernel_id, kept in list(self._kept.items()):
+            try:
+                if kept.sessions:
+                    await self.undo(kernel_id)
+                else:
+                    await self._end(kernel_id)
+            except Exception:
+                self._log.exception(
+                    "Kernel %s, which was shut down, is left to the daemon.", kernel_id
+                )
+            if kept.timer is not None:
+                kept.timer.cancel()
+
+    async def _end_later(self, kernel_id: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        try:
+            await self._end(kernel_id)
+        except Exception:
+            self._log.exception("Kernel %s, which was shut down, is left to the daemon.", kernel_id)
+
+    async def _end(self, kernel_id: str) -> None:
+        """Shut a kernel down as Jupyter would have done."""
+        kept = self._kept.pop(kernel_id, None)
+        if kept is None:
+            return
+        for connection in [*kept.served.left.values(), *kept.served.connections]:
+            connection.drop_held()
+        try:
+            await self._link.daemon.undo_end(kernel_id)
+        except GpuCkptError as error:
+            self._log.debug("kernel %s is gone already: %s", kernel_id, error)
+        await kept.manager.shutdown_kernel()
+        kept.open_gate()
+        buffered = self._kernels._kernel_buffers.pop(kernel_id, None)
+        streams = [cast("Any", kept.manager)._activity_stream]
+        streams += buffered["channels"].values() if buffered else []
+        for stream in streams:
+            if stream is not None and not stream.closed():
+                stream.close()
+
+    def _take(self, kernel_id: str) -> ShutDown | None:
+        kept = self._kept.pop(kernel_id, None)
+        if kept is not None and kept.timer is not None:
+            kept.timer.cancel()
+        return kept
+
+    def _unlist(self, kernel_id: str) -> ServerKernelManager:
+        manager = manager_of(self._kernels, kernel_id)
+        manager.stop_restarter()
+        # Its streams stay open: what it has said may still be on its way, and nothing may be missed if it goes on.
+        self._kernels.remove_kernel(kernel_id)
+        self._kernels._kernel_connections.pop(kernel_id, None)
+        self._kernels._kernel_ports.pop(kernel_id, None)
+        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).dec()
+        self._link.on_change(kernel_id)
+        return manager
+
+    def _list(self, kernel_id: str, kept: ShutDown) -> None:
+        kernels = self._kernels
+        kernels._kernels[kernel_id] = kept.manager
+        kernels._kernel_connections[kernel_id] = len(kept.served.connections)
+        kernels._kernel_ports[kernel_id] = kept.manager.ports
+        kept.manager.start_restarter()
+        KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=kept.manager.kernel_name).inc()
+        root = str(kernels.root_dir)
+        restore_sessions(self._sessions, kept.sessions, saved_root=root, root=root)
+        self._link.on_change(kernel_id)

@@ -1,0 +1,1 @@
+"""REST routes: request records in, answers out."""

@@ -1,0 +1,198 @@
+"""The routes of snapshots and of the store, as `handlers.py` has the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from http import HTTPStatus
+
+from jupyter_server.auth.decorator import authorized
+from tornado import web
+from tornado.iostream import StreamClosedError
+
+from ...errors import GpuCkptError
+from ...snapshot_records import AnnotateRequest, Snapshot, Verification
+from ..views import record_view, snapshot_view
+from .base_handler import GpuCkptHandler
+
+#: An archive may be as long as a disk.
+_MOST_ARCHIVE_BYTES = 1 << 50
+#: Pieces of an archive that wait for the daemon.
+_PIECES = 16
+
+
+class SnapshotsHandler(GpuCkptHandler):
+    """The user's snapshots."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
+        found = await self.extension.daemon.snapshots(
+            self.get_query_argument("kernel_id", "") or None,
+            path=self.get_query_argument("path", ""),
+            deleted=self.get_query_argument("deleted", "") not in {"", "0"},
+        )
+        self.reply({"snapshots": [snapshot_view(info) for info in found]})
+
+
+class SnapshotHandler(GpuCkptHandler):
+    """One snapshot."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, snapshot_id: str) -> None:
+        """What is in it; never its environment or its connection key."""
+        self.reply(await self.extension.daemon.manifest_summary(snapshot_id))
+
+    @web.authenticated
+    @authorized
+    async def patch(self, snapshot_id: str) -> None:
+        """Change its title, its note, whether it is pinned."""
+        asked = self.record(AnnotateRequest)
+        changed = await self.extension.daemon.annotate(
+            snapshot_id, title=asked.title, note=asked.note, pinned=asked.pinned
+        )
+        self.reply(snapshot_view(changed))
+
+    @web.authenticated
+    @authorized
+    async def delete(self, snapshot_id: str) -> None:
+        """Remove it, which can be undone for a while; refused while a suspended kernel needs it."""
+        await self.extension.daemon.delete_snapshot(snapshot_id)
+        self.set_status(HTTPStatus.NO_CONTENT)
+        self.finish()
+
+
+class UndeleteHandler(GpuCkptHandler):
+    """Second thoughts."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, snapshot_id: str) -> None:
+        """List the snapshot again."""
+        self.reply(snapshot_view(await self.extension.daemon.undelete(snapshot_id)))
+
+
+class VerifyHandler(GpuCkptHandler):
+    """Verifications."""
+
+    _asked: asyncio.Task[Verification] | None = None
+
+    @web.authenticated
+    @authorized
+    async def post(self, snapshot_id: str) -> None:
+        """Read all of it, for as long as the page waits for the answer."""
+        self._asked = asyncio.ensure_future(self.extension.daemon.verify(snapshot_id))
+        await asyncio.wait({self._asked})
+        if not self._asked.cancelled():
+            self.reply(record_view(self._asked.result()))
+
+    def on_connection_close(self) -> None:
+        """The page went; the daemon hears of it by its own connection."""
+        super().on_connection_close()
+        if self._asked is not None:
+            self._asked.cancel()
+
+
+class ExportHandler(GpuCkptHandler):
+    """Exports."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, snapshot_id: str) -> None:
+        """An archive of it, handed on as it comes."""
+        try:
+            async with self.extension.daemon.export(snapshot_id) as (length, pieces):
+                self.set_header("Content-Type", "application/x-tar")
+                self.set_header("Content-Length", length)
+                name = f"snapshot-{snapshot_id}.tar"
+                self.set_header("Content-Disposition", f'attachment; filename="{name}"')
+                async for piece in pieces:
+                    self.write(piece)
+                    await self.flush()
+        except GpuCkptError as error:
+            if not self._headers_written:
+                raise
+            self.log.error("The export of snapshot %s was cut off: %s", snapshot_id, error)
+            self.detach().close()
+        except StreamClosedError:
+            self.log.info("Nobody waited for the export of snapshot %s.", snapshot_id)
+
+
+@web.stream_request_body
+class ImportHandler(GpuCkptHandler):
+    """Imports."""
+
+    _pieces: asyncio.Queue[bytes | None] | None = None
+    _sent: asyncio.Task[list[Snapshot]] | None = None
+
+    async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
+        """Let in who may before the first byte: the method itself is called only when all is here."""
+        await super().prepare()
+        if self.request.method == "POST" and not self._finished:
+            await self._begin()  # type: ignore[misc] # the decorators forget that it is a coroutine
+
+    @web.authenticated
+    @authorized
+    async def _begin(self) -> None:
+        self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
+        self._pieces = asyncio.Queue(_PIECES)
+        sending = self.extension.daemon.import_archive(_until_none(self._pieces))
+        self._sent = asyncio.ensure_future(sending)
+        # Nobody asks for its error when the page goes.
+        self._sent.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def data_received(self, chunk: bytes) -> None:
+        """The next piece; thrown away when the daemon has heard enough."""
+        await self._put(chunk)
+
+    @web.authenticated
+    @authorized
+    async def post(self) -> None:
+        """All is here: what became of it."""
+        await self._put(None)
+        if self._sent is not None:
+            views = [snapshot_view(info) for info in await self._sent]
+            self.reply({"snapshots": views}, HTTPStatus.CREATED)
+
+    def on_connection_close(self) -> None:
+        """The page went: what came so far shall not look like all of it."""
+        super().on_connection_close()
+        if self._sent is not None:
+            self._sent.cancel()
+
+    async def _put(self, piece: bytes | None) -> None:
+        if self._pieces is None or self._sent is None:
+            return
+        waiting = asyncio.ensure_future(self._pieces.put(piece))
+        try:
+            await asyncio.wait({waiting, self._sent}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+
+class StoreHandler(GpuCkptHandler):
+    """The store."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        """What it takes, and whose that is."""
+        self.reply(record_view(await self.extension.daemon.store()))
+
+
+async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes]:
+    while (piece := await pieces.get()) is not None:
+        yield piece
+
+
+ROUTES: dict[str, type[GpuCkptHandler]] = {
+    "/snapshots": SnapshotsHandler,
+    "/snapshots/import": ImportHandler,
+    "/snapshots/{snapshot_id}": SnapshotHandler,
+    "/snapshots/{snapshot_id}/undelete": UndeleteHandler,
+    "/snapshots/{snapshot_id}/verify": VerifyHandler,
+    "/snapshots/{snapshot_id}/export": ExportHandler,
+    "/store": StoreHandler,
+}
