@@ -22,6 +22,8 @@ from jupyter_gpuckpt.host import doctor
 ROOT = Path(__file__).parent.parent
 #: Belongs to nobody.
 UID = 65533
+#: Names a folder of the user's among the devices, for tests with files that look like GPUs.
+DEVICES = "GPUCKPT_TEST_DEVICES"
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
 
 
@@ -73,9 +75,10 @@ def main(words: list[str]) -> int:
     open_folders([Path(sys.base_prefix).resolve(), criu.resolve().parent, ROOT])
     uid, gid = ids()
     home = Path(tempfile.mkdtemp(prefix="gpuckpt-user-"))
-    os.chown(home, uid, gid)
     (home / "tmp").mkdir()
-    os.chown(home / "tmp", uid, gid)
+    devices = Path(tempfile.mkdtemp(prefix="nvidia-scripted-", dir="/dev"))
+    for folder in (home, home / "tmp", devices):
+        os.chown(folder, uid, gid)
     environment = {
         "HOME": str(home),
         "USER": "gpuckpt-user",
@@ -83,6 +86,7 @@ def main(words: list[str]) -> int:
         "PATH": f"{Path(sys.executable).parent}:{criu.resolve().parent}:{os.environ['PATH']}",
         "LANG": os.environ.get("LANG", "C.UTF-8"),
         "PYTHONDONTWRITEBYTECODE": "1",
+        DEVICES: str(devices),
         **{
             name: value
             for name, value in os.environ.items()
@@ -94,7 +98,8 @@ def main(words: list[str]) -> int:
             words, env=environment, cwd=ROOT, user=uid, group=gid, extra_groups=[], check=False
         ).returncode
     finally:
-        shutil.rmtree(home, ignore_errors=True)
+        for folder in (home, devices):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt.engine import criu_cache
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.host import doctor, privileges, processes
 
@@ -153,6 +154,11 @@ def processes_naming(directory: Path) -> list[int]:
         if marker in text and pid != os.getpid() and processes.state(pid) not in (None, "Z"):
             found.append(pid)
     return found
+
+
+def left_in(folder: Path) -> set[str]:
+    """Return the names in a spill directory without that of CRIU's cache, which stays."""
+    return {path.name for path in folder.glob("*")} - {criu_cache.NAME}
 
 
 def wait_for(

@@ -15,22 +15,22 @@ from .settings import EngineSettings
 
 #: For CRIU's environment: where it looks, in the kernel's mount namespace.
 VARIABLE, DIRECTORY = "XDG_RUNTIME_DIR", SCRATCH
-_NAME = "criu.kdat"
+NAME = "criu.kdat"
 _MOST_BYTES = 1 << 16
 
 
 def bring(settings: EngineSettings, scratch: Path) -> None:
     """Copy what is known onto a kernel's scratch; never raises."""
     with suppress(OSError):
-        _copy(settings.spill_dir / _NAME, scratch / _NAME)
+        _copy(settings.spill_dir / NAME, scratch / NAME)
 
 
 def keep(settings: EngineSettings, scratch: Path) -> None:
     """Copy what CRIU has found out from a kernel's scratch, if nothing is known yet; never raises."""
     with suppress(OSError):
-        if (scratch / _NAME).exists():
+        if (scratch / NAME).exists():
             settings.spill_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _copy(scratch / _NAME, settings.spill_dir / _NAME)
+            _copy(scratch / NAME, settings.spill_dir / NAME)
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -38,6 +38,6 @@ def _copy(source: Path, target: Path) -> None:
         return
     with source.open("rb") as file:
         content = file.read(_MOST_BYTES)
-    unfinished = target.with_name(f"{_NAME}.{os.getpid()}")
+    unfinished = target.with_name(f"{NAME}.{os.getpid()}")
     unfinished.write_bytes(content)
     unfinished.replace(target)

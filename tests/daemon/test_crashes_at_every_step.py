@@ -14,6 +14,7 @@ from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import SCRATCH
 from jupyter_gpuckpt.progress import RESUME_STAGES, SAVE_STAGES, SUSPEND_STAGES, Stage
 from jupyter_gpuckpt.states import KernelState
+from tests.conftest import left_in
 
 DYING_DAEMON = Path(__file__).with_name("dying_daemon.py")
 STAGES = {"save": SAVE_STAGES, "suspend": SUSPEND_STAGES, "resume": RESUME_STAGES}
@@ -135,7 +136,7 @@ def inits(short_dir):
 
 def files_left(short_dir, init_pid):
     """What no step may leave outside of the kernel's scratch: in the spill directory, beside the kernel's own files."""
-    spilled = {path.name for path in (short_dir / "data").glob("spill/*/*")}
+    spilled = set().union(*map(left_in, (short_dir / "data").glob("spill/*")))
     links = {path.name for path in short_dir.glob("link_remap*")}
     shared = {path.name for path in Path(f"/proc/{init_pid}/root/dev/shm").iterdir()}
     shared -= {"holder", Path(SCRATCH).name}

@@ -17,6 +17,7 @@ from jupyter_gpuckpt.engine import cuda, launch, park
 from jupyter_gpuckpt.engine.gpu_processes import DIRECTORY
 from jupyter_gpuckpt.host import gpu, processes
 from jupyter_gpuckpt.progress import Progress
+from tests.as_user import DEVICES
 from tests.conftest import wait_for
 from tests.engine.scripted_driver import ScriptedDriver, ScriptedNvml
 from tests.snapshots.conftest import Program, run, store
@@ -100,11 +101,12 @@ def executable(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def devices() -> Iterator[str]:
-    """The beginning of the paths of two files among the devices."""
+    """The beginning of the paths of two files among the devices, in a folder there where we are an ordinary user (tests.as_user)."""
+    folder = os.environ.get(DEVICES, "/dev")
     prefix = next(
         path
         for number in itertools.count()
-        if not Path(path := f"/dev/nvidia-scripted-{os.getpid()}-{number}-0").exists()
+        if not Path(path := f"{folder}/nvidia-scripted-{os.getpid()}-{number}-0").exists()
     )[:-1]
     paths = [Path(f"{prefix}{number}") for number in (0, 1)]
     try:

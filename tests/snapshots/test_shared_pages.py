@@ -8,6 +8,7 @@ from jupyter_gpuckpt.engine import launch, preflight
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible
 from jupyter_gpuckpt.host import processes
+from tests.conftest import left_in
 
 MB = 1 << 20
 
@@ -70,7 +71,7 @@ def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
     program.resume(snapshot_id)
     assert said(program, count) == before
     assert launch.memory_bytes(program.tree) < used + 50 * MB
-    assert not list(engine.spill_dir.glob("*"))
+    assert left_in(engine.spill_dir) == set()
 
 
 def test_copies_of_what_forked_processes_share_are_counted_before_a_save(

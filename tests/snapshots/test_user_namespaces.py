@@ -11,7 +11,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import criu_images, user_namespaces
+from jupyter_gpuckpt.engine import criu_cache, criu_images, user_namespaces
 from jupyter_gpuckpt.engine.criu_images import encode, fields
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
@@ -351,7 +351,7 @@ def test_what_criu_found_out_serves_the_next_kernel(run, own):
     first = run(STATUS, engine=own)
     first.fresh_line()
     first.save()
-    known = own.spill_dir / "criu.kdat"
+    known = own.spill_dir / criu_cache.NAME
     before = known.read_bytes()
     second = run(STATUS, engine=own)
     second.fresh_line()
