@@ -84,7 +84,7 @@ lint: setup $(STAMPS)/test
 
 clean:
 	rm -rf $(VENV) .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
-		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/gpuckpt-init jupyter_gpuckpt/engine/*.so jupyter_gpuckpt/store/*.so
+		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/*/gpuckpt-init jupyter_gpuckpt/engine/*/*.so jupyter_gpuckpt/store/*.so
 
 $(STAMPS)/apt:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -105,7 +105,7 @@ $(BIN)/python: | $(STAMPS)/apt
 
 pip_install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*.[ch]) labextension/package.json | $(BIN)/python
+$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*/*.[ch]) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
 	@$(pip_install) '.[lab]'
 	@touch $@

@@ -11,20 +11,21 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-ENGINE = Path("jupyter_gpuckpt/engine")
+CRIU = Path("jupyter_gpuckpt/engine/criu")
+TREE = Path("jupyter_gpuckpt/engine/tree")
 STORE = Path("jupyter_gpuckpt/store")
 #: What is loaded into CRIU or into kernels must not depend on a version of libc.
 _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
 _LIBRARY = ["-shared", "-fPIC", "-O3"]
 #: Every binary: its sources and how it is linked.
 BINARIES = {
-    ENGINE / "gpuckpt-init": ([ENGINE / "init.c", ENGINE / "namespaces.c"], ["-static"]),
-    ENGINE / "criu-preload.so": (
-        [ENGINE / f"criu_{part}.c" for part in ("preload", "injection", "pipes")],
+    TREE / "gpuckpt-init": ([TREE / "init.c", TREE / "namespaces.c"], ["-static"]),
+    CRIU / "criu-preload.so": (
+        [CRIU / f"{part}.c" for part in ("preload", "injection", "pipes")],
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
-    ENGINE / "outside-signals.so": ([ENGINE / "outside_signals.c"], _WITHOUT_LIBC),
+    TREE / "outside-signals.so": ([TREE / "outside_signals.c"], _WITHOUT_LIBC),
 }
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import criu_cache
+from jupyter_gpuckpt.engine.criu import cache as criu_cache
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.host import doctor, privileges, processes
 

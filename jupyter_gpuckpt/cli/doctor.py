@@ -52,5 +52,5 @@ def _row(check: Check) -> list[str]:
 
 def _profile(name: str) -> str:
     package = resources.files("jupyter_gpuckpt")
-    init = str(package.joinpath("engine", "gpuckpt-init"))
+    init = str(package.joinpath("engine", "tree", "gpuckpt-init"))
     return package.joinpath("profiles", name).read_text().replace("@INIT@", init).rstrip()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from .. import door_secrets
-from ..engine.tree import Tree
+from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
 from ..model import SnapshotInfo

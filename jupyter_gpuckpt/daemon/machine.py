@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..daemon_settings import Settings
-from ..engine import cuda, kept_secrets, placing, server_files, settle
-from ..engine import launch as trees
 from ..engine import park as parking
-from ..engine.gpu_placement import Placement
+from ..engine import placing, settle
+from ..engine.gpu import cuda
+from ..engine.gpu.placement import Placement
 from ..engine.settings import EngineSettings
-from ..engine.standstill import Standstill
-from ..engine.tree import Tree
+from ..engine.tree import kept_secrets, server_files
+from ..engine.tree import launch as trees
+from ..engine.tree.standstill import Standstill
+from ..engine.tree.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests

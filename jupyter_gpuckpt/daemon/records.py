@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 
 from .. import decoding
-from ..engine.tree import Tree
+from ..engine.tree.tree import Tree
 from ..errors import (
     ConfigurationError,
     DaemonUnavailable,

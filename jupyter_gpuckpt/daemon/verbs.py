@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from ..engine import outside_signals
+from ..engine.tree import outside_signals
 from ..errors import (
     ConfigurationError,
     KernelBusy,

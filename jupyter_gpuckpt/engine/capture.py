@@ -15,9 +15,9 @@ from pathlib import Path
 
 from ..host import processes
 from ..model import LINK_REMAP, SCRATCH, CapturedFile
-from . import kept_secrets, outside_signals
-from .launch import pids
-from .tree import Tree
+from .tree import kept_secrets, outside_signals
+from .tree.launch import pids
+from .tree.tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
 _COPIES = f"{SCRATCH}/copies"

@@ -21,22 +21,27 @@ from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process, TcpConnection
 from ..progress import Progress, Stage
-from . import affinity, criu, criu_images, hidden_pages, tcp_connections, user_namespaces
 from .capture import Capture, capture, drop_copies, unlink_strays
-from .criu_images import Extent
-from .ghost import Ghost
-from .gone_files import GoneFiles
-from .gpu_processes import GpuProcesses
-from .hidden_pages import Area
-from .launch import alive, pids
-from .memory_reader import CopiedMemory, ProcessMemory, unforked_areas
-from .memory_watch import MemoryWatch
+from .criu import dump as criu_dump
+from .criu import hidden_pages
+from .criu import images as criu_images
+from .criu import options as criu_options
+from .criu.deleted_files import DeletedFiles
+from .criu.hidden_pages import Area
+from .criu.images import Extent
+from .gpu.processes import GpuProcesses
+from .memory.ghost import Ghost
+from .memory.reader import CopiedMemory, ProcessMemory, unforked_areas
+from .memory.watch import MemoryWatch
 from .preflight import Plan
 from .settings import EngineSettings
-from .standstill import Standstill
-from .stillness import settled, that_has_run
-from .tcp_connections import LostConnection
-from .tree import Tree
+from .tcp import record as tcp_record
+from .tcp.record import LostConnection
+from .tree import affinity, user_namespaces
+from .tree.context_switches import settled, that_has_run
+from .tree.launch import alive, pids
+from .tree.standstill import Standstill
+from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +94,7 @@ def frozen(
     before the GPU gets its memory back.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
-    disk. What was `parked` stays parked. `peer_access_off`: see `gpu_refusals`. Leaving it normally gives up the ghost and
+    disk. What was `parked` stays parked. `peer_access_off`: see `gpu/refusals.py`. Leaving it normally gives up the ghost and
     the images; a suspended tree has been killed by then.
     """
     if not alive(tree):
@@ -122,7 +127,7 @@ def frozen(
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
             kept = memory if stop else _keep(tree, memory, unforked, settings, outside)
             _unlink(tree, links)
-            tcp = tcp_connections.Recorded(tree, widening=stop)
+            tcp = tcp_record.Recorded(tree, widening=stop)
             undo.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
         result.connections, result.connections_queues = tcp.connections, tcp.queues
@@ -161,7 +166,7 @@ def _dump(
     """Return CRIU's images (on scratch for a skeleton, on disk for a plain dump), the areas that a ghost of the kernel lacks, and
     the names of files that have others in the images."""
     if plan.method == "skeleton":
-        images = tree.inside(criu.IMAGES)
+        images = tree.inside(criu_options.IMAGES)
         _empty(images)
         inside.callback(_empty, images)
     else:
@@ -170,7 +175,7 @@ def _dump(
         images.mkdir(parents=True)
         outside.callback(shutil.rmtree, images, ignore_errors=True)
 
-    gone = GoneFiles(tree)
+    gone = DeletedFiles(tree)
     inside.callback(gone.remove)
 
     def halt() -> None:
@@ -185,7 +190,7 @@ def _dump(
             if plan.method == "skeleton":
                 unforked = _dump_skeleton(tree, plan, settings, standstill, images, halt)
             else:
-                criu.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
+                criu_dump.dump_plain(settings, tree, str(images), plan.ghost_limit_bytes, halt)
         except BaseException:
             standstill.repair()
             unlink_strays(tree)
@@ -213,7 +218,9 @@ def _dump_skeleton(
             hidden.write(listed)
             looks.append(beside.submit(lambda: (hidden.scan(), unforked_areas(tree.kernel_pid))))
 
-        criu.dump_skeleton(settings, tree, criu.IMAGES, plan.ghost_limit_bytes, halt_and_look)
+        criu_dump.dump_skeleton(
+            settings, tree, criu_options.IMAGES, plan.ghost_limit_bytes, halt_and_look
+        )
         pages, unforked = looks[0].result()
     hidden_pages.reveal(images, pages)
     return unforked

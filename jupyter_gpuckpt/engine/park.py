@@ -9,11 +9,11 @@ from ..errors import FreezeFailed, KernelLost, KernelNotCheckpointable
 from ..host import processes
 from ..progress import Progress, Stage
 from .capture import clear
-from .gpu_placement import Placement
-from .gpu_processes import DIRECTORY, GpuProcesses
-from .launch import alive
+from .gpu.placement import Placement
+from .gpu.processes import DIRECTORY, GpuProcesses
 from .settings import EngineSettings
-from .tree import Tree
+from .tree.launch import alive
+from .tree.tree import Tree
 
 _MB = 1 << 20
 
@@ -28,7 +28,7 @@ def park(
 ) -> int:
     """Move the GPU memory of every CUDA process into RAM; the bytes that were moved. `gpu_bytes`: what it holds by NVML.
 
-    `peer_access_off`: see `gpu_refusals`. Raises KernelNotCheckpointable without a GPU in use or for what could not come
+    `peer_access_off`: see `gpu/refusals.py`. Raises KernelNotCheckpointable without a GPU in use or for what could not come
     back, FreezeFailed when RAM is too short or the driver refuses; then the kernel computes on as before.
     """
     if not alive(tree):

@@ -18,7 +18,7 @@ from pathlib import Path
 from ..errors import ThawFailed
 from ..model import CapturedFile, Manifest
 from ..store import manifest_checks
-from . import criu_images
+from .criu import images as criu_images
 
 #: Follows the name of a link that is being written.
 _UNFINISHED = ".gpuckpt-unfinished"

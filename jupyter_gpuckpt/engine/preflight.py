@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
-from . import gone_files, hidden_pages, user_namespaces
-from .launch import pids
+from .criu import deleted_files, hidden_pages
 from .settings import EngineSettings
-from .tree import Tree
+from .tree import user_namespaces
+from .tree.launch import pids
+from .tree.tree import Tree
 
 _MB = 1 << 20
 _SMALLEST_GHOST_LIMIT = 256 * _MB
@@ -50,7 +51,7 @@ def plan(
     copies = 0 if stop else kernel // 8 + private - kernel
     needed = gpu_bytes + shared + copies + settings.headroom_bytes
     if user_namespaces.has_own(tree.init_pid):
-        needed += gone_files.shared_bytes(members)
+        needed += deleted_files.shared_bytes(members)
     available = processes.mem_available(tree.kernel_pid)
     if needed > available:
         raise FreezeFailed(

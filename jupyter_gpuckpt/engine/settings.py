@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-INIT = Path(__file__).with_name("gpuckpt-init")
-CRIU_PRELOAD = Path(__file__).with_name("criu-preload.so")
+INIT = Path(__file__).parent / "tree" / "gpuckpt-init"
+CRIU_PRELOAD = Path(__file__).parent / "criu" / "criu-preload.so"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class EngineSettings:
     spill_dir: Path
     threads: int
     init: Path = INIT
-    #: Preloaded into a dump; see criu_preload.c.
+    #: Preloaded into a dump; see criu/preload.c.
     criu_preload: Path = CRIU_PRELOAD
     #: Give every kernel a user namespace of its own, in which it has no capability: where one is missing to do without.
     user_namespace: bool = False

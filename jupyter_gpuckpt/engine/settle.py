@@ -13,12 +13,14 @@ from contextlib import suppress
 
 from ..host import processes
 from ..progress import Progress
-from . import criu, gone_files, tcp_connections
 from .capture import clear, drop_copies, unlink_strays
-from .gpu_processes import DIRECTORY, GpuProcesses
-from .launch import wait_until
-from .standstill import Standstill
-from .tree import Tree
+from .criu import deleted_files
+from .criu import options as criu_options
+from .gpu.processes import DIRECTORY, GpuProcesses
+from .tcp import record as tcp_record
+from .tree.launch import wait_until
+from .tree.standstill import Standstill
+from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
 
@@ -38,15 +40,15 @@ def settle(tree: Tree) -> None:
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
     unlink_strays(tree)
-    tcp_connections.settle(tree)
+    tcp_record.settle(tree)
     standstill = Standstill.found(tree)
     if standstill is not None:
         logger.warning("letting the processes of tree %d run on", tree.init_pid)
         standstill.repair()
         standstill.end()
     drop_copies(tree)
-    gone_files.remove(tree)
-    clear(tree.inside(criu.IMAGES))
+    deleted_files.remove(tree)
+    clear(tree.inside(criu_options.IMAGES))
     if GpuProcesses(tree, Progress()).settle():
         clear(tree.inside(DIRECTORY))
 

@@ -21,31 +21,23 @@ from ..errors import CheckpointError, KernelLost, ThawFailed
 from ..host import commands, processes
 from ..model import Manifest
 from ..progress import Progress, Stage
-from . import (
-    affinity,
-    criu,
-    criu_cache,
-    criu_images,
-    criu_log,
-    file_images,
-    gpu_processes,
-    missing_files,
-    notify,
-    server_files,
-    socket_directories,
-    socket_images,
-    tcp_connections,
-    user_namespaces,
-)
 from .capture import clear
-from .filling import Filling, PageSink
-from .gpu_staging import STAGING_MODE
-from .launch import Namespaces, find, pids, start_namespaces, wait_until
+from .criu import action_script, file_images, missing_files, owners, socket_images
+from .criu import cache as criu_cache
+from .criu import images as criu_images
+from .criu import log as criu_log
+from .criu import options as criu_options
+from .criu.post_restore import PostRestore
+from .gpu import processes as gpu_processes
+from .gpu.staging import STAGING_MODE
+from .memory.filling import Filling, PageSink
 from .placing import Placing
-from .post_restore import PostRestore
 from .settings import EngineSettings
-from .tcp_remake import RemadeConnections
-from .tree import Tree, current
+from .tcp import record as tcp_record
+from .tcp.remake import RemadeConnections
+from .tree import affinity, server_files, socket_directories, user_namespaces
+from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
+from .tree.tree import Tree, current
 
 #: A restore that has logged an error gets this long to make progress or to end.
 _ERROR_SECONDS = 5.0
@@ -117,7 +109,7 @@ def thaw(
     skeleton = manifest.method == "skeleton"
     ids = user_namespaces.for_resume(settings, manifest)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
-    directory = criu.IMAGES if skeleton else str(spilled)
+    directory = criu_options.IMAGES if skeleton else str(spilled)
     with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
             connections = always.enter_context(_connections(manifest, content))
@@ -130,7 +122,7 @@ def thaw(
                 io_uring=manifest.launch.io_uring,
                 words=[str(manifest.keeper_pid), "-"],
                 argv=[
-                    *criu.restore_words(settings, directory, unprivileged=ids is not None),
+                    *criu_options.restore_words(settings, directory, unprivileged=ids is not None),
                     *connections.words,
                 ],
                 descriptors=connections.descriptors,
@@ -152,7 +144,7 @@ def thaw(
             restore.placing.check(images)
             file_images.mend(images / "files.img")
             if ids is not None:
-                user_namespaces.mend(images, ids)
+                owners.mend(images, ids)
             folders = restore.placing.make_folders
             made = missing_files.put_in_place(images, manifest.captured, folders)
             undo.callback(missing_files.remove, made)
@@ -183,7 +175,7 @@ def thaw(
 
 def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
     queued = any(end.unread for kept in manifest.connections for end in kept.ends)
-    read = content.reader(tcp_connections.STREAM) if queued else lambda offset, length: b""
+    read = content.reader(tcp_record.STREAM) if queued else lambda offset, length: b""
     return RemadeConnections(manifest.connections, read)
 
 
@@ -272,7 +264,9 @@ def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) 
     init_pid = restore.namespaces.init_pid
     with (
         restore.progress.stage(Stage.RESTORE),
-        PostRestore(restore.inside(notify.SOCKET), lambda: filling.finish(init_pid)) as filler,
+        PostRestore(
+            restore.inside(action_script.SOCKET), lambda: filling.finish(init_pid)
+        ) as filler,
     ):
         # CRIU itself runs above every pid of the tree. The number in the manifest is not used: older versions took it
         # from uninitialized fields of zombies.

@@ -4,7 +4,7 @@ Covers: argv lists only, never a shell; a clean environment unless one is given;
 given; every program in a session of its own; a deadline that the caller has to name; the whole
 process group killed when the deadline passes; every child reaped.
 
-Does not cover: how a kernel is started (`engine.launch` decides descriptors and environment and
+Does not cover: how a kernel is started (`engine.tree.launch` decides descriptors and environment and
 calls `spawn`).
 """
 

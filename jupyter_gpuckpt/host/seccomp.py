@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import processes
 
-#: How many filters CRIU does not see (engine/criu_preload.c).
+#: How many filters CRIU does not see (engine/criu/preload.c).
 VARIABLE = "GPUCKPT_FILTERS"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine import criu_images, missing_files
+from ..engine.criu import images as criu_images
+from ..engine.criu import missing_files
 from ..host import fingerprint
 from ..host.file_digests import FileDigests
 from ..model import FORMER_SCRATCH, Manifest

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ..engine import criu_images, missing_files, tcp_connections
+from ..engine.criu import images as criu_images
+from ..engine.criu import missing_files
 from ..engine.placing import problem_of_images
-from ..engine.tree import Tree
+from ..engine.tcp import record as tcp_record
+from ..engine.tree.tree import Tree
 from ..errors import StoreError
 from ..host.file_digests import FileDigests
 from ..model import Host, Manifest
@@ -79,7 +81,7 @@ def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
     needed += [f"gpu{path}" for process in manifest.gpu for path in process.staging]
     yield from (f"The content of {name} is missing." for name in needed if name not in lengths)
     unread = sum(end.unread for kept in manifest.connections for end in kept.ends)
-    if lengths.get(tcp_connections.STREAM, 0) != unread:
+    if lengths.get(tcp_record.STREAM, 0) != unread:
         yield "What the kernel's connections with itself have to deliver is missing."
 
 

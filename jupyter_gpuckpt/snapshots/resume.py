@@ -8,11 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from ..engine import gpu_processes, page_plan, thaw
-from ..engine.filling import PageSink
-from ..engine.gpu_placement import Placement, visible
+from ..engine import thaw
+from ..engine.gpu import processes as gpu_processes
+from ..engine.gpu.placement import Placement, visible
+from ..engine.memory import page_plan
+from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
-from ..engine.tree import Tree
+from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible
 from ..host import fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
@@ -132,7 +134,7 @@ def room(manifest: Manifest, visible_gpus: str = "") -> Placement:
 def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None) -> list[str]:
     """Say what differs from the machine of the snapshot, a sentence each, whatever memory is free.
 
-    Open files are not looked at: they are listed in the images (`engine.missing_files`).
+    Open files are not looked at: they are listed in the images (`engine.criu.missing_files`).
     """
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
     known = digests or FileDigests()

@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..engine import criu_images, tcp_connections, user_namespaces
+from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
-from ..engine.launch import kill, pids
 from ..engine.preflight import plan
 from ..engine.settings import EngineSettings
-from ..engine.tcp_remake import RemadeConnections
-from ..engine.tree import Tree
+from ..engine.tcp import record as tcp_record
+from ..engine.tcp.remake import RemadeConnections
+from ..engine.tree import user_namespaces
+from ..engine.tree.launch import kill, pids
+from ..engine.tree.tree import Tree
 from ..errors import GpuCkptError, KernelNotCheckpointable
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
@@ -78,7 +80,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before. Only GPU
     memory that cannot be given back when the snapshot is complete is an error after it; the hint says that there is one.
-    What was `parked` stays so. `peer_access_off`: see `engine/gpu_refusals.py`. An idle kernel (`cause`) that has network
+    What was `parked` stays so. `peer_access_off`: see `engine/gpu/refusals.py`. An idle kernel (`cause`) that has network
     connections to others is not suspended: KernelNotCheckpointable names them, and also what a rehearsal of the resume finds
     in the way. `digests`: cache of those of programs and libraries.
     """
@@ -225,7 +227,7 @@ def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
 def _queues(state: Frozen) -> list[Source]:
     if not state.connections_queues:
         return []
-    return [BytesSource(tcp_connections.STREAM, state.connections_queues)]
+    return [BytesSource(tcp_record.STREAM, state.connections_queues)]
 
 
 def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:

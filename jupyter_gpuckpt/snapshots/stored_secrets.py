@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from .. import door_secrets
-from ..engine import kept_secrets
-from ..engine.tree import Tree
+from ..engine.tree import kept_secrets
+from ..engine.tree.tree import Tree
 from ..images.unpack import read_stream
 from ..model import Manifest
 from ..store.local import LocalStore

@@ -18,9 +18,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ..engine import launch, user_namespaces
 from ..engine.settings import EngineSettings
-from ..engine.tree import Tree
+from ..engine.tree import launch, user_namespaces
+from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
 from ..host import mends, privileges
 from ..model import LaunchSpec

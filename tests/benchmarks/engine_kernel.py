@@ -16,9 +16,9 @@ from pathlib import Path
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
-from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import doctor
 from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.model import LaunchSpec, Manifest

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-from jupyter_gpuckpt.engine import cuda
-from jupyter_gpuckpt.engine.gpu_staging import FileStaging
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes
 
 from .engine_kernel import scratch

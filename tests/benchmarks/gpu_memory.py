@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from jupyter_gpuckpt.engine import cuda
+from jupyter_gpuckpt.engine.gpu import cuda
 from jupyter_gpuckpt.host import gpu
 
 from .room import GB, Skipped, fitting

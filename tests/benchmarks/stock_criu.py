@@ -17,8 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.engine import criu_images, thaw
-from jupyter_gpuckpt.engine.filling import PageSink
+from jupyter_gpuckpt.engine import thaw
+from jupyter_gpuckpt.engine.criu import images as criu_images
+from jupyter_gpuckpt.engine.memory.filling import PageSink
 from jupyter_gpuckpt.host import commands, doctor
 from jupyter_gpuckpt.images.sinks import FileSink
 from jupyter_gpuckpt.images.unpack import unpack

@@ -27,19 +27,19 @@ STEPS = [
 ENGINE = "jupyter_gpuckpt.engine."
 #: Moments within a stage at which something is half done.
 MOMENTS = [
-    ("save", ENGINE + "standstill.Standstill._stop"),
-    ("suspend", ENGINE + "standstill.Standstill._stop"),
-    ("save", ENGINE + "hidden_pages.HiddenPages.write"),
-    ("suspend", ENGINE + "hidden_pages.HiddenPages.scan"),
-    ("save", ENGINE + "ghost.Ghost._make"),
-    ("save", ENGINE + "tracee.Tracee._begin"),
-    ("save", ENGINE + "tracee.Tracee.syscall"),
-    ("suspend", ENGINE + "tcp_connections.Recorded._add"),
-    ("resume", ENGINE + "tcp_remake.RemadeConnections.finish"),
+    ("save", ENGINE + "tree.standstill.Standstill._stop"),
+    ("suspend", ENGINE + "tree.standstill.Standstill._stop"),
+    ("save", ENGINE + "criu.hidden_pages.HiddenPages.write"),
+    ("suspend", ENGINE + "criu.hidden_pages.HiddenPages.scan"),
+    ("save", ENGINE + "memory.ghost.Ghost._make"),
+    ("save", ENGINE + "injection.tracee.Tracee._begin"),
+    ("save", ENGINE + "injection.tracee.Tracee.syscall"),
+    ("suspend", ENGINE + "tcp.record.Recorded._add"),
+    ("resume", ENGINE + "tcp.remake.RemadeConnections.finish"),
     ("suspend", "jupyter_gpuckpt.store.staging.Staged.publish"),
-    ("resume", ENGINE + "launch.Namespaces.go"),
-    ("resume", ENGINE + "filling.Filling.prepare"),
-    ("resume", ENGINE + "stopped_pages.StoppedPages.write"),
+    ("resume", ENGINE + "tree.launch.Namespaces.go"),
+    ("resume", ENGINE + "memory.filling.Filling.prepare"),
+    ("resume", ENGINE + "memory.stopped_pages.StoppedPages.write"),
 ]
 
 #: Holds everything that leaves something behind when a step is forgotten: a deleted file with another link, private shared

@@ -9,7 +9,7 @@ import pytest
 
 from jupyter_gpuckpt import place
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records, check_kernel_id, settled
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import ConfigurationError, DaemonUnavailable
 from jupyter_gpuckpt.model import LaunchSpec, SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes
 
 # One thread waits for lengths, maps as the CUDA driver does, fills the mapping and checks it after the others have worked.

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 import pytest
 
-from jupyter_gpuckpt.engine import cuda, launch, park
-from jupyter_gpuckpt.engine.gpu_processes import DIRECTORY
+from jupyter_gpuckpt.engine import park
+from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu.processes import DIRECTORY
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.host import gpu, processes
 from jupyter_gpuckpt.progress import Progress
 from tests.as_user import DEVICES

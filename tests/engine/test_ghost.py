@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.ghost import Ghost
-from jupyter_gpuckpt.engine.tracee import Tracee
+from jupyter_gpuckpt.engine.injection.tracee import Tracee
+from jupyter_gpuckpt.engine.memory.ghost import Ghost
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
 
@@ -210,7 +210,7 @@ def test_signals_do_not_wake_a_ghost(stack):
 
 def test_a_ghost_dies_with_the_process_that_made_it(stack):
     program = Program(stack)
-    code = "import sys, time; from jupyter_gpuckpt.engine.ghost import Ghost; "
+    code = "import sys, time; from jupyter_gpuckpt.engine.memory.ghost import Ghost; "
     code += "print(Ghost(int(sys.argv[1])).pid, flush=True); time.sleep(100)"
     maker = stack.enter_context(
         subprocess.Popen(

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpuckpt.engine import cuda, gpu_processes, launch, park
-from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
+from jupyter_gpuckpt.engine import park
+from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
+from jupyter_gpuckpt.engine.gpu.processes import GpuProcesses
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable, ToolMissing
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import (
     FreezeFailed,
     GpuCkptError,

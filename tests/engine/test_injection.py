@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.engine import ptrace
-from jupyter_gpuckpt.engine.tracee import Tracee
+from jupyter_gpuckpt.engine.injection import ptrace
+from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.host import processes
 
 NR_GETPID, NR_CLOSE, NR_GETTID, NR_OPENAT = 39, 3, 186, 257

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu_staging import FileStaging, StagingFile
-from jupyter_gpuckpt.engine.tracee import Tracee
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.gpu.staging import FileStaging, StagingFile
+from jupyter_gpuckpt.engine.injection.tracee import Tracee
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import processes
 
 MB = 1 << 20

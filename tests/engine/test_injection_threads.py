@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu_release import release
-from jupyter_gpuckpt.engine.threads_held import ThreadsHeld
-from jupyter_gpuckpt.engine.tracee import Tracee
+from jupyter_gpuckpt.engine.gpu.release import release
+from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
+from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.errors import CheckpointError
 from jupyter_gpuckpt.host import processes
 

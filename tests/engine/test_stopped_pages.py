@@ -11,9 +11,9 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt.engine.criu_images import PAGE
-from jupyter_gpuckpt.engine.page_plan import Piece
-from jupyter_gpuckpt.engine.stopped_pages import StoppedPages, shared_pages
+from jupyter_gpuckpt.engine.criu.images import PAGE
+from jupyter_gpuckpt.engine.memory.page_plan import Piece
+from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages, shared_pages
 from jupyter_gpuckpt.errors import ThawFailed
 
 PAGES = 2048

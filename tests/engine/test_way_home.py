@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from jupyter_gpuckpt.engine import ptrace
-from jupyter_gpuckpt.engine.gpu_staging import FileStaging
-from jupyter_gpuckpt.engine.tracee import Tracee
+from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.injection import ptrace
+from jupyter_gpuckpt.engine.injection.tracee import Tracee
 from jupyter_gpuckpt.host import processes
 
 NR_CLOSE, NR_GETPID, NR_OPENAT = 3, 39, 257

@@ -9,17 +9,12 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.engine import (
-    criu_images,
-    file_images,
-    memory_images,
-    missing_files,
-    page_plan,
-    placing,
-    socket_images,
-)
-from jupyter_gpuckpt.engine.criu_images import Extent
-from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
+from jupyter_gpuckpt.engine import placing
+from jupyter_gpuckpt.engine.criu import file_images, memory_images, missing_files, socket_images
+from jupyter_gpuckpt.engine.criu import images as criu_images
+from jupyter_gpuckpt.engine.criu.images import Extent
+from jupyter_gpuckpt.engine.memory import page_plan
+from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ObjectCorrupt
 from jupyter_gpuckpt.model import Chunk, Manifest, Process, Stream
 from jupyter_gpuckpt.store import manifests

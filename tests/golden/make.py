@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from jupyter_gpuckpt import model
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
-from jupyter_gpuckpt.engine import criu_images
+from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.images.chunking import cut, is_zero
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.place import Place

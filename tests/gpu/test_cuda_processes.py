@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import cuda, gpu_processes
-from jupyter_gpuckpt.engine.cuda import ProcessState
-from jupyter_gpuckpt.engine.gpu_processes import GpuProcesses
-from jupyter_gpuckpt.engine.gpu_release import release
-from jupyter_gpuckpt.engine.gpu_staging import FileStaging
-from jupyter_gpuckpt.engine.threads_held import ThreadsHeld
-from jupyter_gpuckpt.engine.tree import Tree
+from jupyter_gpuckpt.engine.gpu import cuda
+from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
+from jupyter_gpuckpt.engine.gpu.cuda import ProcessState
+from jupyter_gpuckpt.engine.gpu.processes import GpuProcesses
+from jupyter_gpuckpt.engine.gpu.release import release
+from jupyter_gpuckpt.engine.gpu.staging import FileStaging
+from jupyter_gpuckpt.engine.injection.threads_held import ThreadsHeld
+from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress

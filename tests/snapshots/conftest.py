@@ -12,8 +12,8 @@ from typing import Protocol
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.model import Cause, LaunchSpec
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume

@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from jupyter_gpuckpt.engine import ptrace
+from jupyter_gpuckpt.engine.injection import ptrace
 from tests.conftest import wait_for
 
 NR_PTRACE = 101

@@ -1,6 +1,6 @@
 """CRIU is killed while a task executes its code, at moments spread over the whole dump: the program runs on as it was.
 
-A task that met a breakpoint of CRIU's would be ended by its SIGTRAP (engine/criu_injection.c).
+A task that met a breakpoint of CRIU's would be ended by its SIGTRAP (engine/criu/injection.c).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from contextlib import suppress
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.engine.standstill import Standstill
+from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.errors import FreezeFailed
 from jupyter_gpuckpt.host import processes
 from tests.snapshots.test_failing_saves import criu_pid

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.engine.stopped_pages import StoppedPages
+from jupyter_gpuckpt.engine.memory.stopped_pages import StoppedPages
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, ThawFailed
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import RESUME_STAGES, Progress, ProgressRecord, Stage

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import criu as engine_criu
-from jupyter_gpuckpt.engine import launch
-from jupyter_gpuckpt.engine.standstill import Standstill
+from jupyter_gpuckpt.engine.criu import options as criu_options
+from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.engine.tree.standstill import Standstill
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, StoreFull
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
@@ -58,7 +58,7 @@ def assert_runs_on(program) -> None:
     assert int(program.fresh_line().split()[0]) > first
     assert launch.alive(program.tree)
     assert not any(processes.state(pid) in ("T", "t") for pid in launch.pids(program.tree))
-    images = program.tree.inside(engine_criu.IMAGES)
+    images = program.tree.inside(criu_options.IMAGES)
     assert list(images.iterdir()) == []
 
 
@@ -129,7 +129,7 @@ def killed_when_all_stand_still(program) -> Iterator[None]:
 @contextmanager
 def killed_while_it_reads_memory(program) -> Iterator[None]:
     """CRIU's own code is at work inside the program then."""
-    pages = program.tree.inside(engine_criu.IMAGES) / f"pagemap-{program.tree.kernel_nspid}.img"
+    pages = program.tree.inside(criu_options.IMAGES) / f"pagemap-{program.tree.kernel_nspid}.img"
     with killed_when(program, pages.exists):
         yield
 

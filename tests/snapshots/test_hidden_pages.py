@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import criu_images, hidden_pages
+from jupyter_gpuckpt.engine.criu import hidden_pages
+from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.freeze import frozen
 from jupyter_gpuckpt.engine.preflight import plan
 from jupyter_gpuckpt.engine.settings import EngineSettings

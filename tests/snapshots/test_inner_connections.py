@@ -16,8 +16,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import criu, launch, tcp_connections, tcp_remake
+from jupyter_gpuckpt.engine.criu import options as criu_options
 from jupyter_gpuckpt.engine.settle import settle
+from jupyter_gpuckpt.engine.tcp import record as tcp_record
+from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import connections, privileges
 from jupyter_gpuckpt.model import Cause
@@ -354,9 +357,9 @@ def test_an_option_that_was_changed_for_a_moment_is_put_back_after_a_crash(run) 
     program = run(FULL)
     program.lines()
     end = connections.survey(launch.pids(program.tree)).inner[0].ends[0]
-    journal = program.tree.inside(tcp_connections._JOURNAL)
-    with tcp_connections._duplicate(end.pid, end.descriptor) as same:
-        mark = tcp_connections._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
+    journal = program.tree.inside(tcp_record._JOURNAL)
+    with tcp_record._duplicate(end.pid, end.descriptor) as same:
+        mark = tcp_record._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
         journal.write_bytes(msgspec.json.encode(mark))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1000)
         settle(program.tree)
@@ -457,13 +460,13 @@ def test_more_than_criu_can_inherit_are_named(run, monkeypatch) -> None:
     """Without a privilege it is some hundreds; who has it has no such limit."""
     program = run(PAIRS)
     program.lines()
-    monkeypatch.setattr(criu, "most_inherited", lambda: 5)
+    monkeypatch.setattr(criu_options, "most_inherited", lambda: 5)
     saved = program.save(stop=True)
     [warning] = saved.warnings
     assert "there are too many" in warning
     assert saved.manifest.info.reason == "suspend"
     assert len(saved.manifest.connections) == 2
-    monkeypatch.setattr(criu, "most_inherited", lambda: 3)
+    monkeypatch.setattr(criu_options, "most_inherited", lambda: 3)
     warnings = program.resume(saved.manifest.info.snapshot_id).warnings
     assert len(warnings) == 2
     assert all("was closed" in warning for warning in warnings)

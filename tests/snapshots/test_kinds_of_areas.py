@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from jupyter_gpuckpt.engine import page_plan
+from jupyter_gpuckpt.engine.memory import page_plan
 
 #: Says what each area holds, as /proc/self/mem has it: also what the program itself may not read. Some are far larger than a page,
 #: because only such are hidden from CRIU in a dump.

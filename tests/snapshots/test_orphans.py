@@ -2,7 +2,7 @@
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
+from jupyter_gpuckpt.engine.tree import launch
 
 #: Its session is the kernel's, or one whose leader has ended as well.
 ORPHAN = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch
 from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images import worker_processes

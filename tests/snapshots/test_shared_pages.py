@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jupyter_gpuckpt.engine import launch, preflight
+from jupyter_gpuckpt.engine import preflight
 from jupyter_gpuckpt.engine.settings import EngineSettings
+from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible
 from jupyter_gpuckpt.host import processes
 from tests.conftest import left_in

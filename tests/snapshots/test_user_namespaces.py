@@ -11,8 +11,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.engine import criu_cache, criu_images, user_namespaces
-from jupyter_gpuckpt.engine.criu_images import encode, fields
+from jupyter_gpuckpt.engine.criu import cache as criu_cache
+from jupyter_gpuckpt.engine.criu import images as criu_images
+from jupyter_gpuckpt.engine.criu.images import encode, fields
+from jupyter_gpuckpt.engine.tree import user_namespaces
 from jupyter_gpuckpt.errors import KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import FORMER_SCRATCH, SCRATCH

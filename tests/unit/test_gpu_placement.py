@@ -2,7 +2,7 @@
 
 import pytest
 
-from jupyter_gpuckpt.engine.gpu_placement import UNKNOWN, place, reserved, together, visible
+from jupyter_gpuckpt.engine.gpu.placement import UNKNOWN, place, reserved, together, visible
 from jupyter_gpuckpt.model import Gpu
 
 GB = 1 << 30

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import zstandard
 
-from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
+from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
 from jupyter_gpuckpt.model import (
     CapturedFile,
@@ -218,7 +218,7 @@ import sys, resource
 from pathlib import Path
 from {import_archive.__module__} import import_archive
 from {LocalStore.__module__} import LocalStore
-from jupyter_gpuckpt.engine.tcp_remake import RemadeConnections
+from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid
 store = LocalStore(Path(sys.argv[1]) / "store")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

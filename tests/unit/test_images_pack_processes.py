@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from jupyter_gpuckpt.engine.criu_images import Extent
-from jupyter_gpuckpt.engine.memory_reader import CopiedMemory, ProcessMemory
+from jupyter_gpuckpt.engine.criu.images import Extent
+from jupyter_gpuckpt.engine.memory.reader import CopiedMemory, ProcessMemory
 from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images import pack_processes, worker_processes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.engine import cuda
+from jupyter_gpuckpt.engine.gpu import cuda
 from jupyter_gpuckpt.host import doctor, gpu
 
 VARIABLE = "GPUCKPT_MATRIX_LINES"

@@ -1,0 +1,202 @@
+"""Mapped files whose name is gone, as an unprivileged CRIU finds them: semaphores, replaced libraries, memfds.
+
+Linux lets nobody open /proc/PID/map_files without a right over the whole machine, and CRIU then goes by the file's name. Of one
+whose name is gone it gets another way here, through its preload (preload.c): a descriptor that a process of the tree has of
+the same file, another name of it, or else a substitute on scratch with what the processes have mapped of it. CRIU takes a descriptor
+and a substitute for what they are, deleted files, whose content goes into its images; all that had the file mapped share it again
+afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from ...host import processes
+from ...host.processes import Mapping
+from ...model import SCRATCH
+from ...pwrite import pwrite_all
+from ..tree.tree import Tree
+
+logger = logging.getLogger(__name__)
+
+#: Where the ways are listed for CRIU, in the kernel's mount namespace, and the variable that says so.
+LIST = f"{SCRATCH}/gone"
+VARIABLE = "GPUCKPT_GONE"
+
+#: As in preload.c: pid, start, end and a path.
+_MOST_PATH = 232
+_RECORD = struct.Struct(f"<3Q{_MOST_PATH}s")
+_MOST = 4096
+_DELETED = " (deleted)"
+#: What CRIU knows without opening it.
+_KNOWN = ("/dev/zero", "/SYSV", "/anon_hugepage", "/[aio]")
+_PREFIX = f"{SCRATCH}/gone-"
+_PAGE, _PIECE = 4096, 1 << 20
+#: How much of a name a substitute keeps.
+_SHOWN = 60
+#: Marks the pid where it is about memory that processes share without a file: CRIU asks for its content only. Read through the
+#: process's own mapping it would have no holes, and all of it would be in the images.
+_CONTENT = 1 << 63
+_SHARED_MEMORY = f"/dev/zero{_DELETED}"
+
+_File = tuple[str, int]
+_Areas = list[tuple[int, Mapping]]
+
+
+class DeletedFiles:
+    """The list of ways to the deleted files that a tree has mapped. Its tasks stand still."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        #: The names that files had, by those of their substitutes.
+        self.names: dict[str, str] = {}
+
+    def find(self, pids: Iterable[int]) -> None:
+        """Find all deleted files, fill the substitutes and list the ways for CRIU. Raises OSError."""
+        members = list(pids)
+        files, shared = _mapped(members)
+        other = self._named(files) | _held(members, files) if files else {}
+        records = []
+        for file, areas in files.items():
+            way = other.get(file) or self._substitute(areas)
+            if len(os.fsencode(way)) >= _MOST_PATH:
+                way = self._substitute(areas)
+            records += [
+                (processes.nspid(pid) or 0, area.start, area.end, os.fsencode(way))
+                for pid, area in areas
+            ]
+        for areas in shared.values():
+            way = self._substitute(areas)
+            records += [
+                ((processes.nspid(pid) or 0) | _CONTENT, area.start, area.end, os.fsencode(way))
+                for pid, area in areas
+            ]
+        listed = self._tree.inside(LIST)
+        listed.write_bytes(b"".join(_RECORD.pack(*record) for record in sorted(records)[:_MOST]))
+
+    def remove(self) -> None:
+        """Remove the list, and substitutes that CRIU has not taken."""
+        remove(self._tree)
+
+    def _named(self, files: dict[_File, _Areas]) -> dict[_File, str]:
+        """Return other names that these files have: sem_open makes a file under another name than it is given."""
+        inodes = {file[1]: file for file in files}
+        found: dict[_File, str] = {}
+        for folder in {os.path.dirname(areas[0][1].path) for areas in files.values()}:
+            with suppress(OSError), os.scandir(self._tree.inside(folder)) as entries:
+                for entry in entries:
+                    file = inodes.get(entry.inode())
+                    if (
+                        file
+                        and entry.is_file(follow_symlinks=False)
+                        and _device(entry.stat().st_dev) == file[0]
+                    ):
+                        found[file] = f"{folder}/{entry.name}"
+        return found
+
+    def _substitute(self, areas: _Areas) -> str:
+        original = areas[0][1].path.removesuffix(_DELETED)
+        name = os.path.basename(original)
+        if original.startswith(_PREFIX):  # the substitute of an earlier snapshot
+            original = name = name.removeprefix(os.path.basename(_PREFIX)).partition("-")[2]
+        path = f"{_PREFIX}{len(self.names)}-{name[:_SHOWN]}"
+        descriptor = os.open(
+            self._tree.inside(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+        )
+        try:
+            read = set()
+            # Last what cannot have been changed by one process alone; that is the same for all.
+            for pid, area in sorted(
+                areas, key=lambda one: not (one[1].private and "w" in one[1].perms)
+            ):
+                place = area.offset, area.end - area.start
+                if area.private or place not in read:
+                    _copy(pid, area, descriptor)
+                if not area.private:
+                    read.add(place)
+        finally:
+            os.close(descriptor)
+        self.names[path] = original
+        return path
+
+
+def remove(tree: Tree) -> None:
+    """Remove the list and the substitutes that an earlier dump left on scratch."""
+    scratch = tree.scratch
+    for path in scratch.glob("gone*"):
+        with suppress(OSError):
+            path.unlink()
+
+
+def shared_bytes(pids: Iterable[int]) -> int:
+    """Return the size of what these processes share without a file: all of it is in memory when it has been read."""
+    _, shared = _mapped(list(pids))
+    return sum(
+        max(area.offset + area.end - area.start for _, area in areas) for areas in shared.values()
+    )
+
+
+def _mapped(pids: list[int]) -> tuple[dict[_File, _Areas], dict[_File, _Areas]]:
+    """Return the areas of every deleted file, by its device and inode, and those of memory that is shared without a file."""
+    files: dict[_File, _Areas] = {}
+    shared: dict[_File, _Areas] = {}
+    for pid in pids:
+        for area in processes.maps(pid):
+            if not area.inode or not area.path.endswith(_DELETED):
+                continue
+            file = area.dev, area.inode
+            if not area.path.startswith(_KNOWN):
+                files.setdefault(file, []).append((pid, area))
+            elif area.path == _SHARED_MEMORY and not area.private:
+                shared.setdefault(file, []).append((pid, area))
+    return files, shared
+
+
+def _held(pids: list[int], files: dict[_File, _Areas]) -> dict[_File, str]:
+    """Return paths, as CRIU sees them, of descriptors of these files."""
+    inodes = {file[1]: file for file in files}
+    found: dict[_File, str] = {}
+    for pid in pids:
+        for number, link in processes.descriptors(pid).items():
+            if not link.endswith(_DELETED):
+                continue
+            with suppress(OSError):
+                status = os.stat(f"/proc/{pid}/fd/{number}")
+                file = inodes.get(status.st_ino)
+                # Some file systems tell another device here than in /proc/PID/maps.
+                if file and (_device(status.st_dev) == file[0] or link == files[file][0][1].path):
+                    found.setdefault(file, f"/proc/{processes.nspid(pid)}/fd/{number}")
+    return found
+
+
+def _device(number: int) -> str:
+    return f"{os.major(number):02x}:{os.minor(number):02x}"
+
+
+def _copy(pid: int, area: Mapping, descriptor: int) -> None:
+    """Copy what an area shows of its file, as far as the file goes."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for at, data in _pieces(memory.fileno(), area):
+            place = area.offset + at - area.start
+            os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, place + len(data)))
+            if data.count(0) != len(data):
+                pwrite_all(descriptor, data, place)
+
+
+def _pieces(memory: int, area: Mapping) -> Iterator[tuple[int, bytes]]:
+    at = area.start
+    while at < area.end:
+        data = b""
+        for size in (_PIECE, _PAGE):  # near the end of the file page by page
+            with suppress(OSError):
+                data = os.pread(memory, min(size, area.end - at), at)
+            if data:
+                break
+        if not data:
+            return
+        yield at, data
+        at += len(data)

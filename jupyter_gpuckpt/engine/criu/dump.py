@@ -1,0 +1,193 @@
+"""Running `criu dump`: the skeleton dump and the plain dump.
+
+The skeleton dump is `criu dump --lazy-pages` with a page server that wants no pages: CRIU writes every image but the private
+memory and leaves the tasks stopped; the memory is then ours to read. CRIU runs in the kernel's own PID and mount namespaces,
+so that neither is part of the images; it stays outside the time namespace, so that the kernel's clock is.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from types import MappingProxyType
+from typing import Self
+
+from ...errors import FreezeFailed
+from ...host import commands, processes, seccomp
+from ..settings import EngineSettings
+from ..tree import user_namespaces
+from ..tree.tree import Tree
+from . import action_script, cache, deleted_files, hidden_pages, log, options
+
+#: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
+_CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
+_LOOK_MILLISECONDS = 250
+
+
+def dump_skeleton(
+    settings: EngineSettings,
+    tree: Tree,
+    directory: str,
+    ghost_limit: int,
+    halt: Callable[[], None],
+) -> None:
+    """Write all images but the private pages into `directory` (a path inside); every task is stopped (state T) on return.
+
+    `halt` is called once, at the last moment before CRIU looks at the tasks; it must stop them all (state T), and may raise.
+    Raises FreezeFailed with CRIU's reason, or what `halt` raised. The tasks stay stopped in either case, and where CRIU was
+    killed in the middle they are as it left them.
+    """
+    ours, theirs = socket.socketpair()
+    ready, tell = os.pipe()
+    with ExitStack() as stack:
+        stack.callback(os.close, ready)
+        stack.enter_context(ours)
+        with theirs, open(tell, "wb", buffering=0):
+            options = [
+                "--lazy-pages",
+                "--ps-socket",
+                str(theirs.fileno()),
+                "--status-fd",
+                str(tell),
+            ]
+            hiding = {hidden_pages.VARIABLE: hidden_pages.LIST}
+            run = _Run(
+                settings, tree, directory, ghost_limit, options, [theirs.fileno(), tell], hiding
+            )
+        stack.enter_context(run)
+
+        def close_page_server() -> None:
+            # The byte says that the images are there and the page server listens; EOF that CRIU failed before.
+            if os.read(ready, 1):
+                # One that was killed right after has its exit status for an error.
+                with suppress(ConnectionError):
+                    ours.sendall(_CLOSE)
+
+        run.supervise(halt, {ready: close_page_server})
+
+
+def dump_plain(
+    settings: EngineSettings,
+    tree: Tree,
+    directory: str,
+    ghost_limit: int,
+    halt: Callable[[], None],
+) -> None:
+    """Write all images, memory too, into `directory` (a path inside); otherwise as `dump_skeleton`."""
+    with _Run(settings, tree, directory, ghost_limit) as run:
+        run.supervise(halt, {})
+
+
+class _Run:
+    """One `criu dump`, from its start to its end. It is killed only when it does nothing any more: tasks are in its hands."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        tree: Tree,
+        directory: str,
+        ghost_limit: int,
+        more: Sequence[str] = (),
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._settings, self._scratch = settings, tree.scratch
+        self._unprivileged = user_namespaces.has_own(tree.init_pid)
+        if self._unprivileged:
+            cache.bring(settings, tree.scratch)
+        self._log = tree.inside(directory) / "dump.log"
+        self._stall_seconds = settings.stall_seconds
+        self._server = action_script.listen(tree.inside(action_script.SOCKET))
+        self._errors = commands.ErrorOutput()
+        try:
+            words = [*options.dump_words(settings, tree, directory, ghost_limit), *more]
+            preload = {
+                "LD_PRELOAD": str(settings.criu_preload),
+                cache.VARIABLE: cache.DIRECTORY,
+                deleted_files.VARIABLE: deleted_files.LIST,
+                seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
+            }
+            self._process = commands.spawn(
+                words,
+                stderr=self._errors.descriptor,
+                pass_fds=descriptors,
+                env={**commands.environment(), **preload, **environment},
+            )
+        except commands.CommandFailed as error:
+            self._release()
+            raise FreezeFailed(
+                "CRIU could not be started.",
+                hint="Run `jupyter gpuckpt doctor`.",
+                details=str(error),
+            ) from error
+        except BaseException:
+            self._release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        commands.stop(self._process)
+        if self._unprivileged:
+            cache.keep(self._settings, self._scratch)
+        self._release()
+
+    def _release(self) -> None:
+        self._server.close()
+        self._errors.close()
+
+    def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
+        """Wait for its end. `answers` are called once when their descriptor can be read."""
+        error: BaseException | None = None
+        asked = False
+        with commands.watched(self._process) as ended:
+            poll = select.poll()
+            for descriptor in (ended, self._server.fileno(), *answers):
+                poll.register(descriptor, select.POLLIN)
+            ticks, since = 0, time.monotonic()
+            while True:
+                found = [descriptor for descriptor, _ in poll.poll(_LOOK_MILLISECONDS)]
+                for descriptor in found:
+                    if descriptor in answers:
+                        poll.unregister(descriptor)
+                        answers[descriptor]()
+                if self._server.fileno() in found:
+                    asked, error = True, self._halt(halt)
+                if ended in found:
+                    break
+                now = time.monotonic()
+                if found or (used := processes.processor_ticks(self._process.pid)) != ticks:
+                    ticks, since = (ticks if found else used), now
+                elif now - since > self._stall_seconds:
+                    break
+        status = commands.stop(self._process)
+        if error is not None:
+            raise error
+        if status != 0 or not asked:
+            raise self._failure(status, stalled=ended not in found)
+
+    def _halt(self, halt: Callable[[], None]) -> BaseException | None:
+        """CRIU asks whether it may begin: what `halt` raised makes it give up before it touches anything."""
+        with self._server.accept()[0] as connection:
+            try:
+                halt()
+            except BaseException as error:
+                return error
+            with suppress(OSError):  # it was killed; its end says so
+                action_script.go_on(connection)
+            return None
+
+    def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:
+        ended = "made no progress and was given up" if stalled else commands.ending(status)
+        found = log.diagnose(
+            self._log,
+            errors=self._errors.text(),
+            fallback=f"CRIU could not save the kernel: it {ended}.",
+        )
+        return FreezeFailed(found.cause, hint=found.hint, details=found.details)

@@ -1,0 +1,97 @@
+"""Edits of files.img before a restore: what CRIU would restore wrongly, or refuse, is written as it can be restored.
+
+Field numbers are those of CRIU's images/fdinfo.proto, regfile.proto and timerfd.proto.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from ..tree.tree import current
+from . import images as criu_images
+from .images import Field
+
+_VARINT = 0
+_REG, _TIMERFD = 3, 12
+_REG_POSITION, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 3, 6, 8, 11
+#: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
+_REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
+_VALUE_SECONDS, _VALUE_NANOSECONDS, _INTERVAL_SECONDS, _INTERVAL_NANOSECONDS = 7, 8, 9, 10
+
+_Change = Callable[[list[Field]], list[Field]]
+
+
+@criu_images.strict
+def mend(path: Path) -> None:
+    """Make `criu restore` find files on scratch, accept others whose size changed, and let timers go on that it would switch off."""
+    _edit(path, {_REG: _mended, _TIMERFD: _rearmed})
+
+
+@criu_images.strict
+def rewind(path: Path, names: Collection[str]) -> None:
+    """Set the offset of the files of these paths to 0: they were made anew, empty, and would begin with a hole otherwise."""
+    wanted = {name.lstrip("/") for name in names}
+
+    def rewound(parts: list[Field]) -> list[Field]:
+        names = [value for number, _, value in parts if number == _REG_NAME]
+        if not any(
+            os.fsdecode(name).lstrip("/") in wanted for name in names if isinstance(name, bytes)
+        ):
+            return parts
+        return [(n, wire, 0 if n == _REG_POSITION else value) for n, wire, value in parts]
+
+    if wanted:
+        _edit(path, {_REG: rewound})
+
+
+def _mended(parts: list[Field]) -> list[Field]:
+    return _relaxed([_moved(part) for part in parts])
+
+
+def _moved(part: Field) -> Field:
+    """Return the name of a file on scratch as it is now."""
+    number, wire, value = part
+    if number == _REG_NAME and isinstance(value, bytes):
+        return number, wire, os.fsencode(current(os.fsdecode(value)))
+    return part
+
+
+def _relaxed(parts: list[Field]) -> list[Field]:
+    """Return a file without what CRIU compares, unless it has a build id (programs and libraries).
+
+    Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel.
+    """
+    kinds = {number for number, _, _ in parts}
+    if _REG_BUILD_ID in kinds or _REG_SIZE not in kinds:
+        return parts
+    return [part for part in parts if part[0] not in _REG_VALIDATION]
+
+
+def _rearmed(parts: list[Field]) -> list[Field]:
+    """Return a timer that expires at once if it is periodic, had expired and was not read.
+
+    Linux stops such a timer until it is read, and reports no time until its next expiry; CRIU restores that as a timer that
+    was switched off.
+    """
+    numbers = {number: value for number, _, value in parts}
+    if not (numbers.get(_INTERVAL_SECONDS) or numbers.get(_INTERVAL_NANOSECONDS)):
+        return parts
+    if numbers.get(_VALUE_SECONDS) or numbers.get(_VALUE_NANOSECONDS):
+        return parts
+    kept = [part for part in parts if part[0] != _VALUE_NANOSECONDS]
+    return [*kept, (_VALUE_NANOSECONDS, _VARINT, 1)]
+
+
+def _edit(path: Path, changes: Mapping[int, _Change]) -> None:
+    """Replace the fields of every entry of the kinds that `changes` names, in one pass."""
+    edited = []
+    for message in criu_images.messages(path):
+        parts = list(criu_images.fields(message))
+        for index, (number, wire, value) in enumerate(parts):
+            if number in changes and isinstance(value, bytes):
+                changed = changes[number](list(criu_images.fields(value)))
+                parts[index] = (number, wire, criu_images.encode(changed))
+        edited.append(criu_images.encode(parts))
+    criu_images.replace(path, edited)

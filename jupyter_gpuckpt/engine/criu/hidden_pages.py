@@ -1,0 +1,155 @@
+"""Pages that CRIU does not see in a skeleton dump, because we list them ourselves.
+
+CRIU pins every page of a task in pipes before it finds that nobody wants it. The large private areas are hidden from it
+(`preload.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
+as CRIU would have done with memory that is of no file. So the standstill does not grow with the memory, nor does the number of
+descriptors. Pages that a process changed in its private mapping of a file are hidden as well: a process that has loaded PyTorch
+has tens of thousands of them, and an ordinary user's pipes may hold two pages each.
+See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import struct
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from ...host import processes
+from ...model import SCRATCH
+from . import images as criu_images
+from . import memory_images
+from .images import Extent
+
+#: Where the areas are listed for CRIU, in the kernel's mount namespace, and the variable that says so.
+LIST = f"{SCRATCH}/hidden"
+VARIABLE = "GPUCKPT_HIDDEN"
+
+_SCAN = 0xC0606610
+_ARGUMENT = struct.Struct("<12Q")
+_FILE, _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
+#: Not more: a scan for more regions than its buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
+_REGIONS = 512
+#: Smaller areas are left to CRIU.
+_SMALLEST = 1 << 20
+#: As in preload.c.
+_MOST = 65536
+
+Area = tuple[int, int]
+
+
+class HiddenPages:
+    """The hidden areas of one tree, from the moment it stands still until the images are complete."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self._areas = {pid: _hideable(pid) for pid in pids} if _supported() else {}
+
+    def write(self, path: Path) -> None:
+        """List the areas for CRIU."""
+        found = sorted(
+            (processes.nspid(pid) or 0, start, end)
+            for pid, areas in self._areas.items()
+            for start, end in areas
+        )
+        path.write_bytes(b"".join(struct.pack("<3Q", *area) for area in found))
+
+    def scan(self) -> dict[int, list[Extent]]:
+        """Return the pages in the areas, by pid inside. The tasks must stand still."""
+        return {
+            processes.nspid(pid) or 0: list(_pages(pid, areas))
+            for pid, areas in self._areas.items()
+            if areas
+        }
+
+
+def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
+    """Enter pages into CRIU's pagemap images, where it did not see them itself."""
+    for nspid, hidden in pages.items():
+        seen = criu_images.pagemap(images, nspid)
+        # Not hidden after all (a CRIU that takes no library, or has another way to look): it has listed them.
+        if hidden and not _overlap(seen, hidden):
+            memory_images.add_lazy(images, nspid, hidden)
+
+
+def visible_bytes(pid: int) -> int:
+    """Return at least the size of the private memory of a process that CRIU sees: not all that is mapped need be there."""
+    hidden = set(_hideable(pid)) if _supported() else set()
+    return sum(
+        area.end - area.start
+        for area in processes.maps(pid)
+        if area.private and (area.start, area.end) not in hidden
+    )
+
+
+def _overlap(seen: list[Extent], hidden: list[Extent]) -> bool:
+    extents = sorted((*seen, *hidden), key=lambda extent: extent.address)
+    return any(one.address + one.length > other.address for one, other in pairwise(extents))
+
+
+def _hideable(pid: int) -> list[Area]:
+    """Return the large private areas. Locked ones would be filled by mlock in a restore, before any page is there."""
+    if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
+        return []
+    found = [
+        (area.start, area.end)
+        for area in processes.maps(pid)
+        if area.perms[0] == "r"
+        and area.private
+        and (area.inode or not area.path or area.path == "[heap]" or area.path.startswith("[anon:"))
+        and area.end - area.start >= _SMALLEST
+    ]
+    return found[: _MOST // 64]
+
+
+def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
+    """Yield the pages in `areas` that are the process's own: in memory or swapped out, not a file's, the zero page or a guard."""
+    with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
+        for start, end in areas:
+            for first, last in _scanned(pagemap.fileno(), start, end):
+                yield Extent(first, last - first, lazy=True)
+
+
+def _scanned(descriptor: int, start: int, end: int) -> Iterator[Area]:
+    unwanted = _FILE | _PFNZERO | (_GUARD if _knows_guards() else 0)
+    regions = np.zeros((_REGIONS, 3), np.uint64)
+    while start < end:
+        argument = bytearray(
+            _ARGUMENT.pack(
+                *(_ARGUMENT.size, 0, start, end, 0, regions.ctypes.data, _REGIONS, 0),
+                *(unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT),
+            )
+        )
+        count = fcntl.ioctl(descriptor, _SCAN, argument)
+        for first, last, _ in regions[:count].tolist():
+            yield first, last
+        start = _ARGUMENT.unpack(argument)[4]
+
+
+@cache
+def _supported() -> bool:
+    """Return whether Linux has PAGEMAP_SCAN (6.7 and newer)."""
+    return _accepts(_PFNZERO)
+
+
+@cache
+def _knows_guards() -> bool:
+    return _accepts(_GUARD)
+
+
+def _accepts(category: int) -> bool:
+    region = np.zeros(3, np.uint64)
+    argument = bytearray(
+        _ARGUMENT.pack(
+            _ARGUMENT.size, 0, 0, 4096, 0, region.ctypes.data, 1, 0, category, category, 0, _PRESENT
+        )
+    )
+    try:
+        with Path("/proc/self/pagemap").open("rb") as pagemap:
+            fcntl.ioctl(pagemap.fileno(), _SCAN, argument)
+    except OSError:
+        return False
+    return True

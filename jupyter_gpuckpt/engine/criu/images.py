@@ -1,0 +1,361 @@
+"""CRIU's image files, read and edited at the level of protobuf's wire format.
+
+The images are magic numbers followed by length-prefixed messages (criu/protobuf.c). Only fields that this project needs are
+named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte
+for byte. See https://protobuf.dev/programming-guides/encoding/ for the format.
+
+They come out of snapshots, which may come from anybody: what makes no sense raises ObjectCorrupt, and nothing else.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from ...errors import ObjectCorrupt
+
+_MAGIC_BYTES = 8
+_LENGTH = struct.Struct("<I")
+_COPY_BYTES = 4 << 20
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+PAGE = 4096
+#: pagemap_entry.flags (criu/include/pagemap.h).
+PAGEMAP_FLAGS, PAGEMAP_COUNT = 4, 5
+PE_LAZY, PE_PRESENT = 2, 4
+
+#: pstree_entry (images/pstree.proto).
+_TREE_PID, _TREE_THREADS = 1, 5
+#: PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h).
+_MOST_PIDS = 1 << 22
+
+#: fdinfo_entry (images/fdinfo.proto).
+_FD_NUMBER = 4
+
+#: remap_type (images/remap-file-path.proto).
+_REMAP_LINKED, _REMAP_GHOST = 0, 1
+_FILE_REG = 3
+_REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8, 10, 11
+
+Field = tuple[int, int, "int | bytes"]
+
+#: A number of 64 bits has at most this many bytes of seven.
+_VARINT_BYTES = 10
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def strict(
+    read: Callable[_Parameters, _Result],
+) -> Callable[_Parameters, _Result]:
+    """Make a function that reads images raise ObjectCorrupt for whatever makes no sense in them."""
+
+    @wraps(read)
+    def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        try:
+            return read(*args, **kwargs)
+        except (
+            ArithmeticError,
+            LookupError,
+            StopIteration,
+            TypeError,
+            ValueError,
+            struct.error,
+        ) as error:
+            raise ObjectCorrupt(
+                "CRIU's images in the snapshot are damaged.",
+                hint="The kernel cannot be brought back from this snapshot; resume an older one.",
+                details=f"{read.__name__}: {type(error).__name__}: {error}",
+            ) from error
+
+    return wrapped
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for place, byte in enumerate(data[at : at + _VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, at + place + 1
+    raise ValueError("a number does not end")
+
+
+def _encode_varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def fields(message: bytes) -> Iterator[Field]:
+    """(number, wire type, value) of every field, in order; a value is an int (varint) or bytes."""
+    at = 0
+    while at < len(message):
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        value: int | bytes
+        if wire == _VARINT:
+            value, at = _varint(message, at)
+        elif wire == _BYTES:
+            length, at = _varint(message, at)
+            value, at = message[at : at + length], at + length
+        elif wire in (_FIXED32, _FIXED64):
+            width = 4 if wire == _FIXED32 else 8
+            value, at = message[at : at + width], at + width
+        else:
+            raise ValueError(f"wire type {wire} is not used by CRIU")
+        if at > len(message):
+            raise ValueError("a field is truncated")
+        yield number, wire, value
+
+
+def encode(parts: list[Field]) -> bytes:
+    """The message of these fields: the inverse of `fields`."""
+    out = bytearray()
+    for number, wire, value in parts:
+        out += _encode_varint(number << 3 | wire)
+        if isinstance(value, int):
+            out += _encode_varint(value)
+        else:
+            out += (_encode_varint(len(value)) if wire == _BYTES else b"") + value
+    return bytes(out)
+
+
+def messages(path: Path) -> Iterator[bytes]:
+    """The messages of an image file."""
+    data = path.read_bytes()
+    at = _MAGIC_BYTES
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + length
+        if at > len(data):
+            raise ValueError("a message is truncated")
+        yield data[at - length : at]
+
+
+def replace(path: Path, entries: list[bytes]) -> None:
+    """Replace the messages of an image file."""
+    out = bytearray(path.read_bytes()[:_MAGIC_BYTES])
+    for message in entries:
+        out += _LENGTH.pack(len(message)) + message
+    path.write_bytes(out)
+
+
+def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace the first message of an image file, whatever follows it."""
+    with path.open("rb") as source:
+        head = source.read(_MAGIC_BYTES)
+        (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
+        message = source.read(length)
+        edited = change(message)
+        if edited == message:
+            return
+        copy = path.with_name(f"{path.name}.edited")
+        with copy.open("wb") as target:
+            target.write(head + _LENGTH.pack(len(edited)) + edited)
+            shutil.copyfileobj(source, target, _COPY_BYTES)
+    copy.replace(path)
+
+
+def numbers(message: bytes) -> dict[int, int]:
+    """Return the fields of a message that are numbers."""
+    return {number: value for number, _, value in fields(message) if isinstance(value, int)}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of pages of one process: `address` and `length` in bytes."""
+
+    address: int
+    length: int
+    lazy: bool
+
+
+@strict
+def pagemap(images: Path, nspid: int) -> list[Extent]:
+    """The pages of a process in the order of its pagemap; lazy ones are those that CRIU left to us."""
+    entries = messages(images / f"pagemap-{nspid}.img")
+    next(entries)
+    found = []
+    for entry in entries:
+        values = numbers(entry)
+        count = values.get(PAGEMAP_COUNT) or values[2]
+        found.append(Extent(values[1], count * PAGE, bool(values.get(PAGEMAP_FLAGS, 0) & PE_LAZY)))
+    return found
+
+
+@strict
+def pages_id(images: Path, nspid: int) -> int:
+    """The number in the name of the file that holds the pages of a process."""
+    return numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcess:
+    """A process as the images have it."""
+
+    pid: int
+    parent: int
+    name: str
+
+
+@strict
+def processes(images: Path) -> list[ImageProcess]:
+    """The processes of the tree, root first. Zombies are among them: they have no pagemap."""
+    found = []
+    for message in messages(images / "pstree.img"):
+        values = numbers(message)
+        found.append(ImageProcess(values[1], values[2], _comm(images / f"core-{values[1]}.img")))
+    return found
+
+
+@strict
+def highest_pid(images: Path) -> int:
+    """Return the highest pid, thread id, group or session of the tree: later processes must not land on one of them.
+
+    CRIU leaves the thread ids of a zombie uninitialized (criu/pstree.c), so those are not counted. A zombie has no pagemap.
+    """
+    found = []
+    for message in messages(images / "pstree.img"):
+        pid = numbers(message)[_TREE_PID]
+        is_zombie = not (images / f"pagemap-{pid}.img").exists()
+        found += [
+            value
+            for number, _, value in fields(message)
+            if isinstance(value, int) and not (is_zombie and number == _TREE_THREADS)
+        ]
+    return max(value for value in found if value <= _MOST_PIDS)
+
+
+@strict
+def clocks(images: Path) -> list[int]:
+    """Return what the clocks of the tree showed, monotonic and since boot, each as seconds and nanoseconds; [] if unknown."""
+    path = next(images.glob("timens-*.img"), None)
+    if path is None:
+        return []
+    shown = {
+        n: numbers(value)
+        for n, _, value in fields(next(messages(path)))
+        if isinstance(value, bytes)
+    }
+    return [part for clock in (1, 2) for part in (shown[clock][1], shown[clock][2])]
+
+
+def _comm(path: Path) -> str:
+    """core_entry.tc.comm; empty when the image has none."""
+    for message in messages(path):
+        for number, _, value in fields(message):
+            if number == 3 and isinstance(value, bytes):  # task_core_entry
+                for inner, _, text in fields(value):
+                    if inner == 6 and isinstance(text, bytes):
+                        return text.decode(errors="replace")
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegularFile:
+    """A regular file that the tree has open or mapped. `length` None: CRIU does not check it. `mode`: as st_mode."""
+
+    file_id: int
+    path: str
+    flags: int
+    length: int | None
+    build_id: str
+    mode: int = 0
+
+
+@strict
+def regular_files(images: Path) -> list[RegularFile]:
+    """Every regular file of files.img."""
+    found = []
+    for message in messages(images / "files.img"):
+        for number, _, value in fields(message):
+            if number == _FILE_REG and isinstance(value, bytes):
+                found.append(_regular(value))
+    return found
+
+
+def _regular(message: bytes) -> RegularFile:
+    numbers: dict[int, int] = {}
+    path, words = "", []
+    for number, wire, value in fields(message):
+        if number == _REG_BUILD_ID and isinstance(value, int):
+            words.append(value)
+        elif number == _REG_BUILD_ID and wire == _BYTES and isinstance(value, bytes):
+            words += [word for (word,) in struct.iter_unpack("<I", value)]
+        elif number == _REG_NAME and isinstance(value, bytes):
+            path = value.decode(errors="surrogateescape")
+        elif isinstance(value, int):
+            numbers[number] = value
+    build_id = "".join(f"{word:08x}" for word in words)
+    return RegularFile(
+        numbers[_REG_ID],
+        path,
+        numbers.get(_REG_FLAGS, 0),
+        numbers.get(_REG_SIZE),
+        build_id,
+        numbers.get(_REG_MODE, 0),
+    )
+
+
+@strict
+def highest_descriptor(images: Path) -> int:
+    """Return the highest number of a descriptor that any process has open; -1 if there is none."""
+    return max(
+        (
+            numbers(message).get(_FD_NUMBER, 0)
+            for path in images.glob("fdinfo-*.img")
+            for message in messages(path)
+        ),
+        default=-1,
+    )
+
+
+@strict
+def ghosts(images: Path) -> dict[int, int]:
+    """Return the deleted files that are in images of their own, by the ids of those that the tree has open or mapped."""
+    return {
+        values[1]: values[2]
+        for values in _remaps(images)
+        if values.get(3, _REMAP_LINKED) == _REMAP_GHOST
+    }
+
+
+@strict
+def ghost_images(images: Path) -> list[str]:
+    """Return the names of the images that hold deleted files which the tree has open or mapped (criu/files-reg.c)."""
+    return [f"ghost-file-{number:x}.img" for number in ghosts(images).values()]
+
+
+@strict
+def link_remaps(images: Path) -> list[tuple[str, str]]:
+    """(`link_remap.N` path, original path) of the hard links that CRIU made for files whose name is gone or taken.
+
+    With --leave-stopped CRIU leaves these links behind: a second save would fail on them (criu/files-reg.c, linkat).
+    """
+    names = {file.file_id: "/" + file.path.lstrip("/") for file in regular_files(images)}
+    return [
+        (names[values[2]], names.get(values[1], ""))
+        for values in _remaps(images)
+        if values.get(3, _REMAP_LINKED) == _REMAP_LINKED and values[2] in names
+    ]
+
+
+@strict
+def remapped(images: Path) -> set[int]:
+    """The ids of files that CRIU finds in another way than by their name: deleted ones, mostly."""
+    return {values[1] for values in _remaps(images)}
+
+
+def _remaps(images: Path) -> list[dict[int, int]]:
+    """The entries of remap-fpath.img: 1 is the id of the file, 2 that of what stands for it, 3 what kind that is."""
+    path = images / "remap-fpath.img"
+    return [numbers(message) for message in messages(path)] if path.exists() else []

@@ -1,0 +1,99 @@
+"""A process's memory in CRIU's images: which areas it has, and which of its pages lie where (images/mm.proto, pagemap.proto).
+
+What makes no sense raises ObjectCorrupt, as in `images.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .images import (
+    PAGE,
+    PAGEMAP_COUNT,
+    PAGEMAP_FLAGS,
+    PE_LAZY,
+    PE_PRESENT,
+    Extent,
+    Field,
+    encode,
+    fields,
+    messages,
+    numbers,
+    replace,
+    strict,
+)
+
+_VARINT = 0
+#: mm_entry, vma_entry, and a status of the latter (criu/include/image.h).
+_PROGRAM, _AREAS = 12, 14
+_START, _END, _PROTECTION, _MAPPED_AS, _STATUS = 1, 2, 5, 6, 7
+_IS_GUARD = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A memory area of a process, with what mmap was told: protection and flags."""
+
+    start: int
+    end: int
+    protection: int
+    flags: int
+
+
+@strict
+def areas(images: Path, nspid: int) -> list[Area]:
+    """Return the memory areas of a process by address, without the guard regions in them."""
+    found = []
+    for message in messages(images / f"mm-{nspid}.img"):
+        for number, _, value in fields(message):
+            if number == _AREAS and isinstance(value, bytes):
+                area = numbers(value)
+                if not area[_STATUS] & _IS_GUARD:
+                    kind = area[_PROTECTION], area[_MAPPED_AS]
+                    found.append(Area(area[_START], area[_END], *kind))
+    return sorted(found, key=lambda area: area.start)
+
+
+@strict
+def program_id(images: Path, nspid: int) -> int:
+    """Return the number of the file that a process runs; two that run the same have the same."""
+    return numbers(next(messages(images / f"mm-{nspid}.img")))[_PROGRAM]
+
+
+@strict
+def replace_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
+    """Take the lazy pages of a process out of its pagemap, and enter these as pages that are in its pages file."""
+    path = images / f"pagemap-{nspid}.img"
+    head, *entries = messages(path)
+    own = [entry for entry in entries if not numbers(entry).get(PAGEMAP_FLAGS, 0) & PE_LAZY]
+    added = [_entry(extent, PE_PRESENT, wide=_are_wide(entries)) for extent in extents]
+    replace(path, [head, *sorted((*own, *added), key=_address)])
+
+
+@strict
+def add_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
+    """Enter lazy pages into a process's pagemap, at their place in the order of addresses."""
+    path = images / f"pagemap-{nspid}.img"
+    head, *entries = messages(path)
+    added = [_entry(extent, PE_LAZY, wide=_are_wide(entries)) for extent in extents]
+    replace(path, [head, *sorted((*entries, *added), key=_address)])
+
+
+def _address(entry: bytes) -> int:
+    return numbers(entry)[1]
+
+
+def _are_wide(entries: Sequence[bytes]) -> bool:
+    """Return whether pages are counted in a field of 64 bits, as newer CRIUs do; they leave the old one 0."""
+    return any(PAGEMAP_COUNT in numbers(entry) for entry in entries)
+
+
+def _entry(extent: Extent, flags: int, *, wide: bool) -> bytes:
+    pages = extent.length // PAGE
+    parts: list[Field] = [(1, _VARINT, extent.address), (2, _VARINT, 0 if wide else pages)]
+    parts.append((PAGEMAP_FLAGS, _VARINT, flags))
+    if wide:
+        parts.append((PAGEMAP_COUNT, _VARINT, pages))
+    return encode(parts)

@@ -1,0 +1,92 @@
+"""Files that a kernel had open and that are gone when it is to be resumed.
+
+CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
+IPython's history) is made anew, empty: what was in it is lost anyway, and the kernel's memory is worth more. One that it was
+reading is named, so that somebody can put it back.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from ...errors import HostIncompatible
+from ...model import FORMER_SCRATCH, CapturedFile
+from . import images as criu_images
+
+_SHOWN = 5
+#: Made anew with the namespaces, or none of ours to make.
+_OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+
+
+def missing(
+    images: Path, inside: Callable[[str], Path], captured: Iterable[CapturedFile] = ()
+) -> tuple[dict[str, int], list[str]]:
+    """Find the files of files.img that are gone and are not among those that were `captured` with the snapshot.
+
+    Returns path and mode of those that can be made anew, and a sentence about each of the others. `inside` gives a path as the
+    kernel will see it.
+    """
+    renamed = criu_images.remapped(images)
+    travelling = {record.path for record in captured}
+    can_be_made: dict[str, int] = {}
+    lost: dict[str, str] = {}
+    for file in criu_images.regular_files(images):
+        path = "/" + file.path.lstrip("/")
+        if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
+            continue
+        if path in travelling or os.path.lexists(inside(path)):
+            continue
+        if stat.S_ISDIR(file.mode):
+            lost[path] = f"The working directory {path} of the kernel is gone."
+        elif file.mode & (stat.S_ISUID | stat.S_ISGID):
+            lost[path] = f"The program {path}, which runs with another's rights, is gone."
+        elif not stat.S_ISREG(file.mode) or file.flags & os.O_ACCMODE == os.O_RDONLY:
+            lost[path] = f"The file {path}, which the kernel has open, is gone."
+        else:
+            can_be_made[path] = stat.S_IMODE(file.mode)
+    for path in lost:  # one that several have open, some to write to it
+        can_be_made.pop(path, None)
+    return can_be_made, [lost[path] for path in sorted(lost)]
+
+
+def put_in_place(
+    images: Path, captured: Iterable[CapturedFile], make_folders: Callable[[Path], None]
+) -> list[str]:
+    """Make what is missing and was open for writing; returns the paths of what was made.
+
+    Raises HostIncompatible naming files that were only read; then nothing was made.
+    """
+    found, lost = missing(images, Path, captured)
+    if lost:
+        raise HostIncompatible(
+            " ".join(lost[:_SHOWN]),
+            hint="Put back what is gone, then try again. The snapshot is untouched.",
+            details="\n".join(lost),
+        )
+    made = []
+    try:
+        for path, mode in found.items():
+            target = Path(path)
+            make_folders(target.parent)
+            target.touch(mode=0o600, exist_ok=False)
+            made.append(path)
+            target.chmod(mode)  # CRIU compares it
+            owner = target.parent.stat()
+            with suppress(PermissionError):  # in another's folder it stays ours
+                os.chown(target, owner.st_uid, owner.st_gid)
+    except OSError:
+        remove(made)
+        raise
+    return made
+
+
+def remove(made: list[str]) -> None:
+    """Undo `put_in_place`: remove what is still empty."""
+    for path in made:
+        with suppress(OSError):
+            if Path(path).lstat().st_size == 0:
+                Path(path).unlink()

@@ -1,0 +1,75 @@
+"""The command lines of `criu dump` and `criu restore`; the reasons for each option are in ARCHITECTURE.md, "CRIU's options"."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from ...model import SCRATCH
+from ..settings import EngineSettings
+from ..tree import user_namespaces
+from ..tree.tree import Tree
+from . import action_script, cache, watched_files
+
+#: Where images lie inside the kernel's mount namespace when they are on the scratch tmpfs.
+IMAGES = f"{SCRATCH}/images"
+
+#: Right for every dump and restore.
+_COMMON = [
+    "-v1",
+    "--tcp-close",
+    "--file-locks",
+    "--link-remap",
+    "--manage-cgroups=ignore",
+]
+#: For tasks in a user namespace of their own, in which CRIU has every capability.
+_UNPRIVILEGED = ["--unprivileged"]
+#: What a descriptor takes in the queue in which CRIU keeps those that it inherits (criu/fdstore.c), and how many it may have besides.
+_KEPT_BYTES, _OTHERS_KEPT = 800, 100
+_SO_SNDBUFFORCE, _LARGEST_BUFFER = 32, (1 << 30) - 1
+
+
+def dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: int) -> list[str]:
+    """Return the command that dumps a tree into `images`, inside its namespaces."""
+    return [
+        *(str(settings.init), "enter", str(tree.init_pid)),
+        *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
+        *(_unprivileged(tree) if user_namespaces.has_own(tree.init_pid) else ()),
+        *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
+        *("--ghost-limit", str(ghost_limit), "--action-script", action_script.PROGRAM),
+        # A connection that nobody has accepted yet fails the dump otherwise; a kernel's clients open some at any time.
+        "--skip-in-flight",
+        *_COMMON,
+    ]
+
+
+def _unprivileged(tree: Tree) -> Iterator[str]:
+    yield from _UNPRIVILEGED
+    for path in watched_files.paths(tree):
+        yield from ("--irmap-scan-path", path)
+
+
+def restore_words(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
+    """The command that init runs to restore `directory` as a child of its own, every task stopped."""
+    return [
+        *(
+            "env",
+            f"LD_PRELOAD={settings.criu_preload}",
+            f"{cache.VARIABLE}={cache.DIRECTORY}",
+        ),
+        *(str(settings.criu), "restore", "--images-dir", directory, "--work-dir", directory),
+        *("--log-file", "restore.log", "--restore-detached", "--restore-sibling"),
+        *("--leave-stopped", "--action-script", action_script.PROGRAM, *_COMMON),
+        *(_UNPRIVILEGED if unprivileged else ()),
+    ]
+
+
+def most_inherited() -> int:
+    """Return how many descriptors a restore may inherit: without a right the queue in which they are kept is short."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as queue:
+        try:
+            queue.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _LARGEST_BUFFER)
+        except PermissionError:
+            queue.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LARGEST_BUFFER)
+        length = queue.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    return max(0, length // _KEPT_BYTES - _OTHERS_KEPT)

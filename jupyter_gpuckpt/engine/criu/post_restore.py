@@ -1,0 +1,54 @@
+"""What is done at CRIU's `post-restore`: all memory is mapped, and the tasks wait in CRIU's own code with every signal blocked.
+
+Later would be too late for their memory: CRIU lets each task return to the program, and Linux then writes the frame of a signal
+handler onto its stack before the task stops. See man criu, `--action-script`.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from . import action_script
+
+
+class PostRestore:
+    """A thread that does `work` when CRIU asks whether it may go on; where that raises CRIU gives up. Use as a context manager."""
+
+    def __init__(self, path: Path, work: Callable[[], None]) -> None:
+        self._server, self._work = action_script.listen(path), work
+        self._thread = threading.Thread(target=self._serve, name="post-restore", daemon=True)
+        #: What `work` raised.
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+        self._server.close()
+
+    def end(self) -> None:
+        """Wait for the thread, which ends at once if CRIU has not asked. May be called again."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)  # it wakes accept
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            connection, _ = self._server.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                self._work()
+            except BaseException as error:
+                self.error = error
+            else:
+                with suppress(OSError):  # it was killed; its end says so
+                    action_script.go_on(connection)

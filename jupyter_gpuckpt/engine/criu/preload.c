@@ -1,0 +1,239 @@
+/* criu-preload: preloaded into CRIU.
+ *
+ * In `criu dump` it answers some of CRIU's questions about a task in another way than Linux does.
+ *
+ * Pages. A skeleton dump needs no page, but CRIU still pins every one in pipes (0.1 s and 500 descriptors per GB) before it
+ * forgets them. The areas in the file that GPUCKPT_HIDDEN names (written when all tasks stand still) look empty to its
+ * PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst); their pages are put into its pagemap images afterwards. The other
+ * side of this is hidden_pages.py. Without libc's headers for the request: they are younger than many distributions.
+ *
+ * Seccomp filters. A task has at least the filters that init has, and inherits them again at a restore. CRIU would save them
+ * and add them once more each time. A task with exactly GPUCKPT_FILTERS filters has none in the /proc/PID/status that CRIU
+ * reads. The other side is host/seccomp.py.
+ *
+ * Mapped files whose name is gone. Linux lets only a right over the whole machine open /proc/PID/map_files. Where that is refused,
+ * what CRIU opens is what GPUCKPT_GONE names for it. The other side is deleted_files.py.
+ *
+ * In `criu restore` it makes the keeper adopt orphans from the beginning. CRIU forks a process whose session is not its parent's
+ * from a helper, which ends, and takes for granted that the tree's root gets it then (`prepare_pstree_ids`). It makes the keeper a
+ * subreaper only later: a daemonised child would be init's, stay stopped, and be missing in the next snapshot. And it lets CRIU
+ * go on where there is no uid 0 that it could become.
+ */
+#include <stdarg.h>
+#include <sys/syscall.h>
+
+#include "preload.h"
+
+#define SET_CHILD_SUBREAPER 36 /* prctl */
+#define INIT 1
+#define EPERM_ -1
+#define EINVAL_ -22
+#define PAGEMAP_SCAN_ 0xc0606610UL
+#define GUARD (1UL << 8)
+#define MAX_AREAS 65536
+#define MAX_WAYS 4096
+#define MAX_KEPT 1024
+#define CONTENT (1UL << 63) /* in the pid of a way */
+#define SCRATCH "/dev/shm/.gpuckpt/"
+
+struct region { unsigned long start, end, categories; };
+struct scan {
+    unsigned long size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    unsigned long category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+struct area { unsigned long pid, start, end; }; /* sorted by pid and start */
+struct way { unsigned long pid, start, end; char path[232]; };
+
+static struct area areas[MAX_AREAS];
+static long count = -1;
+static struct way ways[MAX_WAYS];
+static long way_count = -1;
+
+static unsigned long number(const char *text) {
+    unsigned long value = 0;
+    for (; *text >= '0' && *text <= '9'; text++) value = value * 10 + (unsigned long)(*text - '0');
+    return value;
+}
+
+/* Read when the file is there: CRIU also scans itself, before it asks whether it may begin. */
+static void load(void) {
+    const char *path = variable("GPUCKPT_HIDDEN=");
+    if (!path) return;
+    long got = read_file(path, areas, sizeof areas);
+    if (got >= 0) count = got / (long)sizeof(struct area);
+}
+
+static void descriptor_path(int fd, char path[40]) {
+    static const char head[] = "/proc/self/fd/";
+    char digits[12];
+    int n = 0, at = 0;
+    for (; head[at]; at++) path[at] = head[at];
+    for (int rest = fd; rest || !n; rest /= 10) digits[n++] = (char)('0' + rest % 10);
+    while (n) path[at++] = digits[--n];
+    path[at] = 0;
+}
+
+/* What the descriptor stands for, as /proc has it; its length, 0 if that cannot be said. */
+static long link_of(int fd, char *link, long room) {
+    char path[40];
+    descriptor_path(fd, path);
+    long length = call(SYS_readlink, (long)path, (long)link, room - 1, 0);
+    if (length <= 0) return 0;
+    link[length] = 0;
+    return length;
+}
+
+/* The pid in "/proc/PID/pagemap", which the descriptor stands for; 0 if it is something else. */
+static unsigned long pid_of(int fd) {
+    char link[64];
+    return link_of(fd, link, sizeof link) > 6 ? number(link + 6) : 0;
+}
+
+static long scan(int fd, struct scan *whole, unsigned long pid) {
+    unsigned long at = whole->start, found = 0;
+    while (at < whole->end && found < whole->vec_len) {
+        unsigned long stop = whole->end, skip = 0;
+        for (long i = 0; i < count; i++) {
+            if (areas[i].pid != pid || areas[i].end <= at) continue;
+            if (areas[i].start <= at) skip = areas[i].end;
+            else if (areas[i].start < stop) stop = areas[i].start;
+            break;
+        }
+        if (skip) {
+            at = skip < whole->end ? skip : whole->end;
+            continue;
+        }
+        struct scan part = *whole;
+        part.start = at, part.end = stop, part.walk_end = 0;
+        part.vec = whole->vec + found * sizeof(struct region), part.vec_len = whole->vec_len - found;
+        long result = call(SYS_ioctl, fd, PAGEMAP_SCAN_, (long)&part, 0);
+        if (result < 0) return result;
+        found += (unsigned long)result;
+        at = part.walk_end;
+        if (at < stop) break; /* no room for more */
+    }
+    whole->walk_end = at;
+    return (long)found;
+}
+
+int ioctl(int fd, unsigned long request, ...) {
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    long result;
+    unsigned long pid;
+    struct scan *whole = argument;
+    int pages = request == PAGEMAP_SCAN_ && !((whole->category_mask & ~whole->category_inverted) & GUARD) &&
+                !(whole->category_anyof_mask & GUARD) && whole->vec && !whole->max_pages;
+    if (pages && count < 0) load();
+    if (pages && count > 0 && (pid = pid_of(fd))) result = scan(fd, whole, pid);
+    else result = call(SYS_ioctl, fd, (long)request, (long)argument, 0);
+    return (int)returned(result);
+}
+
+/* Where `text` begins in the first `length` bytes; 0 if it does not. */
+static char *find(char *data, long length, const char *text) {
+    for (char *end = data + length; data < end; data++) {
+        const char *wanted = text;
+        char *at = data;
+        while (*wanted && at < end && *at == *wanted) at++, wanted++;
+        if (!*wanted) return data;
+    }
+    return 0;
+}
+
+static int is_status(int fd) {
+    char link[64];
+    long length = link_of(fd, link, sizeof link);
+    return length > 13 && find(link, 6, "/proc/") && find(link + length - 7, 7, "/status");
+}
+
+/* Lines of a status file: "Seccomp:\t2", "Seccomp_filters:\t1". */
+static void hide_filters(int fd, char *data, long length) {
+    static const char mode[] = "\nSeccomp:\t2", filters[] = "\nSeccomp_filters:\t";
+    const char *inherited = variable("GPUCKPT_FILTERS=");
+    char *at = find(data, length, mode), *of = find(data, length, filters);
+    if (!inherited || !at || !of || number(of + sizeof filters - 1) != number(inherited) || !is_status(fd)) return;
+    at[sizeof mode - 2] = '0';
+    for (char *digit = of + sizeof filters - 1; *digit >= '0' && *digit <= '9'; digit++) *digit = '0';
+}
+
+long read(int fd, void *data, unsigned long size) {
+    long result = call(SYS_read, fd, (long)data, (long)size, 0);
+    if (result > 0) hide_filters(fd, data, result);
+    return returned(result);
+}
+
+/* In a user namespace of its own CRIU may have any uid, and 0 is none there: it is refused what CRIU takes for granted before it
+ * restores anything. Credentials are compared and set again by every task itself, through no function of libc's. */
+static int harmless(long result) { return result == EPERM_ || result == EINVAL_ ? 0 : (int)returned(result); }
+
+int setuid(unsigned id) { return harmless(call(SYS_setuid, (long)id, 0, 0, 0)); }
+int setgid(unsigned id) { return harmless(call(SYS_setgid, (long)id, 0, 0, 0)); }
+int setgroups(unsigned long size, const unsigned *list) { return harmless(call(SYS_setgroups, (long)size, (long)list, 0, 0)); }
+
+static void load_ways(void) {
+    const char *path = variable("GPUCKPT_GONE=");
+    long got = path ? read_file(path, ways, sizeof ways) : 0;
+    way_count = got > 0 ? got / (long)sizeof(struct way) : 0;
+}
+
+/* A substitute loses its name at once: it is to be a deleted file in the images. It stays open for all that ask for it. */
+static long open_way(struct way *way, int flags) {
+    static struct { const char *path; int fd; } kept[MAX_KEPT];
+    char link[40];
+    if (!find(way->path, sizeof SCRATCH, SCRATCH)) return call(SYS_open, (long)way->path, flags, 0, 0);
+    for (int i = 0; i < MAX_KEPT; i++) {
+        if (!kept[i].path) {
+            long fd = call(SYS_open, (long)way->path, 02000002 /* O_CLOEXEC, O_RDWR */, 0, 0);
+            if (fd < 0) return fd;
+            call(SYS_unlink, (long)way->path, 0, 0, 0);
+            kept[i].path = way->path, kept[i].fd = (int)fd;
+        }
+        const char *a = kept[i].path, *b = way->path;
+        while (*a && *a == *b) a++, b++;
+        if (*a != *b) continue;
+        descriptor_path(kept[i].fd, link);
+        return call(SYS_open, (long)link, flags, 0, 0);
+    }
+    return -24; /* EMFILE */
+}
+
+/* Where "START-END" in /proc/PID/map_files leads, if it was refused; the refusal if we know no other way. As "map_files/START-END"
+ * CRIU asks for the content of memory that tasks share without a file. */
+static long open_mapped(int directory, const char *name, int flags, long refusal) {
+    static const char folder[] = "map_files/";
+    char link[64];
+    int is_content = find((char *)name, sizeof folder - 1, folder) != 0;
+    if (is_content) name += sizeof folder - 1;
+    unsigned long start = hexadecimal(&name), end, pid;
+    if (*name++ != '-') return refusal;
+    end = hexadecimal(&name);
+    long length = *name ? 0 : link_of(directory, link, sizeof link);
+    if (length < 7 || !find(link, 6, "/proc/")) return refusal;
+    if (!is_content && (length < 16 || !find(link + length - 10, 10, "/map_files"))) return refusal;
+    pid = number(link + 6) | (is_content ? CONTENT : 0);
+    if (way_count < 0) load_ways();
+    for (long i = 0; i < way_count; i++)
+        if (ways[i].pid == pid && ways[i].start == start && ways[i].end == end) return open_way(&ways[i], flags);
+    return refusal;
+}
+
+int openat64(int directory, const char *name, int flags, ...) {
+    va_list arguments;
+    va_start(arguments, flags);
+    unsigned mode = va_arg(arguments, unsigned);
+    va_end(arguments);
+    long result = call(SYS_openat, directory, (long)name, flags, mode);
+    if (result == EPERM_) result = open_mapped(directory, name, flags, result);
+    return (int)returned(result);
+}
+
+/* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
+int setsid(void) {
+    long session = call(SYS_setsid, 0, 0, 0, 0);
+    if (session < 0) return (int)returned(session);
+    if (call(SYS_getppid, 0, 0, 0, 0) == INIT) call(SYS_prctl, SET_CHILD_SUBREAPER, 1, 0, 0);
+    return (int)session;
+}

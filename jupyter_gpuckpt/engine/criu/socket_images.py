@@ -1,0 +1,184 @@
+"""Sockets in CRIU's images: given other ports and names where the snapshot's are taken, e.g. by the kernel it was branched from.
+
+CRIU restores listeners with SO_REUSEADDR and SO_REUSEPORT (criu/sk-inet.c) and removes a unix socket's file before it binds it
+anew (criu/sk-unix.c). So a second copy of a snapshot would come back without an error, and share ports or take over names with
+the first. Here is where that is seen before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import ThawFailed
+from ...host import lingering
+from ...model import SCRATCH
+from ...ports import HeldPorts
+from . import images as criu_images
+from .images import Field
+
+#: file_entry (images/fdinfo.proto).
+_INET, _UNIX = 4, 16
+#: inet_sk_entry (images/sk-inet.proto).
+_FAMILY, _TYPE, _STATE, _SOURCE, _DESTINATION, _ADDRESS = 3, 4, 6, 7, 8, 11
+#: unix_sk_entry (images/sk-unix.proto).
+_UNIX_STATE, _UNIX_NAME = 4, 11
+#: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
+_LISTEN = 10
+_MOST_PORT = 65535
+#: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
+_CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
+#: A kernel's own copies of these are no names of anybody else's.
+_PRIVATE = ("/dev/shm/", f"{SCRATCH}/")  # noqa: S108 - the kernel's own
+
+
+@dataclass
+class Moved:
+    """What was changed. `ports`: of the tree's listeners, old to new, but those that the caller had named."""
+
+    ports: dict[int, int] = field(default_factory=dict)
+    #: The new ones are held until the tree listens on them.
+    held: list[HeldPorts] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Let go of the new ports: the tree has them."""
+        for ports in self.held:
+            ports.release()
+
+
+def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
+    """Edit files.img so that its tree can live beside whatever has its ports now.
+
+    `ports`: old to new, or to the same, for those that somebody outside has to know. Raises ThawFailed if one of them is taken. A
+    listener on any other port that is taken gets a free one.
+    """
+    entries, listeners = _read(files)
+    moved = Moved()
+    # What the frozen tree's own connections left is in the way for a minute. All at once: a table of hundreds takes a while.
+    lingering.end({ports.get(port, port) for port, _, _ in listeners})
+    for port, family, address in listeners:
+        if port in moved.ports or not _is_taken(ports.get(port, port), family, address):
+            continue
+        if port in ports:
+            raise ThawFailed(
+                f"The kernel's own port {ports[port]} is taken by another program.",
+                hint="End that program, then try again. The snapshot is untouched.",
+                details=f"bind to {address} port {ports[port]}: address already in use",
+            )
+        free = HeldPorts.free(1)
+        moved.held.append(free)
+        [moved.ports[port]] = free.ports
+    namespace = os.stat(f"/proc/{init_pid}/ns/pid").st_ino
+    changes = {**ports, **moved.ports}
+    edited = [_edited(entry, changes, namespace) for entry in entries]
+    if edited != entries:
+        criu_images.replace(files, edited)
+    return moved
+
+
+@criu_images.strict
+def _read(files: Path) -> tuple[list[bytes], list[tuple[int, int, str]]]:
+    """Return the messages of files.img, and what is listened on."""
+    entries = list(criu_images.messages(files))
+    for entry in entries:
+        _edited(entry, {}, 0)  # can be read as a whole
+    listeners = list(_listeners(entries))
+    if any(not 0 <= port <= _MOST_PORT for port, _, _ in listeners):
+        raise ValueError("a port is none")
+    return entries, listeners
+
+
+def _inner(entry: bytes, kind: int) -> Iterator[list[Field]]:
+    for number, _, value in criu_images.fields(entry):
+        if number == kind and isinstance(value, bytes):
+            yield list(criu_images.fields(value))
+
+
+def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
+    """Port, address family and address of every TCP listener."""
+    for entry in entries:
+        for parts in _inner(entry, _INET):
+            values = {number: value for number, _, value in parts if isinstance(value, int)}
+            if (values[_TYPE], values[_STATE]) == (socket.SOCK_STREAM, _LISTEN):
+                words = [value for number, _, value in parts if number == _ADDRESS]
+                family = values[_FAMILY]
+                length = 1 if family == socket.AF_INET else 4
+                address = struct.pack(f"={length}I", *words[:length])
+                yield values[_SOURCE], family, socket.inet_ntop(family, address)
+
+
+def _is_taken(port: int, family: int, address: str) -> bool:
+    """Whether somebody listens there. Without SO_REUSEPORT, which would let us in beside a restored listener."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+            probe.listen()
+        except OSError:
+            return True
+    return False
+
+
+@criu_images.strict
+def listening_files(files: Path, *, private_shm: bool) -> list[str]:
+    """The paths of files.img's listening unix sockets that are seen outside of the kernel too."""
+    private = _PRIVATE if private_shm else _PRIVATE[1:]
+    found = []
+    for entry in criu_images.messages(files):
+        for parts in _inner(entry, _UNIX):
+            state = next(value for number, _, value in parts if number == _UNIX_STATE)
+            name = next(value for number, _, value in parts if number == _UNIX_NAME)
+            if state == _LISTEN and isinstance(name, bytes) and name.startswith(b"/"):
+                path = os.fsdecode(name.rstrip(b"\0"))
+                if "\0" in path:
+                    raise ValueError("the name of a socket goes on after its end")
+                # Two dots lead anywhere, and nobody needs a folder for them.
+                if not path.startswith(private) and ".." not in path.split("/"):
+                    found.append(path)
+    return found
+
+
+def names_in_use() -> set[str]:
+    """The paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
+    found = set()
+    with suppress(OSError):
+        for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
+            columns = line.split(maxsplit=7)
+            if len(columns) == 8:
+                found.add(columns[7])
+    return found
+
+
+def _edited(entry: bytes, ports: Mapping[int, int], namespace: int) -> bytes:
+    parts = list(criu_images.fields(entry))
+    for index, (number, wire, value) in enumerate(parts):
+        if number == _INET and isinstance(value, bytes):
+            inner = [_with_ports(part, ports) for part in criu_images.fields(value)]
+            parts[index] = (number, wire, criu_images.encode(inner))
+        elif number == _UNIX and isinstance(value, bytes):
+            inner = [_with_namespace(part, namespace) for part in criu_images.fields(value)]
+            parts[index] = (number, wire, criu_images.encode(inner))
+    return criu_images.encode(parts)
+
+
+def _with_ports(part: Field, ports: Mapping[int, int]) -> Field:
+    number, wire, value = part
+    # Also of closed connections: CRIU binds them to where they were.
+    if number in {_SOURCE, _DESTINATION} and isinstance(value, int):
+        return number, wire, ports.get(value, value)
+    return part
+
+
+def _with_namespace(part: Field, namespace: int) -> Field:
+    """The driver names its socket by its namespace, and a copy of the process lives in another one."""
+    number, wire, value = part
+    if number == _UNIX_NAME and isinstance(value, bytes) and (match := _CUDA_NAME.match(value)):
+        renamed = b"\0cuda-uvmfd-%d-%s" % (namespace, match[2])
+        return number, wire, renamed + value[match.end() :]
+    return part

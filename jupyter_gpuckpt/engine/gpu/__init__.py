@@ -1,0 +1,1 @@
+"""The GPU memory of a tree: checkpointed and restored by the CUDA driver."""

@@ -1,0 +1,395 @@
+"""The GPU side of a freeze and of a thaw: every process of the tree that has a CUDA context.
+
+Covers: Lock, Checkpoint with the driver's staging memory as files of ours, Restore, Unlock, forked children released.
+Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), what is refused
+(`refusals.py`), which GPU it comes back to (`placement.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+
+from ... import decoding
+from ...errors import CheckpointError, FreezeFailed, GpuCkptError, ThawFailed, ToolMissing
+from ...host import gpu, processes
+from ...model import SCRATCH, Gpu, GpuProcess
+from ...progress import Progress, Stage
+from ..injection import ptrace
+from ..injection.threads_held import ThreadsHeld
+from ..tree.launch import pids
+from ..tree.tree import Tree
+from . import cuda, refusals, release
+from .placement import UNKNOWN, Placement, place, reserved, together, visible
+from .staging import FileStaging, StagingFile
+
+logger = logging.getLogger(__name__)
+
+DIRECTORY = f"{SCRATCH}/gpu"
+#: What each checkpointed process needs on which GPU, by its pid in the kernel's namespace; for whoever gives it back.
+_NEEDS = "needs.json"
+
+#: How long memory that another program took from the GPU is waited for.
+_PATIENCE_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+#: What is staged is a little more than what the GPU needs.
+_TOLERANCE_BYTES = 256 << 20
+
+
+class _TakenFromGpu(msgspec.Struct, frozen=True):
+    """The content of the file: bytes by GPU UUID, by process."""
+
+    needs: dict[int, dict[str, int]] = {}
+
+
+class GpuProcesses:
+    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what was done."""
+
+    def __init__(self, tree: Tree, progress: Progress) -> None:
+        self._tree, self._progress = tree, progress
+        #: Host pids of those that are locked or checkpointed.
+        self._locked: list[int] = []
+        self._staged: dict[int, list[StagingFile]] = {}
+        self._bytes: dict[int, int] = {}
+        #: Those that were parked before, and stay so whatever becomes of this freeze.
+        self._parked: set[int] = set()
+        #: What each needs on which GPU.
+        self._needs: dict[int, dict[str, int]] = {}
+
+    def take(
+        self, lock_seconds: float, *, parked: bool = False, peer_access_off: bool = False
+    ) -> None:
+        """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
+
+        `lock_seconds`: how long running GPU work of each is waited for. What was `parked` is taken as it is. Otherwise what an
+        earlier save could not give back is given back first. On an error `give_back` undoes what was done. Without a GPU
+        nothing happens. Raises KernelNotCheckpointable, before anything is done, for what could not come back;
+        `peer_access_off`: see `refusals.py`.
+        """
+        if parked:
+            self._take_parked()
+        else:
+            self.give_back_parked()
+        with_gpu = [pid for pid in pids(self._tree) if cuda.holds_gpu(pid)]
+        if not with_gpu:
+            return
+        usable, reason = cuda.available()
+        if not usable:
+            raise ToolMissing(
+                f"The kernel uses a GPU, and GPU memory cannot be saved here: {reason}.",
+                hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` says what else is missing.",
+            )
+        owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
+        refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
+        with self._progress.stage(Stage.GPU_LOCK):
+            for pid in owners:
+                cuda.lock(pid, lock_seconds)
+                self._locked.append(pid)
+        with self._progress.stage(Stage.GPU_CHECKPOINT):
+            self._needs |= {pid: gpu.used_by(pid) for pid in owners}
+            self._note_needs()
+            # Two processes take half of the time that one after the other takes, on one GPU as well.
+            _side_by_side(self._checkpoint, owners)
+            self._note_needs()
+        with self._progress.stage(Stage.GPU_RELEASE):
+            for pid in pids(self._tree):
+                if pid not in owners and cuda.holds_gpu(pid):
+                    release.release(pid)
+        for pid in owners:
+            refusals.refuse_leftovers(pid)
+
+    def _checkpoint(self, pid: int) -> None:
+        before = processes.memory(pid).private_bytes
+        files: list[StagingFile] = []
+        try:
+            thread = _driver_thread(pid, FreezeFailed)
+            with FileStaging(self._tree, pid, thread, DIRECTORY) as staging:
+                cuda.checkpoint(pid)
+            files = list(staging.files)
+        except FreezeFailed as error:
+            if not cuda.was_refused_by_system(error):
+                raise
+            # Seen once in 40; the driver's own way, into private memory, has one part less that can fail.
+            logger.warning("%s It is tried again without staging files.", error)
+            cuda.checkpoint(pid)
+        self._staged[pid], size = files, sum(file.length for file in files)
+        self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
+        if not any(self._needs[pid].values()):  # the driver does not tell
+            self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - _TOLERANCE_BYTES)}
+
+    def _note_needs(self) -> None:
+        """For a daemon that finds the processes checkpointed: it must not try where there is no room."""
+        needs = {processes.nspid(pid) or 0: needs for pid, needs in self._needs.items()}
+        path = self._needs_path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(_TakenFromGpu(needs)))
+
+    def give_back(self, *, later: bool = False) -> None:
+        """Restore and unlock whatever was taken. Needs the tasks running: the driver works in a thread of the target.
+
+        One process that cannot be brought back does not keep the others from it; the first such error is raised at the end.
+        Where other programs took the GPU's memory meanwhile it goes to another GPU of the same model, if the process may see
+        that one; else nothing is tried, because the driver would lose the process: it stays checkpointed, its data in RAM,
+        for the next call. With `later` nothing is waited for and nothing raised: there must be a next call.
+        """
+        if not self._locked:
+            return
+        waiting, self._locked = self._locked[::-1], []
+        failed: dict[int, GpuCkptError] = {}
+        with self._progress.stage(Stage.GPU_RESTORE, undo=True):
+            free, fitting = gpu.free_bytes(), dict[int, Placement]()
+            for pid in waiting:
+                placement = self._place(pid, free)
+                if not placement.shortage:
+                    free = reserved(free, self._needs_now(pid), placement)
+                    fitting[pid] = placement
+
+            def bring_back(pid: int) -> None:
+                try:
+                    placement = fitting.get(pid) or self._wait(
+                        pid, 0.0 if later else _PATIENCE_SECONDS
+                    )
+                    cuda.bring_back(pid, placement.gpu_map)
+                except GpuCkptError as error:
+                    logger.exception("GPU memory of process %d could not be brought back", pid)
+                    failed[pid] = error
+
+            _side_by_side(bring_back, fitting)
+            for pid in waiting:
+                if pid not in fitting:
+                    bring_back(pid)
+        self._locked = [
+            pid for pid in reversed(waiting) if pid in failed and (later or pid not in fitting)
+        ]
+        if failed and not later:
+            raise next(failed[pid] for pid in waiting if pid in failed)
+
+    def _needs_now(self, pid: int) -> dict[str, int]:
+        # One that the driver refused to take has its memory still, and is to be unlocked only.
+        taken = cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
+        return self._needs.get(pid, {}) if taken else {}
+
+    def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
+        needs, here = self._needs_now(pid), gpu.gpus()
+        allowed = visible(processes.environment(pid).get("CUDA_VISIBLE_DEVICES"), here)
+        return place(
+            needs, here, here, free, allowed=None if allowed is None else {*allowed, *needs}
+        )
+
+    def _wait(self, pid: int, patience: float) -> Placement:
+        """Its place as soon as there is one; raises FreezeFailed when there is none for so many seconds."""
+        placement = _when_there_is_room(lambda: self._place(pid, gpu.free_bytes()), patience)
+        if placement.shortage:
+            raise _no_room(pid, placement.shortage)
+        return placement
+
+    def _checkpointed(self) -> list[int]:
+        return [
+            pid
+            for pid in pids(self._tree)
+            if cuda.may_be_parked(pid) and cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
+        ]
+
+    def _take_parked(self) -> None:
+        noted = self._noted_needs()
+        for pid in self._checkpointed():
+            paths = {area.path for area in processes.maps(pid) if DIRECTORY in area.path}
+            files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
+            self._staged[pid] = sorted(files)
+            self._bytes[pid] = sum(file.length for file in files)
+            self._needs[pid] = noted.get(processes.nspid(pid) or 0, {})
+            self._parked.add(pid)
+
+    def give_back_parked(self) -> None:
+        """Give back what is checkpointed though no freeze is under way; raises as `give_back`."""
+        if parked := self._checkpointed():
+            self._needs |= self._parked_needs(parked)
+            self._locked += parked
+            self.give_back()
+
+    def parked_room(self) -> Placement:
+        """Where what is parked would go now: of several processes the one that lacks most."""
+        self._needs |= self._parked_needs(self._checkpointed())
+        free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
+        for pid, needs in self._needs.items():
+            found = self._place(pid, free)
+            free = reserved(free, needs, found)
+            shortest = min(shortest, found, key=lambda each: each.free_bytes - each.needed_bytes)
+        return shortest
+
+    def settle(self) -> bool:
+        """Give back what another daemon left locked or checkpointed; whether nothing is left to do.
+
+        Nothing is waited for, and what fails is logged: the next save tries it again.
+        """
+        with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
+        states = {pid: cuda.state(pid) for pid in with_driver}
+        checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
+        self._needs |= self._parked_needs(checkpointed)
+        self._locked = [
+            p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
+        ]
+        self.give_back(later=True)
+        done = not self._locked
+        for pid in set(with_driver) - set(self._locked):
+            try:
+                # A staging that was cut off may have left a file open or mapped; the driver itself has none any more.
+                release.release(pid, devices=DIRECTORY)
+            except GpuCkptError:
+                logger.exception("process %d keeps a file of its GPU memory open", pid)
+                done = False
+        return done
+
+    def _parked_needs(self, parked: Iterable[int]) -> dict[int, dict[str, int]]:
+        noted = self._noted_needs()
+        return {
+            pid: noted.get(processes.nspid(pid) or 0) or {UNKNOWN: _staged_bytes(pid)}
+            for pid in parked
+        }
+
+    @property
+    def _needs_path(self) -> Path:
+        return self._tree.inside(f"{DIRECTORY}/{_NEEDS}")
+
+    def _noted_needs(self) -> dict[int, dict[str, int]]:
+        try:
+            return decoding.from_json(self._needs_path.read_bytes(), _TakenFromGpu).needs
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def drop_files(self) -> None:
+        """Remove the staging files; the driver has unmapped them by then."""
+        for pid, files in self._staged.items():
+            for file in files if pid not in self._parked else ():
+                with suppress(OSError):
+                    self._tree.inside(file.path).unlink(missing_ok=True)
+
+    def records(self) -> list[GpuProcess]:
+        """What the manifest says of each process."""
+        return [
+            GpuProcess(
+                processes.nspid(pid) or 0,
+                [file.path for file in files],
+                self._bytes[pid],
+                self._needs[pid],
+            )
+            for pid, files in self._staged.items()
+        ]
+
+    def files(self) -> dict[str, Path]:
+        """Stream name -> where the staging file can be read from outside."""
+        return {
+            f"gpu{file.path}": self._tree.inside(file.path)
+            for files in self._staged.values()
+            for file in files
+        }
+
+
+def _staged_bytes(pid: int) -> int:
+    """What a parked process needs on the GPU."""
+    staged = (area.end - area.start for area in processes.maps(pid) if DIRECTORY in area.path)
+    return max(0, sum(staged) - _TOLERANCE_BYTES)
+
+
+def placement_of(
+    records: Sequence[GpuProcess], known: Sequence[Gpu], allowed: Collection[str] | None
+) -> Placement:
+    """Where the memory of these processes would go on this machine now.
+
+    `known`: the GPUs of the machine where it was taken; `allowed`: UUIDs to choose from, None: all.
+    """
+    needs = together(
+        [
+            record.by_gpu or {UNKNOWN: max(0, record.memory_bytes - _TOLERANCE_BYTES)}
+            for record in records
+        ]
+    )
+    return place(needs, known, gpu.gpus(), gpu.free_bytes(), allowed=allowed)
+
+
+def _when_there_is_room(look: Callable[[], Placement], patience: float) -> Placement:
+    deadline = time.monotonic() + patience
+    while (found := look()).shortage and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def _side_by_side(work: Callable[[int], None], items: Iterable[int]) -> None:
+    """Do it for all at once, each in a thread; the first error is raised when all have ended."""
+    waiting = list(items)
+    with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
+        begun = [pool.submit(work, item) for item in waiting]
+    for each in begun:
+        each.result()
+
+
+def _no_room(pid: int, shortage: str) -> FreezeFailed:
+    return FreezeFailed(
+        f"Another program took the GPU memory of the kernel while it was being saved. {shortage}",
+        hint="The kernel's data are safe, but its GPU work waits. Free GPU memory (nvidia-smi shows who holds it), then save"
+        " again: that gives it back first.",
+        details=f"process {pid} ({processes.name(pid)})",
+    )
+
+
+def _driver_thread(pid: int, error: type[CheckpointError]) -> int:
+    """The thread in which the driver works; without it every thread would be held and the driver wait for ever."""
+    thread = cuda.restore_thread(pid)
+    if thread is None:
+        raise error(
+            "The CUDA driver does not know its own thread in the kernel.",
+            hint="Update the NVIDIA driver; `jupyter gpuckpt doctor` names its version.",
+            details=f"cuCheckpointProcessGetRestoreThreadId({pid})",
+        )
+    return thread
+
+
+def restore(
+    tree: Tree,
+    records: Sequence[GpuProcess],
+    known: Sequence[Gpu],
+    allowed: Collection[str] | None,
+    progress: Progress,
+) -> None:
+    """GPU memory back into a restored tree whose tasks are all stopped (state T), on GPUs that `placement_of` chooses.
+
+    Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
+    fails. On return the CUDA processes' tasks run. Raises ThawFailed.
+    """
+    if not records:
+        return
+    placement = _when_there_is_room(
+        lambda: placement_of(records, known, allowed), _PATIENCE_SECONDS
+    )
+    if placement.shortage:
+        raise ThawFailed(
+            f"There is no room on the GPU. {placement.shortage}",
+            hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
+            details=f"{placement.needed_bytes} bytes are needed, {placement.free_bytes} bytes are free",
+        )
+    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+    sizes = {by_nspid[record.pid]: record.memory_bytes for record in records}
+
+    def bring_back(pid: int) -> None:
+        cuda.restore(pid, placement.gpu_map)
+        cuda.unlock(pid)
+        progress.advance(sizes[pid])
+
+    with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
+        for pid in sizes:
+            # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
+            thread = _driver_thread(pid, ThawFailed)
+            held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
+            os.kill(pid, signal.SIGCONT)
+        _side_by_side(bring_back, sizes)
+    for record in records:
+        for path in record.staging:
+            tree.inside(path).unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""CUDA processes that the driver takes from the GPU and then cannot bring back, or not take at all; found before it is tried.
+
+What can only be seen when the driver is asked (managed memory) it refuses by itself, and Unlock is enough then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...errors import KernelNotCheckpointable
+from ...host import gpu, processes
+from ..tree.tree import Tree
+from .release import DEVICES
+
+#: Where a CUDA process tells of memory that it shares (cuIpcGetMemHandle): the number is its pid in its own namespace.
+_SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
+
+
+def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+    """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing was touched.
+
+    `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. It cannot be seen
+    from outside, and with it Restore fails for good; so any other process with contexts on several GPUs is refused.
+    """
+    for pid in cuda_pids:
+        used = gpu.used_by(pid)
+        if gpu.shares_by_mps(pid):
+            raise _refusal(
+                pid,
+                "uses the GPU through the Multi-Process Service (MPS), which the driver cannot checkpoint.",
+                "Start the kernel without MPS (CUDA_MPS_PIPE_DIRECTORY) to be able to save it.",
+            )
+        if any(map(gpu.is_partitioned, used)) or (not used and _all_partitioned()):
+            raise _refusal(
+                pid,
+                "uses a part of a GPU in MIG mode, which the driver cannot checkpoint.",
+                "Use a whole GPU to be able to save it; only an administrator can switch MIG off.",
+            )
+        if partner := _imports_from(pid):
+            raise _refusal(
+                pid,
+                f"has GPU memory of another process (CUDA IPC, from process {partner} as the kernel sees it);"
+                " the driver could not bring it back.",
+                "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
+            )
+        on_several = len(used) > 1 or (not used and len(gpu.gpus()) > 1)
+        if on_several and not (peer_access_off and pid == tree.kernel_pid):
+            where = f"on {len(used)} GPUs" if used else "on GPUs that the driver does not name"
+            raise _refusal(
+                pid,
+                f"has CUDA contexts {where}; if peer access between them is on, the driver could not bring it back.",
+                "In a notebook save when no cell runs: peer access is switched off meanwhile. Other processes of the kernel"
+                " must use one GPU (CUDA_VISIBLE_DEVICES=0).",
+            )
+
+
+def refuse_leftovers(pid: int) -> None:
+    """Raise KernelNotCheckpointable for a process that still has GPU devices open or mapped after its Checkpoint.
+
+    CRIU could not save it. The driver has closed all that is CUDA's; so they are another library's.
+    """
+    left = {path for path in processes.descriptors(pid).values() if path.startswith(DEVICES)}
+    left |= {area.path for area in processes.maps(pid) if area.path.startswith(DEVICES)}
+    if left:
+        raise _refusal(
+            pid,
+            f"has {', '.join(sorted(left))} open by another library than CUDA (hwloc does it when mpi4py is imported).",
+            # Measured with Open MPI 4.1.6: with it nothing is left open.
+            "For hwloc, restart the kernel with HWLOC_COMPONENTS=-cuda,-nvml,-opencl,-gl in its environment.",
+        )
+
+
+def _imports_from(pid: int) -> int | None:
+    """The pid, in the kernel's namespace, of the process whose GPU memory `pid` has open; None: of none.
+
+    Measured with driver 580: both Checkpoints succeed, and the Restore of the one that imports fails for good. It maps the
+    exporter's file in /dev/shm, whose name has the exporter's pid.
+    """
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return None
+    own = processes.nspid(pid)
+    owners = {int(number, 16) for number in _SHARED.findall(text)}
+    return min(owners - {own}, default=None)
+
+
+def _all_partitioned() -> bool:
+    present = gpu.gpus()
+    return bool(present) and all(gpu.is_partitioned(each.uuid) for each in present)
+
+
+def _refusal(pid: int, what: str, hint: str) -> KernelNotCheckpointable:
+    return KernelNotCheckpointable(
+        f"A process of the kernel {what}",
+        hint=hint,
+        details=f"process {pid} ({processes.name(pid)})",
+    )

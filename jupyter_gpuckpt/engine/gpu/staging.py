@@ -1,0 +1,306 @@
+"""The CUDA driver's staging memory as a file of ours, so that the GPU's bytes never go through CRIU.
+
+Covers: replacing the driver's mmap() during Checkpoint. Does not cover: the Checkpoint itself (`cuda`), reading the files,
+writing them again before a resume, unlinking them. See also: `injection/tracee.py` (how a call is injected).
+
+During Checkpoint the driver maps the memory for everything it takes off the GPUs by one (several GPUs: perhaps more)
+mmap(MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE) in the thread that GetRestoreThreadId names. Zeroing small pages inside that
+call is half of the checkpoint. We trace that one thread meanwhile:
+
+* at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. What
+  the tmpfs has not got must show now: later it would be a SIGBUS in the driver. If anything fails, the call goes on as it is;
+* else the kernel is told to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
+  injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory;
+* several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults,
+  one after the other, would take longer than its copying.
+
+The driver makes some 40 calls before that mmap. Afterwards, waiting for the GPU, it makes thousands, at times hundreds of
+thousands, and each costs a tenth of a millisecond as long as it is traced: 8 GB took 38 s instead of 2. So the thread is let
+go soon after the mmap.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import mmap
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from ...errors import FreezeFailed
+from ...host import processes
+from ..injection import ptrace
+from ..injection.ptrace import Kind
+from ..injection.tracee import Tracee
+from ..tree.tree import Tree
+
+logger = logging.getLogger(__name__)
+
+_NR_CLOSE, _NR_MMAP, _NR_MUNMAP, _NR_MADVISE, _NR_OPENAT = 3, 9, 11, 28, 257
+_AT_FDCWD = -100
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED = 0x01, 0x02, 0x10
+_MAP_ANONYMOUS, _MAP_POPULATE = 0x20, 0x8000
+_MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+_HUGE_PAGE = 2 << 20
+#: Of the files; CRIU compares it at a restore.
+STAGING_MODE = 0o600
+#: What one thread zeroes at a time. It keeps other threads of ours from mapping memory for so long.
+_PIECE = 16 << 20
+#: Four keep ahead of the driver; more only take processors from it.
+_ZEROING_THREADS = 4
+#: How many calls of the driver's thread are looked at for its first mmap, and after each for another.
+_CALLS_BEFORE, _CALLS_AFTER = 20_000, 200
+_LOOKS = 50
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 10e-6, 500e-6
+_END_SECONDS = 60.0
+
+
+class StagingFile(NamedTuple):
+    """A file that holds GPU memory: its path in the kernel's mount namespace and its length in bytes."""
+
+    path: str
+    length: int
+
+
+class _Replaced(NamedTuple):
+    """An mmap that the kernel was told to skip: its six arguments and the file that stands in for it."""
+
+    arguments: tuple[int, ...]
+    file: StagingFile
+
+
+class FileStaging:
+    """Makes the staging memory of a Checkpoint a file: `with FileStaging(...) as staging: cuda.checkpoint(pid)`.
+
+    `pid` and `tid` (the restore thread) are host ids; `directory`, on the scratch tmpfs, is a path of the kernel's mount
+    namespace. Every call gets a new file there, owned by the process's user. After the block `files` lists them. Empty:
+    no such call was seen, there was no room, or the thread could not be traced; then nothing was changed and the bytes lie
+    in private memory. When the block raises, the files are removed: a refused Checkpoint leaves nothing behind.
+
+    Raises FreezeFailed at the end when the thread cannot be let go.
+    """
+
+    def __init__(self, tree: Tree, pid: int, tid: int, directory: str) -> None:
+        self.files: list[StagingFile] = []
+        self._tree, self._pid, self._tid, self._directory = tree, pid, tid, directory
+        self._zeroing = ThreadPoolExecutor(_ZEROING_THREADS, "staging")
+        self._ready, self._done = threading.Event(), threading.Event()
+        # ptrace ties a tracee to one thread, and the caller's is busy inside the driver's call.
+        self._thread = threading.Thread(target=self._trace, name=f"staging-{tid}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join(_END_SECONDS)
+        self._zeroing.shutdown(cancel_futures=True)
+        if error is not None:
+            self.discard()
+        elif self._thread.is_alive():
+            raise FreezeFailed(
+                "The CUDA driver's thread in the kernel could not be let go.",
+                hint="The kernel's GPU work seems to hang; interrupt it and try again.",
+                details=f"process {self._pid}, thread {self._tid}",
+            )
+
+    def discard(self) -> None:
+        """Unlink the files; their memory is free as soon as nothing maps them."""
+        while self.files:
+            self._unlink(self.files.pop())
+
+    def _trace(self) -> None:
+        tracee = Tracee(self._pid, self._tid, way_home=True)
+        try:
+            tracee.attach()
+        except OSError as error:
+            logger.info("GPU memory is staged in private memory: %s", error)
+            return
+        finally:
+            self._ready.set()
+        try:
+            with suppress(ProcessLookupError):  # it was killed; the Checkpoint says so
+                self._serve(tracee)
+        finally:
+            try:
+                tracee.detach()
+            except OSError:  # it is let go when this thread ends
+                logger.exception("thread %d could not be let go properly", self._tid)
+
+    def _serve(self, tracee: Tracee) -> None:
+        """Follow the thread from call to call while it is worth it, or until the block is left; it stands still then."""
+        replaced: _Replaced | None = None
+        calls_left = _CALLS_BEFORE
+        tracee.resume(ptrace.SYSCALL)
+        while True:
+            stop = self._next(tracee)
+            if stop.kind is Kind.SYSCALL:
+                now = ptrace.syscall_stop(tracee.tid)
+                calls_left -= now.op == ptrace.SYSCALL_ENTRY
+                if now.op == ptrace.SYSCALL_ENTRY and _stages(now):
+                    calls_left = _CALLS_AFTER
+                    replaced = self._skip(tracee, now.arguments)
+                elif now.op == ptrace.SYSCALL_EXIT and replaced is not None:
+                    tracee.finish(self._replace(tracee, replaced))
+                    replaced = None
+                if calls_left < 0:
+                    return
+            elif stop.kind in (Kind.TRAP, Kind.GROUP) and self._done.is_set():
+                return
+            # LISTEN leaves a thread stopped that the user stopped; everything else goes on.
+            request = ptrace.LISTEN if stop.kind is Kind.GROUP else ptrace.SYSCALL
+            tracee.resume(request, stop.signal if stop.kind is Kind.SIGNAL else 0)
+
+    def _next(self, tracee: Tracee) -> ptrace.Stop:
+        """The thread's next stop; once the block is left, it is asked for one.
+
+        A blocking waitpid could not be woken when the block is left: PTRACE_INTERRUPT has to come from this very thread, a
+        pidfd tells of exits only, and SIGCHLD belongs to whoever runs the daemon's main thread. So it looks again and again:
+        at first without a pause, which serves a burst of short calls and keeps the GIL, then with pauses of a tenth of the
+        time that the call has taken, so that a copy of seconds costs hardly any processor time.
+        """
+        began, looks, asked = time.monotonic(), 0, False
+        while (stop := tracee.poll()) is None:
+            looks += 1
+            if looks < _LOOKS:
+                continue
+            if self._done.is_set() and not asked:
+                tracee.interrupt()
+                asked = True
+            pause = (time.monotonic() - began) / 10
+            time.sleep(min(max(pause, _SHORTEST_PAUSE), _LONGEST_PAUSE))
+        return stop
+
+    def _skip(self, tracee: Tracee, arguments: tuple[int, ...]) -> _Replaced | None:
+        """Make the file and tell the kernel to skip the call; None leaves the call as it is."""
+        try:
+            file = self._make(arguments[1])
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            logger.info("GPU memory is staged in private memory: %s", error)
+            return None
+        try:
+            tracee.skip()
+        except OSError:
+            self._unlink(file)
+            raise
+        return _Replaced(arguments, file)
+
+    def _replace(self, tracee: Tracee, replaced: _Replaced) -> int:
+        """What the skipped call returns: the address of the file's mapping or, where that fails, of what it asked for."""
+        try:
+            address = self._map(tracee, replaced)
+        except ProcessLookupError:
+            self._unlink(replaced.file)
+            raise
+        except OSError as error:
+            logger.warning("GPU memory is staged in private memory: %s", error)
+            self._unlink(replaced.file)
+            try:
+                return tracee.syscall(_NR_MMAP, *replaced.arguments)
+            except ProcessLookupError:
+                raise
+            except OSError as refused:
+                return -(refused.errno or 0)
+        self.files.append(replaced.file)
+        return address
+
+    def _map(self, tracee: Tracee, replaced: _Replaced) -> int:
+        (hint, length, protection, *_), file = replaced
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        with tracee.borrowed(os.fsencode(file.path) + b"\0") as path:
+            fd = tracee.syscall(_NR_OPENAT, _AT_FDCWD, path, flags, 0)
+        try:
+            address = tracee.syscall(_NR_MMAP, hint, length, protection, _MAP_SHARED, fd, 0)
+        finally:
+            tracee.syscall(_NR_CLOSE, fd)
+        try:
+            # A child forked meanwhile would keep the file's memory allocated.
+            tracee.syscall(_NR_MADVISE, address, length, _MADV_DONTFORK)
+        except OSError:
+            tracee.syscall(_NR_MUNMAP, address, length)
+            raise
+        with suppress(OSError):  # a kernel without huge pages: slower, but right
+            tracee.syscall(_NR_MADVISE, address, length, _MADV_HUGEPAGE)
+        return address
+
+    def _make(self, length: int) -> StagingFile:
+        """A new file of at least `length` bytes, all of them allocated."""
+        whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        prefix = f"{self._directory}/gpu-{processes.nspid(self._pid)}"
+        for number in itertools.count():
+            file = StagingFile(f"{prefix}-{number}", whole)
+            try:
+                fd = os.open(self._outside(file), flags, STAGING_MODE)
+            except FileExistsError:  # of an earlier call or generation
+                continue
+            break
+        try:
+            owner = Path(f"/proc/{self._pid}").stat()
+            os.fchown(fd, owner.st_uid, owner.st_gid)
+            os.fchmod(fd, STAGING_MODE)
+            # The size first: a tmpfs gives huge pages only below it (mm/shmem.c, huge=within_size).
+            os.ftruncate(fd, whole)
+            os.posix_fallocate(fd, 0, whole)
+            self._zero(fd, whole)
+        except BaseException:
+            self._unlink(file)
+            raise
+        finally:
+            os.close(fd)
+        return file
+
+    def _zero(self, fd: int, length: int) -> None:
+        """Begin to zero the pages, in the order in which the driver will write to them.
+
+        Allocated pages are zeroed at their first use (mm/shmem.c). Where this cannot be done the driver's page faults do it.
+        """
+        mapped = mmap.mmap(fd, length)
+        first = ctypes.c_char.from_buffer(mapped)  # keeps the mapping as long as somebody needs it
+
+        def zero(at: int) -> None:
+            size = min(_PIECE, length - at)
+            _libc().madvise(ctypes.addressof(first) + at, size, _MADV_POPULATE_WRITE)
+
+        for at in range(0, length, _PIECE):
+            self._zeroing.submit(zero, at)
+
+    def _outside(self, file: StagingFile) -> Path:
+        return self._tree.inside(file.path)
+
+    def _unlink(self, file: StagingFile) -> None:
+        with suppress(OSError):
+            self._outside(file).unlink()
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    # CDLL gives the GIL away during a call; mmap.madvise would keep it for as long as the kernel zeroes pages.
+    libc = ctypes.CDLL(None)
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+def _stages(call: ptrace.SyscallStop) -> bool:
+    """Whether this is the driver's call for staging memory: nobody else populates that much private memory at once."""
+    if call.number != _NR_MMAP:
+        return False
+    _, length, _, flags, *_ = call.arguments
+    wanted = _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_POPULATE
+    return length >= _HUGE_PAGE and flags & (wanted | _MAP_FIXED) == wanted

@@ -1,0 +1,1 @@
+"""System calls executed in threads of other processes, by ptrace."""

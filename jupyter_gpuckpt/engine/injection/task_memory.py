@@ -1,0 +1,62 @@
+"""Reading and writing another task's memory through /proc/TID/mem (man proc), whatever its mappings allow."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ...host import processes
+from ...host.processes import Mapping
+
+#: The instruction, as bytes.
+SYSCALL = b"\x0f\x05"
+#: How much code is looked through at a time: a CUDA library has gigabytes.
+_PIECE = 4 << 20
+
+
+def read(tid: int, address: int, length: int) -> bytes:
+    """Bytes of its memory. Raises OSError where nothing is mapped."""
+    with _memory(tid, os.O_RDONLY) as memory:
+        return os.pread(memory, length, address)
+
+
+def write(tid: int, address: int, data: bytes) -> None:
+    """Overwrite bytes of its memory, read-only mappings too. Raises OSError where nothing is mapped."""
+    with _memory(tid, os.O_RDWR) as memory:
+        if os.pwrite(memory, data, address) != len(data):
+            raise OSError(errno.EFAULT, f"not all at {address:#x} is mapped")
+
+
+def syscall_instruction(tid: int) -> int:
+    """The address of a `syscall` instruction for the thread: in the vdso, which every 64-bit process has, else in its code."""
+    found = find_code(tid, [SYSCALL], first=lambda area: area.path == "[vdso]")
+    if not found:
+        raise OSError(errno.ENOEXEC, f"thread {tid} has no syscall instruction")
+    return found
+
+
+def find_code(tid: int, sequences: Sequence[bytes], *, first: Callable[[Mapping], bool]) -> int:
+    """Where the thread has one of these byte sequences as code, looked for in such areas `first`; 0 if nowhere."""
+    areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
+    areas.sort(key=lambda area: not first(area))
+    overlap = max(map(len, sequences)) - 1
+    with _memory(tid, os.O_RDONLY) as memory:
+        for area in areas:
+            for start in range(area.start, area.end, _PIECE):
+                with suppress(OSError):  # vsyscall cannot be read
+                    code = os.pread(memory, min(_PIECE + overlap, area.end - start), start)
+                    for sequence in sequences:
+                        if (offset := code.find(sequence)) >= 0:
+                            return start + offset
+    return 0
+
+
+@contextmanager
+def _memory(tid: int, flags: int) -> Iterator[int]:
+    memory = os.open(f"/proc/{tid}/mem", flags | os.O_CLOEXEC)
+    try:
+        yield memory
+    finally:
+        os.close(memory)

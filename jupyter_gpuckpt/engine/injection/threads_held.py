@@ -1,0 +1,103 @@
+"""All threads of a process but one, held still: the CUDA driver restores in one thread while no code of the user runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+from ...errors import CheckpointError
+from ...host import processes
+from .tracee import Tracee
+
+_ROUNDS = 1000
+
+
+class ThreadsHeld:
+    """Stops every thread of `pid` but `except_tid` (None: all of them) from entering the `with` block to leaving it.
+
+    A process in state T may get SIGCONT meanwhile: the held threads stay where they are (a traced task does not see it),
+    the other one runs, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
+    it begins are held, too, unless `except_tid` makes them later; threads that vanish are forgotten. Not thread-safe:
+    entered and left in one thread (`Tracee` asserts it), which must not end in between, else all are let go. `options` and
+    `way_home` as in `Tracee`.
+
+    Raises CheckpointError when a thread cannot be stopped (traced by somebody else, no right, stuck in a device); those
+    that were are let go again.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        except_tid: int | None = None,
+        *,
+        options: int = 0,
+        way_home: bool = False,
+    ) -> None:
+        self.pid = pid
+        self._except_tid = except_tid
+        self._options, self._way_home = options, way_home
+        self._held: dict[int, Tracee] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as undo:
+            undo.callback(self.release)
+            self._hold_all()
+            undo.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    @property
+    def tids(self) -> list[int]:
+        """The threads that are held."""
+        return sorted(self._held)
+
+    def tracee(self) -> Tracee:
+        """One of the held threads, to inject calls into; the main thread where it lives."""
+        return self._held[min(self._held)]
+
+    def tracees(self) -> list[Tracee]:
+        """All held threads."""
+        return [self._held[tid] for tid in self.tids]
+
+    def release(self) -> None:
+        """Let all go; nothing happens the second time."""
+        with ExitStack() as all_of_them:
+            while self._held:
+                _, tracee = self._held.popitem()
+                # Not waiting for state T: after a SIGCONT it never comes.
+                all_of_them.callback(tracee.detach, settle=False)
+
+    def _hold_all(self) -> None:
+        """Threads make threads: only a look that finds no new one proves that all are held."""
+        gone: set[int] = set()
+        for _ in range(_ROUNDS):
+            known = {*self._held, *gone, self._except_tid}
+            new = [tid for tid in processes.threads(self.pid) if tid not in known]
+            if not new:
+                return
+            for tid in new:
+                tracee = Tracee(self.pid, tid, options=self._options, way_home=self._way_home)
+                try:
+                    tracee.attach()
+                except ProcessLookupError:
+                    gone.add(tid)
+                except OSError as error:
+                    raise self._failed(error) from error
+                else:
+                    self._held[tid] = tracee
+        raise self._failed(OSError("it makes threads faster than they can be stopped"))
+
+    def _failed(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            "The threads of a process could not be stopped.",
+            hint="Detach debuggers from it; run `jupyter gpuckpt doctor` for missing rights.",
+            details=f"process {self.pid}: {error}",
+        )

@@ -1,0 +1,393 @@
+"""The one injector: system calls executed inside somebody else's thread, which notices nothing (x86-64).
+
+Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back.
+Does not cover: what the calls are for (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), what becomes of the thread if we die in
+between (`way_home`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+
+How a call is injected, and why so:
+
+* All signals are blocked first. A signal that arrives in between would be handled *instead of* the call, and what looks
+  like its result is the call's own number (seen: 189 of 200 under a signal storm). Pending ones are delivered afterwards.
+* The thread's instruction pointer is set to a `syscall` instruction of its own vdso and it goes on by PTRACE_SYSCALL.
+  Only the kernel's word counts as proof: an entry stop with our number at our instruction and then the exit stop, as
+  PTRACE_GET_SYSCALL_INFO tells them. Everything else (a trap left over from PTRACE_INTERRUPT, a group stop, SIGSTOP, a
+  call broken off with -ERESTART*) goes on with its signal and is tried again. Single-stepping would end in a forced
+  SIGTRAP, which for a blocked or ignored SIGTRAP resets the program's handler (kernel/signal.c, `force_sig_info_to_task`).
+* orig_rax = -1 keeps the kernel from taking the foreign registers for a call to be restarted. With the original registers
+  back, a sleep, poll or futex wait that the stop interrupted goes on with the time it had left.
+* rbx carries a mark as long as anything in the thread is not its own; the signal mask is put back before the registers.
+  So one look at the registers tells whether a dead tracer left work to do (`RegistersRecord.in_injection`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from ...host import processes
+from . import ptrace, task_memory, way_home
+from .ptrace import Kind, Registers, Stop
+from .way_home import WayHome
+
+ALL_SIGNALS = (1 << 64) - 1
+_ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
+_NO_CALL = (1 << 64) - 1  # orig_rax of a thread that is in no system call
+_MARK = 0x7470_6B63_7570_67A5
+_CS_64_BIT = 0x33
+_RED_ZONE = 128
+#: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): not executed, try again.
+_BROKEN_OFF = (-512, -513, -514, -516)
+_TRIES = 100
+_STOP_SECONDS = 10.0
+_CALL_SECONDS = 60.0
+_SETTLE_SECONDS = 1.0
+
+
+class RegistersRecord(msgspec.Struct, frozen=True):
+    """What a thread was before an injection. `start_time` in clock ticks since boot: with `tid` it names one thread."""
+
+    pid: int
+    tid: int
+    start_time: int
+    registers: bytes
+    signal_mask: int
+
+    @property
+    def instruction_pointer(self) -> int:
+        """Where it stood."""
+        return Registers.from_buffer_copy(self.registers).rip
+
+    @property
+    def in_injection(self) -> bool:
+        """Whether the registers were not the thread's own, but those of an injected call."""
+        return Registers.from_buffer_copy(self.registers).rbx == _MARK
+
+
+#: Of a tracee that was let go on and has not been seen to stop.
+RUNNING = Stop(Kind.RUNNING)
+_TRAPPED = Stop(Kind.TRAP)
+
+
+class Tracee:
+    """One thread of a process, stopped and in our hands between `attach` and `detach` (or in a `with` block).
+
+    `options` are added to PTRACE_O_TRACESYSGOOD. `events` collects (event, message) of the events that they ask for.
+    `way_home`: should we die, the thread goes on by itself (`way_home.py`), at the price of some kilobytes below its stack
+    that are not its own meanwhile. A stopped process (T) needs none: whoever has its registers on record can put them back.
+    All methods must be called in the thread that attached: the kernel refuses others.
+    """
+
+    def __init__(
+        self, pid: int, tid: int | None = None, *, options: int = 0, way_home: bool = False
+    ) -> None:
+        self.pid, self.tid = pid, pid if tid is None else tid
+        self.events: list[tuple[int, int]] = []
+        #: The last stop; RUNNING from `resume` on.
+        self.stop = RUNNING
+        self._options = options | ptrace.TRACESYSGOOD
+        self._wants_home = way_home
+        self._home: WayHome | None = None
+        self._owner = 0
+        self._attached = self._was_stopped = self._skipped = False
+        self._original: Registers | None = None
+        self._mask = 0
+        #: Of a `syscall` instruction in its memory; 0 as long as none was needed.
+        self._instruction = 0
+
+    def __enter__(self) -> Self:
+        self.attach()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    # Coming and going
+
+    def attach(self) -> None:
+        """Stop the thread (PTRACE_SEIZE + INTERRUPT), whatever it does.
+
+        Raises ProcessLookupError when it is gone (a zombie is gone, too), PermissionError when we may not trace it or
+        somebody else does, TimeoutError when it sits in an uninterruptible call (the thread that called must end then: only
+        that lets the other go).
+        """
+        self._owner = threading.get_native_id()
+        try:
+            ptrace.request(ptrace.SEIZE, self.tid, None, self._options)
+        except PermissionError:
+            if processes.state(self.tid) in (None, "Z", "X"):
+                raise ProcessLookupError(errno.ESRCH, f"thread {self.tid} has ended") from None
+            raise
+        self._attached = True
+        try:
+            self.interrupt()
+            self._wait_for_trap()
+        except BaseException:
+            self.detach()
+            raise
+        self._was_stopped = self.stop.kind is Kind.GROUP
+
+    def adopt(self) -> None:
+        """Take over a task that the kernel attached to this thread at its birth (PTRACE_O_TRACECLONE and its like)."""
+        self._owner = threading.get_native_id()
+        self._attached = True
+        self._wait_for_trap()
+
+    def detach(self, *, settle: bool = True) -> None:
+        """Put everything back and let the thread go: it runs on, or is stopped again if its process is stopped (T).
+
+        The kernel stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`),
+        but only when it gets a processor; `settle` waits for that. A thread that has ended is no error.
+        """
+        if not self._attached:
+            return
+        self._mine()
+        self._attached = False
+        with suppress(ProcessLookupError):  # killed meanwhile; whoever it belongs to reaps it
+            if self.stop is RUNNING:
+                self.interrupt()
+                self._wait_for_trap()
+            self.finish()
+            # A signal stop is left with its signal, else that signal is lost.
+            left = self.stop.signal if self.stop.kind is Kind.SIGNAL else 0
+            ptrace.resume(ptrace.DETACH, self.tid, left)
+            if settle and self._was_stopped:
+                self._settle()
+
+    def kill(self) -> None:
+        """End the thread's process by SIGKILL and take its exit status; returns when it is gone."""
+        self._mine()
+        if not self._attached:
+            return  # it has ended by itself, and its number may be somebody else's by now
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        while ptrace.wait(self.tid, _STOP_SECONDS).kind is not Kind.ENDED:
+            pass  # a stop that was on its way
+        self._attached = False
+
+    # What is done to it
+
+    def syscall(self, number: int, *arguments: int) -> int:
+        """Execute one system call in the thread and return its result.
+
+        `detach` or `finish` puts the thread's own registers back; between calls they are not. Raises OSError with the
+        call's errno; ProcessLookupError when the thread was killed; EINTR when the call never ran to its end.
+        """
+        self._mine()
+        parked = self._begin()
+        for _ in range(_TRIES):
+            values = parked.copy()
+            values.rax, values.rip = number, self._instruction
+            for name, value in zip(_ARGUMENTS, arguments, strict=False):
+                setattr(values, name, value & (1 << 64) - 1)
+            ptrace.set_registers(self.tid, values)
+            result = self._run(number)
+            if result in _BROKEN_OFF:
+                continue
+            if -4096 < result < 0:
+                raise OSError(-result, f"{os.strerror(-result)} (call {number}, thread {self.tid})")
+            return result
+        raise InterruptedError(errno.EINTR, f"call {number} in thread {self.tid} was broken off")
+
+    def finish(self, result: int | None = None) -> None:
+        """Put signal mask and registers back; the thread stays stopped.
+
+        `result` becomes what the system call at whose exit the thread stands returns (its rax).
+        """
+        self._mine()
+        if self._original is None and result is None:
+            return
+        if self._original is None:
+            self._original, self._mask = ptrace.registers(self.tid), ptrace.signal_mask(self.tid)
+        if result is not None:
+            self._original.rax, self._original.orig_rax = result & (1 << 64) - 1, _NO_CALL
+            if self._skipped:
+                self._original.rip += len(task_memory.SYSCALL)
+            self._skipped = False
+        # This order: the mark in the registers has to outlive the foreign mask.
+        ptrace.set_signal_mask(self.tid, self._mask)
+        ptrace.set_registers(self.tid, self._original)
+        self._original = None
+        if self._home is not None:
+            self._home.clear(self.tid)
+            self._home = None
+
+    def record(self) -> RegistersRecord:
+        """The thread as it stands now."""
+        self._mine()
+        start = processes.start_time(self.tid) or 0
+        registers = self._original or ptrace.registers(self.tid)
+        mask = self._mask if self._original else ptrace.signal_mask(self.tid)
+        return RegistersRecord(self.pid, self.tid, start, bytes(registers), mask)
+
+    def put_back(self, record: RegistersRecord) -> bool:
+        """Make the thread what it was when `record` was made; whether anything was different."""
+        self._mine()
+        if self._original is None and self.record() == record:
+            return False
+        self._original = None
+        ptrace.set_signal_mask(self.tid, record.signal_mask)
+        ptrace.set_registers(self.tid, Registers.from_buffer_copy(record.registers))
+        return True
+
+    def skip(self) -> None:
+        """Make the kernel skip the call at whose entry the thread stands. `finish(result)` says what it returns; without, it is
+        made after all, also if we die."""
+        self._mine()
+        values = ptrace.registers(self.tid)
+        values.rax, values.orig_rax = values.orig_rax, _NO_CALL
+        values.rip -= len(task_memory.SYSCALL)
+        ptrace.set_registers(self.tid, values)
+        self._skipped = True
+
+    def resume(self, request: int, signum: int = 0) -> None:
+        """Let it go on by CONT, SYSCALL (up to the next entry or exit) or LISTEN (stay in group-stop), with a signal."""
+        self._mine()
+        ptrace.resume(request, self.tid, signum)
+        self.stop = RUNNING
+
+    def interrupt(self) -> None:
+        """Ask for a stop of kind TRAP, or GROUP where its process is stopped; it may come after others."""
+        self._mine()
+        ptrace.request(ptrace.INTERRUPT, self.tid)
+
+    def poll(self) -> Stop | None:
+        """Its next stop if it is there. Raises ProcessLookupError when it has ended."""
+        self._mine()
+        stop = ptrace.poll(self.tid)
+        if stop is not None:
+            self._stopped(stop)
+        return stop
+
+    def set_options(self, options: int) -> None:
+        """Replace the options (PTRACE_O_EXITKILL ...); PTRACE_O_TRACESYSGOOD stays."""
+        self._mine()
+        ptrace.request(ptrace.SETOPTIONS, self.tid, None, options | ptrace.TRACESYSGOOD)
+
+    def read(self, address: int, length: int) -> bytes:
+        """Bytes of its memory. Raises OSError where nothing is mapped."""
+        return task_memory.read(self.tid, address, length)
+
+    def write(self, address: int, data: bytes) -> None:
+        """Overwrite bytes of its memory, read-only mappings too. Raises OSError where nothing is mapped."""
+        task_memory.write(self.tid, address, data)
+
+    @contextmanager
+    def borrowed(self, data: bytes) -> Iterator[int]:
+        """The address of `data` in the thread's memory, for a call's argument; what lay there comes back afterwards.
+
+        It lies on the thread's stack below the red zone: the 128 bytes under the stack pointer that a function may use
+        without moving it (System V ABI). Below that nothing is in use, but Go and fibers keep stacks side by side.
+        """
+        self._mine()
+        stack = (self._original or ptrace.registers(self.tid)).rsp
+        address = (stack - _RED_ZONE - len(data)) & ~15
+        before = self.read(address, len(data))
+        self.write(address, data)
+        try:
+            yield address
+        finally:
+            with suppress(ProcessLookupError):
+                self.write(address, before)
+
+    # How
+
+    def _mine(self) -> None:
+        if threading.get_native_id() != self._owner:
+            message = (
+                f"thread {self.tid} was attached by thread {self._owner}; ptrace serves no other"
+            )
+            raise RuntimeError(message)
+
+    def _begin(self) -> Registers:
+        """The registers between two calls. The first time, those of the thread are put aside and all signals blocked."""
+        if self._original is None:
+            original = ptrace.registers(self.tid)
+            if original.cs != _CS_64_BIT:
+                raise OSError(errno.ENOEXEC, f"thread {self.tid} does not run 64-bit code")
+            self._mask = ptrace.signal_mask(self.tid)
+            if self._wants_home:
+                self._home = way_home.lay(self.tid, original, self._mask)
+            if self._home is not None:
+                self._instruction = self._home.call
+            elif not self._instruction:
+                self._instruction = task_memory.syscall_instruction(self.tid)
+            self._original = original
+            ptrace.set_registers(self.tid, self._parked(original))
+            ptrace.set_signal_mask(self.tid, ALL_SIGNALS)
+        return self._parked(self._original)
+
+    def _parked(self, original: Registers) -> Registers:
+        parked = original.copy()
+        parked.rbx, parked.orig_rax, parked.rip = _MARK, _NO_CALL, self._instruction
+        if self._home is not None:
+            parked.rip, parked.rsp = self._home.go, self._home.stack
+        return parked
+
+    def _run(self, number: int) -> int:
+        """Let the thread execute the call that is loaded, and nothing else; the result as the kernel gives it."""
+        entered, deliver = False, 0
+        while True:
+            self.resume(ptrace.SYSCALL, deliver)
+            deliver = 0
+            self._wait(_CALL_SECONDS)
+            kind = self.stop.kind
+            if kind is Kind.SYSCALL:
+                now = ptrace.syscall_stop(self.tid)
+                if entered and now.op == ptrace.SYSCALL_EXIT:
+                    return now.number
+                after = self._instruction + len(task_memory.SYSCALL)
+                ours = now.number == number and now.instruction_pointer == after
+                if now.op != ptrace.SYSCALL_ENTRY or not ours:
+                    raise OSError(errno.EPROTO, f"thread {self.tid} made a call of its own: {now}")
+                entered = True
+            elif kind is Kind.EVENT:
+                self.events.append((self.stop.event, ptrace.event_message(self.tid)))
+            elif kind is Kind.SIGNAL:
+                # Only SIGSTOP gets through the mask, and what the call itself caused: SIGSYS of a seccomp filter, SIGSEGV.
+                if self.stop.signal != signal.SIGSTOP:
+                    caught, self.stop = self.stop.signal, _TRAPPED
+                    raise OSError(errno.EPERM, f"call {number} caused signal {caught}")
+                deliver = self.stop.signal
+
+    def _wait_for_trap(self) -> None:
+        """Up to the stop that was asked for; signals that were already on their way are delivered."""
+        while True:
+            self._wait(_STOP_SECONDS)
+            if self.stop.kind in (Kind.TRAP, Kind.GROUP):
+                return
+            self.resume(ptrace.CONT, self.stop.signal)
+
+    def _wait(self, timeout: float) -> None:
+        self._stopped(ptrace.wait(self.tid, timeout))
+
+    def _stopped(self, stop: Stop) -> None:
+        self.stop = stop
+        if stop.kind is Kind.ENDED:
+            self._attached = False
+            raise ProcessLookupError(errno.ESRCH, f"thread {self.tid} has ended")
+
+    def _settle(self) -> None:
+        """Wait until the thread is in state T again. Another state that lasts means that somebody sent SIGCONT."""
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while processes.state(self.tid) in ("t", "R") and time.monotonic() < deadline:
+            time.sleep(50e-6)
+
+
+def living_thread(pid: int) -> int:
+    """The main thread where it lives, else another: a main thread that ended first has no memory and no descriptors."""
+    tids = [pid, *processes.threads(pid)]
+    return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

@@ -1,0 +1,153 @@
+"""A ghost: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
+
+Covers: making it, keeping it, dropping it. Does not cover: reading it (`reader.py`), areas that a fork leaves out
+(VmFlags `dc` and `wf`: read them before). See also: `injection/tracee.py`.
+
+The twin comes from a clone() injected into the process, with CLONE_PARENT: it is no child of the process, which therefore
+never sees it, but of the process's parent. Its exit signal is the caller's own (kernel/fork.c, `copy_process`: CLONE_PARENT
+copies it), so the parent gets a SIGCHLD and a pid to reap that it does not know. Hence ghosts only of a process whose parent
+is a reaper of ours (init or keeper), which reaps whatever comes.
+
+A dump by CRIU fails while a ghost lives in its tree (`Unseizable non-zombie ... state t`).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import signal
+import threading
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ...errors import FreezeFailed
+from ..injection import ptrace
+from ..injection.ptrace import Kind
+from ..injection.tracee import Tracee, living_thread
+
+logger = logging.getLogger(__name__)
+
+_NR_CLONE, _NR_CLOSE_RANGE = 56, 436
+_CLONE_PARENT = 0x8000
+_LAST_DESCRIPTOR = (1 << 32) - 1
+_WORST_OOM_SCORE = "1000"
+
+
+class Ghost:
+    """The twin of the process `host_pid`, from the constructor's return until `drop()`.
+
+    The process may run, sleep or be stopped (T); it is left as it was. `pid` is the twin's, in our PID namespace. The twin
+    holds no descriptors (no pipe stays open and no lock held because of it), never runs an instruction of the program, is
+    the first that the OOM killer takes, and dies with us: ptrace ties it (PTRACE_O_EXITKILL) to a thread that lives as long
+    as it does. Thread-safe.
+
+    Raises FreezeFailed when the process cannot be traced or the twin not be made (memory, number of processes).
+    """
+
+    def __init__(self, host_pid: int) -> None:
+        self.pid = 0
+        self._of = host_pid
+        self._pidfd = -1
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._failures: list[Exception] = []
+        self._thread = threading.Thread(target=self._live, name=f"ghost-of-{host_pid}", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        for failure in self._failures:
+            self._thread.join()
+            raise _failed(host_pid, failure) if isinstance(failure, OSError) else failure
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.drop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether its memory can still be read: False after `drop()`, and when the OOM killer took it."""
+        with self._lock:
+            if self._pidfd < 0:
+                return False
+            poller = select.poll()
+            poller.register(self._pidfd, select.POLLIN)  # readable when it has ended, zombie or not
+            return not poller.poll(0)
+
+    def drop(self) -> None:
+        """Kill and reap it and free its memory; returns when it is gone. Nothing happens the second time."""
+        with self._lock:
+            if self._pidfd >= 0:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._thread.join()
+
+    def _live(self) -> None:
+        """The thread of the ghost: everything that ptrace does to it has to happen here."""
+        twin: Tracee | None = None
+        try:
+            twin = self._make()
+            self._pidfd = os.pidfd_open(twin.pid)
+            twin.syscall(_NR_CLOSE_RANGE, 0, _LAST_DESCRIPTOR, 0)
+            # With the program's own score the OOM killer might choose the program instead.
+            Path(f"/proc/{twin.pid}/oom_score_adj").write_text(_WORST_OOM_SCORE)
+            self.pid = twin.pid
+        except Exception as error:
+            self._failures.append(error)  # raised in the constructor
+            if twin is not None:
+                twin.kill()
+        finally:
+            self._ready.set()
+        if not self._failures:
+            self._wait_for_its_end()
+        with self._lock:
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _make(self) -> Tracee:
+        """The twin, stopped before its first instruction."""
+        tid = living_thread(self._of)
+        with Tracee(self._of, tid, options=ptrace.TRACECLONE) as original:
+            original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
+            # The call's result is its pid in the program's namespace; the event tells ours.
+            pids = [pid for event, pid in original.events if event == ptrace.EVENT_CLONE]
+            if not pids:
+                raise OSError(errno.EPROTO, f"the twin of process {self._of} was not seen")
+            twin = Tracee(pids[0])
+            try:
+                twin.adopt()
+                twin.set_options(ptrace.EXITKILL)
+            except BaseException:
+                twin.kill()
+                raise
+        return twin
+
+    def _wait_for_its_end(self) -> None:
+        """Sleep until it dies, by `drop()` or otherwise, and reap it; its real parent then gets to reap it as well."""
+        while True:
+            _, status = os.waitpid(self.pid, ptrace.WALL)
+            if ptrace.decode(status).kind is Kind.ENDED:
+                return
+
+
+def _failed(pid: int, error: OSError) -> FreezeFailed:
+    hints = {
+        errno.ENOMEM: "Free some memory or allow overcommit (vm.overcommit_memory), or suspend instead of saving.",
+        errno.EAGAIN: "The limit of processes is reached (ulimit -u, pids.max of the cgroup): raise it.",
+        errno.EPERM: "Run `jupyter gpuckpt doctor`; a debugger or strace attached to the kernel has to be detached.",
+    }
+    return FreezeFailed(
+        "A copy-on-write twin of the kernel could not be made.",
+        hint=hints.get(error.errno or 0, "The kernel runs on as before. Suspend needs no twin."),
+        details=f"process {pid}: {error}",
+    )

@@ -1,0 +1,137 @@
+"""Decides who puts which private pages of a tree in place: we, into the tasks that CRIU holds, or CRIU, out of its own files.
+
+We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU gets (`eager_pages.py`)
+ * what a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before it
+   forks the child, and compares: what is equal stays shared. Written from outside, each process would get a copy of its own.
+ * what lies in areas that may not be written to, like the code of a just-in-time compiler: process_vm_writev refuses it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from ...model import Manifest, Stream
+from ..criu import images as criu_images
+from ..criu import memory_images
+from ..criu.memory_images import Area
+
+_PROT_WRITE = 2
+_PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
+#: A child that has less from its parent gets copies.
+_LEAST = 1 << 20
+
+#: Where a memory area begins and ends.
+Place = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of pages of a process: at `offset` of its stream, at `address` of its memory. All in bytes."""
+
+    offset: int
+    address: int
+    length: int
+
+
+class PagePlan:
+    """A plan for the private pages of one process that CRIU left to us.
+
+    `shared_bytes`: at least so many bytes of them are equal to the parent's.
+    """
+
+    def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
+        self.nspid, self.stream, self.shared_bytes = nspid, stream, 0
+        self._program = memory_images.program_id(images, nspid)
+        self._areas = memory_images.areas(images, nspid)
+        if any(one.end > other.start for one, other in pairwise(self._areas)):
+            raise ValueError("memory areas overlap")
+        self._pieces = list(self._split(images))
+        self._offsets = [piece.offset for piece, _ in self._pieces]
+        if sum(piece.length for piece, _ in self._pieces) != stream.length:
+            raise ValueError(f"{stream.name} is not as long as the pages of process {nspid}")
+        self._inherited: set[Place] = set()
+
+    @property
+    def by_criu(self) -> list[Piece]:
+        """Return the pages that CRIU puts in place."""
+        return [piece for piece, area in self._pieces if self._is_by_criu(area)]
+
+    @property
+    def by_us(self) -> list[Piece]:
+        """Return the pages that we write into the task."""
+        return [piece for piece, area in self._pieces if not self._is_by_criu(area)]
+
+    def inherit(self, parent: PagePlan) -> None:
+        """Leave to CRIU, in both processes, the areas that this one has from its parent.
+
+        It compares page by page. Chunks do not tell so well: one page that was changed makes another chunk of hundreds that were not.
+        """
+        common = self._common(parent)
+        if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:
+            return
+        self._inherited |= common
+        parent._inherited |= common
+        theirs = dict(parent._chunks(common))
+        mine = self._chunks(common)
+        self.shared_bytes = sum(chunk[1] for at, chunk in mine if theirs.get(at) == chunk)
+
+    def _is_by_criu(self, area: Area) -> bool:
+        return not area.protection & _PROT_WRITE or _place(area) in self._inherited
+
+    def _split(self, images: Path) -> Iterator[tuple[Piece, Area]]:
+        """Yield what CRIU left to us, no piece in more than one area."""
+        starts = [area.start for area in self._areas]
+        offset = 0
+        for extent in criu_images.pagemap(images, self.nspid):
+            if not extent.lazy:
+                continue
+            at, end = extent.address, extent.address + extent.length
+            while at < end:
+                area = self._areas[bisect_right(starts, at) - 1]
+                last = min(end, area.end)
+                if not area.start <= at < last:
+                    raise ValueError(f"page {at:#x} lies in no memory area")
+                yield Piece(offset, at, last - at), area
+                offset, at = offset + last - at, last
+
+    def _common(self, parent: PagePlan) -> set[Place]:
+        """Return the areas that CRIU lets a child inherit (criu/mem.c, check_cow_vmas)."""
+        if self._program != parent._program:
+            return set()
+        return self._inheritable() & parent._inheritable()
+
+    def _inheritable(self) -> set[Place]:
+        return {
+            _place(area)
+            for _, area in self._pieces
+            if area.flags & (_PRIVATE | _ANONYMOUS | _GROWSDOWN) == _PRIVATE | _ANONYMOUS
+        }
+
+    def _chunks(self, places: Collection[Place]) -> Iterator[tuple[int, tuple[bytes, int]]]:
+        """Yield address, and digest and length, of the stored chunks that begin in these areas."""
+        offset = 0
+        for chunk in self.stream.chunks:
+            piece, area = self._pieces[bisect_right(self._offsets, offset) - 1]
+            if chunk.digest and _place(area) in places:
+                yield piece.address + offset - piece.offset, (chunk.digest, chunk.length)
+            offset += chunk.length
+
+
+def _place(area: Area) -> Place:
+    return area.start, area.end
+
+
+@criu_images.strict
+def plan(manifest: Manifest, images: Path) -> list[PagePlan]:
+    """Return a plan for each process that has pages which CRIU left to us. Raises ObjectCorrupt."""
+    names = {process.pid: process.pages for process in manifest.processes if process.pages}
+    lazy = {pid for pid in names if any(extent.lazy for extent in criu_images.pagemap(images, pid))}
+    plans = {pid: PagePlan(images, pid, manifest.stream(names[pid])) for pid in sorted(lazy)}
+    for process in manifest.processes:
+        if process.pid in plans and process.parent in plans:
+            plans[process.pid].inherit(plans[process.parent])
+    return list(plans.values())

@@ -1,0 +1,65 @@
+"""A save never gets the user's kernel killed: its ghost is dropped before memory runs out.
+
+While the kernel rewrites its memory, every page that it touches exists twice as long as its ghost lives. The OOM killer would
+take the ghost first (oom_score_adj 1000), but not where the whole control group dies together (memory.oom.group, which
+Kubernetes sets), and only after the kernel has been made to wait for memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import TracebackType
+from typing import Self
+
+from ...errors import FreezeFailed
+from ...host import processes
+from .ghost import Ghost
+
+logger = logging.getLogger(__name__)
+
+#: A kernel writes to new pages at up to some GB/s: a few dozen MB in this time, well below the headroom.
+_LOOK_SECONDS = 0.01
+
+
+class MemoryWatch:
+    """Drops `ghost`, the twin of process `pid`, when less than `headroom_bytes` are left to that process.
+
+    Watches from entering the block to leaving it. An error that leaves the block after the ghost has gone, by this watch or
+    by the OOM killer, becomes a FreezeFailed that says so.
+    """
+
+    def __init__(self, ghost: Ghost, pid: int, headroom_bytes: int) -> None:
+        self._ghost, self._pid, self._headroom = ghost, pid, headroom_bytes
+        self._end = threading.Event()
+        self._left = 0
+        self._thread = threading.Thread(target=self._watch, name=f"memory-of-{pid}", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        ended = processes.state(self._pid) in (None, "Z")
+        if isinstance(error, FreezeFailed) and not self._ghost.alive and not ended:
+            raise FreezeFailed(
+                "Memory became short while the kernel was being saved, so the save was given up. The kernel runs on.",
+                hint="A kernel that changes its memory needs up to twice of it during a save. Suspend it instead, which needs"
+                " no second copy; or free memory, or save when it is idle.",
+                details=f"{self._left >> 20} MB were left; {error.details}",
+            ) from error
+
+    def _watch(self) -> None:
+        while not self._end.wait(_LOOK_SECONDS):
+            self._left = processes.mem_available(self._pid)
+            if self._left < self._headroom:
+                logger.warning("%d MB of memory are left: the save is given up", self._left >> 20)
+                self._ghost.drop()
+                return

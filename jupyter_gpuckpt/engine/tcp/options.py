@@ -1,0 +1,167 @@
+"""The options of a TCP socket: read from one, given to another that is to take its place, and the room in its buffers.
+
+The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only say what
+has happened, or that Linux itself changes all the time, are not among them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import socket
+import struct
+import termios
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from ...model import SocketOption
+
+logger = logging.getLogger(__name__)
+
+_SOL_SOCKET, _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_IPV6 = 1, 0, 6, 41
+#: DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, PRIORITY, LINGER, RCVLOWAT, RCVTIMEO, SNDTIMEO, BINDTODEVICE, TIMESTAMP,
+#: TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, SELECT_ERR_QUEUE, BUSY_POLL, MAX_PACING_RATE, ZEROCOPY, PREFER_BUSY_POLL,
+#: BUSY_POLL_BUDGET, TXREHASH, RCVMARK.
+_OF_SOCKET = (
+    5,
+    6,
+    9,
+    10,
+    12,
+    13,
+    18,
+    20,
+    21,
+    25,
+    29,
+    35,
+    36,
+    37,
+    40,
+    45,
+    46,
+    47,
+    60,
+    69,
+    70,
+    74,
+    75,
+)
+#: NODELAY, CORK, KEEPIDLE, KEEPINTVL, KEEPCNT, SYNCNT, LINGER2, CONGESTION, THIN_LINEAR_TIMEOUTS, USER_TIMEOUT,
+#: NOTSENT_LOWAT, INQ, TX_DELAY.
+_OF_TCP = (1, 3, 4, 5, 6, 7, 8, 13, 16, 18, 25, 36, 37)
+#: TOS, TTL, PKTINFO, MTU_DISCOVER, RECVERR, RECVTTL, RECVTOS, MINTTL.
+_OF_IP = (1, 2, 8, 10, 11, 12, 13, 21)
+#: UNICAST_HOPS, MTU_DISCOVER, RECVERR, RECVPKTINFO, RECVHOPLIMIT, RECVTCLASS, TCLASS.
+_OF_IPV6 = (16, 23, 25, 49, 51, 66, 67)
+_VALUE_BYTES = 64
+
+#: They decide who may have the same port, and are changed while connections and listeners find their places.
+_SHARING = ((_SOL_SOCKET, socket.SO_REUSEADDR), (_SOL_SOCKET, socket.SO_REUSEPORT))
+_BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
+#: Which of the two sizes the program has chosen, as bits; Linux adapts the other. Since Linux 5.14.
+_CHOSEN = (_SOL_SOCKET, 72)
+_SENDING, _RECEIVING = 1, 2
+#: TCP_WINDOW_CLAMP.
+_OFFERED = (_IPPROTO_TCP, 10)
+#: A buffer is not made larger than this: a program that never reads would have more in it after every resume.
+_MOST_BYTES = 64 << 20
+_SO_RCVBUFFORCE = 33
+
+
+def read(end: socket.socket) -> list[SocketOption]:
+    """Return the options of a socket, as far as Linux knows them."""
+    # In the order in which they are given later: the type of service sets the priority, too.
+    levels = [(_IPPROTO_IP, _OF_IP), (_IPPROTO_TCP, _OF_TCP), (_SOL_SOCKET, _OF_SOCKET)]
+    if end.family == socket.AF_INET6:
+        levels.insert(0, (_IPPROTO_IPV6, _OF_IPV6))
+    wanted = [*_SHARING, *_BUFFERS, _CHOSEN]
+    wanted += [(level, name) for level, names in levels for name in names]
+    found = []
+    for level, name in wanted:
+        with suppress(OSError):
+            value = end.getsockopt(level, name, _VALUE_BYTES)
+            found.append(SocketOption(level, name, value))
+    return found
+
+
+def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket these options, but those that `share` gives. One that cannot be given is logged."""
+    choose_sizes(options, end)
+    for option in options:
+        key = (option.level, option.name)
+        if key not in _SHARING and key not in _BUFFERS and key != _CHOSEN:
+            _set(end, *key, option.value)
+
+
+def choose_sizes(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket's buffers the sizes that the program had chosen, and leave the others to Linux."""
+    given = {(option.level, option.name): _number(option.value) for option in options}
+    chosen = given.get(_CHOSEN, 0)
+    for bit, key in zip((_SENDING, _RECEIVING), _BUFFERS, strict=True):
+        size = given.get(key, 0)
+        # Linux doubles what it is told, and tells what it has.
+        if chosen & bit and end.getsockopt(*key) != size:
+            _set(end, *key, struct.pack("=i", size // 2))
+    _set(end, *_CHOSEN, struct.pack("=i", chosen))
+
+
+def share(options: Iterable[SocketOption], end: socket.socket) -> None:
+    """Give a socket its own say in who may have the same port."""
+    for option in options:
+        if (option.level, option.name) in _SHARING:
+            _set(end, option.level, option.name, option.value)
+
+
+def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda mark: None) -> None:
+    """Make room for `length` more bytes that arrive, as far as the system's limits and our rights go.
+
+    Much room: what finds none is sent again much later. A caller that dies in the middle leaves a larger buffer behind. Without a
+    right to that the way there is another option, for a moment: its value (SO_RCVLOWAT) is given to `note` before, for whoever
+    has to put it back.
+    """
+    try:
+        chosen = end.getsockopt(*_CHOSEN)
+    except OSError:  # the size could not be left to Linux again
+        return
+    wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
+    with suppress(PermissionError):
+        # Linux doubles it.
+        if 2 * wanted > end.getsockopt(*_BUFFERS[1]):
+            end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
+            end.setsockopt(*_CHOSEN, chosen)
+        # As much of it as is free may be offered to the sender.
+        if end.getsockopt(*_OFFERED) < wanted:
+            end.setsockopt(*_OFFERED, wanted)
+        return
+    # Linux makes a buffer that large, whose size is left to it, when a program wants to be woken for so much only.
+    mark = end.getsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT)
+    note(mark)
+    end.setsockopt(*_CHOSEN, chosen & ~_RECEIVING)
+    end.setsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+    end.setsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT, mark)
+    end.setsockopt(*_CHOSEN, chosen)
+
+
+def count(end: socket.socket, request: int) -> int:
+    """Return the bytes in a queue (man 7 tcp: FIONREAD, TIOCOUTQ)."""
+    (number,) = struct.unpack("=i", fcntl.ioctl(end, request, bytes(4)))
+    return int(number)
+
+
+def end_at_once(end: socket.socket) -> None:
+    """Let the last `close` of a socket end its connection without a word, so that nothing of it keeps a port busy."""
+    with suppress(OSError):
+        end.setsockopt(_SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+
+
+def _number(value: bytes) -> int:
+    return int.from_bytes(value, "little", signed=True)
+
+
+def _set(end: socket.socket, level: int, name: int, value: bytes) -> None:
+    try:
+        if end.getsockopt(level, name, _VALUE_BYTES) != value:
+            end.setsockopt(level, name, value)
+    except OSError as error:
+        logger.warning("a socket has lost its option %d of level %d: %s", name, level, error)

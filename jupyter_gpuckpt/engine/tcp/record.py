@@ -1,0 +1,309 @@
+"""The TCP connections that a tree has with itself, put on record while it stands still.
+
+CRIU closes every connection. Those of which both ends are in the tree are made anew before it restores the tree (`remake.py`),
+with what had not been read yet. Here that is looked up, through descriptors of ours for the same sockets (man 2 pidfd_getfd):
+nothing is taken out of a queue, and the connections go on as they were. What a sender still holds back, because the receiver
+has no room, cannot be looked at; so for a suspend the receiver gets more room, and then it is there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import os
+import select
+import socket
+import termios
+import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ... import decoding
+from ...host import connections, processes
+from ...host.connections import End, Inner
+from ...host.tcp_table import TcpState
+from ...model import SCRATCH, TcpConnection, TcpEnd
+from ..criu import options as criu_options
+from ..tree.launch import pids
+from ..tree.tree import Tree
+from . import options
+
+#: What the queues hold lies in this stream of a snapshot.
+STREAM = "tcp"
+#: Which socket has an option changed for a moment, and what it was: for whoever comes after a caller that was killed.
+_JOURNAL = f"{SCRATCH}/low-water-mark"
+_NR_PIDFD_GETFD = 438
+_SIOCOUTQ = termios.TIOCOUTQ
+_SO_PEEK_OFF, _TCP_ULP = 42, 31
+#: Until everything has arrived. A sender that found too little room looks again after 0.2 s, then 0.4 s, and so on.
+_PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
+#: Where no room is made nothing but acknowledgements can be missing.
+_PATIENCE_FOR_ACKNOWLEDGEMENTS = 0.05
+_MORE = 1 << 16
+
+
+class _UnkeepableError(Exception):
+    """Says why, as a part of a sentence."""
+
+
+class LostConnection(NamedTuple):
+    """A connection that cannot be kept: the ports of one of its ends, and what users see."""
+
+    ports: tuple[int, int]
+    text: str
+
+
+class _Mark(msgspec.Struct):
+    """The low-water mark of the socket `inode`, which a process has as `descriptor`."""
+
+    pid: int
+    descriptor: int
+    inode: int
+    value: int
+
+
+class _HeldEnd:
+    """One end, through a descriptor of our own. The file, and its flags, are the program's: they are never changed."""
+
+    def __init__(self, end: End) -> None:
+        self.end = end
+        self.socket = _duplicate(end.pid, end.descriptor)
+        self._options = options.read(self.socket)
+        self._state = 0
+        self.unread = b""
+
+    def check(self) -> None:
+        """Raise _UnkeepableError for what another socket cannot take over."""
+        with suppress(OSError):
+            if self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).strip(b"\0"):
+                raise _UnkeepableError("the operating system encrypts it")
+        with suppress(OSError):
+            if self.socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) != -1:
+                raise _UnkeepableError("it is read by looking ahead (SO_PEEK_OFF)")
+        if self._flags() & os.O_ASYNC:
+            raise _UnkeepableError("it sends signals (O_ASYNC)")
+        if self._events(select.POLLPRI):
+            raise _UnkeepableError("it has urgent data")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether both sides have ended the connection; what it has to deliver can still be read."""
+        if (
+            self.socket.family not in {socket.AF_INET, socket.AF_INET6}
+            or self.socket.type != socket.SOCK_STREAM
+        ):
+            return False
+        state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        return f"{state:02X}" == TcpState.CLOSE
+
+    def waiting(self) -> int:
+        """Return how many bytes it has to deliver."""
+        return options.count(self.socket, termios.FIONREAD)
+
+    def unsent(self) -> int:
+        """Return how many bytes have not arrived yet, as far as is known here."""
+        return options.count(self.socket, _SIOCOUTQ)
+
+    def take_more(self, length: int, journal: Path) -> None:
+        """Make room for `length` more bytes, and tell the sender of it."""
+        if length > 0:
+
+            def note(mark: int) -> None:
+                entry = _Mark(self.end.pid, self.end.descriptor, int(self.end.row.inode), mark)
+                journal.write_bytes(msgspec.json.encode(entry))
+
+            options.widen(self.socket, length, note)
+            journal.unlink(missing_ok=True)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        with suppress(BlockingIOError):
+            self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+
+    def look(self) -> None:
+        """Read state and queue, without taking anything out."""
+        self._state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        waiting = self.waiting()
+        with suppress(BlockingIOError):
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            self.unread = self.socket.recv(waiting + _MORE, flags)
+        if len(self.unread) != waiting:
+            raise _UnkeepableError("what it has to deliver cannot be read")
+
+    def narrow(self) -> None:
+        """Take back the room that was made where the program had chosen how much there is."""
+        with suppress(OSError):
+            options.choose_sizes(self._options, self.socket)
+
+    def record(self) -> TcpEnd:
+        """Describe it."""
+        state = f"{self._state:02X}"
+        read_shut = bool(self._events(select.POLLRDHUP))
+        return TcpEnd(
+            inode=int(self.end.row.inode),
+            family=self.socket.family,
+            local=list(self.socket.getsockname()),
+            remote=self._remote(),
+            flags=self._flags(),
+            options=self._options,
+            unread=len(self.unread),
+            sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE},
+            # The other side's end looks the same to the program.
+            reads_no_more=read_shut and state not in {TcpState.CLOSE_WAIT, TcpState.CLOSE},
+        )
+
+    def _remote(self) -> list[str | int]:
+        try:
+            return list(self.socket.getpeername())
+        except OSError:  # it is closed
+            return ["127.0.0.1" if self.socket.family == socket.AF_INET else "::1", 0]
+
+    def _flags(self) -> int:
+        return fcntl.fcntl(self.socket, fcntl.F_GETFL)
+
+    def _events(self, wanted: int) -> int:
+        poll = select.poll()
+        poll.register(self.socket, wanted)
+        return next((events & wanted for _, events in poll.poll(0)), 0)
+
+
+class Recorded:
+    """The connections of a tree with itself. All its tasks stand still from the begin to `close` or `reset`."""
+
+    def __init__(self, tree: Tree, *, widening: bool) -> None:
+        """Put them on record. `widening`: full queues may be made longer, as the connections will not go on."""
+        self.connections: list[TcpConnection] = []
+        #: What the connections have to deliver, one after the other.
+        self.queues = b""
+        self.lost: list[LostConnection] = []
+        self._held: list[_HeldEnd] = []
+        self._most = criu_options.most_inherited()
+        queues = list[bytes]()
+        self._journal = tree.inside(_JOURNAL)
+        members = pids(tree)
+        self._widening = widening
+        patience = _PATIENCE_SECONDS if widening else _PATIENCE_FOR_ACKNOWLEDGEMENTS
+        deadline = time.monotonic() + patience
+        try:
+            found = connections.survey(members)
+            for inner in found.inner:
+                try:
+                    queues += self._add(inner, members, deadline)
+                except (OSError, _UnkeepableError) as error:
+                    ports = inner.ends[0].row.local.port, inner.ends[0].row.remote.port
+                    self.lost.append(LostConnection(ports, f"{inner} ({error})"))
+            for end in found.unlisted:
+                queues += self._add_closed(end)
+        except BaseException:
+            self.close()
+            raise
+        self.queues = b"".join(queues)
+
+    def _add(self, inner: Inner, members: list[int], deadline: float) -> Iterable[bytes]:
+        if self._ends_kept() + len(inner.ends) > self._most:
+            raise _UnkeepableError("there are too many")
+        ends = []
+        for end in inner.ends:
+            ends.append(_HeldEnd(end))
+            self._held.append(ends[-1])
+            ends[-1].check()
+        try:
+            self._await_all(inner, ends, members, deadline)
+            for held in ends:
+                held.look()
+        finally:
+            for held in ends:
+                held.narrow()
+        first = inner.ends[0]
+        name = f"{first.program} (process {processes.nspid(first.pid)}) with {first.row.remote}"
+        records = [held.record() for held in ends]
+        self.connections.append(TcpConnection(name, records, inner.waiting))
+        return [held.unread for held in ends]
+
+    def _ends_kept(self) -> int:
+        return sum(len(connection.ends) for connection in self.connections)
+
+    def _add_closed(self, end: End) -> Iterable[bytes]:
+        """Put a connection on record that both sides have ended, if there is something left to read."""
+        with suppress(OSError, _UnkeepableError):
+            held = _HeldEnd(end)
+            self._held.append(held)
+            if held.is_closed and held.waiting() and self._ends_kept() < self._most:
+                held.check()
+                held.look()
+                name = f"{end.program} (process {processes.nspid(end.pid)}), which is closed"
+                self.connections.append(TcpConnection(name, [held.record()]))
+                return [held.unread]
+            self._held.remove(held)
+            held.socket.close()
+        return []
+
+    def _await_all(
+        self, inner: Inner, ends: list[_HeldEnd], members: list[int], deadline: float
+    ) -> None:
+        """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
+        one = len(ends) == 1
+        for tries in itertools.count():
+            waiting = (
+                [_left_over(inner, ends[0], members)] if one else [e.unsent() for e in ends[::-1]]
+            )
+            if not any(waiting):
+                return
+            if time.monotonic() > deadline:
+                raise _UnkeepableError("more was sent than can be received")
+            for end, length in zip(ends, waiting, strict=True):
+                if length:
+                    # Most are on their way only.
+                    end.take_more(length if tries and self._widening else 0, self._journal)
+            time.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Let go of the sockets, before any task runs on: a program that closes its end must be the last to do so."""
+        for held in self._held:
+            held.socket.close()
+        self._held.clear()
+
+    def reset(self) -> None:
+        """Close the connections of a tree that was killed so that nothing of them keeps their ports busy."""
+        for held in self._held:
+            options.end_at_once(held.socket)
+        self.close()
+
+
+def settle(tree: Tree) -> None:
+    """Put back what a caller that was killed has left changed in a socket."""
+    journal = tree.inside(_JOURNAL)
+    with suppress(OSError, msgspec.DecodeError):
+        mark = decoding.from_json(journal.read_bytes(), _Mark)
+        with _duplicate(mark.pid, mark.descriptor) as end:
+            if os.fstat(end.fileno()).st_ino == mark.inode:
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, mark.value)
+    with suppress(OSError):
+        journal.unlink(missing_ok=True)
+
+
+def _duplicate(pid: int, descriptor: int) -> socket.socket:
+    """Return the same socket by a descriptor of our own (man 2 pidfd_getfd)."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        ours = libc.syscall(_NR_PIDFD_GETFD, pidfd, descriptor, 0)
+        if ours < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"pidfd_getfd: {os.strerror(number)}")
+    finally:
+        os.close(pidfd)
+    return socket.socket(fileno=ours)
+
+
+def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
+    """Return how much is still on its way, between an end of the tree and one that no program has."""
+    row, other = connections.both_ends(end.end, pids)
+    if inner.waiting and other is not None:
+        if connections.is_stuck(other):
+            raise _UnkeepableError("something was sent over it, and nobody has accepted it yet")
+        return row.unsent + other.unsent if row is not None else 0
+    return other.unsent if other is not None else 0

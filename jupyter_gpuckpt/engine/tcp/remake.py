@@ -1,0 +1,350 @@
+"""The TCP connections that a tree had with itself, made anew for a resume: CRIU gives them to the processes instead of closed ones.
+
+Each pair is made before CRIU starts, between the addresses and ports where it was; where one is taken by somebody else, between
+others, which only a program that asks for them sees. What had not been read is sent into it again. CRIU hands out descriptors that
+it inherits (`criu restore --inherit-fd`) for files, not for sockets; so the sockets are entered into its images as files.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from ...host import lingering
+from ...model import TcpConnection, TcpEnd
+from ..criu import images as criu_images
+from ..criu import options as criu_options
+from ..criu.images import Field
+from . import options
+
+logger = logging.getLogger(__name__)
+
+#: The path that stands for a socket in the images.
+_NAME = "gpuckpt-tcp-%d"
+#: fd_types, file_entry, reg_file_entry and inet_sk_entry (images/fdinfo.proto, regfile.proto, sk-inet.proto).
+_TYPE_REG = 1
+_FILE_INET, _FILE_REG = 4, 3
+_INET_INODE, _INET_FLAGS, _INET_OWNER = 2, 9, 13
+_FDINFO_ID, _FDINFO_TYPE = 1, 3
+_VARINT, _BYTES = 0, 2
+#: The position of what has none.
+_NOWHERE = (1 << 64) - 1
+
+_TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EINVAL})
+_CONNECT_SECONDS, _SEND_SECONDS = 5.0, 2.0
+
+Address = tuple[Any, ...]
+
+
+class RemadeConnections:
+    """The sockets, from before CRIU starts until the tree has them. On leaving the block ours are closed.
+
+    As a `rehearsal`, while the tree still has its connections, they are made between other ports.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[TcpConnection],
+        read: Callable[[int, int], bytes],
+        *,
+        rehearsal: bool = False,
+    ) -> None:
+        #: The connections that could not be made anew, with the reason; they are closed.
+        self.lost: list[str] = []
+        self._rehearsal = rehearsal
+        self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
+        self._waiting: list[tuple[TcpConnection, socket.socket]] = []
+        self._most = criu_options.most_inherited()
+        if not rehearsal:
+            lingering.end({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
+        offset = 0
+        try:
+            for connection in connections:
+                queues = []
+                for end in connection.ends:
+                    queues.append(read(offset, end.unread) if end.unread else b"")
+                    offset += end.unread
+                self._make(connection, queues)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        if self._rehearsal or kind is not None:
+            # Nobody has got them, or what had is gone: nothing of them is to keep their ports busy.
+            for _, made in self._sockets.values():
+                options.end_at_once(made)
+        self.close()
+
+    def close(self) -> None:
+        """Close our descriptors; connections that nobody else has end by that."""
+        for _, made in self._sockets.values():
+            made.close()
+        self._sockets.clear()
+        self._waiting.clear()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that CRIU is to inherit."""
+        return [made.fileno() for _, made in self._sockets.values()]
+
+    @property
+    def words(self) -> list[str]:
+        """Return the options of `criu restore` that name these descriptors."""
+        return [
+            word
+            for inode, (_, made) in self._sockets.items()
+            for word in ("--inherit-fd", f"fd[{made.fileno()}]:{_NAME % inode}")
+        ]
+
+    @criu_images.strict
+    def enter(self, images: Path) -> None:
+        """Put them into the images, for the sockets that they replace."""
+        ids, edited = set(), []
+        for entry in criu_images.messages(images / "files.img"):
+            socket_fields = _inet(entry)
+            if socket_fields is not None and socket_fields[_INET_INODE] in self._sockets:
+                [file_id] = [value for number, _, value in criu_images.fields(entry) if number == 2]
+                ids.add(file_id)
+                edited.append(_as_file(file_id, socket_fields))
+            else:
+                edited.append(entry)
+        criu_images.replace(images / "files.img", edited)
+        for path in images.glob("fdinfo-*.img"):
+            entries = list(criu_images.messages(path))
+            criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
+
+    def finish(self, ports: Mapping[int, int]) -> None:
+        """Do what needs the restored listeners, which may be on other `ports` now, and let go; no task of the tree runs yet."""
+        for connection, made in self._waiting:
+            address, port, *more = connection.ends[0].remote
+            target = (address, ports.get(int(port), port), *more)
+            try:
+                _require_here(made.family, target)
+                _connect(made, target)
+            except OSError as error:
+                self._lose(connection, error)
+        for end, made in self._sockets.values():
+            fcntl.fcntl(made, fcntl.F_SETFL, end.flags)
+            options.share(end.options, made)
+            if end.sent_all and any(made is waiting for _, waiting in self._waiting):
+                with suppress(OSError):
+                    made.shutdown(socket.SHUT_WR)
+        # A program that closes its end must be the last to do so.
+        self.close()
+
+    def _lose(self, connection: TcpConnection, error: OSError) -> None:
+        logger.warning("connection %s cannot be made anew: %s", connection.name, error)
+        self.lost.append(f"{connection.name} ({error.strerror or error})")
+
+    def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
+        first = connection.ends[0]
+        try:
+            if len(self._sockets) + len(connection.ends) > self._most:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if connection.waiting:
+                made = [_bound(first)]
+                self._waiting.append((connection, made[0]))
+                options.apply(first.options, made[0])
+            else:
+                made = _filled(connection, queues)
+        except OSError as error:
+            self._lose(connection, error)
+            return
+        for end, one in zip(connection.ends, made, strict=True):
+            self._sockets[end.inode] = (end, one)
+
+
+def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.socket]:
+    """Return the sockets of the ends, connected, with what each has to deliver in its queue."""
+    with ExitStack() as undo:
+        both = [undo.enter_context(closing(made)) for made in _pair(connection.ends)]
+        first, second = both
+        for end, made in zip(connection.ends, both, strict=False):
+            options.choose_sizes(end.options, made)
+        _send(second, first, queues[0])
+        if len(queues) == 1:
+            # Its program has closed the other end.
+            second.close()
+            both = [first]
+        else:
+            _send(first, second, queues[1])
+        for end, made in zip(connection.ends, both, strict=True):
+            options.apply(end.options, made)
+            if end.sent_all:
+                made.shutdown(socket.SHUT_WR)
+        for end, made in zip(connection.ends, both, strict=True):
+            if end.reads_no_more:
+                made.shutdown(socket.SHUT_RD)
+        undo.pop_all()
+    return both
+
+
+def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
+    """Return two connected sockets for the ends; where there is one, the second takes the place of a stranger."""
+    first = ends[0]
+    second = ends[1] if len(ends) > 1 else _opposite(first)
+    with _bound(second, listening=True) as listener:
+        for own in _addresses(first):
+            made = _socket(first.family)
+            try:
+                made.bind(own)
+                _connect(made, _target(first, listener))
+                return made, _accepted(listener, made)
+            except OSError as error:
+                made.close()
+                if error.errno not in _TAKEN:
+                    raise
+                failed = error
+        raise failed
+
+
+def _opposite(end: TcpEnd) -> TcpEnd:
+    return TcpEnd(0, end.family, end.remote, end.local, 0, [])
+
+
+def _socket(family: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    # A listener of the tree, or what holds its ports, may be on the same port.
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    return made
+
+
+def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
+    """Return a socket where the end was, or at the next best place."""
+    for own in _addresses(end):
+        made = _socket(end.family)
+        try:
+            made.bind(own)
+            if listening:
+                made.listen()
+        except OSError as error:
+            made.close()
+            if error.errno not in _TAKEN:
+                raise
+            failed = error
+        else:
+            return made
+    raise failed
+
+
+def _addresses(end: TcpEnd) -> Iterator[Address]:
+    """Where an end may be: where it was, on another port, and where this machine lacks the address, on its loopback."""
+    address, port, *more = end.local
+    yield (address, port, *more)
+    yield (address, 0, *more)
+    yield (_loopback(end.family, str(address)), 0)
+
+
+def _loopback(family: int, address: str) -> str:
+    if family == socket.AF_INET:
+        return "127.0.0.1"
+    return "::ffff:127.0.0.1" if _is_mapped(address) else "::1"
+
+
+def _is_mapped(address: str) -> bool:
+    return address.startswith("::ffff:")
+
+
+def _target(end: TcpEnd, listener: socket.socket) -> Address:
+    """Return the listener's address as a socket like `end` has to name it."""
+    address, port, *more = listener.getsockname()
+    if listener.family == end.family:
+        return (address, port, *more)
+    if end.family == socket.AF_INET:
+        return (address.removeprefix("::ffff:"), port)
+    return ("::ffff:" + address, port)
+
+
+def _require_here(family: int, target: Address) -> None:
+    """Raise OSError for an address of another machine, which this one's may be now: nobody there is to be connected to."""
+    with _socket(family) as probe:
+        probe.bind((target[0], 0, *target[2:]))
+
+
+def _connect(made: socket.socket, target: Address) -> None:
+    made.settimeout(_CONNECT_SECONDS)
+    made.connect(target)
+
+
+def _accepted(listener: socket.socket, made: socket.socket) -> socket.socket:
+    """Return the other end of `made`; somebody else who connects to the listener meanwhile is sent away."""
+    listener.settimeout(_CONNECT_SECONDS)
+    wanted = made.getsockname()[1]
+    while True:
+        other, (_, port, *_) = listener.accept()
+        if port == wanted:
+            return other
+        other.close()
+
+
+def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
+    """Send what nobody reads yet; raises OSError when there is no room for it."""
+    if not data:
+        return
+    sender.setblocking(False)
+    left = memoryview(data)
+    deadline, tries = time.monotonic() + _SEND_SECONDS, 0
+    while left:
+        try:
+            left = left[sender.send(left) :]
+            tries = 0
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
+            with suppress(BlockingIOError):
+                receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            if tries:  # more than what is on its way only
+                options.widen(receiver, len(left))
+            tries += 1
+            time.sleep(0.001)
+
+
+def _inet(entry: bytes) -> dict[int, int | bytes] | None:
+    for number, _, value in criu_images.fields(entry):
+        if number == _FILE_INET and isinstance(value, bytes):
+            return {number: value for number, _, value in criu_images.fields(value)}
+    return None
+
+
+def _as_file(file_id: int | bytes, values: Mapping[int, int | bytes]) -> bytes:
+    inode = values[_INET_INODE]
+    inner: list[Field] = [
+        (1, _VARINT, file_id),
+        (2, _VARINT, values[_INET_FLAGS]),
+        (3, _VARINT, _NOWHERE),
+        (5, _BYTES, values[_INET_OWNER]),
+        (6, _BYTES, b"/" + (_NAME % inode).encode()),
+    ]
+    return criu_images.encode(
+        [
+            (1, _VARINT, _TYPE_REG),
+            (2, _VARINT, file_id),
+            (_FILE_REG, _BYTES, criu_images.encode(inner)),
+        ]
+    )
+
+
+def _with_type(entry: bytes, ids: set[int | bytes]) -> bytes:
+    parts = list(criu_images.fields(entry))
+    if not any(number == _FDINFO_ID and value in ids for number, _, value in parts):
+        return entry
+    return criu_images.encode(
+        [
+            (number, wire, _TYPE_REG if number == _FDINFO_TYPE else value)
+            for number, wire, value in parts
+        ]
+    )

@@ -1,0 +1,35 @@
+"""The processors that threads may run on (sched_setaffinity), which CRIU does not save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+
+from ...host import processes
+from .tree import Tree
+
+
+def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
+    """Return the processors of every thread of a process that may not run on all that its tree may; by the thread's inner id."""
+    allowed = os.sched_getaffinity(tree.init_pid)
+    found = {}
+    for tid in processes.threads(pid):
+        with suppress(OSError):  # it has ended
+            processors = os.sched_getaffinity(tid)
+            nspid = processes.nspid(tid)
+            if processors != allowed and nspid is not None:
+                found[nspid] = sorted(processors)
+    return found
+
+
+def restore(tree: Tree, pid: int, processors: Mapping[int, list[int]]) -> None:
+    """Give threads back what `chosen` found, as far as this machine has these processors and the tree may use them."""
+    if not processors:
+        return
+    allowed = os.sched_getaffinity(tree.init_pid)
+    for tid in processes.threads(pid):
+        usable = allowed.intersection(processors.get(processes.nspid(tid) or 0, ()))
+        if usable:
+            with suppress(OSError):
+                os.sched_setaffinity(tid, usable)

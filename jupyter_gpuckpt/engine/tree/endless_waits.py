@@ -1,0 +1,37 @@
+"""Calls that wait without a limit, made to go on waiting where a freeze breaks them off.
+
+By itself `poll` is resumed by way of memory of the kernel's (`restart_syscall`), which no image holds: CRIU makes such a call end
+with EINTR instead (compel's `get_task_regs`). Linux ends `epoll_wait` so in every stop. A program that no signal has ever reached
+need not expect that: xeus kernels end with "terminate called after throwing an instance of 'zmq::error_t'". A wait with a limit
+keeps its EINTR: begun anew, it could last for twice as long.
+"""
+
+from __future__ import annotations
+
+from ..injection import ptrace
+from ..injection.ptrace import Registers
+from ..injection.tracee import Tracee
+
+#: By number: the register with the limit (man 2 poll, epoll_wait).
+_WAITS = {7: "rdx", 232: "r10", 281: "r10"}
+#: ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h), EINTR.
+_BEGIN_ANEW, _BY_MEMORY, _INTERRUPTED = -514, -516, -4
+_ALL_BITS = (1 << 64) - 1
+
+
+def let_wait_go_on(tracee: Tracee) -> None:
+    """Make a stopped thread call anew, with the same arguments, when it goes on; unless a signal's handler comes first."""
+    registers = ptrace.registers(tracee.tid)
+    if _is_endless(registers) and _result(registers) in (_BY_MEMORY, _INTERRUPTED):
+        changed = registers.copy()
+        changed.rax = _BEGIN_ANEW & _ALL_BITS
+        ptrace.set_registers(tracee.tid, changed)
+
+
+def _is_endless(registers: Registers) -> bool:
+    limit = _WAITS.get(registers.orig_rax)
+    return limit is not None and bool(getattr(registers, limit) & 0x8000_0000)  # a negative int
+
+
+def _result(registers: Registers) -> int:
+    return registers.rax - (1 << 64) if registers.rax >> 63 else registers.rax

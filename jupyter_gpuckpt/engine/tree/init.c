@@ -1,0 +1,310 @@
+/* gpuckpt-init: the two processes above every kernel, CRIU's action script, and the way into a kernel's namespaces.
+ *
+ *   gpuckpt-init launch  IDS EXIT_PATH TMPFS_BYTES SHM IO_URING UMASK LOG -- KERNEL...
+ *   gpuckpt-init restore IDS EXIT_PATH TMPFS_BYTES SHM IO_URING KEEPER_PID - -- CRIU...
+ *   gpuckpt-init keeper  UMASK CWD_FD -- KERNEL...           (internal: from the scratch tmpfs)
+ *   gpuckpt-init enter   PID PROGRAM...                      (CRIU, in the namespaces of the init PID)
+ *   gpuckpt-init bind    PID SOURCE TARGET                   (a bind mount there)
+ *   notify                                                   (by name: CRIU's --action-script)
+ *
+ * IDS is "-" for a kernel in the caller's user namespace, which takes rights, or "UID:GID": then the kernel gets a user
+ * namespace of its own, in which the caller has these numbers, and no capability in it.
+ *
+ * The caller's side is engine/tree/launch.py. init is PID 1 of fresh PID and mount namespaces, is no part of a snapshot and
+ * writes the keeper's wait status to EXIT_PATH. The keeper is the root of what CRIU freezes: a subreaper, so that
+ * daemonised children stay inside the tree; it ends the way the kernel ends, so that init sees the kernel's wait status.
+ * The keeper runs from a file on the scratch tmpfs, which travels with the snapshot: a snapshot does not depend on the
+ * version of this package that is installed when it is resumed.
+ *
+ * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
+ * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for the line
+ * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1. With
+ * "go LAST_PID MONOTONIC BOOTTIME" (seconds and nanoseconds, with a blank between) its clocks show that: CRIU restores them only
+ * in its own user namespace.
+ */
+#define _GNU_SOURCE
+#include "namespaces.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/sendfile.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHM "/dev/shm"
+#define SCRATCH SHM "/.gpuckpt"
+#define KEEPER SCRATCH "/keeper"
+#define NOTIFY SCRATCH "/notify"
+#ifndef CLONE_NEWTIME
+#define CLONE_NEWTIME 0x00000080
+#endif
+
+/* An empty mount namespace of our own: a private /proc, the scratch tmpfs and, below it, one with huge pages for GPU memory. The
+ * mount point of scratch must be there for every user: it is a directory in /dev/shm. Not huge everywhere: each of CRIU's many small images would take 2 MB. The mounts are slaves: none reaches the host. */
+static void make_mounts(const char *bytes, const char *shm) {
+    char options[128], path[32];
+    if (unshare(CLONE_NEWNS)) fail("mount namespace");
+    if (mount(NULL, "/", NULL, MS_SLAVE | MS_REC, NULL)) fail("private mounts");
+    if (mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL)) fail("mount /proc");
+    if (!strcmp(shm, "private")) {
+        snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
+        if (mount("gpuckpt-shm", SHM, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SHM);
+    }
+    /* In a /dev/shm that others have as well it may be anybody's directory; what is mounted on it is ours. */
+    if (mkdir(SCRATCH, 0755) && errno != EEXIST) fail("mkdir " SCRATCH);
+    int place = open(SCRATCH, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (place < 0) fail("open " SCRATCH);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", place);
+    snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
+    if (mount("gpuckpt", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
+    close(place);
+    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700)) fail("mkdir in " SCRATCH);
+    snprintf(options, sizeof options, "mode=0700,size=%s,huge=always", bytes);
+    if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) {
+        snprintf(options, sizeof options, "mode=0700,size=%s", bytes);
+        if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH "/gpu");
+    }
+}
+
+/* CRIU cannot save io_uring. Everything that uses it falls back to epoll where the system call does not exist. All that init
+ * starts inherits the filter: the kernel, and CRIU with what it restores. CRIU's dump does not see it (engine/criu/preload.c). */
+static void refuse_io_uring(void) {
+    struct sock_filter rules[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, __NR_io_uring_setup, 0, 2), /* setup, enter, register are neighbors */
+        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, __NR_io_uring_register, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof rules / sizeof *rules, rules};
+    if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter)) fail("seccomp filter");
+}
+
+static void set_last_pid(const char *text) {
+    char last[16];
+    snprintf(last, sizeof last, "%d", atoi(text));
+    write_file("/proc/sys/kernel/ns_last_pid", last);
+}
+
+/* What a clock is to show, less what it shows. */
+static void offset_of(int clock, long seconds, long nanoseconds, char *text, size_t size) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    seconds -= now.tv_sec, nanoseconds -= now.tv_nsec;
+    if (nanoseconds < 0) seconds--, nanoseconds += 1000000000;
+    snprintf(text, size, "%d %ld %ld\n", clock, seconds, nanoseconds);
+}
+
+/* A time namespace for what is forked from now on. */
+static void set_clocks(const char *line) {
+    long m, mn, b, bn;
+    char text[64];
+    if (sscanf(line, "%*s %*d %ld %ld %ld %ld", &m, &mn, &b, &bn) != 4) return;
+    if (unshare(CLONE_NEWTIME)) fail("time namespace");
+    offset_of(CLOCK_MONOTONIC, m, mn, text, sizeof text);
+    write_file("/proc/self/timens_offsets", text);
+    offset_of(CLOCK_BOOTTIME, b, bn, text, sizeof text);
+    write_file("/proc/self/timens_offsets", text);
+}
+
+static void copy_self(int self, const char *path) {
+    struct stat st;
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0755);
+    off_t at = 0;
+    if (fd < 0 || fstat(self, &st)) fail("copy keeper");
+    while (at < st.st_size)
+        if (sendfile(fd, self, &at, st.st_size - at) <= 0) fail("copy keeper");
+    fchmod(fd, 0755);
+    close(fd);
+}
+
+/* Readers see the whole status or no file: poll() of the provisioner takes the file's existence for the kernel's end. */
+static void write_exit(const char *path, int status) {
+    char tmp[4096];
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) return;
+    dprintf(fd, "%d\n", status);
+    close(fd);
+    rename(tmp, path);
+}
+
+static int keeper(char **v) {
+    int mask = strtol(v[0], NULL, 8), cwd = atoi(v[1]), status;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    for (int s = 1; s < 32; s++)
+        if (s != SIGKILL && s != SIGSTOP && s != SIGCHLD) signal(s, SIG_IGN);
+    setsid();
+    pid_t kernel = fork(), p;
+    if (kernel < 0) _exit(126);
+    if (!kernel) {
+        default_signals();
+        setsid();
+        umask(mask);
+        if (fchdir(cwd)) dprintf(2, "gpuckpt: the working directory of the kernel cannot be entered: %s\n", strerror(errno));
+        close(cwd);
+        execvp(v[3], v + 3);
+        dprintf(2, "gpuckpt: %s cannot be started: %s\n", v[3], strerror(errno));
+        _exit(127);
+    }
+    close(cwd);
+    for (;;) {
+        p = waitpid(-1, &status, 0);
+        if (p == kernel) end_like(status);
+        if (p < 0 && errno != EINTR) _exit(125);
+    }
+}
+
+/* Descriptors made outside belong to mounts that CRIU cannot see from inside ("Can't lookup mount"): open them again here.
+ * O_APPEND: CRIU checks the size of every file that is not O_WRONLY|O_APPEND when it restores. */
+static void open_streams(const char *log) {
+    int in = open("/dev/null", O_RDONLY), out = open(log, O_WRONLY | O_APPEND | O_CREAT, 0600);
+    if (out < 0) out = open("/dev/null", O_WRONLY | O_APPEND);
+    dup2(in, 0), dup2(out, 1), dup2(out, 2);
+    if (in > 2) close(in);
+    if (out > 2) close(out);
+}
+
+static void quiet_streams(void) {
+    int null = open("/dev/null", O_RDWR);
+    dup2(null, 0), dup2(null, 2);
+    if (null > 2) close(null);
+}
+
+static int init(int restore, char **v) {
+    const char *ids = v[0], *exit_path = v[1], *log = v[6];
+    char number[16], line[128];
+    int status, self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    pid_t root, p;
+    setsid();
+    make_mounts(v[2], v[3]);
+    if (!strcmp(v[4], "refused")) refuse_io_uring();
+    if (!restore) {
+        copy_self(self, KEEPER);
+        if (unshare(CLONE_NEWTIME) && errno != EINVAL && errno != EPERM) fail("time namespace");
+    }
+    copy_self(self, NOTIFY);
+    close(self);
+    dprintf(1, "ready\n");
+    ssize_t length = read(0, line, sizeof line - 1);
+    if (length <= 0) _exit(1); /* the caller gave up or died */
+    line[length] = 0;
+    set_last_pid(line + strcspn(line, " "));
+    if (!restore) {
+        /* The directory is looked up inside: a descriptor from outside would have a foreign mount id. */
+        int cwd = open(".", O_PATH | O_DIRECTORY);
+        if (cwd < 0) fail("working directory");
+        root = fork();
+        if (root < 0) fail("fork");
+        if (!root) {
+            snprintf(number, sizeof number, "%d", cwd);
+            /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
+            v[3] = "gpuckpt-keeper", v[4] = "keeper", v[6] = number;
+            open_streams(log);
+            if (strcmp(ids, "-")) drop_capabilities();
+            if (chdir("/")) _exit(126);
+            if (cwd > 3) close_range(3, cwd - 1, 0);
+            close_range(cwd + 1, ~0U, 0);
+            execv(KEEPER, v + 3);
+            _exit(126);
+        }
+        close(cwd);
+    } else {
+        int keeper_pid = atoi(v[5]);
+        set_clocks(line);
+        pid_t criu = fork();
+        if (criu < 0) fail("fork");
+        if (!criu) {
+            /* Its standard error stays: the caller reads what a CRIU that cannot start says. */
+            int null = open("/dev/null", O_RDWR);
+            dup2(null, 0), dup2(null, 1);
+            if (null > 2) close(null);
+            if (strcmp(ids, "-")) keep_capabilities();
+            execvp(v[8], v + 8);
+            dprintf(2, "%s: %s\n", v[8], strerror(errno));
+            _exit(127);
+        }
+        while ((p = waitpid(criu, &status, 0)) < 0 && errno == EINTR)
+            ;
+        dprintf(1, "criu %d\n", status);
+        if (status) {
+            while (read(0, line, sizeof line) > 0) /* the log lies on our tmpfs: stay until the caller has read it */
+                ;
+            _exit(1);
+        }
+        close_range(3, ~0U, 0); /* what CRIU has given to the processes is theirs alone */
+        root = keeper_pid; /* restored as our child: criu restore --restore-sibling */
+    }
+    if (!restore) dprintf(1, "started\n");
+    if (chdir("/")) _exit(1);
+    close(1);
+    quiet_streams();
+    dup2(2, 1);
+    for (;;) {
+        p = waitpid(-1, &status, 0);
+        if (p == root) {
+            write_exit(exit_path, status);
+            _exit(0);
+        }
+        if (p < 0 && errno != EINTR) _exit(1);
+    }
+}
+
+/* CRIU calls this at every stage. At pre-dump, the last moment before it touches a task, the daemon stops them all; at
+ * post-restore, when all memory is mapped and no task runs, it fills it. Anything but its "1" (also its death) makes us fail, and
+ * CRIU give up. The other side: engine/criu/action_script.py. */
+static int notify(void) {
+    const char *action = getenv("CRTOOLS_SCRIPT_ACTION");
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SCRATCH "/notify.socket"};
+    char answer = 0;
+    if (!action || (strcmp(action, "pre-dump") && strcmp(action, "post-restore"))) return 0;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address)) return 1;
+    return read(fd, &answer, 1) == 1 && answer == '1' ? 0 : 1;
+}
+
+int main(int c, char **v) {
+    const char *name = strrchr(v[0], '/') ? strrchr(v[0], '/') + 1 : v[0];
+    if (!strcmp(name, "notify")) return notify();
+    if (c > 5 && !strcmp(v[1], "keeper")) return keeper(v + 2);
+    if (c > 3 && !strcmp(v[1], "enter")) return enter(v + 2);
+    if (c == 5 && !strcmp(v[1], "bind")) return bind_mount(v + 2);
+    int restore = c > 2 && !strcmp(v[1], "restore");
+    if (c < 11 || (!restore && strcmp(v[1], "launch")) || strcmp(v[9], "--")) {
+        dprintf(2, "gpuckpt-init is started by gpuckptd; it is of no use by itself.\n");
+        return 2;
+    }
+    int told[2];
+    char word;
+    umask(022); /* what is made here is no file of the kernel's, which gets its own */
+    if (pipe2(told, O_CLOEXEC)) fail("pipe");
+    if (strcmp(v[2], "-")) own_user_namespace(v[2]);
+    if (unshare(CLONE_NEWPID)) fail("PID namespace");
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (!child) { /* our host pid is said before anything that init says */
+        close(told[1]);
+        if (read(told[0], &word, 1) != 1) _exit(1);
+        close(told[0]);
+        return init(restore, v + 2);
+    }
+    dprintf(1, "init %d\n", child);
+    return write(told[1], "", 1) == 1 ? 0 : 1;
+}

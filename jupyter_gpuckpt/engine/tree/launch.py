@@ -1,0 +1,266 @@
+"""Starting and ending a process tree in its own PID, mount and time namespaces.
+
+Covers: the conversation with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
+kernel is (the daemon). See also: criu.md's reasons in ARCHITECTURE.md, "Launch".
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, cast
+
+from ...errors import CheckpointError, KernelLost, PrivilegeMissing
+from ...host import commands, core_files, processes
+from ...model import LaunchSpec
+from ..settings import EngineSettings
+from . import kept_secrets, outside_signals, server_files, ssh_files, user_namespaces
+from .tree import Tree
+from .user_namespaces import Ids
+
+#: Below 32768, the pid_max of kernels before 6.14, which have one for all namespaces.
+_PID_RANGE = (2000, 24000)
+_KEEPER_OFFSET, _KERNEL_OFFSET = 1, 2
+
+
+class Namespaces:
+    """A gpuckpt-init that has made its namespaces and mounts and waits to go on."""
+
+    def __init__(self, process: subprocess.Popen[bytes], errors: commands.ErrorOutput) -> None:
+        self._process, self.errors = process, errors
+        self._out = cast("IO[bytes]", process.stdout)
+        self._in = cast("IO[bytes]", process.stdin)
+        self.init_pid = 0
+
+    def expect(self, word: str) -> str:
+        """The rest of the next line, which must begin with `word`."""
+        line = self._out.readline().decode(errors="replace").strip()
+        head, _, rest = line.partition(" ")
+        if head == word:
+            return rest
+        if head == "error":
+            step, _, cause = rest.partition(": ")
+            raise PrivilegeMissing(
+                f"The namespaces of the kernel could not be made ({step}: {cause}).",
+                hint="Run `jupyter gpuckpt doctor`: it names the right that is missing.",
+            )
+        raise CheckpointError(
+            "gpuckpt-init ended unexpectedly.",
+            hint="The details say what it printed; please report them.",
+            details=f"expected {word!r}, got {line!r}\n{self.errors.text()}".rstrip(),
+        )
+
+    def go(self, last_pid: int, clocks: Sequence[int] = ()) -> None:
+        """Let init continue: everything it needs is on its scratch tmpfs. Its next process gets the pid `last_pid` + 1.
+
+        `clocks`: what the monotonic clock and that of the time since boot are to show there, each as seconds and nanoseconds.
+        """
+        self._in.write(" ".join(["go", str(last_pid), *map(str, clocks)]).encode() + b"\n")
+        self._in.flush()
+
+    def close(self) -> None:
+        """End the conversation; init lives on."""
+        for stream in (self._in, self._out):
+            with suppress(OSError):
+                stream.close()
+        self._process.wait()
+        self.errors.close()
+
+    def destroy(self) -> None:
+        """Kill init and with it everything in its namespaces."""
+        if self.init_pid:
+            kill_init(self.init_pid)
+        self.close()
+
+
+def _tmpfs_bytes() -> int:
+    """The cap of each tmpfs: all of the machine's memory (a tmpfs takes only what is in it; the preflight counts)."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def start_namespaces(  # noqa: PLR0913 - all but the first two by name
+    settings: EngineSettings,
+    mode: str,
+    *,
+    ids: Ids | None,
+    exit_path: Path,
+    private_shm: bool,
+    io_uring: bool,
+    words: Sequence[str],
+    argv: Sequence[str],
+    env: dict[str, str] | None = None,
+    cwd: str | None = None,
+    descriptors: Sequence[int] = (),
+) -> Namespaces:
+    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs. CRIU inherits the `descriptors`.
+
+    `ids`: those that the kernel has in a user namespace of its own; None: it shares ours.
+    """
+    errors = commands.ErrorOutput()
+    try:
+        process = commands.spawn(
+            [
+                str(settings.init),
+                mode,
+                f"{ids.uid}:{ids.gid}" if ids else "-",
+                str(exit_path),
+                str(_tmpfs_bytes()),
+                "private" if private_shm else "shared",
+                "allowed" if io_uring else "refused",
+                *words,
+                "--",
+                *argv,
+            ],
+            env=env,
+            cwd=cwd,
+            pass_fds=descriptors,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors.descriptor,
+        )
+    except commands.CommandFailed as error:
+        errors.close()
+        raise CheckpointError(
+            "gpuckpt-init could not be started.",
+            hint="Install jupyter-gpuckpt again: its compiled part is missing or was built for another machine.",
+            details=str(error),
+        ) from error
+    namespaces = Namespaces(process, errors)
+    try:
+        namespaces.init_pid = int(namespaces.expect("init"))
+        core_files.allow(namespaces.init_pid)
+        namespaces.expect("ready")
+        if ids is not None:
+            ssh_files.lay_over(namespaces.init_pid)
+    except BaseException:
+        namespaces.destroy()
+        raise
+    return namespaces
+
+
+def launch(
+    spec: LaunchSpec, settings: EngineSettings, exit_path: Path, jupyter_runtime_dir: str = ""
+) -> Tree:
+    """Start the kernel of `spec`; returns when its process exists.
+
+    The kernel gets a random pid in its namespace: libraries put the pid into shared names, so two kernels should not have
+    the same. Raises PrivilegeMissing where namespaces cannot be made, KernelLost when the program ended at once.
+    """
+    last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
+    exit_path.unlink(missing_ok=True)
+    namespaces = start_namespaces(
+        settings,
+        "launch",
+        ids=user_namespaces.for_launch(settings),
+        exit_path=exit_path,
+        private_shm=spec.private_shm,
+        io_uring=spec.io_uring,
+        words=[f"{spec.umask:o}", spec.log_path],
+        argv=spec.argv,
+        env=outside_signals.environment(spec.env),
+        cwd=spec.cwd,
+    )
+    try:
+        root = Path(f"/proc/{namespaces.init_pid}/root")
+        outside_signals.install(root)
+        kept_secrets.install(root, spec.secrets)
+        server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
+        namespaces.go(last)
+        namespaces.expect("started")
+        keeper = last + _KEEPER_OFFSET
+        tree = find(namespaces.init_pid, keeper, last + _KERNEL_OFFSET, exit_path)
+    except BaseException:
+        namespaces.destroy()
+        raise
+    namespaces.close()
+    return tree
+
+
+def find(init_pid: int, keeper_nspid: int, kernel_nspid: int, exit_path: Path) -> Tree:
+    """The tree below init, with host pids; waits a moment for a kernel that is just being forked."""
+    deadline = time.monotonic() + 5
+    while True:
+        start = processes.start_time(init_pid)
+        keeper = _child(init_pid, keeper_nspid)
+        kernel = _child(keeper, kernel_nspid) if keeper else 0
+        if start is not None and keeper and kernel:
+            return Tree(init_pid, start, keeper, keeper_nspid, kernel, kernel_nspid, str(exit_path))
+        if start is None or time.monotonic() > deadline or exit_path.exists():
+            raise KernelLost(
+                "The kernel's process ended right after it was started.",
+                hint="The kernel's log file says why.",
+                details=_exit_status(exit_path),
+            )
+        time.sleep(0.002)
+
+
+def _exit_status(exit_path: Path) -> str:
+    try:
+        return f"wait status {exit_path.read_text().strip()}"
+    except OSError:
+        return "no exit status was written"
+
+
+def _child(parent: int, nspid: int) -> int:
+    return next((pid for pid in processes.children(parent) if processes.nspid(pid) == nspid), 0)
+
+
+def alive(tree: Tree) -> bool:
+    """Whether the tree's init still runs (the same process, not a later one of the same pid)."""
+    return (
+        processes.start_time(tree.init_pid) == tree.init_start
+        and processes.state(tree.init_pid) != "Z"
+    )
+
+
+def pids(tree: Tree) -> list[int]:
+    """Host pids of the keeper and everything below it, parents first."""
+    return [tree.keeper_pid, *processes.descendants(tree.keeper_pid)]
+
+
+def memory_bytes(tree: Tree) -> int:
+    """Resident memory of the tree (proportional shares of what its processes have in common)."""
+    return sum(processes.memory(pid).proportional_bytes for pid in pids(tree))
+
+
+def kill(tree: Tree, *, timeout: float = 10.0) -> None:
+    """End the tree: SIGKILL to init ends every process of its PID namespace at once (man pid_namespaces).
+
+    Returns when all are gone. A tree that has already ended is no error.
+    """
+    if alive(tree):
+        kill_init(tree.init_pid, timeout=timeout)
+    else:
+        _reap(tree.init_pid)
+
+
+def kill_init(init_pid: int, *, timeout: float = 10.0) -> None:
+    """Kill a PID 1 of ours and wait until it and all it held are gone; the kernel reaps the others before PID 1 ends."""
+    with suppress(ProcessLookupError):
+        os.kill(init_pid, signal.SIGKILL)
+    wait_until(lambda: _reap(init_pid), timeout=timeout)
+
+
+def _reap(init_pid: int) -> bool:
+    """Whether init is gone, reaping it where it is our child (the daemon is a subreaper; after a crash of it it is not)."""
+    try:
+        return os.waitpid(init_pid, os.WNOHANG)[0] == init_pid
+    except ChildProcessError:
+        return processes.state(init_pid) in (None, "Z")
+
+
+def wait_until(done: Callable[[], bool], *, timeout: float) -> bool:
+    """Poll `done` with short sleeps; whether it came true in time."""
+    deadline, pause = time.monotonic() + timeout, 0.0005
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    return True

@@ -1,0 +1,79 @@
+"""Kernels and the signals that stop everything around them: outside_signals.c from the daemon's side.
+
+Covers: loading it into a kernel, passing a signal on that is meant. Does not cover: which signals init and keeper ignore
+(init.c), when the daemon leaves (`daemon.lifetime`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from ...host import processes
+from ...model import SCRATCH
+
+LIBRARY = Path(__file__).with_name("outside-signals.so")
+#: It lies on the kernel's own scratch tmpfs and travels with the snapshot.
+INSIDE = f"{SCRATCH}/{LIBRARY.name}"
+
+_VARIABLE = "LD_PRELOAD"
+_KEPT_OUT = frozenset({signal.SIGTERM, signal.SIGHUP})
+_NR_RT_SIGQUEUEINFO = 129
+_SI_QUEUE = -1
+
+
+class _SignalInfo(ctypes.Structure):
+    """`siginfo_t` as sigqueue fills it (man 2 rt_sigqueueinfo)."""
+
+    _fields_ = (
+        ("signo", ctypes.c_int),
+        ("errno", ctypes.c_int),
+        ("code", ctypes.c_int),
+        ("padding", ctypes.c_int),
+        ("pid", ctypes.c_int),
+        ("uid", ctypes.c_uint),
+        ("rest", ctypes.c_char * 104),
+    )
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """`env` for a kernel that is launched; it takes the addition out again before the program sees it."""
+    return {**env, _VARIABLE: ":".join(filter(None, [INSIDE, env.get(_VARIABLE, "")]))}
+
+
+def install(root: Path) -> None:
+    """Put the library where `environment` says, below the kernel's root directory as it is seen from here."""
+    target = root / INSIDE.lstrip("/")
+    shutil.copyfile(LIBRARY, target)
+    target.chmod(0o755)
+
+
+def send_to_group(group: int, signum: int) -> None:
+    """Send a signal to a process group of a kernel's, as a signal that is meant for it. ProcessLookupError if it is gone."""
+    if signum not in _KEPT_OUT:
+        os.killpg(group, signum)
+        return
+    members = [pid for pid in processes.every() if processes.process_group(pid) == group]
+    if not members:
+        raise ProcessLookupError(f"process group {group} is gone")
+    info = _SignalInfo(signo=signum, code=_SI_QUEUE, pid=os.getpid(), uid=os.getuid())
+    for pid in members:
+        with suppress(ProcessLookupError):
+            _queue(pid, signum, info)
+
+
+def _queue(pid: int, signum: int, info: _SignalInfo) -> None:
+    if _libc().syscall(_NR_RT_SIGQUEUEINFO, pid, signum, ctypes.byref(info)):
+        error = ctypes.get_errno()
+        raise OSError(error, f"signal {signum} to process {pid}: {os.strerror(error)}")
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,75 @@
+"""Directories for the unix sockets of a copy whose original listens there: each copy sees its own in the same place.
+
+multiprocessing, and with it PyTorch's DataLoader, listens on a socket in a temporary directory of the process that began it.
+Processes of the copy find each other there by the name that they remember, so the name must stay and the directory must not be
+the original's. A directory on the kernel's scratch is laid over it, in the kernel's own mount namespace, with which it goes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ...errors import ThawFailed
+from ...host.commands import CommandFailed
+from ...model import SCRATCH
+from . import mounts
+
+_COPIES = f"{SCRATCH}/socket-directories"
+_HINT = (
+    "Suspend or shut down the kernel that this one was branched from, then try again."
+    " The snapshot is untouched."
+)
+#: More than that is no directory for sockets.
+_MOST_ENTRIES, _MOST_BYTES = 100, 16 << 20
+
+
+def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path]) -> None:
+    """Give the kernel of this init directories of its own for these sockets, with copies of what else is in them.
+
+    `inside` gives a path as the kernel sees it. Raises ThawFailed for a socket that does not lie in a temporary directory: laying
+    something over a home directory would hide it.
+    """
+    for number, directory in enumerate(sorted({str(Path(path).parent) for path in paths})):
+        original = Path(directory)
+        if not _is_temporary(original):
+            raise ThawFailed(
+                f"The kernel listens on a socket in {directory}, on which another program listens now.",
+                hint=_HINT,
+                details=f"{directory} is not a small directory for temporary files",
+            )
+        try:
+            _lay_over(init_pid, original, number, inside)
+        except (OSError, CommandFailed) as error:
+            raise ThawFailed(
+                f"The kernel could not be given a directory {directory} of its own.",
+                hint=_HINT,
+                details=str(error),
+            ) from error
+
+
+def _lay_over(init_pid: int, directory: Path, number: int, inside: Callable[[str], Path]) -> None:
+    copy = inside(f"{_COPIES}/{number}")
+    copy.parent.mkdir(exist_ok=True)
+    shutil.copytree(directory, copy, symlinks=True, ignore=_sockets)
+    mounts.bind(init_pid, f"{_COPIES}/{number}", directory)
+
+
+def _is_temporary(directory: Path) -> bool:
+    """Whether it was made below one of the system's directories for temporary files, and is small."""
+    roots = {Path("/tmp"), Path("/var/tmp"), Path(tempfile.gettempdir())}  # noqa: S108 - read only
+    if directory in roots or not any(root in directory.parents for root in roots):
+        return False
+    found = list(directory.rglob("*"))
+    size = sum(path.lstat().st_size for path in found)
+    return len(found) <= _MOST_ENTRIES and size <= _MOST_BYTES
+
+
+def _sockets(directory: str, names: list[str]) -> set[str]:
+    """Of the names in a directory, those that cannot be copied."""
+    paths = {name: Path(directory, name) for name in names}
+    return {
+        n for n, path in paths.items() if not (path.is_symlink() or path.is_file() or path.is_dir())
+    }

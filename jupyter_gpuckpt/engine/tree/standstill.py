@@ -1,0 +1,261 @@
+"""A tree held still by SIGSTOP, with every thread's registers on record, before CRIU puts a hand on it.
+
+Why not leave the stopping to CRIU: it traces the tasks and lets them execute code of its own, and when a tracer dies the
+kernel lets its tracees run on at once, wherever they are. A process whose tracer is killed in mid-injection then executes
+CRIU's breakpoint and dies of SIGTRAP. A process that is in group-stop goes back into it instead (kernel/ptrace.c,
+`__ptrace_unlink`), and can be repaired from the record. CRIU itself does not mind: it saves stopped tasks as stopped ones.
+
+What no record covers: a task that has met a breakpoint has a SIGTRAP on its way, which Linux delivers when CRIU dies before it
+has taken the signal away. So in a dump of ours CRIU's code meets none (engine/criu/injection.c).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import struct
+import time
+from contextlib import suppress
+
+import msgspec
+
+from ... import decoding
+from ...errors import FreezeFailed
+from ...host import processes
+from ...model import SCRATCH
+from ..injection import ptrace
+from ..injection.threads_held import ThreadsHeld
+from ..injection.tracee import RegistersRecord, Tracee
+from .endless_waits import let_wait_go_on
+from .launch import pids, wait_until
+from .tree import Tree
+
+logger = logging.getLogger(__name__)
+
+_NR_CLOSE, _NR_MUNMAP, _NR_RT_SIGTIMEDWAIT = 3, 11, 128
+_SIGTRAP_BIT = 1 << (signal.SIGTRAP - 1)
+_STOP_SECONDS = 10.0
+_JOURNAL = f"{SCRATCH}/standstill"
+#: CRIU writes up to this many bytes over the begin of the first executable area to make its calls (compel/src/lib/infect.c).
+_CODE_BYTES = 64
+#: The name of the memory in which CRIU's code lives inside a task (`PARASITE_MEMFD_NAME` and its like).
+_CRIU_MEMORY = "/memfd:CRIUMFD"
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """What a stopped process was before CRIU touched it."""
+
+    pid: int
+    start_time: int
+    threads: list[RegistersRecord]
+    #: The vector registers of the same threads: CRIU's code may use them.
+    extended: list[bytes]
+    descriptors: list[int]
+    code_address: int
+    code: bytes
+
+
+class _Journal(msgspec.Struct):
+    """A standstill as it is kept on the tree's scratch tmpfs, for whoever comes after a caller that was killed."""
+
+    user_stopped: set[int]
+    records: list[TaskRecord]
+
+
+class Standstill:
+    """One standstill of `tree`, from `begin()` to `end()`; `repair()` where CRIU did not end well.
+
+    Tasks that the user had stopped stay stopped. Not thread-safe. A journal lies on the tree's scratch tmpfs meanwhile, so
+    that `found` gives the standstill to another process when this one is killed.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._records: list[TaskRecord] = []
+        self._stopped: list[int] = []
+        #: Host pids of what the user had stopped.
+        self.user_stopped: set[int] = set()
+        #: time.monotonic() when it began.
+        self.began = 0.0
+
+    @classmethod
+    def found(cls, tree: Tree) -> Standstill | None:
+        """The standstill that was begun and not ended by a process that is gone; None if there is none."""
+        try:
+            journal = decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
+        except (OSError, msgspec.DecodeError):
+            return None
+        standstill = cls(tree)
+        standstill.user_stopped, standstill._records = journal.user_stopped, journal.records
+        standstill._stopped = [pid for pid in pids(tree) if pid not in journal.user_stopped]
+        return standstill
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that stand still; zombies are not among them."""
+        return [record.pid for record in self._records]
+
+    def begin(self) -> None:
+        """Stop every process, parents first, and put on record what CRIU might leave changed.
+
+        Parents first, so that no shell sees a child of it stopped, and none makes a child that is missed. Raises FreezeFailed
+        when one cannot be stopped; `end()` then lets the others go.
+        """
+        self.began = time.monotonic()
+        self.user_stopped = {pid for pid in pids(self._tree) if processes.state(pid) == "T"}
+        self._write()
+        waiting = [self._tree.keeper_pid]
+        while waiting:
+            pid = waiting.pop()
+            self._stop(pid)
+            waiting += processes.children(pid)
+        # A task on its way back into its stop when CRIU attaches shows CRIU one stop where it waits for two (compel's
+        # `skip_sigstop`): it would let the task run and wait for ten seconds.
+        for record in self._records:
+            wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        self._write()
+
+    def end(self) -> None:
+        """Let every task run on, except those that the user had stopped.
+
+        Deepest first: a shell that went on before its child would see the child stopped, say so, and give up waiting for it.
+        """
+        for pid in reversed(self._stopped):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+                wait_until(lambda pid=pid: processes.state(pid) != "T", timeout=1.0)  # type: ignore[misc]
+        self._stopped.clear()
+        with suppress(OSError):  # the tree, and its scratch with it, may be gone
+            self._tree.inside(_JOURNAL).unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        encoded = msgspec.msgpack.encode(_Journal(self.user_stopped, self._records))
+        path = self._tree.inside(_JOURNAL)
+        path.with_suffix(".new").write_bytes(encoded)
+        path.with_suffix(".new").replace(path)
+
+    def repair(self) -> None:
+        """Undo what a CRIU that was killed, or gave up, left in the tasks; they must still be stopped.
+
+        Where CRIU cleaned up after itself nothing is changed.
+        """
+        for record in self._records:
+            if processes.start_time(record.pid) != record.start_time:
+                continue
+            try:
+                wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+                _repair(record)
+            except (OSError, FreezeFailed):
+                logger.exception("process %d could not be repaired after CRIU's end", record.pid)
+
+    def _stop(self, pid: int) -> None:
+        state = processes.state(pid)
+        if state in (None, "Z", "X"):
+            return
+        if processes.status(pid).get("TracerPid", "0") != "0":
+            raise FreezeFailed(
+                "A process of the kernel is being traced by a debugger or strace.",
+                hint="Detach it and try again.",
+                details=f"process {pid} ({processes.name(pid)})",
+            )
+        if pid not in self.user_stopped:
+            self._stopped.append(pid)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+            if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
+                raise FreezeFailed(
+                    "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
+                    hint="Try again when it has gone on.",
+                    details=f"process {pid} ({processes.name(pid)})",
+                )
+        with suppress(ProcessLookupError):
+            self._records.append(_record(pid))
+
+
+def _all_stopped(pid: int) -> bool:
+    """Whether no thread of it runs any more; of a process that is gone, too."""
+    return all(processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid))
+
+
+def _record(pid: int) -> TaskRecord:
+    with ThreadsHeld(pid) as held:
+        if not held.tids:
+            raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
+        for tracee in held.tracees():
+            let_wait_go_on(tracee)
+        address, code = _code(held.tracee())
+        return TaskRecord(
+            pid,
+            processes.start_time(pid) or 0,
+            [tracee.record() for tracee in held.tracees()],
+            [ptrace.extended_registers(tid) for tid in held.tids],
+            sorted(processes.descriptors(pid)),
+            address,
+            code,
+        )
+
+
+def _code(tracee: Tracee) -> tuple[int, bytes]:
+    """Address and bytes of what CRIU overwrites in the process while it makes calls there."""
+    area = next((area for area in processes.maps(tracee.pid) if area.perms[2:3] == "x"), None)
+    if area is None:
+        return 0, b""
+    return area.start, tracee.read(area.start, _CODE_BYTES)
+
+
+def _repair(record: TaskRecord) -> None:
+    with ThreadsHeld(record.pid) as held:
+        tracees = {tracee.tid: tracee for tracee in held.tracees()}
+        if not tracees:
+            return
+        tracee = held.tracee()
+        areas = [area for area in processes.maps(record.pid) if area.path.startswith(_CRIU_MEMORY)]
+        foreign = [range(area.start, area.end) for area in areas]
+        foreign.append(range(record.code_address, record.code_address + len(record.code)))
+        went_on = [
+            not _put_back(tracees[thread.tid], thread, extended, foreign)
+            for thread, extended in zip(record.threads, record.extended, strict=True)
+            if thread.tid in tracees
+        ]
+        if record.code and tracee.read(record.code_address, len(record.code)) != record.code:
+            tracee.write(record.code_address, record.code)
+        for area in areas:
+            tracee.syscall(_NR_MUNMAP, area.start, area.end - area.start)
+        # CRIU's code closes its socket when it ends by itself; what is new then is the program's own.
+        if not any(went_on):
+            for descriptor in set(processes.descriptors(record.pid)) - set(record.descriptors):
+                tracee.syscall(_NR_CLOSE, descriptor)
+    if areas:
+        logger.warning("process %d was rid of CRIU's code", record.pid)
+
+
+def _put_back(
+    tracee: Tracee, record: RegistersRecord, extended: bytes, foreign: list[range]
+) -> bool:
+    """Make a thread what it was, unless it has gone on by itself: whether it had not. Also after a call of ours (a ghost's).
+
+    CRIU's code in the task returns to the program when its socket closes, which a dying CRIU does shortly before its
+    tracees are let go and stop again (kernel/exit.c: `exit_files` comes before `exit_notify`).
+    """
+    here = tracee.record()
+    inside = any(here.instruction_pointer in area for area in foreign)
+    if here.registers != record.registers and not inside and not here.in_injection:
+        return False
+    if tracee.put_back(record):
+        ptrace.set_extended_registers(tracee.tid, extended)
+        _take_trap(tracee)
+    return True
+
+
+def _take_trap(tracee: Tracee) -> None:
+    """Take the SIGTRAP of CRIU's breakpoint away if it is on its way: delivered, it would kill the program."""
+    pending = processes.status(tracee.tid).get("SigPnd", "0")
+    if int(pending, 16) & _SIGTRAP_BIT:
+        # A set with SIGTRAP alone, and a time of zero: what is there is taken, nothing is waited for.
+        with (
+            tracee.borrowed(struct.pack("<QQQ", _SIGTRAP_BIT, 0, 0)) as address,
+            suppress(BlockingIOError),
+        ):
+            tracee.syscall(_NR_RT_SIGTIMEDWAIT, address, 0, address + 8, 8)
