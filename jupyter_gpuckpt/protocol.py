@@ -121,6 +121,17 @@ class Operation(msgspec.Struct, frozen=True):
     result: Result | None = None
     error: ErrorRecord | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state is not OperationState.RUNNING
+
+    def outcome(self) -> Result:
+        """Return what an operation that is over did; raise its error as its own class."""
+        if self.error:
+            raise errors.error_from(self.error)
+        return self.result or Result("", 0.0)
+
 
 def summary(operation: Operation, seconds_by_stage: Mapping[str, float] | None = None) -> str:
     """The one line of the logs about an operation: how it ended, size, ratio, and seconds of every stage."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from .. import calls
 from ..errors import (
     ConfigurationError,
     GpuCkptError,
@@ -44,7 +45,7 @@ def _daemon() -> Iterator[Client]:
 def ps(given: Namespace) -> int:
     """All kernels of this user."""
     with _daemon() as client:
-        kernels = client.kernels()
+        kernels = client.send(calls.kernels())
     if given.json:
         output.say_json({"kernels": kernels})
         return 0
@@ -82,7 +83,7 @@ def _state(kernel: Kernel) -> str:
 
 def save(given: Namespace) -> int:
     """Save a kernel and wait until the snapshot is complete."""
-    return _operate(given, "saving", lambda client, kernel: client.save(kernel))
+    return _operate(given, "saving", lambda client, kernel: client.send(calls.save(kernel)))
 
 
 def suspend(given: Namespace) -> int:
@@ -96,12 +97,12 @@ def suspend(given: Namespace) -> int:
         return all_kernels.suspend(given)
     if given.within is not None:
         raise ConfigurationError("--within goes with --all.")
-    return _operate(given, "suspending", lambda client, kernel: client.suspend(kernel))
+    return _operate(given, "suspending", lambda client, kernel: client.send(calls.suspend(kernel)))
 
 
 def park(given: Namespace) -> int:
     """Park a kernel and wait until the GPU is free."""
-    return _operate(given, "parking", lambda client, kernel: client.park(kernel))
+    return _operate(given, "parking", lambda client, kernel: client.send(calls.park(kernel)))
 
 
 def resume(given: Namespace) -> int:
@@ -118,7 +119,7 @@ def resume(given: Namespace) -> int:
         # What was only made for this would keep its snapshot from being deleted.
         for one in revived:
             with _daemon() as client, suppress(GpuCkptError):
-                client.kill(one.kernel_id)
+                client.send(calls.kill(one.kernel_id))
         raise
     for one in revived:
         path = one.write_connection_file()
@@ -138,7 +139,7 @@ def _operate(
         operation = start(client, kernel_id)
         try:
             with output.ProgressBar(title) as bar:
-                for operation in client.follow(operation.operation_id):  # noqa: B020 - the same one, later
+                for operation in client.stream(calls.follow(operation.operation_id)):  # noqa: B020 - the same one, later
                     bar.show(operation.progress)
         except KeyboardInterrupt:
             output.warn(f"{title} goes on in the daemon; `jupyter gpuckpt ps` shows how far it is.")
@@ -168,7 +169,7 @@ def _error_of(operation: Operation) -> GpuCkptError:
 def list_snapshots(given: Namespace) -> int:
     """Snapshots, newest first."""
     with _daemon() as client:
-        found = client.snapshots()
+        found = client.send(calls.snapshots())
     if given.kernel:
         # Snapshots outlive their kernels, so the kernels that count are the ones named in them.
         kernel_id = one_of(given.kernel, {info.kernel_id for info in found})
@@ -205,8 +206,10 @@ def list_snapshots(given: Namespace) -> int:
 def show(given: Namespace) -> int:
     """Everything about one snapshot that is no secret."""
     with _daemon() as client:
-        known = [info.snapshot_id for info in client.snapshots()]
-        found: dict[str, Any] = client.manifest_summary(one_snapshot(given.snapshot, known))
+        known = [info.snapshot_id for info in client.send(calls.snapshots())]
+        found: dict[str, Any] = client.send(
+            calls.manifest_summary(one_snapshot(given.snapshot, known))
+        )
     if given.json:
         output.say_json({"snapshot": found})
     else:
@@ -217,7 +220,7 @@ def show(given: Namespace) -> int:
 def remove(given: Namespace) -> int:
     """Delete snapshots one after the other; the first that is refused ends it."""
     with _daemon() as client:
-        infos = {info.snapshot_id: info for info in client.snapshots()}
+        infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All names are understood before anything is deleted.
         wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in given.snapshot))
         if not given.yes and sys.stdin.isatty():
@@ -227,10 +230,10 @@ def remove(given: Namespace) -> int:
             if not output.ask(f"Delete {those}?"):
                 raise OperationCancelled("Nothing was deleted.")
         for snapshot_id in wanted:
-            client.delete_snapshot(snapshot_id)
+            client.send(calls.delete_snapshot(snapshot_id))
             if not given.json:
                 output.say(f"Deleted snapshot {snapshot_id}.")
-        kept = [info.kept_until or 0.0 for info in client.snapshots(deleted=True)]
+        kept = [info.kept_until or 0.0 for info in client.send(calls.snapshots(deleted=True))]
     if kept and not given.json:
         left = output.duration(max(0.0, max(kept) - time.time()))
         output.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")

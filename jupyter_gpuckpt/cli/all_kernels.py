@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
+from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..progress import ProgressRecord
@@ -71,7 +72,8 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
             # They only tell what to expect. One without kernels is not to open the store: the one with kernels needs it.
             with contextlib.suppress(GpuCkptError):
                 if has_any:
-                    snapshots += await _in_time(client.snapshots(), _left(within_seconds, began))
+                    listed = client.send(calls.snapshots())
+                    snapshots += await _in_time(listed, _left(within_seconds, began))
         running = asked.running
         candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
         # What has been spent so far counts: it is the caller's clock that runs.
@@ -151,25 +153,29 @@ class _AskedOfTheDaemons:
     async def look(self, daemon: AsyncClient) -> bool:
         """Ask a daemon for its kernels; whether any run."""
         # One with an end is about to go: its user has shut it down.
-        found = [k for k in await daemon.kernels() if k.state in ALIVE and not k.ends_at]
+        found = [
+            k for k in await daemon.send(calls.kernels()) if k.state in ALIVE and not k.ends_at
+        ]
         for kernel in found:
             self.running[kernel.kernel_id] = kernel
             self._daemons[kernel.kernel_id] = daemon
         return bool(found)
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._daemons[kernel_id].suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
+        return await self._daemons[kernel_id].send(
+            calls.suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
+        )
 
     async def finish(self, operation: Operation) -> Operation:
-        from ..client.calls import LONG_POLL_SECONDS, is_over  # noqa: PLC0415 - as above
-
         daemon = self._daemons[operation.kernel_id]
-        while not is_over(operation):
-            operation = await daemon.operation(operation.operation_id, LONG_POLL_SECONDS)
+        while not operation.is_over:
+            operation = await daemon.send(
+                calls.operation(operation.operation_id, calls.LONG_POLL_SECONDS)
+            )
         return operation
 
     async def cancel(self, operation: Operation) -> None:
-        await self._daemons[operation.kernel_id].cancel(operation.operation_id)
+        await self._daemons[operation.kernel_id].send(calls.cancel(operation.operation_id))
 
 
 def _show(report: SuspendReport) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from .. import calls
 from ..errors import ConfigurationError, KernelNotFound, SnapshotNotFound
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 def one_kernel(prefix: str, client: Client) -> str:
     """The id of the kernel whose id begins with `prefix`. Raises KernelNotFound, ConfigurationError."""
-    found = one_of(prefix, [kernel.kernel_id for kernel in client.kernels()])
+    found = one_of(prefix, [kernel.kernel_id for kernel in client.send(calls.kernels())])
     if not found:
         raise KernelNotFound(
             f"There is no kernel whose id begins with {prefix!r}.",

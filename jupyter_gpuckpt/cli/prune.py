@@ -8,6 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from .. import calls
 from ..errors import ConfigurationError, OperationCancelled
 from ..model import RetentionPolicy
 from ..protocol import PruneReport, Verdict
@@ -64,7 +65,7 @@ def run(given: Namespace, client: Client) -> int:
             "No rule is given that says which snapshots to keep.",
             hint="Give --keep-last, --keep-within or --max-bytes; --dry-run shows what they would do.",
         )
-    report = client.prune(policy, dry_run=True)
+    report = client.send(calls.prune(policy, dry_run=True))
     doomed = sum(verdict.removed for verdict in report.verdicts)
     if not given.json:
         output.say(_table(report) if report.verdicts else "No snapshots.")
@@ -73,7 +74,7 @@ def run(given: Namespace, client: Client) -> int:
             those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
             if not output.ask(f"Delete {those} for ever?"):
                 raise OperationCancelled("Nothing was deleted.")
-        report = client.prune(policy)
+        report = client.send(calls.prune(policy))
         doomed = sum(verdict.removed for verdict in report.verdicts)
     if given.json:
         output.say_json({"dry_run": given.dry_run, "prune": report})

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import calls
 from ..door_secrets import joined, parted
 from ..errors import KernelNotFound, KernelStateConflict
 from ..ports import HeldPorts, moved_connection
@@ -46,12 +47,12 @@ class Revived:
 
 def begin(client: Client, named: str, revived: list[Revived]) -> Operation:
     """Start to resume what `named` begins the id of: a kernel, or a snapshot. A kernel that was made for it joins `revived`."""
-    kernels = {kernel.kernel_id: kernel for kernel in client.kernels()}
-    snapshots = client.snapshots()  # newest first
+    kernels = {kernel.kernel_id: kernel for kernel in client.send(calls.kernels())}
+    snapshots = client.send(calls.snapshots())  # newest first
     known = {*kernels, *(s.kernel_id for s in snapshots), *(s.snapshot_id for s in snapshots)}
     wanted = one_of(named, known)
     if wanted in kernels:
-        return client.resume(wanted)
+        return client.send(calls.resume(wanted))
     found = next((s for s in snapshots if wanted in {s.snapshot_id, s.kernel_id}), None)
     if found is None:
         raise KernelNotFound(
@@ -66,14 +67,14 @@ def begin(client: Client, named: str, revived: list[Revived]) -> Operation:
             f"Kernel {kernel.kernel_id}, of which this snapshot is, is {kernel.state}.",
             hint="Suspend it first: what it holds now is kept as another snapshot.",
         )
-    return client.resume(found.kernel_id, found.snapshot_id)
+    return client.send(calls.resume(found.kernel_id, found.snapshot_id))
 
 
 def _revive(client: Client, snapshot: Snapshot) -> Revived:
     """Make the kernel of a snapshot again, suspended; it outlives this command."""
     from ..client import this_owner  # noqa: PLC0415 - an HTTP library, too slow for --help
 
-    launch = client.launch_spec(snapshot.snapshot_id)
+    launch = client.send(calls.launch_spec(snapshot.snapshot_id))
     owner = this_owner(
         OwnerKind.SERVER,
         hub_server=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", ""),
@@ -89,7 +90,7 @@ def _revive(client: Client, snapshot: Snapshot) -> Revived:
         request = BranchRequest(
             owner.owner_id, snapshot.snapshot_id, kernel_id, free.ports, snapshot.name, jupyter
         )
-        client.branch(request)
-        client.leave(owner.owner_id)
+        client.send(calls.branch(request))
+        client.send(calls.leave(owner.owner_id))
     free.release()
     return Revived(kernel_id, connection)

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from .. import calls
 from ..errors import ConfigurationError, ObjectCorrupt
 from ..progress import ProgressRecord
 from ..protocol import exit_code
@@ -35,9 +36,9 @@ def add_note_arguments(to: ArgumentParser) -> None:
 
 def undelete(given: Namespace, client: Client) -> int:
     """Bring deleted snapshots back, all that can be if none is named."""
-    deleted = [info.snapshot_id for info in client.snapshots(deleted=True)]
+    deleted = [info.snapshot_id for info in client.send(calls.snapshots(deleted=True))]
     wanted = [one_snapshot(prefix, deleted) for prefix in given.snapshot] or deleted
-    back = [client.undelete(snapshot_id) for snapshot_id in wanted]
+    back = [client.send(calls.undelete(snapshot_id)) for snapshot_id in wanted]
     if given.json:
         output.say_json({"snapshots": back})
         return 0
@@ -74,7 +75,7 @@ def _annotate(
     pinned: bool | None = None,
 ) -> int:
     snapshot_id = one_snapshot(given.snapshot, _ids(client))
-    changed = client.annotate(snapshot_id, title=title, note=note, pinned=pinned)
+    changed = client.send(calls.annotate(snapshot_id, title=title, note=note, pinned=pinned))
     if given.json:
         output.say_json({"snapshot": changed})
     else:
@@ -88,7 +89,7 @@ def verify(given: Namespace, client: Client) -> int:
     wanted = [one_snapshot(prefix, known) for prefix in given.snapshot] or known
     found = []
     for snapshot_id in dict.fromkeys(wanted):
-        result = client.verify(snapshot_id)
+        result = client.send(calls.verify(snapshot_id))
         found.append(result)
         if not given.json:
             checked, took = output.size(result.checked_bytes), output.duration(result.seconds)
@@ -129,7 +130,7 @@ def import_archive(given: Namespace, client: Client) -> int:
         with _source(given.file) as file:
             length = os.fstat(file.fileno()).st_size
             pieces = iter(lambda: file.read(_PIECE_BYTES), b"")
-            brought = client.import_archive(_shown("importing", pieces, length))
+            brought = client.send(calls.import_archive(_shown("importing", pieces, length)))
     except OSError as error:
         raise ConfigurationError(f"{given.file} cannot be read: {error.strerror}.") from error
     if given.json:
@@ -141,7 +142,7 @@ def import_archive(given: Namespace, client: Client) -> int:
 
 
 def _ids(client: Client) -> list[str]:
-    return [info.snapshot_id for info in client.snapshots()]
+    return [info.snapshot_id for info in client.send(calls.snapshots())]
 
 
 @contextmanager

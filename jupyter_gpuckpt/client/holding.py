@@ -13,10 +13,10 @@ from typing import Self
 
 import httpx
 
-from .. import decoding
+from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..protocol import Event, Owner
-from . import calls, starting
+from . import starting, transport
 from .starting import Target
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Hold:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=calls.CONNECT_SECONDS)
+            self._thread.join(timeout=transport.CONNECT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -109,11 +109,11 @@ class Hold:
 
     def _events(self) -> Iterator[Event]:
         call = calls.events(self._owner)
-        transport = calls.UnixTransport(self._target.socket)
+        over_socket = transport.UnixTransport(self._target.socket)
         with (
-            calls.transport_errors(),
-            httpx.Client(transport=transport, **calls.ANYWHERE) as http,
-            http.stream(**call.arguments) as response,
+            transport.transport_errors(),
+            httpx.Client(transport=over_socket, **transport.ANYWHERE) as http,
+            http.stream(**transport.arguments(call)) as response,
         ):
             self._connection = response.extensions["network_stream"].get_extra_info("socket")
             if self._closed.is_set():
@@ -121,7 +121,7 @@ class Hold:
             if response.is_error:
                 call.parse(response.status_code, response.read())
             for line in response.iter_lines():
-                yield decoding.from_json(line, Event)
+                yield call.parse(response.status_code, line.encode())
 
     def _deliver(self, event: Event) -> None:
         self._call(lambda: self._on_event(event))

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import msgspec
 
-from .. import daemon_settings
+from .. import calls, daemon_settings
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
 from ..place import Place, here, runtime_dir, runtime_dirs, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
-from . import calls
 
 #: A machine under load may take this long to start a Python program.
 START_SECONDS = 30.0

@@ -22,6 +22,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from jupyter_server.services.sessions.sessionmanager import SessionManager
 
+from .. import calls
 from ..client import AsyncClient
 from ..config import GpuCkptDaemon
 from ..errors import DaemonUnavailable, GpuCkptError
@@ -139,10 +140,10 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
     async def report(self) -> HostReport:
         """What this machine can do; asked of a daemon of its own making where the link is down."""
         if self._link is not None and self._link.ready:
-            return await self._link.daemon.host()
+            return await self._link.daemon.send(calls.host())
         client = await AsyncClient.connect(GpuCkptDaemon(parent=self).settings())
         try:
-            return await client.host()
+            return await client.send(calls.host())
         finally:
             await client.close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, Hold, this_owner
 from jupyter_gpuckpt.errors import HostError, KernelNotFound
 from jupyter_gpuckpt.protocol import Event, Kernel, OwnerKind, SuspendedKernel
@@ -144,7 +145,7 @@ class ScriptOwner:
 def connected(settings: Settings) -> Client:
     """A client of a daemon whose engine works; raises HostError and DaemonUnavailable."""
     client = Client.connect(settings)
-    handshake = client.handshake()
+    handshake = client.send(calls.handshake())
     if not handshake.engine_available:
         client.close()
         raise HostError(handshake.reason, hint=handshake.hint)
@@ -160,7 +161,7 @@ def confirm_gone(client: Client, kernel_id: str, watcher: Watcher | None) -> Non
         return
     incarnation = watcher.incarnation
     try:
-        client.kernel(kernel_id)
+        client.send(calls.kernel(kernel_id))
     except KernelNotFound:
         if watcher.incarnation == incarnation:
             watcher.note_gone()

@@ -18,7 +18,7 @@ from jupyter_client.connect import LocalPortCache
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool
 
-from jupyter_gpuckpt import door_secrets
+from jupyter_gpuckpt import calls, door_secrets
 from jupyter_gpuckpt.config import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
@@ -144,7 +144,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         )
         owner.attach(self.kernel_id, self)
         try:
-            return client.launch(owner.owner_id, spec)
+            return client.send(calls.launch(owner.owner_id, spec))
         except GpuCkptError:
             owner.detach(self.kernel_id)
             raise
@@ -262,7 +262,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self._shutting_down and not runs:
             return
         if not (runs and signum == signal.SIGINT and self._interrupted()):
-            await self._ask(lambda client: client.signal(self.kernel_id, signum))
+            await self._ask(lambda client: client.send(calls.signal(self.kernel_id, signum)))
 
     def _interrupted(self) -> bool:
         """Interrupt the process group as the base does: at once, and also while the daemon is being replaced."""
@@ -287,7 +287,9 @@ class GpuCkptProvisioner(LocalProvisioner):
         if self.kernel is None:
             await super().terminate(restart=restart)
         elif self.kernel.state is KernelState.RUNNING:
-            await self._ask(lambda client: client.signal(self.kernel_id, signal.SIGTERM))
+            await self._ask(
+                lambda client: client.send(calls.signal(self.kernel_id, signal.SIGTERM))
+            )
         else:
             await self._end()
 
@@ -315,7 +317,7 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     async def _end(self) -> None:
         """Make the daemon end and forget the kernel."""
-        await self._ask(lambda client: client.kill(self.kernel_id))
+        await self._ask(lambda client: client.send(calls.kill(self.kernel_id)))
         self.note_gone()
 
     async def _ask(self, request: Callable[[Client], object]) -> None:

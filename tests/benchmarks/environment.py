@@ -14,6 +14,7 @@ from pathlib import Path
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 
 
@@ -30,12 +31,12 @@ def daemon() -> Iterator[Client]:
     )
     try:
         with Client.connect() as client:
-            pid = client.handshake().pid
+            pid = client.send(calls.handshake()).pid
             try:
                 yield client
             finally:
-                for kernel in client.kernels():
-                    client.kill(kernel.kernel_id)
+                for kernel in client.send(calls.kernels()):
+                    client.send(calls.kill(kernel.kernel_id))
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     finally:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from tests.server.conftest import Server
 
@@ -112,9 +113,9 @@ def _end(environment: dict[str, str]) -> None:
     os.environ.update(environment)
     try:
         with Client.connect() as client:
-            pid = client.handshake().pid
-            for kernel in client.kernels():
-                client.kill(kernel.kernel_id)
+            pid = client.send(calls.handshake()).pid
+            for kernel in client.send(calls.kernels()):
+                client.send(calls.kill(kernel.kernel_id))
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
 
 from . import stock_criu
@@ -49,16 +50,16 @@ def _measure(size: float) -> Iterator[Row]:
     frozen, whole, dumps, still = [], [], [], []
     stages = dict[str, list[float]]()
     with daemon() as client, kernel(_rewriter(size)) as (kernel_id, _):
-        record = client.kernel(kernel_id)
+        record = client.send(calls.kernel(kernel_id))
         keeper = processes.nspid(processes.parent(record.pid) or 0)
         assert keeper is not None
         for _ in range(ROUNDS if size < MANY_GB else FEW_ROUNDS):
-            result = client.wait(client.save(kernel_id).operation_id)
+            result = client.wait(client.send(calls.save(kernel_id)).operation_id)
             frozen.append(result.frozen_seconds)
             whole.append(result.seconds)
             for stage, spent in result.seconds_by_stage.items():
                 stages.setdefault(stage, []).append(spent)
-            client.delete_snapshot(result.snapshot_id)
+            client.send(calls.delete_snapshot(result.snapshot_id))
             with scratch() as images:
                 dumps.append(stock_criu.dump(record.init_pid, keeper, images))
                 still.append(stock_criu.stood_still(images))

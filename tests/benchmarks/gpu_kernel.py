@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from jupyter_client.blocking.client import BlockingKernelClient
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.progress import Stage
 from jupyter_gpuckpt.protocol import Operation, Result
@@ -38,11 +39,11 @@ def _measure(size: float, setup: str) -> Iterator[Row]:
     replies = list[float]()
     with daemon() as client, kernel(setup) as (kernel_id, channel):
         for name in ("first save", "second save, nothing changed"):
-            results[name].append(_done(client, client.save(kernel_id)))
+            results[name].append(_done(client, client.send(calls.save(kernel_id))))
         for _ in range(ROUNDS):
-            results["suspend"].append(_done(client, client.suspend(kernel_id)))
+            results["suspend"].append(_done(client, client.send(calls.suspend(kernel_id))))
             began = time.monotonic()
-            results["resume"].append(_done(client, client.resume(kernel_id)))
+            results["resume"].append(_done(client, client.send(calls.resume(kernel_id))))
             _right(channel)
             replies.append(time.monotonic() - began)
     for name, found in results.items():

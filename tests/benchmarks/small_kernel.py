@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from jupyter_gpuckpt import calls
+
 from .environment import daemon, kernel
 from .measured import Row
 
@@ -18,11 +20,11 @@ def run() -> Iterator[Row]:
     with daemon() as client, kernel("import numpy, pandas; x = 1") as (kernel_id, channel):
         for _ in range(ROUNDS):
             began = time.monotonic()
-            result = client.wait(client.suspend(kernel_id).operation_id)
+            result = client.wait(client.send(calls.suspend(kernel_id)).operation_id)
             suspends.append(time.monotonic() - began)
             _collect(stages, "suspend", result.seconds_by_stage)
             began = time.monotonic()
-            result = client.wait(client.resume(kernel_id).operation_id)
+            result = client.wait(client.send(calls.resume(kernel_id)).operation_id)
             message = channel.execute("x += 1")
             while channel.get_shell_msg(timeout=60)["parent_header"].get("msg_id") != message:
                 pass

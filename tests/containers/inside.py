@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.client.host_report import host_report
 from jupyter_gpuckpt.errors import GpuCkptError
@@ -79,10 +80,10 @@ def main() -> None:
 def _saved(kernel: Kernel) -> Iterator[str]:
     """Save, suspend and resume; what a cell prints after each."""
     with Client.connect() as client:
-        client.wait(client.save(kernel.kernel_id).operation_id)
+        client.wait(client.send(calls.save(kernel.kernel_id)).operation_id)
         yield kernel.run(USE, _PATIENCE)
-        client.wait(client.suspend(kernel.kernel_id).operation_id)
-        client.wait(client.resume(kernel.kernel_id).operation_id)
+        client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
         kernel.client.wait_for_ready(timeout=_PATIENCE)
         yield kernel.run(USE, _PATIENCE)
 

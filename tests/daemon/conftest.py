@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import daemon_settings
+from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
@@ -146,6 +146,6 @@ def target(settings):
 @pytest.fixture
 def kernel(client, owner, spec, counts, eventually):
     """A counter that runs."""
-    launched = client.launch(owner.owner_id, spec(jupyter={"key": "not-for-the-log"}))
+    launched = client.send(calls.launch(owner.owner_id, spec(jupyter={"key": "not-for-the-log"})))
     eventually(lambda: counts(launched.kernel_id))
     return launched

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt import place
+from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.protocol import OwnerKind
@@ -21,10 +21,10 @@ def crashed(client, settings, owner_of, spec, counts, eventually):
 
     def crash(before=lambda kernel: None, after=lambda kernel: None):
         with owner_of(client) as owner:
-            kernel = client.launch(owner.owner_id, spec())
+            kernel = client.send(calls.launch(owner.owner_id, spec()))
             eventually(lambda: counts(kernel.kernel_id))
             before(kernel)
-            pid = client.handshake().pid
+            pid = client.send(calls.handshake()).pid
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: place.start_time(pid) is None)
         after(kernel)
@@ -35,13 +35,14 @@ def crashed(client, settings, owner_of, spec, counts, eventually):
 
 def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
     kernel = crashed()
-    adopted = client.kernel(kernel.kernel_id)
+    adopted = client.send(calls.kernel(kernel.kernel_id))
     assert (adopted.state, adopted.pid) == (KernelState.RUNNING, kernel.pid)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
-    result = client.wait(client.suspend(kernel.kernel_id).operation_id)
+    result = client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     assert (
-        client.wait(client.resume(kernel.kernel_id).operation_id).snapshot_id == result.snapshot_id
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id).snapshot_id
+        == result.snapshot_id
     )
 
 
@@ -55,15 +56,15 @@ def test_a_record_that_makes_no_sense_costs_its_kernel_only(client, settings, cr
         (kernels / "other" / "record.json").write_text(json.dumps(record))
 
     kernel = crashed(after=spoil)
-    assert [one.kernel_id for one in client.kernels()] == [kernel.kernel_id]
+    assert [one.kernel_id for one in client.send(calls.kernels())] == [kernel.kernel_id]
     assert "kernel other cannot be adopted" in settings.log_file.read_text()
 
 
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):
     kernel = crashed()
-    assert client.kernel(kernel.kernel_id)
+    assert client.send(calls.kernel(kernel.kernel_id))
     os.kill(kernel.pid, signal.SIGKILL)
-    eventually(lambda: client.kernels() == [])
+    eventually(lambda: client.send(calls.kernels()) == [])
     assert int(Path(kernel.exit_path).read_text()) == signal.SIGKILL
 
 
@@ -73,7 +74,7 @@ def test_a_kernel_that_ended_meanwhile_is_forgotten(client, crashed, eventually)
         eventually(Path(kernel.exit_path).exists)
 
     crashed(after=end)
-    assert client.kernels() == []
+    assert client.send(calls.kernels()) == []
 
 
 def test_a_kernel_that_vanished_meanwhile_is_lost(client, crashed, eventually):
@@ -82,7 +83,7 @@ def test_a_kernel_that_vanished_meanwhile_is_lost(client, crashed, eventually):
         eventually(lambda: place.start_time(kernel.init_pid) is None)
 
     kernel = crashed(after=vanish)
-    lost = client.kernel(kernel.kernel_id)
+    lost = client.send(calls.kernel(kernel.kernel_id))
     assert lost.state is KernelState.LOST
     assert lost.error.code == "kernel_lost"
 
@@ -92,18 +93,20 @@ def test_a_lost_kernel_comes_back_from_its_last_snapshot(client, crashed, counts
         os.kill(kernel.init_pid, signal.SIGKILL)
         eventually(lambda: place.start_time(kernel.init_pid) is None)
 
-    kernel = crashed(lambda k: client.wait(client.save(k.kernel_id).operation_id), vanish)
-    assert client.kernel(kernel.kernel_id).state is KernelState.LOST
-    client.wait(client.resume(kernel.kernel_id).operation_id)
+    kernel = crashed(
+        lambda k: client.wait(client.send(calls.save(k.kernel_id)).operation_id), vanish
+    )
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.LOST
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 
 def test_a_suspended_kernel_stays_suspended(client, crashed, counts, eventually):
-    kernel = crashed(lambda k: client.wait(client.suspend(k.kernel_id).operation_id))
-    assert client.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+    kernel = crashed(lambda k: client.wait(client.send(calls.suspend(k.kernel_id)).operation_id))
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.SUSPENDED
     before = counts(kernel.kernel_id)
-    client.wait(client.resume(kernel.kernel_id).operation_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 
@@ -115,27 +118,27 @@ def test_a_daemon_killed_in_a_freeze_costs_nothing(
     """The kernel runs on under the next daemon, or lies complete in its snapshot, and can be saved again."""
 
     def begin(kernel):
-        getattr(client, verb)(kernel.kernel_id)
+        client.send(getattr(calls, verb)(kernel.kernel_id))
         time.sleep(after)
 
     kernel = crashed(begin)
-    found = client.kernel(kernel.kernel_id)
+    found = client.send(calls.kernel(kernel.kernel_id))
     if found.state is KernelState.SUSPENDED:
         assert verb == "suspend"
-        client.wait(client.resume(kernel.kernel_id).operation_id)
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     else:
         assert (found.state, found.pid) == (KernelState.RUNNING, kernel.pid)
-    pid = client.kernel(kernel.kernel_id).pid
+    pid = client.send(calls.kernel(kernel.kernel_id)).pid
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
     tree = [processes.parent(pid), pid, *processes.descendants(pid)]
     assert not [other for other in tree if processes.state(other) in ("T", "t")]
     assert not any("CRIU" in area.path for area in processes.maps(pid))
-    init = client.kernel(kernel.kernel_id).init_pid
+    init = client.send(calls.kernel(kernel.kernel_id)).init_pid
     assert left_in_scratch(init) == set()
     assert processes.children(processes.parent(pid)) == [pid]  # no ghost
-    client.wait(client.suspend(kernel.kernel_id).operation_id)
-    client.wait(client.resume(kernel.kernel_id).operation_id)
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
@@ -145,9 +148,9 @@ def test_owners_that_do_not_come_back(client, settings, spec, eventually, kind, 
     """Kernels of a script that died together with the daemon are killed, those of a server stay."""
     owner = this_owner(kind, root_dir="/tmp")
     with client.hold(owner, lambda event: None):
-        kernel = client.launch(owner.owner_id, spec())
-        os.kill(client.handshake().pid, signal.SIGKILL)
+        kernel = client.send(calls.launch(owner.owner_id, spec()))
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     with Client.connect(settings) as another:
-        assert another.kernel(kernel.kernel_id).state is KernelState.RUNNING
+        assert another.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
         if kind is OwnerKind.SCRIPT:
-            eventually(lambda: another.kernels() == [], 25)
+            eventually(lambda: another.send(calls.kernels()) == [], 25)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import SCRATCH
@@ -122,7 +123,7 @@ def holder(dying, settings, owner_of, spec, short_dir, counts, eventually):
     with Client.connect(settings) as client, owner_of(client) as owner:
         made = spec()
         made.argv[:] = [sys.executable, "-c", HOLDER, str(short_dir / made.kernel_id)]
-        kernel = client.launch(owner.owner_id, made)
+        kernel = client.send(calls.launch(owner.owner_id, made))
         eventually(lambda: counts(kernel.kernel_id))
     return kernel
 
@@ -147,7 +148,7 @@ def check(client, kernel, short_dir, counts, eventually, left_in_scratch):
     """The kernel runs, whole, and nothing else is there."""
     said = (short_dir / f"{kernel.kernel_id}.log").read_text()
     assert not said, said
-    now = client.kernel(kernel.kernel_id)
+    now = client.send(calls.kernel(kernel.kernel_id))
     assert now.state is KernelState.RUNNING
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before + 2)
@@ -157,7 +158,7 @@ def check(client, kernel, short_dir, counts, eventually, left_in_scratch):
     assert not [pid for pid in tree if processes.state(pid) in ("T", "t", "Z")]
     assert not any("CRIU" in area.path for pid in tree for area in processes.maps(pid))
     assert left_in_scratch(now.init_pid) | files_left(short_dir, now.init_pid) == set()
-    daemon = client.handshake().pid
+    daemon = client.send(calls.handshake()).pid
     assert inits(short_dir) == [now.init_pid]
     assert [pid for pid in processes.children(daemon) if processes.state(pid) == "Z"] == []
 
@@ -171,13 +172,13 @@ def test_a_daemon_killed_at_any_step_costs_nothing(
     kernel_id = holder.kernel_id
     with Client.connect(settings) as client:
         if verb == "resume":
-            client.wait(client.suspend(kernel_id).operation_id)
-            snapshot = client.kernel(kernel_id).snapshot_id
+            client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+            snapshot = client.send(calls.kernel(kernel_id)).snapshot_id
         dying.at(str(at))
-        getattr(client, verb)(kernel_id)
+        client.send(getattr(calls, verb)(kernel_id))
         dying.wait()
     with Client.connect(settings) as client:
-        found = client.kernel(kernel_id)
+        found = client.send(calls.kernel(kernel_id))
         if verb == "resume":
             assert (found.state, found.snapshot_id) == (KernelState.SUSPENDED, snapshot)
         committed = at in (Stage.COMMIT, Stage.STOP) or str(at).endswith("publish")
@@ -185,14 +186,14 @@ def test_a_daemon_killed_at_any_step_costs_nothing(
             assert found.state is (KernelState.SUSPENDED if committed else KernelState.RUNNING)
         if verb == "save":
             assert (found.state, found.pid) == (KernelState.RUNNING, holder.pid)
-            assert bool(client.snapshots(kernel_id)) == committed
+            assert bool(client.send(calls.snapshots(kernel_id))) == committed
         if found.state is KernelState.SUSPENDED:
             assert inits(short_dir) == []
             assert list(short_dir.glob("link_remap*")) == []
-            client.wait(client.resume(kernel_id).operation_id)
+            client.wait(client.send(calls.resume(kernel_id)).operation_id)
         check(client, holder, short_dir, counts, eventually, left_in_scratch)
-        client.wait(client.suspend(kernel_id).operation_id)
-        client.wait(client.resume(kernel_id).operation_id)
+        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+        client.wait(client.send(calls.resume(kernel_id)).operation_id)
         check(client, holder, short_dir, counts, eventually, left_in_scratch)
 
 
@@ -200,5 +201,5 @@ def test_the_stages_are_those_that_operations_go_through(client, kernel):
     """So a new stage is killed at, too, or fails here."""
     assert set(Stage) == {stage for stages in STAGES.values() for stage in stages}
     for verb, stages in STAGES.items():
-        result = client.wait(getattr(client, verb)(kernel.kernel_id).operation_id)
+        result = client.wait(client.send(getattr(calls, verb)(kernel.kernel_id)).operation_id)
         assert set(result.seconds_by_stage) == set(stages) - GPU_STAGES

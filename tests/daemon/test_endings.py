@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import KernelNotFound, KernelStateConflict
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.states import KernelState
@@ -16,53 +17,53 @@ def stands_still(kernel):
 
 
 def test_it_stands_still_and_goes_on_when_that_is_undone(client, kernel, counts, eventually):
-    ended = client.end(kernel.kernel_id, 60)
+    ended = client.send(calls.end(kernel.kernel_id, 60))
     assert time.time() < ended.ends_at < time.time() + 61
     assert stands_still(kernel)
     before = counts(kernel.kernel_id)
-    assert client.undo_end(kernel.kernel_id).ends_at == 0
+    assert client.send(calls.undo_end(kernel.kernel_id)).ends_at == 0
     eventually(lambda: counts(kernel.kernel_id) > before)
-    assert client.undo_end(kernel.kernel_id).state is KernelState.RUNNING
+    assert client.send(calls.undo_end(kernel.kernel_id)).state is KernelState.RUNNING
 
 
 def test_it_ends_when_the_time_is_over(client, kernel, eventually):
-    client.end(kernel.kernel_id, 0.2)
+    client.send(calls.end(kernel.kernel_id, 0.2))
     eventually(lambda: not processes.alive(kernel.init_pid))
     with pytest.raises(KernelNotFound):
-        client.kernel(kernel.kernel_id)
+        client.send(calls.kernel(kernel.kernel_id))
 
 
 def test_nothing_else_is_done_to_it_but_a_kill(client, kernel, counts):
-    client.end(kernel.kernel_id, 60)
-    for verb in (client.save, client.suspend):
+    client.send(calls.end(kernel.kernel_id, 60))
+    for verb in (calls.save, calls.suspend):
         with pytest.raises(KernelStateConflict, match="shut down"):
-            verb(kernel.kernel_id)
-    client.kill(kernel.kernel_id)
+            client.send(verb(kernel.kernel_id))
+    client.send(calls.kill(kernel.kernel_id))
     with pytest.raises(KernelNotFound):
-        client.undo_end(kernel.kernel_id)
+        client.send(calls.undo_end(kernel.kernel_id))
 
 
 def test_a_suspended_one_is_forgotten_and_keeps_its_snapshot(client, kernel, eventually):
-    snapshot = client.wait(client.suspend(kernel.kernel_id).operation_id).snapshot_id
-    client.end(kernel.kernel_id, 60)
-    assert client.undo_end(kernel.kernel_id).state is KernelState.SUSPENDED
-    client.end(kernel.kernel_id, 0.1)
-    eventually(lambda: not client.kernels())
-    assert [info.snapshot_id for info in client.snapshots()] == [snapshot]
+    snapshot = client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id).snapshot_id
+    client.send(calls.end(kernel.kernel_id, 60))
+    assert client.send(calls.undo_end(kernel.kernel_id)).state is KernelState.SUSPENDED
+    client.send(calls.end(kernel.kernel_id, 0.1))
+    eventually(lambda: not client.send(calls.kernels()))
+    assert [info.snapshot_id for info in client.send(calls.snapshots())] == [snapshot]
 
 
 def test_another_daemon_keeps_to_it(client, kernel, counts, eventually):
-    client.end(kernel.kernel_id, 4)
-    os.kill(client.handshake().pid, signal.SIGKILL)
-    assert client.kernel(kernel.kernel_id).ends_at > 0
+    client.send(calls.end(kernel.kernel_id, 4))
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
+    assert client.send(calls.kernel(kernel.kernel_id)).ends_at > 0
     assert stands_still(kernel)
     eventually(lambda: not processes.alive(kernel.init_pid))
 
 
 def test_another_daemon_can_undo_it(client, kernel, counts, eventually):
-    client.end(kernel.kernel_id, 60)
-    os.kill(client.handshake().pid, signal.SIGKILL)
-    assert client.kernel(kernel.kernel_id).ends_at > 0  # starts the next one
+    client.send(calls.end(kernel.kernel_id, 60))
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
+    assert client.send(calls.kernel(kernel.kernel_id)).ends_at > 0  # starts the next one
     before = counts(kernel.kernel_id)
-    client.undo_end(kernel.kernel_id)
+    client.send(calls.undo_end(kernel.kernel_id))
     eventually(lambda: counts(kernel.kernel_id) > before)

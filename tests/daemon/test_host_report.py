@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.client import calls
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.host import mends, privileges
 from tests.conftest import processes_naming

@@ -4,7 +4,8 @@ import httpx
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.client import calls
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.client import transport
 from jupyter_gpuckpt.errors import GpuCkptError, KernelNotFound, SnapshotNotFound
 from jupyter_gpuckpt.protocol import BranchRequest, LaunchRequest, SignalRequest
 from jupyter_gpuckpt.states import KernelState
@@ -13,7 +14,9 @@ from jupyter_gpuckpt.states import KernelState
 @pytest.fixture
 def http(target):
     """Asks the daemon without our client."""
-    with httpx.Client(transport=calls.UnixTransport(target.socket), **calls.ANYWHERE) as http:
+    with httpx.Client(
+        transport=transport.UnixTransport(target.socket), **transport.ANYWHERE
+    ) as http:
         yield http
 
 
@@ -36,13 +39,13 @@ def hostile(kernel_id):
 def test_an_id_never_leads_to_another_route(client, kernel):
     for one in hostile(kernel.kernel_id):
         with pytest.raises(GpuCkptError) as caught:
-            client.delete_snapshot(one)
+            client.send(calls.delete_snapshot(one))
         assert caught.value.code == "snapshot_not_found", one
         with pytest.raises(KernelNotFound):
-            client.kill(f"{kernel.kernel_id}/../{one}")
+            client.send(calls.kill(f"{kernel.kernel_id}/../{one}"))
         with pytest.raises(SnapshotNotFound):
-            client.launch_spec(one)
-    assert client.kernel(kernel.kernel_id).state is KernelState.RUNNING
+            client.send(calls.launch_spec(one))
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
 
 
 def test_an_encoded_slash_separates_nothing(http, kernel):

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jupyter_gpuckpt import place
+from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import starting
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
@@ -29,16 +29,16 @@ def http(client, settings):
 
 
 def gone(client, kernel_id):
-    return kernel_id not in [kernel.kernel_id for kernel in client.kernels()]
+    return kernel_id not in [kernel.kernel_id for kernel in client.send(calls.kernels())]
 
 
 def test_a_kernel_runs_and_is_listed(client, kernel, owner, counts, eventually):
-    shown = client.kernel(kernel.kernel_id)
+    shown = client.send(calls.kernel(kernel.kernel_id))
     assert (shown.state, shown.owner_id) == (KernelState.RUNNING, owner.owner_id)
     assert shown.memory_bytes > 0
     assert not Path(shown.exit_path).exists()
     assert place.start_time(shown.pid)
-    assert [k.kernel_id for k in client.kernels()] == [kernel.kernel_id]
+    assert [k.kernel_id for k in client.send(calls.kernels())] == [kernel.kernel_id]
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
@@ -49,17 +49,17 @@ def test_its_owner_hears_of_it(kernel, events, eventually):
 
 
 def test_a_killed_kernel_is_gone_and_its_exit_file_says_so(client, kernel, events, eventually):
-    client.kill(kernel.kernel_id)
+    client.send(calls.kill(kernel.kernel_id))
     assert place.start_time(kernel.init_pid) is None
     assert place.start_time(kernel.pid) is None
     assert os.WTERMSIG(int(Path(kernel.exit_path).read_text())) == signal.SIGKILL
     with pytest.raises(KernelNotFound):
-        client.kernel(kernel.kernel_id)
+        client.send(calls.kernel(kernel.kernel_id))
     eventually(lambda: events[-1].gone == kernel.kernel_id)
 
 
 def test_a_kernel_that_ends_by_itself_leaves_its_status(client, owner, spec, events, eventually):
-    kernel = client.launch(owner.owner_id, spec(["/bin/sh", "-c", "sleep 0.3; exit 7"]))
+    kernel = client.send(calls.launch(owner.owner_id, spec(["/bin/sh", "-c", "sleep 0.3; exit 7"])))
     eventually(lambda: gone(client, kernel.kernel_id))
     assert os.waitstatus_to_exitcode(int(Path(kernel.exit_path).read_text())) == 7
     eventually(lambda: events[-1].gone == kernel.kernel_id)
@@ -69,7 +69,7 @@ def test_a_kernel_that_ends_by_itself_leaves_its_status(client, owner, spec, eve
 def test_a_kernel_whose_init_is_killed_is_lost(client, kernel, events, eventually):
     os.kill(kernel.init_pid, signal.SIGKILL)
     lost = eventually(
-        lambda: (k := client.kernel(kernel.kernel_id)).state is KernelState.LOST and k
+        lambda: (k := client.send(calls.kernel(kernel.kernel_id))).state is KernelState.LOST and k
     )
     assert lost.error.code == KernelLost.code
     assert (lost.pid, lost.init_pid) == (0, 0)
@@ -79,58 +79,58 @@ def test_a_kernel_whose_init_is_killed_is_lost(client, kernel, events, eventuall
 
 def test_a_lost_kernel_can_be_started_anew(client, owner, kernel, spec, eventually):
     os.kill(kernel.init_pid, signal.SIGKILL)
-    eventually(lambda: client.kernel(kernel.kernel_id).state is KernelState.LOST)
-    again = client.launch(owner.owner_id, spec(kernel_id=kernel.kernel_id))
+    eventually(lambda: client.send(calls.kernel(kernel.kernel_id)).state is KernelState.LOST)
+    again = client.send(calls.launch(owner.owner_id, spec(kernel_id=kernel.kernel_id)))
     assert again.state is KernelState.RUNNING
     assert again.exit_path != kernel.exit_path
 
 
 def test_a_lost_kernel_without_a_snapshot_cannot_be_resumed(client, kernel, eventually):
     os.kill(kernel.init_pid, signal.SIGKILL)
-    eventually(lambda: client.kernel(kernel.kernel_id).state is KernelState.LOST)
+    eventually(lambda: client.send(calls.kernel(kernel.kernel_id)).state is KernelState.LOST)
     with pytest.raises(SnapshotNotFound):
-        client.wait(client.resume(kernel.kernel_id).operation_id)
-    assert client.kernel(kernel.kernel_id).state is KernelState.LOST
+        client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.LOST
 
 
 def test_an_interrupt_reaches_the_kernel(client, kernel, short_dir, eventually):
-    client.signal(kernel.kernel_id, signal.SIGINT)
+    client.send(calls.signal(kernel.kernel_id, signal.SIGINT))
     eventually((short_dir / f"{kernel.kernel_id}.interrupted").exists)
-    assert client.kernel(kernel.kernel_id).state is KernelState.RUNNING
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
 
 
 def test_signals_that_do_not_exist_are_refused(client, kernel):
     with pytest.raises(ConfigurationError):
-        client.signal(kernel.kernel_id, 4711)
+        client.send(calls.signal(kernel.kernel_id, 4711))
 
 
 def test_a_stop_signal_is_ignored_while_a_kernel_runs(client, kernel, counts, settings, eventually):
-    pid = client.handshake().pid
+    pid = client.send(calls.handshake()).pid
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         os.kill(pid, signum)
     eventually(lambda: settings.log_file.read_text().count("is ignored") == 3)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
-    assert client.handshake().pid == pid
-    client.kill(kernel.kernel_id)
+    assert client.send(calls.handshake()).pid == pid
+    client.send(calls.kill(kernel.kernel_id))
     os.kill(pid, signal.SIGTERM)
     eventually(lambda: place.start_time(pid) is None)
 
 
 def test_an_id_is_taken_once(client, kernel, owner, spec):
     with pytest.raises(KernelStateConflict):
-        client.launch(owner.owner_id, spec(kernel_id=kernel.kernel_id))
+        client.send(calls.launch(owner.owner_id, spec(kernel_id=kernel.kernel_id)))
 
 
 def test_a_kernel_needs_a_connected_owner(client, spec):
     with pytest.raises(ConfigurationError, match="not connected"):
-        client.launch("nobody", spec())
+        client.send(calls.launch("nobody", spec()))
 
 
 def test_a_program_that_does_not_exist_leaves_no_kernel(client, owner, spec):
     request = spec(["/nonexistent/program"])
     try:
-        kernel = client.launch(owner.owner_id, request)
+        kernel = client.send(calls.launch(owner.owner_id, request))
     except KernelLost:
         pass
     else:  # it was there for a moment
@@ -141,17 +141,19 @@ def test_a_program_that_does_not_exist_leaves_no_kernel(client, owner, spec):
 
 
 def test_what_is_not_there_is_not_found(client):
-    for ask in (client.kernel, client.kill, client.save, client.suspend, client.resume):
+    for ask in (calls.kernel, calls.kill, calls.save, calls.suspend, calls.resume):
         with pytest.raises(KernelNotFound):
-            ask("unknown")
-    for ask in (client.operation, client.cancel, client.wait):
+            client.send(ask("unknown"))
+    for ask in (calls.operation, calls.cancel):
         with pytest.raises(OperationNotFound):
-            ask("unknown")
+            client.send(ask("unknown"))
     with pytest.raises(OperationNotFound):
-        list(client.follow("unknown"))
-    for ask in (client.manifest_summary, client.delete_snapshot):
+        list(client.stream(calls.follow("unknown")))
+    with pytest.raises(OperationNotFound):
+        client.wait("unknown")
+    for ask in (calls.manifest_summary, calls.delete_snapshot):
         with pytest.raises(SnapshotNotFound):
-            ask("unknown")
+            client.send(ask("unknown"))
 
 
 @pytest.mark.parametrize(
@@ -185,14 +187,17 @@ def test_an_unknown_field_is_refused(http, kernel):
 
 
 def test_a_wrong_wait_is_refused(client, http, kernel):
-    operation = client.save(kernel.kernel_id)
+    operation = client.send(calls.save(kernel.kernel_id))
     answer = http.get(f"/operations/{operation.operation_id}", params={"wait": "soon"})
     assert answer.status_code == 400
     client.wait(operation.operation_id)
 
 
 def test_what_the_door_keeps_replaces_what_it_kept(client, kernel, settings):
-    assert client.set_jupyter(kernel.kernel_id, "new.ipynb", {"sessions": []}).name == "new.ipynb"
-    assert client.set_jupyter(kernel.kernel_id, "", None).name == "new.ipynb"
+    assert (
+        client.send(calls.set_jupyter(kernel.kernel_id, "new.ipynb", {"sessions": []})).name
+        == "new.ipynb"
+    )
+    assert client.send(calls.set_jupyter(kernel.kernel_id, "", None)).name == "new.ipynb"
     record = settings.state / "kernels" / kernel.kernel_id / "record.json"
     assert '"sessions":[]' in record.read_text()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
 
 #: Forks a worker, starts a program, says what it finds, and then does what it is told.
@@ -51,7 +52,7 @@ def program(client, owner, spec, short_dir, counts, eventually):
         wanted = spec()
         wanted.argv[:] = [sys.executable, "-c", PROGRAM, str(short_dir / wanted.kernel_id)]
         wanted.env.update(env)
-        kernel = client.launch(owner.owner_id, wanted)
+        kernel = client.send(calls.launch(owner.owner_id, wanted))
         log = short_dir / f"{kernel.kernel_id}.log"
         eventually(lambda: counts(kernel.kernel_id) or log.read_text(), 20)
         assert log.read_text() == ""
@@ -93,17 +94,17 @@ def test_a_signal_from_outside_does_not_end_a_kernel(client, program, goes_on, s
             os.kill(pid, signum)
     assert goes_on(kernel)
     assert len(processes.children(kernel.pid)) == 2
-    client.wait(client.suspend(kernel.kernel_id).operation_id)
-    client.wait(client.resume(kernel.kernel_id).operation_id)
-    os.kill(client.kernel(kernel.kernel_id).pid, signum)
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
+    os.kill(client.send(calls.kernel(kernel.kernel_id)).pid, signum)
     assert goes_on(kernel)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_signal_through_the_daemon_ends_it(client, program, eventually, signum):
     kernel = program()
-    client.signal(kernel.kernel_id, signum)
-    eventually(lambda: client.kernels() == [])
+    client.send(calls.signal(kernel.kernel_id, signum))
+    eventually(lambda: client.send(calls.kernels()) == [])
     assert int(Path(kernel.exit_path).read_text()) == signum
 
 
@@ -114,7 +115,7 @@ def test_its_own_signals_work(client, program, evaluate, eventually, short_dir):
     assert evaluate(kernel, "os.waitpid(worker, 0)[1]") == "15"
     assert evaluate(kernel, "program.wait()") == "-15"
     (short_dir / f"{kernel.kernel_id}.do").write_text("os.kill(os.getpid(), 15)")
-    eventually(lambda: client.kernels() == [])
+    eventually(lambda: client.send(calls.kernels()) == [])
     assert int(Path(kernel.exit_path).read_text()) == signal.SIGTERM
 
 

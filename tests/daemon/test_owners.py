@@ -10,7 +10,7 @@ import time
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import place
+from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.errors import ConfigurationError
 from jupyter_gpuckpt.protocol import OwnerKind, SaveRequest
@@ -19,6 +19,7 @@ from jupyter_gpuckpt.states import KernelState
 #: A door in a process of its own, so that it can die: launches a kernel, says its pid, waits.
 DOOR = """
 import sys, time
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
@@ -27,9 +28,10 @@ client = Client.connect()
 owner = this_owner(OwnerKind(kind), root_dir=root, hub_server=hub)
 client.hold(owner, lambda event: None)
 jupyter = {"root": root, "sessions": [{"path": "a.ipynb"}]}
-kernel = client.launch(owner.owner_id, LaunchSpec("k", ["sleep", "1000"], {}, "/tmp", log, jupyter=jupyter))
+spec = LaunchSpec("k", ["sleep", "1000"], {}, "/tmp", log, jupyter=jupyter)
+kernel = client.send(calls.launch(owner.owner_id, spec))
 if suspend:
-    client.wait(client.suspend("k").operation_id)
+    client.wait(client.send(calls.suspend("k")).operation_id)
 print(kernel.init_pid, flush=True)
 time.sleep(1000)
 """
@@ -63,16 +65,16 @@ def test_a_script_takes_its_kernel_with_it(client, door, eventually):
     process, init = door("script")
     die(process)
     eventually(lambda: place.start_time(init) is None)
-    eventually(lambda: client.kernels() == [])
+    eventually(lambda: client.send(calls.kernels()) == [])
 
 
 def test_a_script_may_come_back_at_once(client, owner_of, spec):
     script = this_owner(OwnerKind.SCRIPT)
     with client.hold(script, lambda event: None):
-        kernel = client.launch(script.owner_id, spec())
+        kernel = client.send(calls.launch(script.owner_id, spec()))
     with client.hold(script, lambda event: None):
         time.sleep(2.5)
-        assert client.kernel(kernel.kernel_id).state is KernelState.RUNNING
+        assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
 
 
 def test_a_server_leaves_its_kernel(client, door):
@@ -80,7 +82,7 @@ def test_a_server_leaves_its_kernel(client, door):
     die(process)
     time.sleep(2.5)
     assert place.start_time(init)
-    assert client.kernel("k").state is KernelState.RUNNING
+    assert client.send(calls.kernel("k")).state is KernelState.RUNNING
 
 
 @pytest.mark.parametrize("suspend", [False, True])
@@ -88,23 +90,23 @@ def test_the_next_server_claims_it(client, door, owner_of, suspend):
     process, _ = door("server", suspend=suspend)
     die(process)
     with owner_of(client, root_dir="/tmp/a") as heir:
-        claimed = client.claim(heir.owner_id)
+        claimed = client.send(calls.claim(heir.owner_id))
         assert [item.kernel.kernel_id for item in claimed] == ["k"]
         assert claimed[0].jupyter["sessions"] == [{"path": "a.ipynb"}]
         assert claimed[0].cwd == "/tmp"
         expected = KernelState.SUSPENDED if suspend else KernelState.RUNNING
         assert claimed[0].kernel.state is expected
-        assert client.kernel("k").owner_id == heir.owner_id
-        assert client.claim(heir.owner_id) == []
+        assert client.send(calls.kernel("k")).owner_id == heir.owner_id
+        assert client.send(calls.claim(heir.owner_id)) == []
 
 
 def test_who_claims_it_in_the_middle_of_a_suspend_hears_how_it_was_then(client, door, owner_of):
     process, _ = door("server")
     die(process)
     then = {"root": "/tmp/a", "sessions": [], "agent": True}
-    operation = client.suspend("k", SaveRequest(jupyter=then))
+    operation = client.send(calls.suspend("k", SaveRequest(jupyter=then)))
     with owner_of(client, root_dir="/tmp/a") as heir:
-        [claimed] = client.claim(heir.owner_id)
+        [claimed] = client.send(calls.claim(heir.owner_id))
         assert claimed.jupyter == then
         client.wait(operation.operation_id)
 
@@ -116,35 +118,35 @@ def test_another_server_does_not_get_it(client, door, owner_of, fields):
     process, _ = door("server")
     die(process)
     with owner_of(client, **fields) as other:
-        assert client.claim(other.owner_id) == []
+        assert client.send(calls.claim(other.owner_id)) == []
 
 
 def test_a_living_server_keeps_it(client, door, owner_of):
     door("server")
     with owner_of(client, root_dir="/tmp/a") as other:
-        assert client.claim(other.owner_id) == []
+        assert client.send(calls.claim(other.owner_id)) == []
 
 
 def test_a_server_that_lets_go_is_followed_before_its_process_ends(client, door, owner_of):
     door("server")
-    [kernel] = client.kernels()
+    [kernel] = client.send(calls.kernels())
     with owner_of(client, root_dir="/tmp/a") as heir, owner_of(client, root_dir="/tmp/b") as other:
-        assert client.claim(heir.owner_id) == []
-        assert [left.kernel_id for left in client.claimable(heir.owner_id)] == ["k"]
-        assert client.claimable(other.owner_id) == []
-        client.leave(kernel.owner_id)
-        assert [item.kernel.kernel_id for item in client.claim(heir.owner_id)] == ["k"]
-        assert client.claimable(heir.owner_id) == []
+        assert client.send(calls.claim(heir.owner_id)) == []
+        assert [left.kernel_id for left in client.send(calls.claimable(heir.owner_id))] == ["k"]
+        assert client.send(calls.claimable(other.owner_id)) == []
+        client.send(calls.leave(kernel.owner_id))
+        assert [item.kernel.kernel_id for item in client.send(calls.claim(heir.owner_id))] == ["k"]
+        assert client.send(calls.claimable(heir.owner_id)) == []
 
 
 def test_scripts_claim_nothing(client, owner_of):
     with owner_of(client, OwnerKind.SCRIPT) as script, pytest.raises(ConfigurationError):
-        client.claim(script.owner_id)
+        client.send(calls.claim(script.owner_id))
 
 
 def test_a_daemon_stays_while_somebody_is_connected(settings, owner_of):
     with Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=0.3)) as client:
-        pid = client.handshake().pid
+        pid = client.send(calls.handshake()).pid
         with owner_of(client):
             time.sleep(1.5)
             assert place.start_time(pid)
@@ -158,28 +160,28 @@ def listens(path):
 def test_a_kernel_can_be_launched_right_after_a_crash_of_the_daemon(
     client, target, owner, spec, eventually
 ):
-    os.kill(client.handshake().pid, signal.SIGKILL)
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     # Not when its main thread is gone: the others close the descriptors, its connections among them, a moment later.
     eventually(lambda: not listens(target.socket))
     # The request starts the next daemon, which the owner has yet to find.
-    assert client.launch(owner.owner_id, spec()).owner_id == owner.owner_id
+    assert client.send(calls.launch(owner.owner_id, spec())).owner_id == owner.owner_id
 
 
 def test_a_connection_is_opened_again_and_says_what_is_there(client, kernel, events, eventually):
-    first = client.handshake().pid
+    first = client.send(calls.handshake()).pid
     count = len(events)
     os.kill(first, signal.SIGKILL)
     # The holding thread notices the loss and starts the next daemon, which adopts the kernel.
     eventually(lambda: len(events) > count and events[-1].kernel is None, 20)
     again = [event.kernel for event in events[count:] if event.kernel]
     assert [(k.kernel_id, k.state) for k in again] == [(kernel.kernel_id, KernelState.RUNNING)]
-    assert client.handshake().pid != first
+    assert client.send(calls.handshake()).pid != first
 
 
 def test_a_loss_is_told_at_once(client, settings):
     losses = []
     with client.hold(this_owner(OwnerKind.SERVER), lambda event: None, losses.append):
-        os.kill(client.handshake().pid, signal.SIGKILL)
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
         deadline = time.monotonic() + 1
         while not losses and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -2,19 +2,20 @@
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import KernelNotCheckpointable, KernelStateConflict
 from jupyter_gpuckpt.states import KernelState
 
 
 def test_a_kernel_without_a_gpu_is_told_so_and_runs_on(client, kernel, counts, eventually):
     with pytest.raises(KernelNotCheckpointable, match="uses no GPU"):
-        client.wait(client.park(kernel.kernel_id).operation_id)
-    assert client.kernel(kernel.kernel_id).state is KernelState.RUNNING
+        client.wait(client.send(calls.park(kernel.kernel_id)).operation_id)
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
 
 def test_a_suspended_one_cannot_be_parked(client, kernel):
-    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     with pytest.raises(KernelStateConflict):
-        client.park(kernel.kernel_id)
+        client.send(calls.park(kernel.kernel_id))

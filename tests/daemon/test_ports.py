@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.states import KernelState
 
@@ -43,7 +44,7 @@ def port():
 def launch(client, owner, spec, port):
     def start(after=0.0):
         argv = [sys.executable, "-c", LISTENER, str(port), str(after)]
-        return client.launch(owner.owner_id, spec(argv, own_ports=[port]))
+        return client.send(calls.launch(owner.owner_id, spec(argv, own_ports=[port])))
 
     return start
 
@@ -73,12 +74,12 @@ def test_nobody_gets_the_ports_of_a_kernel_that_is_just_starting(launch, port, e
 def test_nor_those_of_a_suspended_one_which_listens_there_again(client, launch, port, eventually):
     kernel = launch()
     eventually(lambda: answers(port))
-    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     assert not answers(port)
     assert taken(port)
-    client.wait(client.resume(kernel.kernel_id).operation_id)
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     eventually(lambda: answers(port))
-    client.kill(kernel.kernel_id)
+    client.send(calls.kill(kernel.kernel_id))
     eventually(lambda: not answers(port))
     assert not taken(port)
 
@@ -86,23 +87,25 @@ def test_nor_those_of_a_suspended_one_which_listens_there_again(client, launch, 
 def test_nor_after_the_daemon_was_replaced(client, launch, port, settings, eventually):
     kernel = launch()
     eventually(lambda: answers(port))
-    os.kill(client.handshake().pid, signal.SIGKILL)
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     with Client.connect(settings) as following:
-        following.wait(following.suspend(kernel.kernel_id).operation_id)
-        assert following.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+        following.wait(following.send(calls.suspend(kernel.kernel_id)).operation_id)
+        assert following.send(calls.kernel(kernel.kernel_id)).state is KernelState.SUSPENDED
         assert not answers(port)
         assert taken(port)
-        following.wait(following.resume(kernel.kernel_id).operation_id)
+        following.wait(following.send(calls.resume(kernel.kernel_id)).operation_id)
         eventually(lambda: answers(port))
 
 
 def test_a_listener_without_reuse_is_back_on_its_port_though_it_had_connections(
     client, owner, spec, port, eventually
 ):
-    kernel = client.launch(owner.owner_id, spec([sys.executable, "-c", SELF_CONNECTED, str(port)]))
+    kernel = client.send(
+        calls.launch(owner.owner_id, spec([sys.executable, "-c", SELF_CONNECTED, str(port)]))
+    )
     eventually(lambda: answers(port))
     for _ in range(2):
-        client.wait(client.suspend(kernel.kernel_id).operation_id)
-        result = client.wait(client.resume(kernel.kernel_id).operation_id)
+        client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+        result = client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
         assert result.moved_ports == {}
         assert answers(port)

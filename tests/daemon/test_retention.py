@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.errors import SnapshotNotFound
 from jupyter_gpuckpt.model import Cause, RetentionPolicy
 from jupyter_gpuckpt.protocol import SaveRequest
@@ -30,7 +31,7 @@ MB = 1_000_000
 @pytest.fixture
 def changing(client, owner, spec, counts, short_dir, eventually):
     argv = [sys.executable, "-c", CHANGING, str(short_dir / "changing")]
-    launched = client.launch(owner.owner_id, spec(argv, kernel_id="changing"))
+    launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id="changing")))
     eventually(lambda: counts("changing"), 30)
     return launched
 
@@ -48,16 +49,15 @@ def change(short_dir, eventually):
 @pytest.fixture
 def save(client):
     def take(kernel, cause=Cause.AUTOSAVE, verb="save", **options):
-        begin = getattr(client, verb)
-        request = SaveRequest(cause=cause, **options)
-        return client.wait(begin(kernel.kernel_id, request).operation_id).snapshot_id
+        call = getattr(calls, verb)(kernel.kernel_id, SaveRequest(cause=cause, **options))
+        return client.wait(client.send(call).operation_id).snapshot_id
 
     return take
 
 
 @pytest.fixture
 def ids(client):
-    return lambda: [info.snapshot_id for info in client.snapshots()]
+    return lambda: [info.snapshot_id for info in client.send(calls.snapshots())]
 
 
 @pytest.fixture
@@ -85,25 +85,25 @@ def test_only_the_last_automatic_saves_stay_and_the_disk_gets_the_rest_back(
     last = save(changing, Cause.SHUTDOWN, "suspend", retention=RetentionPolicy(keep_last=1))
     eventually(lambda: ids() == [last, manual], 30)
     before = counts("changing")
-    client.wait(client.resume("changing").operation_id)
+    client.wait(client.send(calls.resume("changing")).operation_id)
     eventually(lambda: counts("changing") > before)
     # The oldest can still be gone back to.
     save(changing, Cause.MANUAL, "suspend")
-    client.wait(client.resume("changing", snapshot_id=manual).operation_id)
+    client.wait(client.send(calls.resume("changing", snapshot_id=manual)).operation_id)
     before = counts("changing")
     eventually(lambda: counts("changing") > before)
 
 
 def test_without_a_policy_nothing_goes(kernel, save, ids, client):
     taken = [save(kernel) for _ in range(3)]
-    assert client.prune(RetentionPolicy(keep_last=1), dry_run=True).freed_bytes == 0
+    assert client.send(calls.prune(RetentionPolicy(keep_last=1), dry_run=True)).freed_bytes == 0
     assert ids() == taken[::-1]
 
 
 def test_what_is_needed_or_pinned_stays_whatever_is_asked(
     client, owner, spec, counts, kernel, save, ids, eventually
 ):
-    other = client.launch(owner.owner_id, spec())
+    other = client.send(calls.launch(owner.owner_id, spec()))
     eventually(lambda: counts(other.kernel_id))
     pinned = save(kernel, Cause.MANUAL, name="before the long run", pinned=True)
     former = save(kernel)
@@ -111,44 +111,44 @@ def test_what_is_needed_or_pinned_stays_whatever_is_asked(
     old = save(other)
     suspended = save(other, Cause.IDLE, "suspend")
     policy = RetentionPolicy(max_bytes=1, manual_too=True)
-    planned = client.prune(policy, dry_run=True)
+    planned = client.send(calls.prune(policy, dry_run=True))
     assert len(ids()) == 5
-    done = client.prune(policy)
+    done = client.send(calls.prune(policy))
     assert [v.removed for v in done.verdicts] == [v.removed for v in planned.verdicts]
     assert {v.snapshot.snapshot_id for v in done.verdicts if v.removed} == {former, old}
     assert ids() == [suspended, latest, pinned]
-    client.wait(client.resume(other.kernel_id).operation_id)
+    client.wait(client.send(calls.resume(other.kernel_id)).operation_id)
     before = counts(other.kernel_id)
     eventually(lambda: counts(other.kernel_id) > before)
     # Now it lives without the snapshot that it was in, but may have to go back to it.
-    assert not any(v.removed for v in client.prune(policy).verdicts)
+    assert not any(v.removed for v in client.send(calls.prune(policy)).verdicts)
 
 
 def test_what_a_kernel_came_back_from_stays_though_it_is_not_its_latest(client, kernel, save, ids):
     first, second = save(kernel), save(kernel)
     third = save(kernel, verb="suspend")
-    client.wait(client.resume(kernel.kernel_id, snapshot_id=first).operation_id)
-    client.prune(RetentionPolicy(max_bytes=1))
+    client.wait(client.send(calls.resume(kernel.kernel_id, snapshot_id=first)).operation_id)
+    client.send(calls.prune(RetentionPolicy(max_bytes=1)))
     assert ids() == [third, first]
     with pytest.raises(SnapshotNotFound):
-        client.delete_snapshot(second)
+        client.send(calls.delete_snapshot(second))
 
 
 def test_snapshots_of_a_kernel_that_is_gone_follow_the_rules_too(client, kernel, save, ids):
     taken = [save(kernel) for _ in range(3)]
     manual = save(kernel, Cause.MANUAL)
-    client.kill(kernel.kernel_id)
-    client.prune(RetentionPolicy(keep_last=2))
+    client.send(calls.kill(kernel.kernel_id))
+    client.send(calls.prune(RetentionPolicy(keep_last=2)))
     assert ids() == [manual, taken[2], taken[1]]
-    client.prune(RetentionPolicy(max_bytes=1))
+    client.send(calls.prune(RetentionPolicy(max_bytes=1)))
     assert ids() == [manual]
 
 
 def test_a_save_that_fails_removes_nothing(client, kernel, save, ids, eventually):
     taken = [save(kernel) for _ in range(3)]
     request = SaveRequest(retention=RetentionPolicy(keep_last=1))
-    operation = client.save(kernel.kernel_id, request)
-    client.cancel(operation.operation_id)
-    eventually(lambda: client.kernel(kernel.kernel_id).state is KernelState.RUNNING)
-    if client.operation(operation.operation_id).result is None:  # else it was quicker
+    operation = client.send(calls.save(kernel.kernel_id, request))
+    client.send(calls.cancel(operation.operation_id))
+    eventually(lambda: client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING)
+    if client.send(calls.operation(operation.operation_id)).result is None:  # else it was quicker
         assert ids() == taken[::-1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import place
+from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.daemon.inventory import needed_ids
 from jupyter_gpuckpt.daemon.records import KernelRecord
@@ -42,8 +42,8 @@ MB = 1_000_000
 @pytest.fixture
 def save(client):
     def take(kernel, verb="save", **options):
-        begin = getattr(client, verb)
-        return client.wait(begin(kernel.kernel_id, SaveRequest(**options)).operation_id).snapshot_id
+        call = getattr(calls, verb)(kernel.kernel_id, SaveRequest(**options))
+        return client.wait(client.send(call).operation_id).snapshot_id
 
     return take
 
@@ -53,7 +53,7 @@ def one(client):
     """A snapshot as the list shows it; None if it does not."""
 
     def find(snapshot_id, **asked):
-        found = client.snapshots(**asked)
+        found = client.send(calls.snapshots(**asked))
         return next((info for info in found if info.snapshot_id == snapshot_id), None)
 
     return find
@@ -85,7 +85,7 @@ def large(client, owner, spec, short_dir, counts, eventually):
 
     def start(length):
         argv = [sys.executable, "-c", LARGE, str(short_dir / "large"), str(length)]
-        launched = client.launch(owner.owner_id, spec(argv, kernel_id="large"))
+        launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id="large")))
         eventually(lambda: counts("large"), 30)
         return launched
 
@@ -111,21 +111,21 @@ def test_title_note_and_pin_are_changed_and_retention_sees_the_pin(
     first = save(kernel, title="before", name="a.ipynb", pinned=True)
     found = one(first)
     assert (found.title, found.name, found.note, found.pinned) == ("before", "a.ipynb", "", True)
-    changed = client.annotate(first, title="after", note="why", pinned=False)
+    changed = client.send(calls.annotate(first, title="after", note="why", pinned=False))
     assert changed == one(first)
     assert (changed.title, changed.note, changed.pinned) == ("after", "why", False)
-    assert client.manifest_summary(first)["info"]["title"] == "after"
+    assert client.send(calls.manifest_summary(first))["info"]["title"] == "after"
     second, third = save(kernel), save(kernel, name="b.ipynb")
-    client.annotate(second, pinned=True)
-    client.prune(RetentionPolicy(keep_last=1, manual_too=True))
-    assert [info.snapshot_id for info in client.snapshots()] == [third, second]
-    assert [info.snapshot_id for info in client.snapshots(path="b.ipynb")] == [third]
+    client.send(calls.annotate(second, pinned=True))
+    client.send(calls.prune(RetentionPolicy(keep_last=1, manual_too=True)))
+    assert [info.snapshot_id for info in client.send(calls.snapshots())] == [third, second]
+    assert [info.snapshot_id for info in client.send(calls.snapshots(path="b.ipynb"))] == [third]
     eventually(lambda: changes(events, first) == ["added", "changed", "removed"])
     assert changes(events, second) == ["added", "changed"]
     with pytest.raises(SnapshotNotFound):
-        client.annotate(first, title="x")
+        client.send(calls.annotate(first, title="x"))
     with pytest.raises(ConfigurationError):
-        client.annotate(second, title="x" * 301)
+        client.send(calls.annotate(second, title="x" * 301))
 
 
 @pytest.mark.parametrize(
@@ -153,44 +153,44 @@ def test_a_list_says_what_is_needed_and_whose_kernel_lives(client, kernel, save,
     before = save(kernel)
     assert (one(before).needed, one(before).kernel_live) == (False, True)
     suspended = save(kernel, "suspend")
-    assert [(info.needed, info.kernel_live) for info in client.snapshots()] == [
+    assert [(info.needed, info.kernel_live) for info in client.send(calls.snapshots())] == [
         (True, True),
         (False, True),
     ]
     with pytest.raises(SnapshotInUse, match=kernel.kernel_id):
-        client.delete_snapshot(suspended)
-    client.wait(client.resume(kernel.kernel_id).operation_id)
+        client.send(calls.delete_snapshot(suspended))
+    client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id)
     assert not one(suspended).needed
-    client.kill(kernel.kernel_id)
+    client.send(calls.kill(kernel.kernel_id))
     assert not one(suspended).kernel_live
-    client.delete_snapshot(suspended)
-    client.delete_snapshot(before)
-    assert client.snapshots() == []
+    client.send(calls.delete_snapshot(suspended))
+    client.send(calls.delete_snapshot(before))
+    assert client.send(calls.snapshots()) == []
 
 
 def test_a_deletion_can_be_undone_also_after_the_daemon_was_killed(
     client, kernel, save, one, events, counts, eventually
 ):
     kept, deleted = save(kernel), save(kernel)
-    client.delete_snapshot(deleted)
+    client.send(calls.delete_snapshot(deleted))
     assert one(deleted) is None
     told = one(deleted, deleted=True)
     assert told.kept_until - told.deleted_at == pytest.approx(60)
     assert one(kept, deleted=True) is None
-    for use in (client.delete_snapshot, client.verify, client.manifest_summary):
+    for use in (calls.delete_snapshot, calls.verify, calls.manifest_summary):
         with pytest.raises(SnapshotNotFound):
-            use(deleted)
+            client.send(use(deleted))
     save(kernel, "suspend")
     with pytest.raises(SnapshotNotFound):
-        client.wait(client.resume(kernel.kernel_id, snapshot_id=deleted).operation_id)
+        client.wait(client.send(calls.resume(kernel.kernel_id, snapshot_id=deleted)).operation_id)
     eventually(lambda: changes(events, deleted) == ["added", "removed"])
-    killed = client.handshake().pid
+    killed = client.send(calls.handshake()).pid
     os.kill(killed, signal.SIGKILL)
-    eventually(lambda: client.handshake().pid != killed)  # started again by who asks
-    assert client.undelete(deleted) == one(deleted)
-    assert (one(deleted).deleted_at, client.snapshots(deleted=True)) == (None, [])
-    assert client.verify(deleted).ok
-    client.wait(client.resume(kernel.kernel_id, snapshot_id=deleted).operation_id)
+    eventually(lambda: client.send(calls.handshake()).pid != killed)  # started again by who asks
+    assert client.send(calls.undelete(deleted)) == one(deleted)
+    assert (one(deleted).deleted_at, client.send(calls.snapshots(deleted=True))) == (None, [])
+    assert client.send(calls.verify(deleted)).ok
+    client.wait(client.send(calls.resume(kernel.kernel_id, snapshot_id=deleted)).operation_id)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
 
@@ -200,14 +200,14 @@ def test_when_it_is_too_late_it_is_gone_with_its_bytes(
 ):
     events = []
     with owner_of(hasty, on_event=events.append) as owner:
-        kernel = hasty.launch(owner.owner_id, spec())
+        kernel = hasty.send(calls.launch(owner.owner_id, spec()))
         eventually(lambda: counts(kernel.kernel_id))
-        snapshot_id = hasty.wait(hasty.save(kernel.kernel_id).operation_id).snapshot_id
+        snapshot_id = hasty.wait(hasty.send(calls.save(kernel.kernel_id)).operation_id).snapshot_id
         assert packs(settings.data) > 0
-        hasty.delete_snapshot(snapshot_id)
+        hasty.send(calls.delete_snapshot(snapshot_id))
         eventually(lambda: packs(settings.data) == 0)
         with pytest.raises(SnapshotNotFound):
-            hasty.undelete(snapshot_id)
+            hasty.send(calls.undelete(snapshot_id))
         assert changes(events, snapshot_id) == ["added", "removed"]
 
 
@@ -215,22 +215,22 @@ def test_the_next_daemon_ends_what_a_killed_one_had_deleted(
     hasty, owner_of, spec, counts, settings, eventually
 ):
     with owner_of(hasty) as owner:
-        kernel = hasty.launch(owner.owner_id, spec())
+        kernel = hasty.send(calls.launch(owner.owner_id, spec()))
         eventually(lambda: counts(kernel.kernel_id))
-        snapshot_id = hasty.wait(hasty.save(kernel.kernel_id).operation_id).snapshot_id
-    pid = hasty.handshake().pid
-    hasty.delete_snapshot(snapshot_id)
+        snapshot_id = hasty.wait(hasty.send(calls.save(kernel.kernel_id)).operation_id).snapshot_id
+    pid = hasty.send(calls.handshake()).pid
+    hasty.send(calls.delete_snapshot(snapshot_id))
     os.kill(pid, signal.SIGKILL)
     # Any daemon of this data directory will do, whatever its own settings say.
     with Client.connect(settings) as client:
-        assert client.handshake().pid != pid
+        assert client.send(calls.handshake()).pid != pid
         eventually(lambda: packs(settings.data) == 0)
-        assert client.snapshots(deleted=True) == []
+        assert client.send(calls.snapshots(deleted=True)) == []
 
 
 def test_a_damaged_snapshot_is_named_when_it_is_verified(client, kernel, save, settings):
     snapshot_id = save(kernel)
-    found = client.verify(snapshot_id)
+    found = client.send(calls.verify(snapshot_id))
     assert (found.ok, found.problems) == (True, [])
     assert found.checked_bytes > MB
     # Two threads may have written one each; in the middle of the larger one is a chunk.
@@ -238,7 +238,7 @@ def test_a_damaged_snapshot_is_named_when_it_is_verified(client, kernel, save, s
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    found = client.verify(snapshot_id)
+    found = client.send(calls.verify(snapshot_id))
     assert not found.ok
     assert path.name in found.problems[0]
     with pytest.raises(ObjectCorrupt), client.export(snapshot_id) as (length, pieces):
@@ -262,15 +262,15 @@ def test_a_large_snapshot_goes_to_another_store(
                 yield piece
 
     with pytest.raises(ArchiveInvalid):
-        elsewhere.import_archive(content(length // 2))
-    assert elsewhere.snapshots() == []
+        elsewhere.send(calls.import_archive(content(length // 2)))
+    assert elsewhere.send(calls.snapshots()) == []
     assert packs(there.data) == 0
-    (brought,) = elsewhere.import_archive(content())
+    (brought,) = elsewhere.send(calls.import_archive(content()))
     assert brought == msgspec.structs.replace(one(snapshot_id), kernel_live=False)
-    assert elsewhere.verify(snapshot_id).ok
-    assert elsewhere.store().stored_bytes == client.store().stored_bytes
+    assert elsewhere.send(calls.verify(snapshot_id)).ok
+    assert elsewhere.send(calls.store()).stored_bytes == client.send(calls.store()).stored_bytes
     with pytest.raises(SnapshotExists):
-        elsewhere.import_archive(content())
+        elsewhere.send(calls.import_archive(content()))
 
 
 def test_whoever_goes_in_the_middle_holds_nothing(
@@ -287,16 +287,16 @@ def test_whoever_goes_in_the_middle_holds_nothing(
         sender.sendall(head + content)
         eventually(lambda: folder.exists() and any(folder.iterdir()))
     eventually(lambda: not any(folder.iterdir()))
-    assert elsewhere.snapshots() == []
+    assert elsewhere.send(calls.snapshots()) == []
     for one in (settings, there):
         assert "Traceback" not in one.log_file.read_text()
 
 
 def test_the_store_is_described(client, kernel, save, settings):
-    assert client.store().snapshots == 0
+    assert client.send(calls.store()).snapshots == 0
     first = save(kernel, name="a.ipynb")
     save(kernel, name="b.ipynb")
-    usage = client.store()
+    usage = client.send(calls.store())
     assert usage.path == str(settings.store)
     assert usage.snapshots == 2
     assert {named.name for named in usage.by_name} == {"a.ipynb", "b.ipynb"}
@@ -305,5 +305,5 @@ def test_the_store_is_described(client, kernel, save, settings):
     assert usage.free_bytes > 0
     assert sum(named.exclusive_bytes for named in usage.by_name) < usage.stored_bytes
     assert usage.growth[-1].stored_bytes <= packs(settings.data)
-    client.delete_snapshot(first)
-    assert [named.name for named in client.store().by_name] == ["b.ipynb"]
+    client.send(calls.delete_snapshot(first))
+    assert [named.name for named in client.send(calls.store()).by_name] == ["b.ipynb"]

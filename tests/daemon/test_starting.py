@@ -11,17 +11,17 @@ import httpx
 import msgspec
 import pytest
 
-from jupyter_gpuckpt import place
+from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
 from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
 
-CONNECT = "from jupyter_gpuckpt.client import Client; print(Client.connect().handshake().pid)"
+CONNECT = "from jupyter_gpuckpt import calls, client; print(client.Client.connect().send(calls.handshake()).pid)"
 
 
 def pid_of(settings, *, start=True):
     with Client.connect(settings, start=start) as client:
-        return client.handshake().pid
+        return client.send(calls.handshake()).pid
 
 
 def test_ten_clients_at_once_start_one_daemon(settings):
@@ -59,17 +59,17 @@ def test_the_socket_is_for_its_owner_alone(client, target):
 
 
 def test_the_socket_of_a_killed_daemon_is_in_nobodys_way(client, settings, target):
-    first = client.handshake().pid
+    first = client.send(calls.handshake()).pid
     os.kill(first, signal.SIGKILL)
     assert target.socket.exists()
     assert pid_of(settings) != first
 
 
 def test_a_client_starts_the_daemon_again(client):
-    first = client.handshake().pid
+    first = client.send(calls.handshake()).pid
     os.kill(first, signal.SIGKILL)
-    assert client.kernels() == []
-    assert client.handshake().pid != first
+    assert client.send(calls.kernels()) == []
+    assert client.send(calls.handshake()).pid != first
 
 
 def test_without_start_a_missing_daemon_is_an_error(settings):
@@ -110,14 +110,14 @@ def test_the_log_of_a_failed_start_is_shown(settings):
 
 def test_a_daemon_that_nobody_needs_leaves(settings, target, eventually):
     with Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=0.3)) as client:
-        pid = client.handshake().pid
+        pid = client.send(calls.handshake()).pid
         eventually(lambda: place.start_time(pid) is None)
     assert not target.socket.exists()
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_daemon_without_kernels_leaves_on_a_signal(client, eventually, signum):
-    pid = client.handshake().pid
+    pid = client.send(calls.handshake()).pid
     os.kill(pid, signum)
     eventually(lambda: place.start_time(pid) is None)
 
@@ -126,14 +126,14 @@ def test_a_daemon_without_kernels_leaves_on_a_signal(client, eventually, signum)
     "change", [{"protocol": PROTOCOL_VERSION + 1}, {"version": "0.0.0.post9"}, {"place": "0" * 16}]
 )
 def test_another_protocol_version_or_place_is_refused(client, target, change):
-    other = msgspec.structs.replace(client.handshake(), **change)
+    other = msgspec.structs.replace(client.send(calls.handshake()), **change)
     with pytest.raises(DaemonUnavailable, match="does not fit") as refusal:
         starting.accepted(other, target.place)
     assert next(iter(change)) in refusal.value.message
 
 
 def test_a_handshake_says_who_answers(client, target):
-    handshake = client.handshake()
+    handshake = client.send(calls.handshake())
     assert (handshake.protocol, handshake.version) == (PROTOCOL_VERSION, package_version())
     assert handshake.place == target.place.key
     assert handshake.engine_available
@@ -149,14 +149,14 @@ def test_a_daemon_that_hangs_up_is_unavailable(settings, target):
 
 def test_where_the_engine_cannot_work_the_daemon_runs_and_says_so(settings, owner_of, spec):
     with Client.connect(msgspec.structs.replace(settings, criu="/nonexistent/criu")) as client:
-        handshake = client.handshake()
+        handshake = client.send(calls.handshake())
         assert not handshake.engine_available
         assert handshake.reason
-        assert not client.host().engine_available
+        assert not client.send(calls.host()).engine_available
         with owner_of(client) as owner, pytest.raises(ToolMissing) as refusal:
-            client.launch(owner.owner_id, spec())
+            client.send(calls.launch(owner.owner_id, spec()))
         assert refusal.value.hint
-        assert client.kernels() == []
+        assert client.send(calls.kernels()) == []
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becoming an ordinary user needs root")
@@ -171,9 +171,11 @@ def test_an_ordinary_user_gets_a_daemon_that_works_or_says_what_is_missing(short
         "JUPYTER_GPUCKPT_IDLE_EXIT": "1",
     }
     code = """
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 with Client.connect() as client:
-    print(client.handshake().engine_available, client.handshake().hint)
+    shake = client.send(calls.handshake())
+    print(shake.engine_available, shake.hint)
 """
 
     def run(text):
@@ -204,19 +206,24 @@ with Client.connect() as client:
 def test_curl_can_speak_to_it(client, target):
     transport = httpx.HTTPTransport(uds=str(target.socket))
     with httpx.Client(transport=transport, base_url="http://localhost") as http:
-        assert http.get("/handshake").json()["pid"] == client.handshake().pid
+        assert http.get("/handshake").json()["pid"] == client.send(calls.handshake()).pid
 
 
 def test_a_client_in_another_pid_namespace_gets_its_own_daemon(client):
     """It could not see the processes of ours, nor they its."""
-    code = "from jupyter_gpuckpt.client import Client; shake = Client.connect().handshake(); print(shake.pid, shake.place)"
+    code = """
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.client import Client
+shake = Client.connect().send(calls.handshake())
+print(shake.pid, shake.place)
+"""
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode and "Operation not permitted" in done.stderr:
         pytest.skip("no namespace can be made here")
     assert done.returncode == 0, done.stderr
     pid, place = done.stdout.split()
-    ours = client.handshake()
+    ours = client.send(calls.handshake())
     assert place != ours.place
     assert int(pid) < 100, "a pid of its own namespace"
-    assert client.handshake().pid == ours.pid
+    assert client.send(calls.handshake()).pid == ours.pid

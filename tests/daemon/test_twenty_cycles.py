@@ -10,6 +10,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.host import processes
 
 CYCLES = 20
@@ -73,14 +74,14 @@ def left_of(daemon_pid: int, data: Path, run: Path) -> dict:
 
 def test_twenty_cycles_of_a_kernel_leave_nothing_over(client, kernel, settings, short_dir) -> None:
     manager, channels = kernel
-    kernel_id, pid = manager.provisioner.kernel_id, client.handshake().pid
+    kernel_id, pid = manager.provisioner.kernel_id, client.send(calls.handshake()).pid
     channels.execute_interactive("x = 0", timeout=60)
     before = None
     last = ask(channels)
     for cycle in range(CYCLES):
-        client.wait(client.suspend(kernel_id).operation_id)
-        assert client.kernel(kernel_id).state == "suspended"
-        client.wait(client.resume(kernel_id).operation_id)
+        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+        assert client.send(calls.kernel(kernel_id)).state == "suspended"
+        client.wait(client.send(calls.resume(kernel_id)).operation_id)
         channels.wait_for_ready(timeout=60)
         now = ask(channels)
         assert now["x"] == last["x"] + 1
@@ -88,9 +89,9 @@ def test_twenty_cycles_of_a_kernel_leave_nothing_over(client, kernel, settings, 
             k: last[k] for k in ("pid", "session", "parent")
         }
         assert 0 < now["clock"] - last["clock"] < 30
-        assert client.kernel(kernel_id).kernel_id == kernel_id
-        for snapshot in client.snapshots(kernel_id)[1:]:
-            client.delete_snapshot(snapshot.snapshot_id)
+        assert client.send(calls.kernel(kernel_id)).kernel_id == kernel_id
+        for snapshot in client.send(calls.snapshots(kernel_id))[1:]:
+            client.send(calls.delete_snapshot(snapshot.snapshot_id))
         last = now
         if cycle == 0:  # what is made once, at first use, is there now
             before = left_of(pid, settings.data, short_dir / "run")

@@ -6,6 +6,7 @@ import time
 import msgspec
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon.resume_times import ResumeTimes
 from jupyter_gpuckpt.daemon.usage import Usage, differ
 from jupyter_gpuckpt.model import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
@@ -42,7 +43,7 @@ def growing(client, owner, spec, short_dir):
 
     def launch(name):
         argv = [sys.executable, "-c", GROWING, str(short_dir / name)]
-        kernel = client.launch(owner.owner_id, spec(argv))
+        kernel = client.send(calls.launch(owner.owner_id, spec(argv)))
         return kernel.kernel_id, lambda count: (short_dir / f"{name}.wanted").write_text(str(count))
 
     return launch
@@ -65,7 +66,7 @@ def test_an_owner_hears_what_changed_and_nothing_of_what_did_not(
     grows, take = growing("grows")
     rests, _ = growing("rests")
     eventually((short_dir / "rests.ready").exists)
-    uses = client.kernel(rests).memory_bytes
+    uses = client.send(calls.kernel(rests)).memory_bytes
     eventually(lambda: not differ(told(rests)[-1], uses))
     heard = len(told(rests))
     for megabytes in (50, 100, 150):
@@ -79,33 +80,33 @@ def test_who_asks_gets_what_is_used_at_that_moment(client, growing, told, eventu
     kernel_id, take = growing("asked")
     eventually(lambda: told(kernel_id)[-1] > 3 * MB)
     take(40)
-    eventually(lambda: client.kernel(kernel_id).memory_bytes > 40 * MB)
-    assert client.kernel(kernel_id).gpu_bytes == 0
-    assert client.kernel(kernel_id).gpu_utilization is None
+    eventually(lambda: client.send(calls.kernel(kernel_id)).memory_bytes > 40 * MB)
+    assert client.send(calls.kernel(kernel_id)).gpu_bytes == 0
+    assert client.send(calls.kernel(kernel_id)).gpu_utilization is None
 
 
 def test_a_suspended_kernel_tells_what_its_snapshot_holds_and_how_long_a_resume_takes(
     client, kernel, settings
 ):
     began = time.time()
-    running = client.kernel(kernel.kernel_id)
+    running = client.send(calls.kernel(kernel.kernel_id))
     assert running.suspended_bytes == 0
     assert running.resume_seconds is None
     assert 0 < running.since <= began
-    result = client.wait(client.suspend(kernel.kernel_id).operation_id)
-    suspended = client.kernel(kernel.kernel_id)
+    result = client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
+    suspended = client.send(calls.kernel(kernel.kernel_id))
     assert suspended.suspended_bytes == result.sizes.raw_bytes > MB
     assert suspended.memory_bytes == 0
     assert began <= suspended.since <= time.time()
     # Nothing was resumed here yet: what its own save took.
-    (info,) = client.snapshots()
+    (info,) = client.send(calls.snapshots())
     assert suspended.resume_seconds == info.seconds
-    took = client.wait(client.resume(kernel.kernel_id).operation_id).seconds
-    assert client.kernel(kernel.kernel_id).suspended_bytes == 0
-    client.wait(client.suspend(kernel.kernel_id).operation_id)
+    took = client.wait(client.send(calls.resume(kernel.kernel_id)).operation_id).seconds
+    assert client.send(calls.kernel(kernel.kernel_id)).suspended_bytes == 0
+    client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
     # The operation also waited for a thread and wrote its intent.
-    assert 0 < client.kernel(kernel.kernel_id).resume_seconds <= took * 1.05
-    assert client.kernel(kernel.kernel_id).state is KernelState.SUSPENDED
+    assert 0 < client.send(calls.kernel(kernel.kernel_id)).resume_seconds <= took * 1.05
+    assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.SUSPENDED
     (kept,) = (settings.data / "resume-times").glob("*.json")
     assert kept.stat().st_mode & 0o777 == 0o600
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt import decoding, protocol, snapshot_records
-from jupyter_gpuckpt.client import calls
+from jupyter_gpuckpt import calls, decoding, protocol, snapshot_records
 from jupyter_gpuckpt.errors import ErrorRecord, GpuCkptError
 from tests.fuzz.inputs import altered, distorted, tries
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jupyter_gpuckpt import daemon_settings
-from jupyter_gpuckpt.client import Client, calls, starting, this_owner
+from jupyter_gpuckpt.client import Client, starting, this_owner, transport
 from jupyter_gpuckpt.daemon.handlers import ROUTES
 from jupyter_gpuckpt.protocol import OwnerKind
 from jupyter_gpuckpt.server.rest.kernel_handlers import PREFIX
@@ -146,8 +146,8 @@ def known(module_daemon_env, tmp_path_factory):
 @pytest.fixture(scope="module")
 def daemon(known, module_daemon_env):
     settings = daemon_settings.from_environment(module_daemon_env)
-    transport = calls.UnixTransport(starting.target(settings, start=True).socket)
-    with httpx.Client(transport=transport, timeout=60, **calls.ANYWHERE) as http:
+    over_socket = transport.UnixTransport(starting.target(settings, start=True).socket)
+    with httpx.Client(transport=over_socket, timeout=60, **transport.ANYWHERE) as http:
         yield lambda method, path, body: http.request(method, path, content=body)
 
 

@@ -10,6 +10,7 @@ import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.ports import HeldPorts
 from jupyter_gpuckpt.protocol import BranchRequest
@@ -27,13 +28,13 @@ def branched(
     daemon: Client, manager: KernelManager, snapshot_id: str
 ) -> Iterator[tuple[str, BlockingKernelClient]]:
     """A second kernel from a snapshot, and a client of it."""
-    original = daemon.kernel(manager.provisioner.kernel_id)
+    original = daemon.send(calls.kernel(manager.provisioner.kernel_id))
     free = HeldPorts.free(len(_PORTS))
     request = BranchRequest(original.owner_id, snapshot_id, str(uuid.uuid4()), free.ports)
-    kernel_id = daemon.branch(request).kernel_id
+    kernel_id = daemon.send(calls.branch(request)).kernel_id
     client = BlockingKernelClient()
     try:
-        done(daemon, daemon.resume(kernel_id))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
         ports = dict(zip(_PORTS, free.ports, strict=True))
         client.load_connection_info({**manager.get_connection_info(), **ports})
         client.start_channels()
@@ -41,7 +42,7 @@ def branched(
         yield kernel_id, client
     finally:
         client.stop_channels()
-        daemon.kill(kernel_id)
+        daemon.send(calls.kill(kernel_id))
         free.release()
 
 
@@ -54,13 +55,13 @@ def test_three_copies_compute_side_by_side_on_one_gpu(
     zero = state(client, 1)
     with Client.connect() as daemon:
         kernel_id = manager.provisioner.kernel_id
-        saved = done(daemon, daemon.save(kernel_id))
+        saved = done(daemon, daemon.send(calls.save(kernel_id)))
         with (
             branched(daemon, manager, saved.snapshot_id) as (one_id, one),
             branched(daemon, manager, saved.snapshot_id) as (two_id, two),
         ):
             copies = {kernel_id: client, one_id: one, two_id: two}
-            assert all(daemon.kernel(each).gpu_bytes > 4 * GB for each in copies)
+            assert all(daemon.send(calls.kernel(each)).gpu_bytes > 4 * GB for each in copies)
             for number, copy in enumerate(copies.values()):
                 run(copy, f"mine += {number}")
             states = [state(copy, 2) for copy in copies.values()]
@@ -69,9 +70,9 @@ def test_three_copies_compute_side_by_side_on_one_gpu(
                 assert run(copy, "print(mine.tolist())") == f"{[1.0 + number] * 4}\n"
             # Each can be frozen by itself, and comes back beside the others.
             for number, each in enumerate((one_id, kernel_id), start=1):
-                done(daemon, daemon.suspend(each))
+                done(daemon, daemon.send(calls.suspend(each)))
                 assert run(two, "print(mine.tolist())") == f"{[3.0] * 4}\n"
-                done(daemon, daemon.resume(each))
+                done(daemon, daemon.send(calls.resume(each)))
                 reconnected(copies[each])
                 before = states[list(copies).index(each)]
                 check(before, state(copies[each], 3 + number), 3 + number)

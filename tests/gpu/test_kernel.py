@@ -16,6 +16,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, HostIncompatible
 from jupyter_gpuckpt.host import gpu, processes
@@ -165,15 +166,15 @@ def test_a_gpu_kernel_is_saved_suspended_and_resumed(
     idle = sum(gpu.free_bytes().values())
     with Client.connect() as daemon:
         kernel_id = manager.provisioner.kernel_id
-        record = daemon.kernel(kernel_id)
+        record = daemon.send(calls.kernel(kernel_id))
         assert record.gpu_bytes > 4 * GB
-        saved = done(daemon, daemon.save(kernel_id))
+        saved = done(daemon, daemon.send(calls.save(kernel_id)))
         one = state(client, 2)
         check(zero, one, 2)
-        (process,) = daemon.manifest_summary(saved.snapshot_id)["gpu"]
+        (process,) = daemon.send(calls.manifest_summary(saved.snapshot_id))["gpu"]
         assert process["staging"], "GPU memory goes through a file, not through CRIU"
 
-        suspended = done(daemon, daemon.suspend(kernel_id))
+        suspended = done(daemon, daemon.send(calls.suspend(kernel_id)))
         assert suspended.sizes.gpu_bytes > 4 * GB
         assert not processes.exists(record.pid)
         assert not processes.exists(record.init_pid)
@@ -181,21 +182,21 @@ def test_a_gpu_kernel_is_saved_suspended_and_resumed(
         assert free - idle > 4 * GB
 
         began = time.monotonic()
-        done(daemon, daemon.resume(kernel_id))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
         reconnected(client)
         two = state(client, 3)
         print(f"first answer after {time.monotonic() - began:.2f} s")
         check(one, two, 3)
 
         # A second generation, from the resumed process.
-        done(daemon, daemon.suspend(kernel_id))
-        done(daemon, daemon.resume(kernel_id))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
         reconnected(client)
         check(two, state(client, 4), 4)
 
         # The first save is of its moment: the batch after `zero`.
-        done(daemon, daemon.suspend(kernel_id))
-        done(daemon, daemon.resume(kernel_id, saved.snapshot_id))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id, saved.snapshot_id)))
         reconnected(client)
         check(zero, state(client, 5), 5)
 
@@ -216,11 +217,11 @@ assert int(error) == 0
     )
     with Client.connect() as daemon:
         kernel_id = manager.provisioner.kernel_id
-        for verb in (daemon.save, daemon.suspend):
+        for verb in (calls.save, calls.suspend):
             with pytest.raises(FreezeFailed, match="managed memory"):
-                done(daemon, verb(kernel_id))
+                done(daemon, daemon.send(verb(kernel_id)))
             assert run(client, "print(int(x.sum()))") == "499500\n"
-        assert daemon.snapshots(kernel_id) == []
+        assert daemon.send(calls.snapshots(kernel_id)) == []
 
 
 @pytest.mark.parametrize("verb", ["save", "suspend"])
@@ -232,9 +233,9 @@ def test_a_kernel_that_has_only_asked_for_a_gpu_can_use_it_afterwards(
     run(client, "import torch; available = torch.cuda.is_available()")
     with Client.connect() as daemon:
         kernel_id = manager.provisioner.kernel_id
-        done(daemon, getattr(daemon, verb)(kernel_id))
+        done(daemon, daemon.send(getattr(calls, verb)(kernel_id)))
         if verb == "suspend":
-            done(daemon, daemon.resume(kernel_id))
+            done(daemon, daemon.send(calls.resume(kernel_id)))
             reconnected(client)
         code = "print(available, torch.ones(3, device='cuda').sum().item())"
         assert run(client, code) == "True 3.0\n"
@@ -248,10 +249,10 @@ def test_a_kernel_that_finds_no_room_on_the_gpu_waits_in_its_snapshot(
     run(client, 'import torch; x = torch.ones(1 << 28, device="cuda")')  # 1 GB
     with Client.connect() as daemon:
         kernel_id = manager.provisioner.kernel_id
-        done(daemon, daemon.suspend(kernel_id))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
         with hog(), pytest.raises(HostIncompatible, match="MB of GPU memory are needed"):
-            done(daemon, daemon.resume(kernel_id))
-        done(daemon, daemon.resume(kernel_id))
+            done(daemon, daemon.send(calls.resume(kernel_id)))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
         reconnected(client)
         assert run(client, "print(int(x.sum()))") == f"{1 << 28}\n"
 
@@ -260,9 +261,9 @@ def kill_in(stage: Stage, verb: str, stages: tuple[Stage, ...], kernel_id: str) 
     """Kill the daemon when its operation is seen in this stage, or in a later one: some take a millisecond."""
     late = stages[stages.index(stage) :]
     with Client.connect() as daemon:
-        pid = daemon.handshake().pid
-        operation = getattr(daemon, verb)(kernel_id)
-        for shown in daemon.follow(operation.operation_id):
+        pid = daemon.send(calls.handshake()).pid
+        operation = daemon.send(getattr(calls, verb)(kernel_id))
+        for shown in daemon.stream(calls.follow(operation.operation_id)):
             if shown.progress.stage in late:
                 time.sleep(random.uniform(0.0, 0.1))
                 os.kill(pid, signal.SIGKILL)
@@ -283,19 +284,19 @@ def test_a_gpu_kernel_whose_daemon_is_killed_computes_on(
             kill_in(stage, verb, stages, kernel_id)
             began = time.monotonic()
             with Client.connect() as daemon:
-                assert daemon.kernel(kernel_id).state is KernelState.RUNNING
+                assert daemon.send(calls.kernel(kernel_id)).state is KernelState.RUNNING
             assert run(client, code) == expected
             print(
                 f"killed in {stage!r} of {verb}: computes on after {time.monotonic() - began:.2f} s"
             )
     with Client.connect() as daemon:
-        done(daemon, daemon.suspend(kernel_id))
+        done(daemon, daemon.send(calls.suspend(kernel_id)))
     for stage in (stage for stage in RESUME_STAGES if "gpu" in stage):
         kill_in(stage, "resume", RESUME_STAGES, kernel_id)
         with Client.connect() as daemon:
-            assert daemon.kernel(kernel_id).state is KernelState.SUSPENDED
+            assert daemon.send(calls.kernel(kernel_id)).state is KernelState.SUSPENDED
             assert sum(gpu.memory_of(processes.every()).values()) == 0
     with Client.connect() as daemon:
-        done(daemon, daemon.resume(kernel_id))
+        done(daemon, daemon.send(calls.resume(kernel_id)))
         reconnected(client)
         assert run(client, code) == expected

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.host import gpu
 from tests.conftest import wait_for
@@ -113,7 +114,7 @@ def test_a_daemon_that_dies_leaves_it_parked_and_the_next_unparks_it(started, mo
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     with Client.connect() as client:
-        os.kill(client.handshake().pid, signal.SIGKILL)
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     assert page.run(CHECK) == EXPECTED
     assert server.kernel(page.kernel_id)["state"] == "running"
 

@@ -13,6 +13,7 @@ import msgspec
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import privileges
@@ -105,7 +106,7 @@ def attempt(row: Row, directory: Path) -> Line:
                 return _refusal(row, client, kernel)
             for verbs in [("save",), ("suspend", "resume"), ("suspend", "resume")]:
                 for step in verbs:
-                    client.wait(getattr(client, step)(kernel.kernel_id).operation_id)
+                    client.wait(client.send(getattr(calls, step)(kernel.kernel_id)).operation_id)
                 # Output that is sent before the connection is there again is lost, as for any client without a server.
                 kernel.client.wait_for_ready(timeout=row.patience)
                 step = f"use after {verbs[-1]}"
@@ -120,9 +121,9 @@ def attempt(row: Row, directory: Path) -> Line:
 
 def _refusal(row: Row, client: Client, kernel: Kernel) -> Line:
     said = ""
-    for verb in (client.save, client.suspend):
+    for verb in (calls.save, calls.suspend):
         try:
-            client.wait(verb(kernel.kernel_id).operation_id)
+            client.wait(client.send(verb(kernel.kernel_id)).operation_id)
         except GpuCkptError as error:
             said = str(error)
             if not re.search(row.refused, said):

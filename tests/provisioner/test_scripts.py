@@ -16,6 +16,7 @@ import psutil
 import pytest
 from gpuckpt_provisioner import GpuCkptProvisioner
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 
 CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]
@@ -50,7 +51,7 @@ def wait_until(condition, seconds):
 
 def kernels():
     with Client.connect() as client:
-        return client.kernels()
+        return client.send(calls.kernels())
 
 
 def test_nbclient_runs_a_notebook(notebook, ours):
@@ -148,7 +149,7 @@ def test_a_killed_papermill_leaves_no_kernel(notebook, ours, tmp_path):
 def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
     async def body(kernel):
         with Client.connect() as client:
-            os.kill(client.handshake().pid, signal.SIGKILL)
+            os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
         assert await kernel.printed("print('alive')") == "alive\n"
         assert await kernel.provisioner.poll() is None
         async with asyncio.timeout(20):
@@ -165,7 +166,7 @@ def test_an_interrupt_does_not_wait_for_the_daemon(with_kernel, ours, tmp_path):
 
     async def body(kernel):
         with Client.connect() as client:
-            daemon = client.handshake().pid
+            daemon = client.send(calls.handshake()).pid
         cell = f"import time; open({str(sign)!r}, 'w').close(); time.sleep(1000)"
         running = asyncio.ensure_future(kernel.run(cell))
         async with asyncio.timeout(60):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import websocket
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import processes
@@ -62,14 +63,14 @@ def test_a_stop_signal_to_every_process_at_once_saves_all_kernels(server, client
         page.run("x = 41; import os, threading, time")
     pages[0].run("threading.Thread(target=time.sleep, args=(1000,)).start()")
     pages[1].run("child = os.fork() or time.sleep(1000)")
-    everything = [client.handshake().pid, server.process.pid]
+    everything = [client.send(calls.handshake()).pid, server.process.pid]
     for pid in everything[:2]:
         everything += processes.descendants(pid)
     assert len(everything) >= 2 + 3 * 3 + 1
     for pid in everything:
         os.kill(pid, signal.SIGTERM)
     server.stop(signal.SIGTERM)
-    assert {kernel.state for kernel in client.kernels()} == {"suspended"}
+    assert {kernel.state for kernel in client.send(calls.kernels())} == {"suspended"}
     server.start()
     for page in pages:
         assert settled(server, page.kernel_id) == "suspended"
@@ -102,7 +103,7 @@ def test_a_server_killed_in_the_middle_of_an_operation_costs_nothing(server, cli
     assert settled(server, page.kernel_id) == {"suspend": "suspended"}.get(verb, "running")
     assert works(server, page.kernel_id)
     # The daemon went on with it by itself.
-    snapshots = client.snapshots(page.kernel_id)
+    snapshots = client.send(calls.snapshots(page.kernel_id))
     assert [info.reason for info in snapshots] == ["save" if verb == "save" else "suspend"]
 
 
@@ -111,7 +112,7 @@ def test_server_and_daemon_killed_together_in_a_save_cost_nothing(server, client
     page.run(LARGE)
     server.begin("save", page.kernel_id)
     wait_until_moving(server, page.kernel_id)
-    os.kill(client.handshake().pid, signal.SIGKILL)
+    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     server.kill()
     server.start()
     assert settled(server, page.kernel_id) == "running"

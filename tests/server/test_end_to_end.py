@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from tests.ports import free_port
 
@@ -377,7 +378,7 @@ def test_a_daemon_that_is_killed_is_replaced_and_nothing_is_lost(server, monkeyp
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     with Client.connect() as client:
-        os.kill(client.handshake().pid, signal.SIGKILL)
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     assert page.run("print(x)") == "1\n"
     server.do("suspend", page.kernel_id)
     server.do("resume", page.kernel_id)

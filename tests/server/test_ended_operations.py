@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.ended_operations import SCHEMA_ID
 from tests.programs import SANDBOX
@@ -29,7 +30,7 @@ def test_each_is_told_once_with_what_it_did(server, listener, monkeypatch, event
     saved = server.do("save", page.kernel_id)["result"]
     suspended = server.do("suspend", page.kernel_id)["result"]
     with Client.connect() as client:  # not by this server
-        client.wait(client.resume(page.kernel_id).operation_id)
+        client.wait(client.send(calls.resume(page.kernel_id)).operation_id)
     eventually(lambda: len(listener.heard) >= 3)
     told = [(e["kind"], e["state"], e["name"]) for e in listener.heard]
     path = "notebook.ipynb"

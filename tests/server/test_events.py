@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.kernel_events import PROGRESS_SECONDS, SCHEMA_ID
 from tests.conftest import wait_for
@@ -64,9 +65,9 @@ def test_what_the_command_line_does_is_told_and_pages_come_back(server, listener
     # More than once: what the kernel says before a page has subscribed again is lost now and then, not every time.
     for number in range(1, 6):
         with Client.connect() as client:
-            client.wait(client.suspend(page.kernel_id).operation_id)
+            client.wait(client.send(calls.suspend(page.kernel_id)).operation_id)
             wait_for(lambda: states(listener)[-1] == "suspended")
-            client.wait(client.resume(page.kernel_id).operation_id)
+            client.wait(client.send(calls.resume(page.kernel_id)).operation_id)
         assert page.run("x += 1; print(x)") == f"{number}\n"
         wait_for(
             lambda: states(listener)[-4:] == ["suspending", "suspended", "resuming", "running"]

@@ -9,6 +9,7 @@ from tests.conftest import wait_for
 #: Operations are in flight when the kernels are claimed, and have ended before they are listed; one kernel ends meanwhile.
 LATE = """
 import asyncio
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):
@@ -17,8 +18,9 @@ async def claim_in_flight(link):
         states[kernel.kernel_id] = str(kernel.state)
         hear(kernel)
     link.on_news = on_news
-    for kernel in await daemon.kernels():
-        await (daemon.resume if kernel.state == "suspended" else daemon.save)(kernel.kernel_id)
+    for kernel in await daemon.send(calls.kernels()):
+        verb = calls.resume if kernel.state == "suspended" else calls.save
+        await daemon.send(verb(kernel.kernel_id))
     claimed = await claim(link)
     print("claimed", sorted(str(saved.kernel.state) for saved in claimed), flush=True)
     while set(states.values()) - {"running"}:
@@ -26,7 +28,7 @@ async def claim_in_flight(link):
     link.on_news = hear
     for saved in claimed:
         if saved.jupyter["path"] == "ends.ipynb":
-            await daemon.kill(saved.kernel.kernel_id)
+            await daemon.send(calls.kill(saved.kernel.kernel_id))
     return claimed
 DaemonLink.claim = claim_in_flight
 """

@@ -21,7 +21,7 @@ async def main(folder):
     BODY
     tasks = ours()
     await app._cleanup()
-    states = {str(kernel.state) for kernel in Client.connect().kernels()}
+    states = {str(kernel.state) for kernel in Client.connect().send(calls.kernels())}
     print(len(tasks), len(kernels.gpuckpt_owner.served), *states, ours())
 
 def ours():

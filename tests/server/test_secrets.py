@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zstandard
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.model import Manifest
@@ -96,7 +97,7 @@ def kill_daemon(monkeypatch):
         for name in ("JUPYTER_GPUCKPT_RUNTIME_DIR", "JUPYTER_GPUCKPT_DATA_DIR"):
             monkeypatch.setenv(name, server.env[name])
         with Client.connect(from_environment()) as client:
-            pid = client.handshake().pid
+            pid = client.send(calls.handshake()).pid
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: not Path(f"/proc/{pid}/exe").exists(), TIMEOUT)
 

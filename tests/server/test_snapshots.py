@@ -7,6 +7,7 @@ import tarfile
 import pytest
 import yaml
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
 from tests.conftest import wait_for
@@ -71,7 +72,7 @@ def test_a_deletion_is_undone_and_what_a_kernel_needs_is_kept(server, make_liste
         for name, value in server.env.items():
             patch.setenv(name, value)
         with Client.connect() as client:
-            client.annotate(first, title="by hand")
+            client.send(calls.annotate(first, title="by hand"))
 
     def heard():
         return [(e["snapshot_id"], e["change"]) for e in listener.heard]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 
 
@@ -185,5 +186,5 @@ def test_a_cell_waits_for_a_daemon_that_is_being_replaced(server, monkeypatch):
     page.run("x = 1")
     server.do("suspend", page.kernel_id)
     with Client.connect() as client:
-        os.kill(client.handshake().pid, signal.SIGKILL)
+        os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     assert page.run("print(x)") == "1\n"

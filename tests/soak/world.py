@@ -19,6 +19,7 @@ from typing import Self
 import httpx
 import websocket
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.host import doctor, processes
@@ -216,7 +217,7 @@ class World:
     def sample(self) -> None:
         """Note memory and descriptors of daemon and server."""
         with Client.connect(from_environment()) as client:
-            daemon = client.handshake().pid
+            daemon = client.send(calls.handshake()).pid
         server = self.server.process.pid
         self.samples.append(
             Sample(

@@ -22,6 +22,7 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from tornado.httpclient import HTTPClientError
 from traitlets.config import Config
 
+from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.server.extension import PROVISIONER
@@ -135,9 +136,9 @@ def _forget_kernels() -> None:
     except DaemonUnavailable:
         return
     with client:
-        kernels = client.kernels()
+        kernels = client.send(calls.kernels())
         for kernel in kernels:
-            client.kill(kernel.kernel_id)
+            client.send(calls.kill(kernel.kernel_id))
     assert {kernel.state for kernel in kernels} <= {KernelState.SUSPENDED}, kernels
 
 

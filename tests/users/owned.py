@@ -9,7 +9,7 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from jupyter_gpuckpt import daemon_settings
+from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, this_owner
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import LaunchSpec
@@ -53,14 +53,14 @@ class Owned:
                 secrets={"key": SECRET},
                 private_shm=private_shm,
             )
-            self.client.launch(owner.owner_id, spec)
+            self.client.send(calls.launch(owner.owner_id, spec))
         except BaseException:
             self._open.close()
             raise
 
     def close(self) -> None:
         """End the kernel; the daemon leaves by itself."""
-        self.client.kill(self.kernel_id)
+        self.client.send(calls.kill(self.kernel_id))
         self._open.close()
 
     def count(self) -> int:
@@ -77,12 +77,12 @@ class Owned:
 
     def do(self, verb: str, *arguments: str) -> str:
         """Save, suspend or resume; return the snapshot's id."""
-        operation = getattr(self.client, verb)(self.kernel_id, *arguments)
+        operation = self.client.send(getattr(calls, verb)(self.kernel_id, *arguments))
         return self.client.wait(operation.operation_id).snapshot_id
 
     def pids(self) -> dict[str, int]:
         """Return the pids of the daemon and of the kernel's processes, by what they are."""
-        kernel = self.client.kernel(self.kernel_id)
+        kernel = self.client.send(calls.kernel(self.kernel_id))
         keeper = processes.children(kernel.init_pid)[0]
-        daemon = self.client.handshake().pid
+        daemon = self.client.send(calls.handshake()).pid
         return {"daemon": daemon, "init": kernel.init_pid, "keeper": keeper, "kernel": kernel.pid}

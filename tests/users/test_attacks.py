@@ -266,7 +266,7 @@ while True:
 
 def test_a_fork_bomb_hurts_its_own_user_only(alice, bob):
     bob.run("from tests.users import owned\nmine = owned.Owned(bomb)", bomb=FORK_BOMB)
-    init_pid = bob.run("result = mine.client.kernel(mine.kernel_id).init_pid")
+    init_pid = bob.run("result = mine.client.send(owned.calls.kernel(mine.kernel_id)).init_pid")
     wait_for(lambda: len(processes.descendants(init_pid)) > 100, 30)
     before = alice.run("result = mine.count()")
     alice.run("mine.do('save'); mine.do('suspend'); mine.do('resume')")

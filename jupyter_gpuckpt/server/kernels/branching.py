@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jupyter_core.utils import ensure_async
 from tornado import web
 
+from ... import calls
 from ...door_secrets import parted
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...ports import HeldPorts, moved_connection
@@ -61,7 +62,7 @@ class Branching:
 
     async def branch(self, snapshot_id: str, path: str = "") -> Branch:
         """Begin to bring up a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside it)."""
-        launch = await self._link.daemon.launch_spec(snapshot_id)
+        launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of a Jupyter kernel.")
         async with AsyncExitStack() as undo:
@@ -142,13 +143,13 @@ class Branching:
             self._link.owner_id, snapshot_id, kernel_id, free.ports, path, jupyter
         )
         daemon = self._link.daemon
-        kernel = await daemon.branch(request)
+        kernel = await daemon.send(calls.branch(request))
 
         async def end() -> None:
             if kernel_id in self._kernels:
                 await self._kernels.shutdown_kernel(kernel_id, now=True)
             else:
-                await daemon.kill(kernel_id)
+                await daemon.send(calls.kill(kernel_id))
             await self._sessions.delete_session(row["session_id"])
 
         undo.push_async_callback(self._quietly, end)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
+from ... import calls
 from ...client import AsyncClient, Client, this_owner
 from ...errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ...model import RetentionPolicy
@@ -100,7 +101,7 @@ class DaemonLink:
         self._loop = asyncio.get_running_loop()
         try:
             client = self._async = await AsyncClient.connect(self.settings)
-            handshake = await client.handshake()
+            handshake = await client.send(calls.handshake())
             if not handshake.engine_available:
                 raise HostError(handshake.reason, hint=handshake.hint)
             first: asyncio.Future[None] = self._loop.create_future()
@@ -125,19 +126,19 @@ class DaemonLink:
 
     async def claim(self) -> list[SuspendedKernel]:
         """The kernels that earlier servers left for this one; each is offered to the provisioner that adopts it."""
-        claimed = await self.daemon.claim(self.owner_id)
+        claimed = await self.daemon.send(calls.claim(self.owner_id))
         for saved in claimed:
             self.offer(saved)
         return claimed
 
     async def kept_elsewhere(self) -> list[Kernel]:
         """The kernels that would be claimed if their servers had ended."""
-        return await self.daemon.claimable(self.owner_id)
+        return await self.daemon.send(calls.claimable(self.owner_id))
 
     async def leave(self) -> None:
         """Let go of the kernels before this process ends, which may take it a while. Never raises."""
         try:
-            await self.daemon.leave(self.owner_id)
+            await self.daemon.send(calls.leave(self.owner_id))
         except GpuCkptError as error:
             self._log.warning(
                 "The next server has the kernels when this process has ended: %s", error
@@ -298,7 +299,7 @@ class DaemonLink:
             return
         incarnation = served.provisioner.incarnation
         try:
-            await client.kernel(kernel_id)
+            await client.send(calls.kernel(kernel_id))
         except KernelNotFound:
             if served.provisioner.incarnation == incarnation:
                 served.provisioner.note_gone()

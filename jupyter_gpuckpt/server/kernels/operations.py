@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ... import calls
 from ...errors import (
     GpuCkptError,
     KernelNotFound,
@@ -124,7 +125,7 @@ class ServerOperations:
         return await self._resume(served, snapshot_id)
 
     async def _resume(self, served: ServedKernel, snapshot_id: str) -> Operation:
-        operation = await self._link.daemon.resume(served.kernel_id, snapshot_id)
+        operation = await self._link.daemon.send(calls.resume(served.kernel_id, snapshot_id))
         return self._track(served, operation, lambda: None)
 
     async def _resume_on_gpu(
@@ -139,7 +140,7 @@ class ServerOperations:
         release = served.hold()
         try:
             is_off = await self.peer_access.switch_off(served)
-            operation = await self._link.daemon.park(kernel_id, peer_access_off=is_off)
+            operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
         except BaseException:
             self.spawn(self.peer_access.switch_on_and(served, release))
             raise
@@ -158,8 +159,10 @@ class ServerOperations:
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
         ours = await self.tracked.wait(operation_id, timeout_seconds)
-        # Else it was started by somebody else, the command line for instance.
-        return ours or await self._link.daemon.operation(operation_id, wait=timeout_seconds)
+        if ours is not None:
+            return ours
+        # It was started by somebody else, the command line for instance.
+        return await self._link.daemon.send(calls.operation(operation_id, timeout_seconds))
 
     async def finish(self, operation: Operation) -> Operation:
         """Wait for the end, however long it takes."""
@@ -167,15 +170,15 @@ class ServerOperations:
 
     async def cancel(self, operation_id: str) -> None:
         """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
-        await self._link.daemon.cancel(operation_id)
+        await self._link.daemon.send(calls.cancel(operation_id))
 
     async def measured(self) -> list[Kernel]:
         """The daemon's records of all kernels, with what they use just now."""
-        return await self._link.daemon.kernels()
+        return await self._link.daemon.send(calls.kernels())
 
     async def snapshots(self) -> list[Snapshot]:
         """All snapshots, newest first."""
-        return await self._link.daemon.snapshots()
+        return await self._link.daemon.send(calls.snapshots())
 
     def description(self, manager: KernelManager) -> dict[str, Any]:
         """What is kept with a kernel so that the next server can list it as it was."""
@@ -230,7 +233,7 @@ class ServerOperations:
     async def _report(self, kernel_id: str) -> None:
         try:
             name, jupyter = await self._sent_with(kernel_id)
-            await self._link.daemon.set_jupyter(kernel_id, name, jupyter)
+            await self._link.daemon.send(calls.set_jupyter(kernel_id, name, jupyter))
         except GpuCkptError as error:
             self._log.warning("kernel %s: its sessions were not recorded: %s", kernel_id, error)
 
@@ -273,7 +276,7 @@ class ServerOperations:
                 await drained(manager.ports, _DRAIN_SECONDS)
             changes = served.output.changes
             notebook, jupyter = await self._sent_with(kernel_id)
-            start = daemon.save if kind is OperationKind.SAVE else daemon.suspend
+            call = calls.save if kind is OperationKind.SAVE else calls.suspend
             request = SaveRequest(
                 notebook,
                 jupyter,
@@ -285,7 +288,7 @@ class ServerOperations:
                 variables=variables,
                 peer_access_off=peer_access_off,
             )
-            operation = await start(kernel_id, request)
+            operation = await daemon.send(call(kernel_id, request))
         except BaseException:
             release()
             raise
@@ -362,7 +365,7 @@ class ServerOperations:
     ) -> None:
         try:
             daemon = self._link.daemon
-            async for operation in daemon.follow(started.operation_id):
+            async for operation in daemon.stream(calls.follow(started.operation_id)):
                 self.tracked.note(started.operation_id, operation)
                 if is_past_freeze(operation):
                     release()
@@ -393,6 +396,6 @@ class ServerOperations:
             served.note_saved(changes)
         if succeeded and await served.reaches(expected, _EVENT_SECONDS):
             return
-        served.apply(await daemon.kernel(served.kernel_id))
+        served.apply(await daemon.send(calls.kernel(served.kernel_id)))
         if succeeded:
             await served.reaches(expected, self._reconnect_timeout + _EVENT_SECONDS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ... import calls
 from ...errors import ConfigurationError, HostIncompatible, KernelStateConflict
 from ...model import Cause
 from ...protocol import OperationKind, Result
@@ -51,14 +52,14 @@ class RollingBack:
 
     async def _check(self, served: ServedKernel, snapshot_id: str) -> None:
         daemon = self._link.daemon
-        launch = await daemon.launch_spec(snapshot_id)
+        launch = await daemon.send(calls.launch_spec(snapshot_id))
         parent = served.kernel.parent_snapshot_id if served.kernel else ""
         if launch.kernel_id != served.kernel_id and snapshot_id != parent:
             raise ConfigurationError(
                 f"Snapshot {snapshot_id} is not one of this kernel.",
                 hint="Branch it into a notebook of its own.",
             )
-        found = await daemon.changes(snapshot_id)
+        found = await daemon.send(calls.changes(snapshot_id))
         if found.obstacles:
             raise HostIncompatible(
                 "The snapshot cannot be resumed here as things are. " + " ".join(found.obstacles),

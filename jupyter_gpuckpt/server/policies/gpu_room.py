@@ -10,6 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ... import calls
 from ...errors import GpuCkptError, GpuFull
 from .parking import idle_kernels
 
@@ -64,7 +65,7 @@ class RoomMaker:
             served.wait_for("")
 
     async def _room(self, kernel_id: str, snapshot_id: str) -> GpuRoom:
-        return await self._link.daemon.gpu_room(kernel_id, snapshot_id)
+        return await self._link.daemon.send(calls.gpu_room(kernel_id, snapshot_id))
 
     async def _make(self, kernel_id: str, snapshot_id: str) -> None:
         loop = asyncio.get_running_loop()

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from ... import calls
 from ...errors import GpuCkptError
 from ...model import Cause
 from ...states import KernelState
@@ -58,6 +59,6 @@ class RestartSnapshots:
         """Restarts may follow each other closely, and nobody asked for these snapshots."""
         daemon = self._link.daemon
         with suppress(GpuCkptError):
-            for info in await daemon.snapshots(kernel_id):
+            for info in await daemon.send(calls.snapshots(kernel_id)):
                 if info.cause is Cause.RESTART and not info.pinned and info.snapshot_id != kept:
-                    await daemon.delete_snapshot(info.snapshot_id)
+                    await daemon.send(calls.delete_snapshot(info.snapshot_id))

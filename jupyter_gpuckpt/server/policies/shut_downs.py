@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
+from ... import calls
 from ...errors import GpuCkptError, KernelNotFound
 from ...states import KernelState
 from ..kernels import agent
@@ -85,11 +86,11 @@ class ShutDowns:
         open_gate = served.hold()
         try:
             daemon = self._link.daemon
-            uses_gpu = (await daemon.kernel(kernel_id)).gpu_bytes > 0
+            uses_gpu = (await daemon.send(calls.kernel(kernel_id))).gpu_bytes > 0
             seconds = min(self._undo_seconds, _GPU_SECONDS) if uses_gpu else self._undo_seconds
-            await daemon.end(kernel_id, seconds + _DAEMON_LATER_SECONDS)
+            await daemon.send(calls.end(kernel_id, seconds + _DAEMON_LATER_SECONDS))
             if self._stopped:  # meanwhile
-                await daemon.undo_end(kernel_id)
+                await daemon.send(calls.undo_end(kernel_id))
                 open_gate()
                 return False
         except GpuCkptError as error:
@@ -123,7 +124,7 @@ class ShutDowns:
                 hint="Resume it from its last snapshot, if there is one.",
             )
         try:
-            await self._link.daemon.undo_end(kernel_id)
+            await self._link.daemon.send(calls.undo_end(kernel_id))
         except BaseException:
             self._kept[kernel_id] = kept
             kept.timer = asyncio.ensure_future(
@@ -167,7 +168,7 @@ class ShutDowns:
         for connection in [*kept.served.left.values(), *kept.served.connections]:
             connection.drop_held()
         try:
-            await self._link.daemon.undo_end(kernel_id)
+            await self._link.daemon.send(calls.undo_end(kernel_id))
         except GpuCkptError as error:
             self._log.debug("kernel %s is gone already: %s", kernel_id, error)
         await kept.manager.shutdown_kernel()

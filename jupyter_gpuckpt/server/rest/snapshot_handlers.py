@@ -10,6 +10,7 @@ from jupyter_server.auth.decorator import authorized
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from ... import calls
 from ...errors import GpuCkptError
 from ...snapshot_records import AnnotateRequest, Snapshot, Verification
 from ..views import record_view, snapshot_view
@@ -28,10 +29,12 @@ class SnapshotsHandler(GpuCkptHandler):
     @authorized
     async def get(self) -> None:
         """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
-        found = await self.extension.daemon.snapshots(
-            self.get_query_argument("kernel_id", "") or None,
-            path=self.get_query_argument("path", ""),
-            deleted=self.get_query_argument("deleted", "") not in {"", "0"},
+        found = await self.extension.daemon.send(
+            calls.snapshots(
+                self.get_query_argument("kernel_id", "") or None,
+                path=self.get_query_argument("path", ""),
+                deleted=self.get_query_argument("deleted", "") not in {"", "0"},
+            )
         )
         self.reply({"snapshots": [snapshot_view(info) for info in found]})
 
@@ -43,15 +46,15 @@ class SnapshotHandler(GpuCkptHandler):
     @authorized
     async def get(self, snapshot_id: str) -> None:
         """What is in it; never its environment or its connection key."""
-        self.reply(await self.extension.daemon.manifest_summary(snapshot_id))
+        self.reply(await self.extension.daemon.send(calls.manifest_summary(snapshot_id)))
 
     @web.authenticated
     @authorized
     async def patch(self, snapshot_id: str) -> None:
         """Change its title, its note, whether it is pinned."""
         asked = self.record(AnnotateRequest)
-        changed = await self.extension.daemon.annotate(
-            snapshot_id, title=asked.title, note=asked.note, pinned=asked.pinned
+        changed = await self.extension.daemon.send(
+            calls.annotate(snapshot_id, title=asked.title, note=asked.note, pinned=asked.pinned)
         )
         self.reply(snapshot_view(changed))
 
@@ -59,7 +62,7 @@ class SnapshotHandler(GpuCkptHandler):
     @authorized
     async def delete(self, snapshot_id: str) -> None:
         """Remove it, which can be undone for a while; refused while a suspended kernel needs it."""
-        await self.extension.daemon.delete_snapshot(snapshot_id)
+        await self.extension.daemon.send(calls.delete_snapshot(snapshot_id))
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -71,7 +74,7 @@ class UndeleteHandler(GpuCkptHandler):
     @authorized
     async def post(self, snapshot_id: str) -> None:
         """List the snapshot again."""
-        self.reply(snapshot_view(await self.extension.daemon.undelete(snapshot_id)))
+        self.reply(snapshot_view(await self.extension.daemon.send(calls.undelete(snapshot_id))))
 
 
 class VerifyHandler(GpuCkptHandler):
@@ -83,7 +86,7 @@ class VerifyHandler(GpuCkptHandler):
     @authorized
     async def post(self, snapshot_id: str) -> None:
         """Read all of it, for as long as the page waits for the answer."""
-        self._asked = asyncio.ensure_future(self.extension.daemon.verify(snapshot_id))
+        self._asked = asyncio.ensure_future(self.extension.daemon.send(calls.verify(snapshot_id)))
         await asyncio.wait({self._asked})
         if not self._asked.cancelled():
             self.reply(record_view(self._asked.result()))
@@ -138,7 +141,7 @@ class ImportHandler(GpuCkptHandler):
     async def _begin(self) -> None:
         self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
         self._pieces = asyncio.Queue(_PIECES)
-        sending = self.extension.daemon.import_archive(_until_none(self._pieces))
+        sending = self.extension.daemon.send(calls.import_archive(_until_none(self._pieces)))
         self._sent = asyncio.ensure_future(sending)
         # Nobody asks for its error when the page goes.
         self._sent.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -179,7 +182,7 @@ class StoreHandler(GpuCkptHandler):
     @authorized
     async def get(self) -> None:
         """What it takes, and whose that is."""
-        self.reply(record_view(await self.extension.daemon.store()))
+        self.reply(record_view(await self.extension.daemon.send(calls.store())))
 
 
 async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes]:

@@ -8,6 +8,7 @@ import msgspec
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
+from ... import calls
 from ..views import operation_view
 from .base_handler import GpuCkptHandler
 
@@ -57,7 +58,7 @@ class ChangesHandler(GpuCkptHandler):
     @authorized
     async def get(self, snapshot_id: str) -> None:
         """Look now."""
-        self.reply(await self.extension.daemon.changes(snapshot_id))
+        self.reply(await self.extension.daemon.send(calls.changes(snapshot_id)))
 
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {

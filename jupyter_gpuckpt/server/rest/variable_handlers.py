@@ -5,6 +5,7 @@ from __future__ import annotations
 from jupyter_server.auth.decorator import authorized
 from tornado import web
 
+from ... import calls
 from ...errors import KernelStateConflict
 from ..kernels.variables import compare
 from .base_handler import GpuCkptHandler
@@ -31,7 +32,7 @@ class CompareHandler(GpuCkptHandler):
     @authorized
     async def get(self, snapshot_id: str) -> None:
         """Show what differs."""
-        found = await self.extension.daemon.snapshot_variables(snapshot_id)
+        found = await self.extension.daemon.send(calls.snapshot_variables(snapshot_id))
         if found.variables is None:
             raise KernelStateConflict(
                 "The variables of this snapshot are not known.",
