@@ -1,6 +1,6 @@
-"""What the daemon and its clients say to each other: HTTP over a unix socket, JSON bodies, streams of JSON lines.
+"""The records that the daemon and its clients exchange: HTTP over a unix socket, JSON bodies, streams of JSON lines.
 
-`openapi.yaml` beside `daemon/app.py` describes the routes. Both sides import their records from here and nowhere else.
+They are the contract, with the requests in `calls.py`: both ends refuse another version. Both import them from here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""gpuckptd: what it consists of, and its life from start to end. `openapi.yaml` beside this file describes its routes."""
+"""gpuckptd: its parts and its life from start to end."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class BaseHandler(RequestHandler):
             _require_encodable(found)
         except (msgspec.DecodeError, OverflowError, RecursionError) as error:
             raise ConfigurationError(
-                f"The request's body is not valid: {error}", hint="openapi.yaml describes it."
+                f"The request's body is not valid: {error}", hint="protocol.py has its record."
             ) from error
         return found
 

@@ -1,0 +1,35 @@
+"""calls.py and the daemon's routes are two ends of one contract."""
+
+import inspect
+import re
+
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.daemon.base_handler import BaseHandler
+from jupyter_gpuckpt.daemon.handlers import ROUTES
+
+METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH")
+
+
+def every_call():
+    for make in vars(calls).values():
+        if (
+            inspect.isfunction(make)
+            and str(inspect.signature(make).return_annotation)[:4] == "Call"
+        ):
+            required = [
+                name
+                for name, parameter in inspect.signature(make).parameters.items()
+                if parameter.default is parameter.empty
+            ]
+            yield make(*(f"<{name}>" if name.endswith("_id") else None for name in required))
+
+
+def test_every_call_has_a_route_and_every_route_a_call():
+    called = {(re.sub(r"%3C(\w+)%3E", r"{\1}", call.path), call.method) for call in every_call()}
+    served = {
+        (path, method)
+        for path, handler in ROUTES.items()
+        for method in METHODS
+        if getattr(handler, method.lower()) is not getattr(BaseHandler, method.lower())
+    }
+    assert called == served
