@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 
 from . import errors
-from .errors import ErrorRecord, GpuCkptError
+from .errors import ErrorRecord
 from .model import Cause, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo, Variables
 from .progress import ProgressRecord
 from .snapshot_records import SnapshotChange
@@ -372,40 +372,3 @@ class HostReport(msgspec.Struct, frozen=True):
     reason: str
     hint: str
     checks: list[Check]
-
-
-#: The one table from error class to HTTP status and exit code, looked up along the class's MRO.
-STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
-    errors.GpuCkptError: (500, 1),
-    errors.ConfigurationError: (400, 2),
-    errors.HostError: (501, 3),
-    errors.HostIncompatible: (409, 3),
-    errors.KernelError: (409, 6),
-    errors.KernelNotFound: (404, 5),
-    errors.KernelNotCheckpointable: (422, 4),
-    errors.KernelLost: (500, 8),
-    errors.CheckpointError: (500, 8),
-    errors.OperationNotFound: (404, 5),
-    errors.OperationCancelled: (409, 6),
-    errors.StoreError: (500, 10),
-    errors.SnapshotNotFound: (404, 5),
-    errors.SnapshotInUse: (409, 6),
-    errors.SnapshotExists: (409, 6),
-    errors.ArchiveInvalid: (400, 2),
-    errors.StoreUnavailable: (503, 7),
-    errors.StoreFull: (507, 9),
-    errors.DaemonUnavailable: (503, 7),
-}
-
-#: Beside the table, as it is no error: the exit code of a command that saved some of several kernels, but not all.
-SOME_NOT_SAVED = 11
-
-
-def http_status(kind: type[GpuCkptError]) -> int:
-    """The HTTP status that answers an error of this class."""
-    return next(STATUS_AND_EXIT[c] for c in kind.__mro__ if c in STATUS_AND_EXIT)[0]
-
-
-def exit_code(kind: type[GpuCkptError]) -> int:
-    """The exit code of a command that ends with an error of this class."""
-    return next(STATUS_AND_EXIT[c] for c in kind.__mro__ if c in STATUS_AND_EXIT)[1]

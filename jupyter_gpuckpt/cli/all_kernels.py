@@ -20,7 +20,6 @@ from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..progress import ProgressRecord
 from ..protocol import (
-    SOME_NOT_SAVED,
     Kernel,
     Operation,
     SaveRequest,
@@ -28,6 +27,7 @@ from ..protocol import (
     SuspendReport,
 )
 from ..states import ALIVE
+from ..statuses import SOME_NOT_SAVED
 from . import output, triage
 
 if TYPE_CHECKING:

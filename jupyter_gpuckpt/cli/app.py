@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import GpuCkptError
-from ..protocol import exit_code
+from ..statuses import exit_code
 from . import actions, arguments, output
 
 INTERRUPTED, READER_GONE, USAGE = 130, 141, 2

@@ -7,7 +7,8 @@ import re
 from typing import NoReturn
 
 from ..errors import ConfigurationError
-from ..protocol import SOME_NOT_SAVED, package_version
+from ..protocol import package_version
+from ..statuses import SOME_NOT_SAVED
 from . import prune, snapshots
 
 PROGRAM = "jupyter gpuckpt"

@@ -9,7 +9,8 @@ from argparse import Namespace
 from importlib import resources
 
 from ..errors import HostError
-from ..protocol import Check, HostReport, exit_code
+from ..protocol import Check, HostReport
+from ..statuses import exit_code
 from . import output
 
 

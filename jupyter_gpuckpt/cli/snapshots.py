@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from .. import calls
 from ..errors import ConfigurationError, ObjectCorrupt
 from ..progress import ProgressRecord
-from ..protocol import exit_code
+from ..statuses import exit_code
 from . import output, summary
 from .ids import one_snapshot
 

@@ -13,7 +13,7 @@ from tornado.web import HTTPError, RequestHandler
 
 from .. import decoding, ids
 from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
-from ..protocol import http_status
+from ..statuses import http_status
 
 if TYPE_CHECKING:
     from .app import Daemon

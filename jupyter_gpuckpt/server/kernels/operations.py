@@ -158,8 +158,7 @@ class ServerOperations:
 
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
         """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
-        ours = await self.tracked.wait(operation_id, timeout_seconds)
-        if ours is not None:
+        if ours := await self.tracked.wait(operation_id, timeout_seconds):
             return ours
         # It was started by somebody else, the command line for instance.
         return await self._link.daemon.send(calls.operation(operation_id, timeout_seconds))

@@ -13,7 +13,7 @@ from tornado.web import HTTPError
 
 from ... import decoding, ids
 from ...errors import ConfigurationError, GpuCkptError, record_of
-from ...protocol import http_status
+from ...statuses import http_status
 
 if TYPE_CHECKING:
     from ..extension import GpuCkptServer
