@@ -25,7 +25,7 @@ from ..engine.tree.tree import Tree
 from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
 from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests
-from ..images import worker_processes
+from ..images.workers import processes as worker_processes
 from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
 from ..place import Place
 from ..progress import Progress

@@ -25,7 +25,6 @@ from ..store.scratch import Scratch
 from ..store.writer import PackWriter, Record
 from .chunking import MAX_PAGES, PAGE
 from .compression import Compressor
-from .pack_processes import PLACE_BYTES, PLACES, PackProcess
 from .segments import (
     LOOK_AHEAD,
     MIN_SEGMENT,
@@ -36,8 +35,9 @@ from .segments import (
     segment_bytes,
     segments,
 )
-from .worker_processes import worth_it
-from .workers import share_out
+from .workers.pack_client import PLACE_BYTES, PLACES, PackClient
+from .workers.processes import worth_it
+from .workers.threads import share_out
 from .working_memory import fitting
 
 logger = logging.getLogger(__name__)
@@ -155,10 +155,10 @@ class _Worker:
         self._sources, self._shares = sources, shares
         self._writer, self._totals = writer, totals
         self._scratch, self._compressor = Scratch(), Compressor()
-        self._process: PackProcess | None = None
+        self._process: PackClient | None = None
         if shares:
             try:
-                self._process = PackProcess(shares, segment_bytes)
+                self._process = PackClient(shares, segment_bytes)
             except (commands.CommandFailed, GpuCkptError, OSError) as error:
                 logger.warning("a part of the snapshot is made by a thread: %s", error)
             else:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import HostError
 from ..pwrite import pwrite_all
-from .unpack_processes import Share
+from .workers.unpack_client import Share
 
 # linux/magic.h
 _TMPFS_MAGIC = 0x01021994

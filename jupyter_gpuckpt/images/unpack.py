@@ -22,9 +22,9 @@ from .chunking import MAX_PAGES, PAGE
 from .reading_order import check_length, digests_of, table_of, zeros_in
 from .runs import Damaged, RunReader, RunRow, RunWorker
 from .sinks import FileSink
-from .unpack_processes import SharedSink, UnpackProcesses
-from .worker_processes import worth_it
-from .workers import share_out
+from .workers.processes import worth_it
+from .workers.threads import share_out
+from .workers.unpack_client import SharedSink, UnpackClient
 from .working_memory import fitting
 
 logger = logging.getLogger(__name__)
@@ -130,10 +130,10 @@ class Unpacking:
             runs = self._table.runs.tolist()
             share_out(runs, make_worker, min(self._threads, len(runs)))
 
-    def _started(self) -> UnpackProcesses | None:
+    def _started(self) -> UnpackClient | None:
         """Processes that take from the runs, and begin to import what they need; None where they cannot be started."""
         try:
-            return UnpackProcesses(self._table, self._shared, self._threads)
+            return UnpackClient(self._table, self._shared, self._threads)
         except (commands.CommandFailed, OSError) as error:
             logger.warning("the snapshot is read by one process: %s", error)
             return None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import ManifestInvalid, OperationCancelled, StoreError
-from ..images.workers import share_out
+from ..images.workers.threads import share_out
 from ..snapshot_records import Verification
 from ..store import manifests
 from ..store.local import LocalStore

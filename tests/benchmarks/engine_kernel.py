@@ -20,7 +20,7 @@ from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.host import doctor
-from jupyter_gpuckpt.images import worker_processes
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.model import LaunchSpec, Manifest
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import resume

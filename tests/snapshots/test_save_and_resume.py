@@ -15,7 +15,7 @@ from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images import worker_processes
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from tests.conftest import left_in
 
@@ -311,7 +311,7 @@ def test_memory_is_stored_and_filled_by_several_processes(
         told = {tuple(line.split()) for line in program.lines(more_than=count + 4)}
         assert len({digest for _, digest in told}) == 1
         assert len({pid for pid, _ in told}) == 2
-    assert not processes.children(worker_processes._parent.pid or 0)
+    assert not processes.children(worker_processes._fork_server.pid or 0)
 
 
 def test_a_connection_that_nobody_has_accepted_yet_does_not_matter(run, tmp_path: Path) -> None:

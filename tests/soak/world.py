@@ -304,6 +304,6 @@ def _kind(pid: int) -> str:
     if processes.name(pid) == "criu":
         return "criu"
     words = processes.arguments(pid)
-    if "jupyter_gpuckpt.images.worker_process" in words:
+    if "jupyter_gpuckpt.images.workers.fork_server" in words:
         return "worker"
     return "daemon" if "jupyter_gpuckpt.daemon" in words else ""

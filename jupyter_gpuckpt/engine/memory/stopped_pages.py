@@ -44,7 +44,7 @@ class StoppedPages:
         self._offsets = [piece.offset for piece in pieces]
 
     def share(self) -> tuple[str, None, bytes]:
-        """Return what makes the same sink in another process, as `images.unpack_processes` wants it."""
+        """Return what makes the same sink in another process, as `images.workers.unpack_client` wants it."""
         pieces = [(piece.offset, piece.address, piece.length) for piece in self.pieces]
         told = _Shared(self.nspid, self.pid, pieces)
         return f"{__name__}:shared_pages", None, msgspec.msgpack.encode(told)

@@ -1,4 +1,7 @@
-"""What a process of `pack_processes` does: it reads segments, cuts them and compresses the chunks that the store lacks."""
+"""The side of a worker that packs: it reads segments, cuts them and compresses the chunks that the store lacks.
+
+See also: `pack_client.py`, the caller's side, which defines the messages.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import mmap
 import socket
 from pkgutil import resolve_name
 
-from ..errors import record_of
-from ..store.codecs import RAW
-from .compression import Compressor
-from .pack_processes import (
+from ...errors import record_of
+from ...store.codecs import RAW
+from ..compression import Compressor
+from ..segments import LOOK_AHEAD, Found, Segment, Source, chunks_of
+from .messages import receive, receive_descriptors, send
+from .pack_client import (
     HANDED_BYTES,
     PLACE_BYTES,
     PLACES,
@@ -24,37 +29,35 @@ from .pack_processes import (
     Wanted,
     Written,
 )
-from .segments import LOOK_AHEAD, Found, Segment, Source, chunks_of
-from .worker_processes import descriptors_from, hear, say
 
 
 def serve(connection: socket.socket, task: PackTask) -> None:
-    """Do segments as long as there are any; what goes wrong is said."""
-    (descriptor,) = descriptors_from(connection, 1)
+    """Pack segments as long as the caller sends any. Errors are reported to the caller."""
+    (descriptor,) = receive_descriptors(connection, 1)
     try:
         memory = memoryview(mmap.mmap(descriptor, 0))
         sources: dict[int, Source] = {
             number: resolve_name(builder)(data) for number, (builder, data) in task.sources.items()
         }
         for source in sources.values():
-            # Where this is refused to us, whoever asks does everything itself.
+            # Where this process may not read it, `Failed` is the answer, and the caller packs everything itself.
             source.read_into(0, memory[: min(1, source.length)])
-        say(connection, Ready())
+        send(connection, Ready())
         hand_over = _HandingOver(connection, memory, task.segment_bytes + LOOK_AHEAD)
-        while (part := hear(connection, Part)) is not None:
+        while (part := receive(connection, Part)) is not None:
             segment = Segment(part.number, part.start, part.end)
             found = chunks_of(sources[part.number], segment, lambda length: memory[:length])
-            say(connection, Cut(found.start, found.chunks))
-            wanted = hear(connection, Wanted)
+            send(connection, Cut(found.start, found.chunks))
+            wanted = receive(connection, Wanted)
             if wanted is None:
                 return
             hand_over(found, wanted.digests)
     except ConnectionError:
-        return  # nobody listens any more
+        return  # the caller is gone
     except OSError as error:
-        say(connection, Failed(errno=error.errno or 1))
+        send(connection, Failed(errno=error.errno or 1))
     except BaseException as error:
-        say(connection, Failed(error=record_of(error)))
+        send(connection, Failed(error=record_of(error)))
 
 
 class _HandingOver:
@@ -74,7 +77,7 @@ class _HandingOver:
             view = found.views[digest]
             codec, payload = self._compressor.compress(view)
             if codec == RAW:
-                # It lies in the memory already.
+                # It lies in the shared memory already.
                 offset = _address(view) - self._start
             else:
                 self._wait(PLACES - 1)
@@ -84,16 +87,16 @@ class _HandingOver:
             payloads.append(Payload(digest, codec, len(view), offset, len(payload)))
             gathered += len(payload)
             if gathered >= HANDED_BYTES or number == len(digests):
-                say(self._connection, Payloads(payloads, last=number == len(digests)))
+                send(self._connection, Payloads(payloads, last=number == len(digests)))
                 self._handed += 1
                 payloads, gathered, used = [], 0, 0
         # The segment's memory is used again.
         self._wait(0)
 
     def _wait(self, unwritten: int) -> None:
-        """Until no more than so many of those that were handed over are not written yet."""
+        """Wait until the caller has yet to write at most `unwritten` of the payloads that it was sent."""
         while self._handed - self._written > unwritten:
-            if hear(self._connection, Written) is None:
+            if receive(self._connection, Written) is None:
                 raise ConnectionAbortedError
             self._written += 1
 

@@ -12,9 +12,10 @@ from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory.reader import CopiedMemory, ProcessMemory
 from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images import pack_processes, worker_processes
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
+from jupyter_gpuckpt.images.workers import pack_client
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.conftest import wait_for
@@ -43,7 +44,7 @@ def always(monkeypatch):
 
 def working():
     """The processes that are there for a task."""
-    return processes.children(worker_processes._parent.pid or 0)
+    return processes.children(worker_processes._fork_server.pid or 0)
 
 
 @pytest.fixture
@@ -112,14 +113,14 @@ def test_memory_of_a_process_that_ends_is_said(store):
 
 
 def test_one_that_is_killed_is_said(store, sources, monkeypatch):
-    hear = pack_processes.hear
+    receive = pack_client.receive
 
     def killed(connection, *kinds):
-        if pack_processes.Cut in kinds:
+        if pack_client.Cut in kinds:
             os.kill(working()[0], signal.SIGKILL)
-        return hear(connection, *kinds)
+        return receive(connection, *kinds)
 
-    monkeypatch.setattr(pack_processes, "hear", killed)
+    monkeypatch.setattr(pack_client, "receive", killed)
     with pytest.raises(CheckpointError, match="has ended"):
         pack(sources, store, threads=THREADS, progress=Progress())
 
@@ -168,6 +169,6 @@ def refused(data):
 
 def test_where_they_cannot_be_started_threads_do_it(store, sources, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(worker_processes, "_parent", worker_processes._Parent())
+    monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     packed = pack(sources, store, threads=THREADS, progress=Progress())
     assert {s.name: read_stream(s, store) for s in packed.streams} == content(sources)

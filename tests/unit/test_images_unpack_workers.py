@@ -14,9 +14,9 @@ import pytest
 
 from jupyter_gpuckpt.errors import CheckpointError, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.host import processes
-from jupyter_gpuckpt.images import worker_processes
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, Unpacking
+from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
@@ -45,7 +45,7 @@ def always(monkeypatch):
 
 def working():
     """The processes that are there for a job."""
-    return processes.children(worker_processes._parent.pid or 0)
+    return processes.children(worker_processes._fork_server.pid or 0)
 
 
 @pytest.fixture
@@ -133,10 +133,11 @@ def test_they_end_with_the_process_that_asked_for_them():
     code = """
         import time
         import numpy
-        from jupyter_gpuckpt.images import runs, unpack_processes, worker_processes
+        from jupyter_gpuckpt.images import runs
+        from jupyter_gpuckpt.images.workers import processes, unpack_client
         none = [numpy.empty(0, kind) for kind in (runs.RUN, runs.RECORD, runs.TARGET)]
-        asked = unpack_processes.UnpackProcesses(runs.RunTable([], *none), [], 8)
-        print(worker_processes._parent.pid, flush=True)
+        asked = unpack_client.UnpackClient(runs.RunTable([], *none), [], 8)
+        print(processes._fork_server.pid, flush=True)
         time.sleep(60)
     """
     command = [sys.executable, "-c", textwrap.dedent(code)]
@@ -150,16 +151,16 @@ def test_they_end_with_the_process_that_asked_for_them():
 
 def test_one_that_makes_the_others_is_started_again_when_it_was_lost(store, streams, paths):
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
-    before = worker_processes._parent.pid
+    before = worker_processes._fork_server.pid
     os.kill(before, signal.SIGKILL)
     wait_for(lambda: not processes.alive(before))
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
-    assert worker_processes._parent.pid != before
+    assert worker_processes._fork_server.pid != before
 
 
 def test_where_they_cannot_be_started_threads_do_it(store, streams, paths, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setattr(worker_processes, "_parent", worker_processes._Parent())
+    monkeypatch.setattr(worker_processes, "_fork_server", worker_processes._ForkServer())
     unpacking(store, streams, [FileSink(path) for path in paths]).run(Progress())
     assert [path.read_bytes() for path in paths] == [DATA, DATA[MB:]]
 

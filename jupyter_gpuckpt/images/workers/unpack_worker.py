@@ -1,4 +1,7 @@
-"""What a process of `unpack_processes` does: it takes runs and writes them to the sinks."""
+"""The side of a worker that unpacks: it takes runs from the shared table and writes them to the sinks.
+
+See also: `unpack_client.py`, the caller's side, which defines the messages.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,25 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
 
-from ..errors import record_of
-from ..store import packs
-from .runs import RunReader, RunRow, RunTable, RunWorker, Write, shared_table, taken
-from .unpack_processes import Sinks, UnpackTask, Word
-from .worker_processes import descriptors_from, hear, say
+from ...errors import record_of
+from ...store import packs
+from ..runs import RunReader, RunRow, RunTable, RunWorker, Write, shared_table, taken
+from .messages import receive, receive_descriptors, send
+from .unpack_client import Sinks, UnpackTask, WorkerReport
 
 
 def serve(connection: socket.socket, task: UnpackTask) -> None:
-    """Get ready, wait for the sinks and do the task; what goes wrong is said."""
-    records, runs = descriptors_from(connection, 2)
+    """Do a task: prepare, wait for the sinks, write runs until none is left. Errors are reported to the caller."""
+    records, runs = receive_descriptors(connection, 2)
     table = shared_table(task.packs, task.records, records)
     for module in task.modules:
         import_module(module)
-    sinks = hear(connection, Sinks)
+    sinks = receive(connection, Sinks)
     if sinks is None:
         return
-    descriptors = iter(descriptors_from(connection, sum(is_open for _, _, is_open in sinks.shares)))
+    descriptors = iter(
+        receive_descriptors(connection, sum(is_open for _, _, is_open in sinks.shares))
+    )
     writes: list[Write] = [
         resolve_name(builder)(next(descriptors) if is_open else None, data).write
         for builder, data, is_open in sinks.shares
@@ -48,18 +53,18 @@ def _work(
         table,
         read,
         writes,
-        lambda damaged: say(connection, Word(damaged=damaged)),
-        lambda count: say(connection, Word(count)),
+        lambda damaged: send(connection, WorkerReport(damaged=damaged)),
+        lambda count: send(connection, WorkerReport(count)),
     )
     try:
         for run in runs:
             worker.work(run)
     except OSError as error:
-        say(connection, Word(errno=error.errno or 1))
+        send(connection, WorkerReport(errno=error.errno or 1))
     except BaseException as error:
-        say(connection, Word(error=record_of(error)))
+        send(connection, WorkerReport(error=record_of(error)))
     else:
-        say(connection, Word(end=True))
+        send(connection, WorkerReport(end=True))
 
 
 def _fill(pack: str, start: int, buffer: memoryview) -> int:

@@ -1,10 +1,10 @@
-"""Segments that another process reads, cuts and compresses, while a thread here asks the store and writes.
+"""The caller's side of a worker that packs: the worker reads, cuts and compresses segments, a thread here asks the store and writes.
 
-Covers: asking for such a process, and the thread's side of the conversation. Does not cover: the process's side
-(pack_process.py), processes as such (worker_processes.py).
+Covers: asking for the worker, the messages and the thread's side of them. Does not cover: the worker's side (pack_worker.py),
+starting workers (processes.py).
 
-On 16 cores 16 threads of one process store 8 GB in 9 s, and mostly wait for each other. What the process has read and compressed
-lies in memory that both have, so nothing is copied between them.
+On 16 cores 16 threads of one process store 8 GB in 9 s, and mostly wait for each other. What the worker has read and compressed
+lies in memory that both processes map, so nothing is copied between them.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import CheckpointError, ErrorRecord, error_from
-from ..model import Chunk
-from ..store.writer import PackWriter, Record
-from .chunking import MAX_PAGES, PAGE
-from .segments import LOOK_AHEAD, Segment
-from .worker_processes import fork, hear, say, tell
+from ...errors import CheckpointError, ErrorRecord, error_from
+from ...model import Chunk
+from ...store.writer import PackWriter, Record
+from ..chunking import MAX_PAGES, PAGE
+from ..segments import LOOK_AHEAD, Segment
+from .messages import receive, send, send_with_descriptors
+from .processes import fork
 
-#: Compressed bytes that are handed over in one go, and how many such places there are: one is filled while another is written.
+#: Compressed bytes in one `Payloads`, and how many places for them there are: one is filled while another is written.
 HANDED_BYTES = 4 << 20
 PLACES = 2
-#: A place, for as many bytes and the chunk that goes beyond.
+#: The size of a place: so many bytes, and the chunk that exceeds them.
 PLACE_BYTES = HANDED_BYTES + MAX_PAGES * PAGE
 
 
 class PackTask(msgspec.Struct, frozen=True, tag=True):
-    """What a process is told first: builder and data of each source by its number, and how long a segment may be. The descriptor
-    of the memory follows: a segment and what is read beyond it, then the places."""
+    """The first message to a worker: builder and data of each source by its number, and how long a segment may be.
+
+    The descriptor of the shared memory follows. It holds a segment and what is read beyond it, then the places.
+    """
 
     sources: dict[int, tuple[str, bytes]]
     segment_bytes: int
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What it is told then, again and again: a segment."""
+    """A request to pack a segment, sent again and again."""
 
     number: int
     start: int
@@ -58,18 +61,18 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """What it says first: it can read all sources."""
+    """The worker's first message: it can read all sources."""
 
 
 class Cut(msgspec.Struct, frozen=True, tag=True):
-    """A segment's chunks, and where in the source they begin."""
+    """The answer to `Part`: a segment's chunks, and where in the source they begin."""
 
     start: int
     chunks: list[Chunk]
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
-    """A compressed chunk: `length` bytes at `offset` of the memory."""
+    """A compressed chunk: `length` bytes at `offset` of the shared memory."""
 
     digest: bytes
     codec: int
@@ -86,7 +89,7 @@ class Payloads(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """What went wrong there; its last word."""
+    """The worker's last message where something went wrong."""
 
     error: ErrorRecord | None = None
     errno: int = 0
@@ -95,10 +98,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 _Answer = TypeVar("_Answer", Ready, Cut, Payloads)
 
 
-class PackProcess:
-    """A process for one thread. `sources`: `SharedSource.share` of each by its number.
+class PackClient:
+    """One thread's worker. `sources`: `SharedSource.share` of each source by its number.
 
-    Making it raises CommandFailed, OSError and CheckpointError where it cannot do the work.
+    The constructor raises CommandFailed, OSError and CheckpointError where a worker cannot do the work.
     """
 
     def __init__(self, sources: dict[int, tuple[str, bytes]], segment_bytes: int) -> None:
@@ -109,8 +112,8 @@ class PackProcess:
             self._memory = memoryview(mmap.mmap(descriptor, length))
             self._socket: socket.socket = fork()
             try:
-                tell(self._socket, PackTask(sources, segment_bytes), [descriptor])
-                self._hear(Ready)
+                send_with_descriptors(self._socket, PackTask(sources, segment_bytes), [descriptor])
+                self._receive(Ready)
             except BaseException:
                 self.close()
                 raise
@@ -118,42 +121,42 @@ class PackProcess:
             os.close(descriptor)
 
     def store(self, segment: Segment, writer: PackWriter) -> tuple[Cut, dict[bytes, int], int]:
-        """Store a segment: its chunks, what they take in the store, and what of this is new.
+        """Store a segment; return its chunks, the stored length of each by digest, and how many bytes are new.
 
-        Raises what reading or compressing raised there, and what the writer raises.
+        Raises what reading or compressing raised in the worker, and what the writer raises.
         """
-        self._say(Part(*segment))
-        found = self._hear(Cut)
+        self._send(Part(*segment))
+        found = self._receive(Cut)
         digests = dict.fromkeys(chunk.digest for chunk in found.chunks if chunk.digest)
         stored = writer.known(digests)
         wanted = [digest for digest in digests if digest not in stored]
-        self._say(Wanted(wanted))
+        self._send(Wanted(wanted))
         new_bytes, left = 0, bool(wanted)
         while left:
-            handed = self._hear(Payloads)
+            handed = self._receive(Payloads)
             records = []
             for part in handed.payloads:
                 payload = self._memory[part.offset : part.offset + part.length]
                 records.append(Record(part.digest, payload, part.raw_length, part.codec))
                 stored[part.digest] = part.length
             new_bytes += writer.append_all(records)
-            self._say(Written())
+            self._send(Written())
             left = not handed.last
         return found, stored, new_bytes
 
     def close(self) -> None:
-        """Let it end, whatever it is at."""
+        """End the worker, whatever it is doing."""
         self._socket.close()
 
-    def _say(self, message: msgspec.Struct) -> None:
-        # Where nobody listens any more there may be a last word of theirs, which says why.
+    def _send(self, message: msgspec.Struct) -> None:
+        # A worker that is gone may have left a `Failed` behind, which `_receive` then finds.
         with suppress(ConnectionError):
-            say(self._socket, message)
+            send(self._socket, message)
 
-    def _hear(self, kind: type[_Answer]) -> _Answer:
+    def _receive(self, kind: type[_Answer]) -> _Answer:
         answer: msgspec.Struct | None = None
         with suppress(ConnectionError):
-            answer = hear(self._socket, kind, Failed)
+            answer = receive(self._socket, kind, Failed)
         if isinstance(answer, Failed):
             if answer.error is not None:
                 raise error_from(answer.error)

@@ -1,12 +1,12 @@
-"""Runs shared out to several processes: beyond a handful of threads one Python's lock is all that they do.
+"""The caller's side of workers that unpack: each reads runs and writes them to the sinks.
 
-Covers: asking for the processes, handing them the table of runs and the sinks' descriptors, hearing of progress and errors. Does
-not cover: the other side (unpack_process.py), processes as such (worker_processes.py), what a run is (runs.py).
+Covers: asking for the workers, sending them the table of runs and the sinks' descriptors, receiving progress and errors. Does
+not cover: the workers' side (unpack_worker.py), starting workers (processes.py), what a run is (runs.py).
 
 On 16 cores one process with 16 threads fills memory at 4 GB/s, as its threads wait for each other at every chunk; sixteen
-processes do it at 15 GB/s. Each takes a run when it is done with the last: runs take so differently long that shares dealt out
-beforehand cost a fifth. A process that is lost fails the operation like a thread's error. They end when our end of their socket
-is closed.
+processes do it at 15 GB/s. Each takes a run when it is done with the last: times differ so much that dealing the runs out
+beforehand costs a fifth. A worker that is lost fails the operation like a thread's error. Workers end when our end of their
+socket is closed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from typing import NamedTuple, Protocol, cast, runtime_checkable
 
 import msgspec
 
-from ..errors import CheckpointError, ErrorRecord, error_from
-from ..progress import Progress
-from .runs import Damaged, RunTable
-from .worker_processes import fork, hear, tell
+from ...errors import CheckpointError, ErrorRecord, error_from
+from ...progress import Progress
+from ..runs import Damaged, RunTable
+from .messages import receive, send_with_descriptors
+from .processes import fork
 
 
 class Share(NamedTuple):
-    """How another process makes a sink of the same kind: `builder` is module:attribute there, called with both others."""
+    """A description of a sink for another process: `builder(descriptor, data)` recreates it there.
+
+    `builder` is module:attribute.
+    """
 
     builder: str
     descriptor: int | None
@@ -38,47 +42,48 @@ class Share(NamedTuple):
 class SharedSink(Protocol):
     """A sink that other processes can write to."""
 
-    #: Where its builder is, to be imported in time.
+    #: The module of its builder; workers import it while the sink is prepared.
     module: str
 
     def share(self) -> tuple[str, int | None, bytes]:
-        """A `Share`; asked for when everything is prepared."""
+        """Return the fields of a `Share`; called when the sink is prepared."""
 
 
 class UnpackTask(msgspec.Struct, frozen=True, tag=True):
-    """What a process is told first. The descriptors of `RunTable.share` follow."""
+    """The first message to a worker. The descriptors of `RunTable.share` follow it."""
 
     packs: list[str]
     records: int
-    #: To be imported in time.
+    #: Modules to import before the sinks come.
     modules: list[str]
 
 
 class Sinks(msgspec.Struct, frozen=True):
-    """What a process is told when it may begin: builder and data of each sink, and whether its descriptor is among those that
-    follow in this order."""
+    """The message that lets a worker begin: builder and data of each sink, and whether a descriptor of it follows, in this order."""
 
     shares: list[tuple[str, bytes, bool]]
 
 
-class Word(msgspec.Struct, frozen=True):
-    """What a process says: how many bytes it has written since its last word, and what went wrong."""
+class WorkerReport(msgspec.Struct, frozen=True):
+    """A worker's report: how many bytes it has written since its last one, and what went wrong."""
 
     count: int = 0
     damaged: Damaged | None = None
     error: ErrorRecord | None = None
     errno: int = 0
-    #: Its last.
+    #: This report is the worker's last.
     end: bool = False
 
 
-class UnpackProcesses:
-    """Processes that get ready at once and wait for their sinks. Making it raises CommandFailed and OSError where there cannot be
-    any."""
+class UnpackClient:
+    """Workers that prepare at once and then wait for their sinks.
+
+    The constructor raises CommandFailed and OSError where there cannot be workers.
+    """
 
     def __init__(self, table: RunTable, sinks: Sequence[SharedSink], count: int) -> None:
         self._sockets: list[socket.socket] = []
-        # Also those that were never told to begin.
+        # Also workers that never received their sinks.
         self._close = weakref.finalize(self, _close_all, self._sockets)
         modules = sorted({sink.module for sink in sinks})
         shared = table.share()
@@ -86,7 +91,9 @@ class UnpackProcesses:
             for _ in range(count):
                 ours = fork()
                 self._sockets.append(ours)
-                tell(ours, UnpackTask(table.packs, len(table.records), modules), shared)
+                send_with_descriptors(
+                    ours, UnpackTask(table.packs, len(table.records), modules), shared
+                )
         except BaseException:
             self._close()
             raise
@@ -100,16 +107,16 @@ class UnpackProcesses:
         progress: Progress,
         damaged: Callable[[Damaged], None],
     ) -> None:
-        """Let them write all runs to the sinks; on return they have closed them again.
+        """Let the workers write all runs to the sinks; on return they have closed the sinks again.
 
-        `damaged` is called here for each chunk that is not what it should be. The first error of any stops all.
+        `damaged` is called in this process for each chunk whose bytes are wrong. The first error of any worker stops all.
         """
         try:
             shares = [Share(*sink.share()) for sink in sinks]
             told = Sinks([(one.builder, one.data, one.descriptor is not None) for one in shares])
             descriptors = [one.descriptor for one in shares if one.descriptor is not None]
             for ours in self._sockets:
-                tell(ours, told, descriptors)
+                send_with_descriptors(ours, told, descriptors)
             self._listen(progress, damaged)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise _lost() from error
@@ -123,17 +130,17 @@ class UnpackProcesses:
             while selector.get_map():
                 for key, _ in selector.select():
                     ours = cast("socket.socket", key.fileobj)
-                    word = hear(ours, Word)
-                    if word is None:
+                    report = receive(ours, WorkerReport)
+                    if report is None:
                         raise _lost()
-                    if word.error is not None:
-                        raise error_from(word.error)
-                    if word.errno:
-                        raise OSError(word.errno, os.strerror(word.errno))
-                    if word.damaged is not None:
-                        damaged(word.damaged)
-                    progress.advance(word.count)
-                    if word.end:
+                    if report.error is not None:
+                        raise error_from(report.error)
+                    if report.errno:
+                        raise OSError(report.errno, os.strerror(report.errno))
+                    if report.damaged is not None:
+                        damaged(report.damaged)
+                    progress.advance(report.count)
+                    if report.end:
                         # It ends, and what it had open is closed then.
                         ours.recv(1)
                         selector.unregister(ours)

@@ -1,0 +1,45 @@
+"""The program that `processes.py` starts: a fork server, whose forks each do one task of packing or unpacking."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import NoReturn
+
+from . import pack_worker, unpack_worker
+from .messages import receive
+from .pack_client import PackTask
+from .unpack_client import UnpackTask
+
+
+def main() -> None:
+    """Fork one worker per socket received on stdin; exit at EOF."""
+    # Nobody reaps the forks.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=0) as asking:
+        while True:
+            _, received, _, _ = socket.recv_fds(asking, 1, 1)
+            if not received:
+                return
+            with socket.socket(fileno=received[0]) as connection:
+                if os.fork() == 0:
+                    asking.close()
+                    _serve(connection)
+
+
+def _serve(connection: socket.socket) -> NoReturn:
+    """Do the task that is received, if there is one, and exit."""
+    try:
+        task = receive(connection, PackTask, UnpackTask)
+        if isinstance(task, PackTask):
+            pack_worker.serve(connection, task)
+        elif isinstance(task, UnpackTask):
+            unpack_worker.serve(connection, task)
+    finally:
+        # There is nothing to clean up, and the caller waits until our descriptors are closed.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Worker processes, forked from a server: more than a handful of threads of one process mostly wait for Python's lock.
+
+Covers: starting the fork server, asking it for a worker. Does not cover: the server's program (fork_server.py), messages to a worker
+(messages.py), the work (pack_worker.py, unpack_worker.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+
+from ...host import commands
+
+logger = logging.getLogger(__name__)
+
+#: Threads do the work of fewer processes, or of fewer bytes.
+_LEAST_PROCESSES = 2
+_LEAST_BYTES = 512 << 20
+#: A process that forks should have no other threads; numpy's library starts some by default.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+
+def worth_it(raw_bytes: int, threads: int) -> bool:
+    """Return whether processes are faster than threads at reading or writing so many bytes."""
+    return threads >= _LEAST_PROCESSES and raw_bytes >= _LEAST_BYTES
+
+
+class _ForkServer:
+    """The fork server: it has imported everything already, because starting Python takes longer than filling a GB.
+
+    It is started when it is first needed, started again when it was lost, and ends with this process. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def fork(self) -> socket.socket:
+        """Return a socket with a new worker at its other end."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs, self._lock:
+                try:
+                    self._ask(theirs)
+                except OSError:  # it was lost
+                    self._drop()
+                    self._ask(theirs)
+        except BaseException:
+            ours.close()
+            raise
+        return ours
+
+    def _ask(self, theirs: socket.socket) -> None:
+        socket.send_fds(self._started(), [b"f"], [theirs.fileno()])
+
+    def warm_up(self) -> None:
+        """Start the server unless it runs."""
+        with self._lock:
+            self._started()
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id; None if it was not started yet, or was lost."""
+        return self._process.pid if self._process else None
+
+    def _started(self) -> socket.socket:
+        if self._socket is None:
+            ours, theirs = socket.socketpair()
+            command = [sys.executable, "-m", f"{__package__}.fork_server"]
+            with theirs:
+                environment = {**os.environ, **_ONE_THREAD}
+                self._process = commands.spawn(command, stdin=theirs.fileno(), env=environment)
+            self._socket = ours
+            # Also when the interpreter ends.
+            self._end = weakref.finalize(self, _stop, ours, self._process)
+        return self._socket
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._end()
+        self._socket = self._process = None
+
+
+def _stop(ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    ours.close()
+    commands.stop(process)
+
+
+_fork_server = _ForkServer()
+
+
+def fork() -> socket.socket:
+    """Return a socket with a new worker at its other end; the worker ends when the socket is closed.
+
+    Raises CommandFailed and OSError where there cannot be one.
+    """
+    return _fork_server.fork()
+
+
+def warm_up(threads: int) -> None:
+    """Start the fork server if so many threads would use it; never raises."""
+    if threads >= _LEAST_PROCESSES:
+        try:
+            _fork_server.warm_up()
+        except (commands.CommandFailed, OSError) as error:
+            logger.warning("snapshots are written and read by one process: %s", error)
