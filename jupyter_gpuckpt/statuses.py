@@ -24,6 +24,7 @@ STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.SnapshotExists: (409, 6),
     errors.ArchiveInvalid: (400, 2),
     errors.StoreUnavailable: (503, 7),
+    errors.AccessDenied: (403, 7),
     errors.StoreFull: (507, 9),
     errors.DaemonUnavailable: (503, 7),
 }

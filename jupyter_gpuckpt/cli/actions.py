@@ -18,7 +18,7 @@ from ..errors import (
     error_from,
 )
 from ..protocol import Kernel, Operation, OperationState
-from . import all_kernels, doctor, output, resuming, summary
+from . import all_kernels, doctor, output, remotes, resuming, summary
 from . import prune as pruning
 from . import snapshots as keeping
 from .ids import one_kernel, one_of, one_snapshot
@@ -270,4 +270,5 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "export": _with_daemon(keeping.export),
     "import": _with_daemon(keeping.import_archive),
     "prune": _with_daemon(pruning.run),
+    "remote": remotes.run,
 }

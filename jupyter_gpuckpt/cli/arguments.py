@@ -9,7 +9,7 @@ from typing import NoReturn
 from ..errors import ConfigurationError
 from ..protocol import package_version
 from ..statuses import SOME_NOT_SAVED
-from . import prune, snapshots
+from . import prune, remotes, snapshots
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -156,6 +156,7 @@ def parser() -> argparse.ArgumentParser:
     )
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
+    remotes.add_arguments(command("remote", remotes.SUMMARY, remotes.DESCRIPTION))
     return top
 
 

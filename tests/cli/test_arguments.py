@@ -25,6 +25,7 @@ COMMANDS = [
     "export",
     "import",
     "prune",
+    "remote",
 ]
 
 

@@ -1,0 +1,168 @@
+"""Implements `jupyter gpuckpt remote`: buckets to which snapshots are uploaded."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+
+from .. import daemon_settings
+from ..errors import ConfigurationError
+from ..remote_records import (
+    Capabilities,
+    Remote,
+    RemoteCall,
+    RemoteVerb,
+    RemoteView,
+    secrets_in,
+)
+from ..statuses import exit_code
+from . import output
+from .prune import size_bytes
+
+SUMMARY = "set up buckets that snapshots can be uploaded to"
+DESCRIPTION = """\
+A remote is a bucket and a prefix: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a folder, file:///PATH.
+Credentials are never given here: they are found where the provider's own tools find them.
+"""
+
+_SAID = {None: "unknown", True: "yes", False: "no"}
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """What can be typed after `remote`."""
+    verbs = to.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
+
+    def verb(name: str, summary: str) -> ArgumentParser:
+        added = verbs.add_parser(name, help=summary, description=f"{summary}.", allow_abbrev=False)
+        added.add_argument("--json", action="store_true", help="print one JSON document")
+        return added
+
+    add = verb("add", "try out a bucket and remember it")
+    add.add_argument("name", metavar="NAME", help="what it is called here")
+    add.add_argument("url", metavar="URL", help="for example s3://bucket/prefix")
+    add.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        type=_setting,
+        action="append",
+        default=[],
+        help="endpoint, region, profile, virtual_hosted_style_request (s3); endpoint, account_name, use_azure_cli (az);"
+        " allow_http=true lets a server be spoken to without encryption",
+    )
+    add.add_argument(
+        "--upload-rate",
+        metavar="SIZE",
+        type=size_bytes,
+        default=0,
+        help="upload no more than SIZE per second: 500k, 20M",
+    )
+    for name, summary in (
+        ("test", "try out again what a remote can do"),
+        ("rm", "forget a remote; what it holds stays there"),
+    ):
+        verb(name, summary).add_argument("name", metavar="NAME", help="as it was added")
+    verb("list", "list the remotes")
+
+
+def run(given: Namespace) -> int:
+    """Do what was typed; the status of ConfigurationError where a remote that was tested cannot be used."""
+    return _VERBS[given.verb](given)
+
+
+def _add(given: Namespace) -> int:
+    remote = Remote(given.name, given.url, dict(given.set), upload_rate=given.upload_rate)
+    remote.check()
+    found = _ask(RemoteVerb.ADD, remote=remote)
+    if inherited := secrets_in(remote):
+        output.warn(
+            f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
+        )
+    return _say(given, found)
+
+
+def _test(given: Namespace) -> int:
+    return _say(given, _ask(RemoteVerb.TEST, given.name))
+
+
+def _remove(given: Namespace) -> int:
+    found = _ask(RemoteVerb.REMOVE, given.name)
+    if given.json:
+        output.say_json({"remotes": found})
+    else:
+        output.say(f"Remote {given.name} is forgotten. What it holds is still there.")
+    return 0
+
+
+def _list(given: Namespace) -> int:
+    found = _ask(RemoteVerb.LIST)
+    if given.json:
+        output.say_json({"remotes": found})
+        return 0
+    rows = [[one.remote.name, one.remote.url, _state(one), _tried(one)] for one in found]
+    output.say(output.table(["REMOTE", "URL", "STATE", "TRIED"], rows) if rows else "No remotes.")
+    return 0
+
+
+_VERBS: dict[str, Callable[[Namespace], int]] = {
+    "add": _add,
+    "test": _test,
+    "list": _list,
+    "rm": _remove,
+}
+
+
+def _ask(verb: RemoteVerb, name: str = "", remote: Remote | None = None) -> list[RemoteView]:
+    from ..client.remotes import ask  # noqa: PLC0415 - too slow for --help
+
+    data_dir = str(daemon_settings.from_environment().data)
+    return ask(RemoteCall(verb, data_dir, name, remote))
+
+
+def _say(given: Namespace, found: list[RemoteView]) -> int:
+    """Print what remotes were found to be able to do."""
+    if given.json:
+        output.say_json({"remotes": found})
+    for one in found:
+        if one.remote.capabilities and not given.json:
+            output.say(output.table(["CAPABILITY", ""], _rows(one.remote.capabilities)))
+        for warning in one.warnings:
+            output.warn(warning)
+        for refusal in one.refusals:
+            output.warn(f"It cannot be used: {refusal}.")
+    return exit_code(ConfigurationError) if any(one.refusals for one in found) else 0
+
+
+def _rows(found: Capabilities) -> list[list[str]]:
+    return [
+        ["creates objects without overwriting", _SAID[found.create_only]],
+        ["compares and swaps", _SAID[found.compare_and_swap]],
+        ["gives parts of objects", _SAID[found.ranges]],
+        ["lists what was just written", _SAID[found.lists]],
+        ["tells missing from denied", _SAID[found.tells_missing]],
+        ["deletes", _SAID[found.deletes]],
+        ["keeps old versions", _SAID[found.versioned]],
+        ["forbids deletions for a while", _SAID[found.object_lock]],
+        ["has rules that delete or move objects", _SAID[found.life_cycle]],
+        ["its clock is ahead by", f"{round(found.clock_ahead_seconds)} s"],
+    ]
+
+
+def _state(one: RemoteView) -> str:
+    if one.refusals:
+        return "cannot be used"
+    return f"usable, {len(one.warnings)} warning(s)" if one.warnings else "usable"
+
+
+def _tried(one: RemoteView) -> str:
+    found = one.remote.capabilities
+    return output.age(time.time() - found.tried_at) if found else "never"
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        # Not repeated: it may be a secret.
+        raise argparse.ArgumentTypeError("it has to be KEY=VALUE")
+    return key, value

@@ -1,0 +1,1 @@
+"""The far store: snapshots in a bucket, sealed, readable by other machines."""

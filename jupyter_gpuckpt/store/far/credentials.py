@@ -1,0 +1,76 @@
+"""Credentials for S3 from the file that the AWS tools use, which obstore by itself does not read.
+
+The environment, roles of machines and containers, and the other providers' chains are obstore's own. The file is read again every
+few minutes, so a rotated key is taken without a restart.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Credential
+
+_READ_AGAIN_AFTER = timedelta(minutes=5)
+_MOST_BYTES = 1 << 20
+
+
+class AwsFile:
+    """Credentials of one profile of the AWS tools' file, for obstore, which asks again before they expire."""
+
+    def __init__(self, path: Path, profile: str) -> None:
+        self._path, self._profile = path, profile
+
+    @classmethod
+    def find(cls, profile: str, environ: Mapping[str, str] = os.environ) -> AwsFile | None:
+        """Return the profile's credentials; None where obstore's own chain is to be asked.
+
+        An empty `profile` is $AWS_PROFILE or `default`, and gives way to keys in the environment; one that is named does not.
+        Raises ConfigurationError when a profile that is named is not there.
+        """
+        chosen = profile or environ.get("AWS_PROFILE", "")
+        if not profile and environ.get("AWS_ACCESS_KEY_ID"):
+            return None
+        path = Path(environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials").expanduser()
+        found = cls(path, chosen or "default")
+        if found._section() is not None:
+            return found
+        if profile:
+            raise found._missing()
+        return None
+
+    def __call__(self) -> S3Credential:
+        """Return the credentials as they are in the file now. Raises ConfigurationError."""
+        section = self._section()
+        if section is None:
+            raise self._missing()
+        return {
+            "access_key_id": section["aws_access_key_id"],
+            "secret_access_key": section["aws_secret_access_key"],
+            "token": section.get("aws_session_token") or None,
+            "expires_at": datetime.now(UTC) + _READ_AGAIN_AFTER,
+        }
+
+    def _section(self) -> configparser.SectionProxy | None:
+        parser = configparser.ConfigParser(interpolation=None)
+        try:
+            with self._path.open(encoding="utf-8") as file:
+                parser.read_string(file.read(_MOST_BYTES))
+            section = parser[self._profile]
+            keys = section["aws_access_key_id"], section["aws_secret_access_key"]
+        except (OSError, UnicodeDecodeError, configparser.Error, KeyError):
+            return None
+        return section if all(keys) else None
+
+    def _missing(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._path} has no credentials for the profile {self._profile}.",
+            hint="`aws configure` writes them; the remote's setting `profile` names another.",
+        )

@@ -1,0 +1,91 @@
+"""Buckets of every kind, empty for each test; the servers behind them run once per process."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+import pytest
+from obstore.store import MemoryStore
+
+from jupyter_gpuckpt.remote_records import Capabilities, Remote
+from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
+from jupyter_gpuckpt.store.far.retries import Retries
+from tests.far import servers
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials_of_others(monkeypatch, tmp_path):
+    """Nothing here may reach somebody's account."""
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "no-credentials"))
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(tmp_path_factory):
+    with servers.seaweedfs(tmp_path_factory.mktemp("weed")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def azurite(tmp_path_factory):
+    with servers.azurite(tmp_path_factory.mktemp("azurite")) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def rclone(tmp_path_factory):
+    with servers.rclone(tmp_path_factory.mktemp("rclone")) as url:
+        yield url
+
+
+@pytest.fixture(params=["files", "seaweedfs", "azurite"])
+def remote(request, tmp_path):
+    """A remote of each kind that can be configured."""
+    return _remote(request, tmp_path)
+
+
+@pytest.fixture(params=["memory", "files", "seaweedfs", "azurite"])
+def bucket(request, tmp_path):
+    """An empty bucket of each kind."""
+    if request.param == "memory":
+        return memory_bucket()
+    return opened(_remote(request, tmp_path), tmp_path)
+
+
+def _remote(request, tmp_path):
+    prefix = f"p{secrets.token_hex(6)}"
+    if request.param == "files":
+        return Remote(prefix, f"file://{tmp_path}/far%20away/{prefix}")
+    url = request.getfixturevalue(request.param)
+    if request.param == "azurite":
+        variables = {"AZURE_STORAGE_ACCOUNT_KEY": servers.AZURE_KEY}
+        made = servers.azure_remote(url, prefix)
+    else:
+        variables = servers.s3_variables()
+        made = servers.s3_remote(url, prefix)
+    for name, value in variables.items():
+        request.getfixturevalue("monkeypatch").setenv(name, value)
+    return made
+
+
+def opened(remote: Remote, tmp_path: Path) -> Bucket:
+    """The bucket of a remote, whose capabilities are those that its kind has."""
+    able = remote.scheme != "file"
+    found = Capabilities(True, able, True, True, True, True)
+    remote = msgspec.structs.replace(remote, capabilities=found)
+    return open_bucket(remote, retries=quick(), lock_dir=tmp_path / "locks")
+
+
+def quick() -> Retries:
+    """Retries without waits worth the name."""
+    return Retries(first_seconds=0.01)
+
+
+def memory_bucket() -> Bucket:
+    """A bucket in memory."""
+    return Bucket(MemoryStore(), "memory", retries=quick())

