@@ -3,7 +3,7 @@
 Covers: output and replies between a freeze and the moment when every peer is connected again; what pages ask about comms and
 widgets meanwhile; what users registered for IPython's events `on_save` and `on_resume`, which are ours; history and environment
 after a resume. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`), what the
-variables are (`variables.py` beside this file). Sent as text, with the modules beside it, and run once, before the first cell;
+variables are (`variables/` beside this file). Sent as text, with the modules beside it, and run once, before the first cell;
 it uses nothing but the kernel's own packages, leaves no name in the user's namespace, and is spoken to by a control message of
 its own, so that no IPython event is triggered.
 
@@ -50,7 +50,7 @@ from .history import History
 from .peer_access import PeerAccess, driver_is_loaded
 from .said import Said, copied
 from .trim import trim
-from .variables import variables_of
+from .variables.listing import variables_of
 
 #: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
 _LONGEST_SILENCE = 30.0

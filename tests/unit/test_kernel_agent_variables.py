@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from jupyter_gpuckpt.kernel_agent.fingerprints import Fingerprints
-from jupyter_gpuckpt.kernel_agent.variables import MOST_VARIABLES, variables_of
+from jupyter_gpuckpt.kernel_agent.variables.fingerprints import Fingerprints
+from jupyter_gpuckpt.kernel_agent.variables.listing import MOST_VARIABLES, variables_of
 
 
 def numbered():

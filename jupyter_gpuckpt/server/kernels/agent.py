@@ -42,9 +42,9 @@ _MODULES = (
     "peer_access",
     "said",
     "trim",
-    "values",
-    "fingerprints",
-    "variables",
+    "variables.values",
+    "variables.fingerprints",
+    "variables.listing",
     "agent",
 )
 #: Makes modules of them that can import each other as they do here, and that nobody finds afterwards.
@@ -54,7 +54,7 @@ names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
 try:
     for name, source in zip(names, ["__path__ = []", *sources.values()]):
         module = sys.modules[name] = types.ModuleType(name)
-        module.__package__ = "gpuckpt_agent"
+        module.__package__ = name.rpartition(".")[0] or name
         exec(compile(source, f"<{name}>", "exec"), module.__dict__)
 finally:
     for name in names:
@@ -86,7 +86,9 @@ async def bring_in(manager: ServerKernelManager) -> bool:
     if info.get("implementation") != _IMPLEMENTATION:
         return False
     folder = resources.files("jupyter_gpuckpt.kernel_agent")
-    sources = {name: folder.joinpath(f"{name}.py").read_text() for name in _MODULES}
+    sources = {
+        name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
+    }
     # In a namespace of its own, so that the user's has no name more.
     content = {
         "code": f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})",

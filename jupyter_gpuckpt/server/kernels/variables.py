@@ -1,7 +1,7 @@
 """The variables of a kernel now, and beside those that a snapshot has.
 
 Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are looked at
-(`kernel_agent/variables.py`), how they come into a snapshot (`operations.py`).
+(`kernel_agent/variables/`), how they come into a snapshot (`operations.py`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Looking at a user's values without running any code of theirs: not `__len__`, not `__repr__`, not a property.
 
-Sent into kernels with the agent (`agent.py`), so it uses the standard library only, and imports nothing that the user has not.
+Sent into kernels with the agent, so it uses the standard library only, and imports nothing that the user has not.
 A class is known by the package and the name under which the classes are found that it is derived from; what is asked of a
 value is asked by that class's own function, which no subclass can replace.
 """
