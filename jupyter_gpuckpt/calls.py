@@ -18,6 +18,7 @@ from . import decoding
 from .errors import DaemonUnavailable, ErrorRecord, error_from
 from .model import LaunchSpec, RetentionPolicy
 from .protocol import (
+    SILENCE_SECONDS,
     BranchRequest,
     Changes,
     ClaimRequest,
@@ -50,8 +51,6 @@ from .snapshot_records import (
 ANSWER_SECONDS = 30.0
 #: A launch makes namespaces and mounts; a kill waits for the operation that it cancels.
 LAUNCH_SECONDS, KILL_SECONDS = 120.0, 300.0
-#: The daemon breaks the silence of an owner's stream every 10 s; one that is silent for longer hangs.
-SILENCE_SECONDS = 30.0
 #: How long one question of `wait` stays open.
 LONG_POLL_SECONDS = 25.0
 

@@ -37,6 +37,7 @@ Secrets never appear in a message, a hint or details.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 import msgspec
@@ -288,3 +289,8 @@ def error_from(record: ErrorRecord) -> GpuCkptError:
     """The exception that `record` was made from; an unknown code gives the base class."""
     kind = next((c for c in subclasses() if c.code == record.code), GpuCkptError)
     return kind(record.message, hint=record.hint, details=record.details)
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Return whether what failed found no room: on the disk, or in its user's quota."""
+    return error.errno in {errno.ENOSPC, errno.EDQUOT}

@@ -246,6 +246,23 @@ class Cause(StrEnum):
         return self is not Cause.MANUAL
 
 
+class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a save is made, and what its snapshot carries. `stop` makes it a suspend: the process tree ends with it."""
+
+    stop: bool = False
+    #: The notebook, or what else the kernel belongs to.
+    name: str = ""
+    title: str = ""
+    #: Retention never removes the snapshot.
+    pinned: bool = False
+    cause: Cause = Cause.MANUAL
+    variables: Variables | None = None
+    #: The GPU memory is parked, and stays so.
+    parked: bool = False
+    #: The agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
+    peer_access_off: bool = False
+
+
 class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which snapshots stay, as restic's `forget` has it: one that any keep rule holds of does (`store/retention.py`).
 

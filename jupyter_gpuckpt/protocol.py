@@ -14,13 +14,17 @@ import msgspec
 
 from . import errors
 from .errors import ErrorRecord
-from .model import Cause, LaunchSpec, RetentionPolicy, Sizes, SnapshotInfo, Variables
+from .model import Cause, LaunchSpec, RetentionPolicy, SaveOptions, Sizes, SnapshotInfo, Variables
 from .progress import ProgressRecord
 from .snapshot_records import SnapshotChange
 from .states import KernelState
 
 #: Clients and daemon refuse each other when this differs.
 PROTOCOL_VERSION = 1
+#: The daemon breaks the silence of a stream this often; a client takes one that is silent for longer for a daemon that hangs.
+KEEP_ALIVE_SECONDS, SILENCE_SECONDS = 10.0, 30.0
+#: How long an owner may take to come back to a daemon that was started again, and how long its requests wait for that.
+RESTART_SECONDS = 15.0
 
 
 def package_version() -> str:
@@ -251,8 +255,21 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     title: Annotated[str, msgspec.Meta(max_length=300)] = ""
     #: What the kernel's variables are; None: not known.
     variables: Variables | None = None
-    #: The agent has switched off peer access between the GPUs of the kernel's own process: without that it may not use several.
+    #: See `SaveOptions`: without that the kernel may not use several GPUs.
     peer_access_off: bool = False
+
+    def options(self, *, stop: bool, name: str, parked: bool) -> SaveOptions:
+        """Return what the engine is asked for; `name` stands in where the request has none."""
+        return SaveOptions(
+            stop=stop,
+            name=self.name or name,
+            title=self.title,
+            pinned=self.pinned,
+            cause=self.cause,
+            variables=self.variables,
+            parked=parked,
+            peer_access_off=self.peer_access_off,
+        )
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

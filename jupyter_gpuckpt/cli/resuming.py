@@ -7,7 +7,6 @@ is one; whoever knows its connection file can speak to it.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +76,6 @@ def _revive(client: Client, snapshot: Snapshot) -> Revived:
     launch = client.send(calls.launch_spec(snapshot.snapshot_id))
     owner = this_owner(
         OwnerKind.SERVER,
-        hub_server=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", ""),
         root_dir=str(launch.jupyter.get("root") or ""),
     )
     free = HeldPorts.free(len(launch.own_ports))

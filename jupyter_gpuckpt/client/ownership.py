@@ -1,4 +1,4 @@
-"""Owners, as doors introduce themselves to the daemon."""
+"""The record by which a server or script makes itself known to the daemon."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from ..protocol import Owner, OwnerKind
 
 
 def this_owner(
-    kind: OwnerKind, *, hub_server: str = "", root_dir: str = "", jupyter_runtime_dir: str = ""
+    kind: OwnerKind,
+    *,
+    hub_server: str | None = None,
+    root_dir: str = "",
+    jupyter_runtime_dir: str = "",
 ) -> Owner:
-    """This process as a new owner. `hub_server` names the server at its hub, `root_dir` is where its notebooks are."""
+    """Return this process as a new owner, whose notebooks are in `root_dir`.
+
+    `hub_server` names it at its hub, where one user may have several servers, each with its own kernels; by default the
+    environment does.
+    """
+    if hub_server is None:
+        hub_server = os.environ.get("JUPYTERHUB_SERVICE_PREFIX", "")
     pid = os.getpid()
     began = start_time(pid) or 0.0
     return Owner(uuid.uuid4().hex, kind, pid, began, hub_server, root_dir, jupyter_runtime_dir)

@@ -55,15 +55,8 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         saved = machine.save(
             record.tree,
             msgspec.structs.replace(record.spec, jupyter=jupyter),
-            stop=stop,
-            name=name,
-            cause=request.cause,
-            parked=was_parked,
-            peer_access_off=request.peer_access_off,
-            pinned=request.pinned,
-            title=request.title,
-            variables=request.variables,
-            progress=operation.progress,
+            request.options(stop=stop, name=name, parked=was_parked),
+            operation.progress,
         )
         info = saved.manifest.info
         changes = {

@@ -26,7 +26,7 @@ from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNo
 from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests
 from ..images.workers import processes as worker_processes
-from ..model import Cause, LaunchSpec, Manifest, SnapshotInfo, Variables
+from ..model import LaunchSpec, Manifest, SaveOptions, SnapshotInfo
 from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
@@ -175,35 +175,14 @@ class Machine:
             resident,
         )
 
-    def save(  # noqa: PLR0913 - all but the first two by name
-        self,
-        tree: Tree,
-        spec: LaunchSpec,
-        *,
-        stop: bool,
-        name: str,
-        cause: Cause,
-        parked: bool,
-        peer_access_off: bool,
-        pinned: bool,
-        title: str,
-        variables: Variables | None = None,
-        progress: Progress,
-    ) -> Saved:
-        """Take a snapshot; with `stop` the tree is gone on return. On any error the kernel runs as before."""
+    def save(self, tree: Tree, spec: LaunchSpec, options: SaveOptions, progress: Progress) -> Saved:
+        """Take a snapshot; with `options.stop` the tree is gone on return. On any error the kernel runs as before."""
         return save.save(
             tree,
             spec,
             self.store,
             self._engine(),
-            stop=stop,
-            name=name,
-            cause=cause,
-            parked=parked,
-            peer_access_off=peer_access_off,
-            pinned=pinned,
-            title=title,
-            variables=variables,
+            options,
             digests=self._digests,
             progress=progress,
         )

@@ -14,18 +14,22 @@ import msgspec
 
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
-from ..protocol import Event, Kernel, Owner, OwnerKind, SuspendedKernel
+from ..protocol import (
+    KEEP_ALIVE_SECONDS,
+    RESTART_SECONDS,
+    Event,
+    Kernel,
+    Owner,
+    OwnerKind,
+    SuspendedKernel,
+)
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
 from .records import KernelRecord, Records
 from .verbs import Verbs
 
-#: How often a silent stream says that it lives, in seconds.
-KEEP_ALIVE_SECONDS = 10.0
 #: An owner may lose its connection and come back within this time as if nothing had been.
 GRACE_SECONDS = 2.0
-#: The same after a restart of the daemon, which the owner has to notice and, mostly, to do.
-RESTART_GRACE_SECONDS = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +140,7 @@ class Owners:
     def expect_after_restart(self) -> None:
         """Give the owners of adopted kernels time to come back."""
         for owner in {kernel.record.owner for kernel in self._kernels}:
-            self._spawn(self._expire(owner, RESTART_GRACE_SECONDS))
+            self._spawn(self._expire(owner, RESTART_SECONDS))
 
     async def claim(self, owner_id: str) -> list[SuspendedKernel]:
         """Hand the kernels of dead servers over to this one, as far as they belong under its root_dir and hub server.

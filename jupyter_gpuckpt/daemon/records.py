@@ -11,7 +11,6 @@ machines and containers; what a record means after its daemon was killed. Does n
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
@@ -33,6 +32,7 @@ from ..errors import (
     KernelLost,
     StoreFull,
     StoreUnavailable,
+    is_disk_full,
     record_of,
 )
 from ..ids import is_id
@@ -123,8 +123,7 @@ class Records:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_file(path, encoded)
         except OSError as error:
-            full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            raise (StoreFull if full else StoreUnavailable)(
+            raise (StoreFull if is_disk_full(error) else StoreUnavailable)(
                 f"The daemon's state cannot be written: {error.strerror}: {path}",
                 hint="Make room in the data directory, or choose another one.",
             ) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
-from ..model import CapturedFile, GpuProcess, Process, TcpConnection
+from ..model import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
 from ..progress import Progress, Stage
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu import dump as criu_dump
@@ -81,31 +81,34 @@ def frozen(
     tree: Tree,
     plan: Plan,
     settings: EngineSettings,
+    options: SaveOptions,
     *,
-    stop: bool,
-    parked: bool = False,
-    peer_access_off: bool = False,
     gpu_files_taken: Callable[[Mapping[str, Path]], None] = lambda files: None,
     progress: Progress,
 ) -> Iterator[Frozen]:
-    """Freeze `tree`. With `stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they already run again.
+    """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
     `gpu_files_taken` is called once, with what `Frozen.gpu_files` will be, as soon as no task of a save stands still any more:
     before the GPU gets its memory back.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
-    disk. What was `parked` stays parked. `peer_access_off`: see `gpu/refusals.py`. Leaving it normally gives up the ghost and
+    disk. Leaving it normally gives up the ghost and
     the images; a suspended tree has been killed by then.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
+    stop = options.stop
     # `inside` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
     # soon be somebody else's.
     with ExitStack() as outside, ExitStack() as inside, ExitStack() as undo:
         gpu = GpuProcesses(tree, progress)
         undo.callback(gpu.give_back)
         inside.callback(gpu.drop_files)
-        gpu.take(settings.gpu_lock_seconds, parked=parked, peer_access_off=peer_access_off)
+        gpu.take(
+            settings.gpu_lock_seconds,
+            parked=options.parked,
+            peer_access_off=options.peer_access_off,
+        )
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)

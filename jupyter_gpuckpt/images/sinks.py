@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import HostError
+from ..errors import HostError, is_disk_full
 from ..pwrite import pwrite_all
 from .workers.unpack_client import Share
 
@@ -50,7 +50,7 @@ class FileSink:
         try:
             os.posix_fallocate(self._descriptor, 0, length)
         except OSError as error:
-            if error.errno == errno.ENOSPC:
+            if is_disk_full(error):
                 facts = os.fstatvfs(self._descriptor)
                 raise HostError(
                     f"There is no room for {length:,} bytes in {self._target}: "

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-import msgspec
-
 from ..engine.criu import images as criu_images
 from ..engine.freeze import Frozen, frozen
 from ..engine.preflight import plan
@@ -34,9 +32,9 @@ from ..model import (
     LaunchSpec,
     Manifest,
     MappedFile,
+    SaveOptions,
     Sizes,
     SnapshotInfo,
-    Variables,
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
@@ -59,35 +57,29 @@ class Saved(NamedTuple):
     warnings: list[str]
 
 
-def save(  # noqa: PLR0913 - all but the first four by name
+def save(
     tree: Tree,
     spec: LaunchSpec,
     store: LocalStore,
     settings: EngineSettings,
+    options: SaveOptions,
     *,
-    stop: bool,
-    name: str,
     progress: Progress,
-    cause: Cause = Cause.MANUAL,
-    parked: bool = False,
-    peer_access_off: bool = False,
-    pinned: bool = False,
-    title: str = "",
-    variables: Variables | None = None,
     digests: FileDigests | None = None,
 ) -> Saved:
-    """Take a snapshot of `tree`. `stop` makes it a suspend: on return the tree is gone.
+    """Take a snapshot of `tree`; with `options.stop` the tree is gone on return.
 
     Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before. Only GPU
     memory that cannot be given back when the snapshot is complete is an error after it; the hint says that there is one.
-    What was `parked` stays so. `peer_access_off`: see `engine/gpu/refusals.py`. An idle kernel (`cause`) that has network
-    connections to others is not suspended: KernelNotCheckpointable names them, and also what a rehearsal of the resume finds
-    in the way. `digests`: cache of those of programs and libraries.
+    An idle kernel (`options.cause`) that has network connections to others is not suspended: KernelNotCheckpointable names
+    them, and also what a rehearsal of the resume finds in the way. `digests`: cache of those of programs and libraries.
     """
-    began = time.time()
+    began, stop, variables = time.time(), options.stop, options.variables
     digests = digests or FileDigests()
     with progress.stage(Stage.PREFLIGHT):
-        warnings = _outer_connections(tree, spec, cut=cause is not Cause.IDLE) if stop else []
+        warnings = (
+            _outer_connections(tree, spec, cut=options.cause is not Cause.IDLE) if stop else []
+        )
         gpu_bytes = sum(gpu.memory_of(pids(tree)).values())
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
@@ -100,9 +92,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
             tree,
             chosen,
             settings,
-            stop=stop,
-            parked=parked,
-            peer_access_off=peer_access_off,
+            options,
             gpu_files_taken=gpu_packing.begin,
             progress=progress,
         ) as state,
@@ -112,7 +102,7 @@ def save(  # noqa: PLR0913 - all but the first four by name
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         sources += _queues(state)
         if stop:
-            warnings += _lost_connections(state, spec, cut=cause is not Cause.IDLE)
+            warnings += _lost_connections(state, spec, cut=options.cause is not Cause.IDLE)
         highest = criu_images.highest_pid(state.images)
         mapped, replaced = _programs(tree, state, digests)
         warnings += replaced
@@ -130,19 +120,8 @@ def save(  # noqa: PLR0913 - all but the first four by name
                 )
             )
         state.prove_still()
-        info = _info(
-            state,
-            packed,
-            spec,
-            stop=stop,
-            name=name,
-            began=began,
-            host_name=host.name,
-            cause=cause,
-        )
-        shown = variables.listed[:SHOWN_VARIABLES] if variables else []
         manifest = Manifest(
-            info=msgspec.structs.replace(info, pinned=pinned, title=title, variables=shown),
+            info=_info(state, packed, spec, options, began=began, host_name=host.name),
             launch=spec.written_down(),
             host=host,
             method=chosen.method,
@@ -308,19 +287,17 @@ def _info(
     state: Frozen,
     packed: Packed,
     spec: LaunchSpec,
+    options: SaveOptions,
     *,
-    stop: bool,
-    name: str,
     began: float,
     host_name: str,
-    cause: Cause,
 ) -> SnapshotInfo:
     return SnapshotInfo(
         snapshot_id=uuid.uuid4().hex,
         kernel_id=spec.kernel_id,
         created=began,
-        reason="suspend" if stop else "save",
-        name=name,
+        reason="suspend" if options.stop else "save",
+        name=options.name,
         sizes=Sizes(
             packed.raw_bytes,
             packed.stored_bytes,
@@ -330,5 +307,8 @@ def _info(
         frozen_seconds=state.frozen_seconds,
         seconds=time.time() - began,
         host_name=host_name,
-        cause=cause,
+        cause=options.cause,
+        pinned=options.pinned,
+        title=options.title,
+        variables=options.variables.listed[:SHOWN_VARIABLES] if options.variables else [],
     )

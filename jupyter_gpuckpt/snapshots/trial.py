@@ -23,7 +23,7 @@ from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
 from ..host import mends, privileges
-from ..model import LaunchSpec
+from ..model import LaunchSpec, SaveOptions
 from ..progress import Progress
 from ..protocol import Check
 from ..store.local import LocalStore
@@ -67,7 +67,7 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
             step, store = "suspend", LocalStore(scratch / "store")
             try:
                 saved = save(
-                    tree, spec, store, settings, stop=True, name="", progress=Progress()
+                    tree, spec, store, settings, SaveOptions(stop=True), progress=Progress()
                 ).manifest
                 yield Check(step, True, "A small program was suspended.", required=True)
                 step = "resume"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import StoreError, StoreFull, StoreUnavailable
-
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+from ..errors import StoreError, StoreFull, StoreUnavailable, is_disk_full
 
 
 def free_bytes(path: Path) -> int:
@@ -33,7 +30,7 @@ def store_errors(root: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
     """The error of ours for `error`, met anywhere below `root`."""
-    if error.errno in _FULL:
+    if is_disk_full(error):
         return _full(root, needed_bytes)
     return StoreUnavailable(
         f"The snapshot store {root} cannot be used: {error.strerror or error}.",

@@ -14,7 +14,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.model import Cause, LaunchSpec
+from jupyter_gpuckpt.model import Cause, LaunchSpec, SaveOptions
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
@@ -94,10 +94,8 @@ class Program:
             self.spec,
             self.store,
             self.engine,
-            stop=stop,
-            name="program",
+            SaveOptions(stop=stop, name="program", cause=cause),
             progress=progress or Progress(),
-            cause=cause,
         )
 
     def resume(self, snapshot_id: str, *, progress: Progress | None = None) -> Resumed:

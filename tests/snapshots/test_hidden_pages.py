@@ -13,6 +13,7 @@ from jupyter_gpuckpt.engine.freeze import frozen
 from jupyter_gpuckpt.engine.preflight import plan
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.host import privileges
+from jupyter_gpuckpt.model import SaveOptions
 from jupyter_gpuckpt.progress import Progress
 
 #: Areas of every kind that a program can have, and holes, zero pages and forked children in them; then it does nothing.
@@ -63,7 +64,7 @@ def saved_pages(program, engine: EngineSettings) -> dict[int, dict[int, bool]]:
     """Return the addresses of all saved pages by process, and of each whether it is left to us."""
     chosen = plan(program.tree, engine, private_shm=True, stop=False, gpu_bytes=0)
     assert chosen.method == "skeleton"
-    with frozen(program.tree, chosen, engine, stop=False, progress=Progress()) as state:
+    with frozen(program.tree, chosen, engine, SaveOptions(), progress=Progress()) as state:
         return {
             process.pid: {
                 address: extent.lazy

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import fnmatch
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -19,7 +18,7 @@ from ... import calls
 from ...client import AsyncClient, Client, this_owner
 from ...errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
 from ...model import RetentionPolicy
-from ...protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from ...protocol import RESTART_SECONDS, Event, Kernel, OwnerKind, SuspendedKernel
 from ...snapshot_records import SnapshotChange
 from ...states import KernelState
 from ..messages.output import KernelOutput
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from ...daemon_settings import Settings
-
-#: How long a launch waits for a daemon that is just being started again, in seconds.
-_PATIENCE_SECONDS = 15.0
 
 
 class DaemonLink:
@@ -75,8 +71,6 @@ class DaemonLink:
         self._log = log
         self._owner = this_owner(
             OwnerKind.SERVER,
-            # One user may have several named servers under a hub; each has its own kernels.
-            hub_server=os.environ.get("JUPYTERHUB_SERVICE_PREFIX", ""),
             root_dir=root_dir,
             jupyter_runtime_dir=jupyter_runtime_dir,
         )
@@ -181,7 +175,7 @@ class DaemonLink:
         """A client for worker threads; raises HostError and DaemonUnavailable."""
         if self._failure is not None:
             raise self._failure
-        if not self._up.wait(_PATIENCE_SECONDS):
+        if not self._up.wait(RESTART_SECONDS):
             raise DaemonUnavailable("The daemon did not come back in time.")
         with self._sync_lock:
             if self._sync is None:

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ...errors import DaemonUnavailable, GpuCkptError, record_of
+from ...protocol import RESTART_SECONDS
 from ...states import KernelState
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
-#: How long a cell waits for a daemon that is just being started again.
-_PATIENCE_SECONDS = 15.0
 _PAUSE_SECONDS = 0.1
 _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
 
@@ -57,7 +56,7 @@ class Waking:
 
     async def _resume_soon(self, kernel_id: str) -> Operation:
         """Begin a resume, after a daemon that is just being replaced is there again."""
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+        deadline = asyncio.get_running_loop().time() + RESTART_SECONDS
         while True:
             try:
                 return await self._operations.resume(kernel_id)
