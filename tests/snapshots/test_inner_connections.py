@@ -18,6 +18,7 @@ import pytest
 
 from jupyter_gpuckpt.engine.criu import options as criu_options
 from jupyter_gpuckpt.engine.settle import settle
+from jupyter_gpuckpt.engine.tcp import options as tcp_options
 from jupyter_gpuckpt.engine.tcp import record as tcp_record
 from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
 from jupyter_gpuckpt.engine.tree import launch
@@ -373,7 +374,7 @@ WAITING = (
     listener = socket.create_server(("127.0.0.1", 0))
     client = socket.create_connection(listener.getsockname())
     name = client.getsockname()
-    step("look")
+    step("look", name)
     server, peer = listener.accept()
     client.sendall(b"hello")
     step("end", [name == peer, names(client, server) == [[name, listener.getsockname()], [listener.getsockname(), name]],
@@ -492,6 +493,38 @@ def test_a_connection_whose_ports_are_taken_gets_others(run) -> None:
     assert after["IPv4"][1:] == [["to the server, " * 3, "to the client, " * 2], "more", "again"]
     assert after["IPv4"][0] != before["IPv4"][0]
     assert after["IPv6"][0] == before["IPv6"]
+
+
+def linger_on(port: int) -> None:
+    """Have something linger on a port for a minute: a connection to another program, which this side has ended first."""
+    with socket.create_server(("127.0.0.1", 0)) as other, socket.socket() as client:
+        tcp_options.choose_port_later(client, port)
+        client.connect(other.getsockname())
+        served, _ = other.accept()
+        client.close()
+        assert not served.recv(1)
+        served.close()
+
+
+def test_what_lingers_on_a_client_s_port_is_no_obstacle(run) -> None:
+    """Linux gives one port to connections of many programs, as long as they lead to different places."""
+    program = run(PAIRS)
+    before = json.loads(program.lines()[0])
+    saved = program.save(stop=True)
+    (_, port), _ = before["IPv4"][0]
+    linger_on(port)
+    assert not program.resume(saved.manifest.info.snapshot_id).warnings
+    after = go_on(program, "look")
+    assert after["IPv4"][0] == before["IPv4"]
+
+
+def test_what_lingers_where_nobody_has_accepted_a_connection_yet_is_no_obstacle(run) -> None:
+    program = run(WAITING)
+    _, port = json.loads(program.lines()[0])
+    saved = program.save(stop=True)
+    linger_on(port)
+    assert not program.resume(saved.manifest.info.snapshot_id).warnings
+    assert go_on(program, "look") == [True, True, "hello"]
 
 
 def test_two_copies_have_connections_of_their_own(run) -> None:

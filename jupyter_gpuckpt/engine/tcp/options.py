@@ -18,6 +18,9 @@ from ...model import SocketOption
 
 logger = logging.getLogger(__name__)
 
+#: Options of an IP socket (include/uapi/linux/in.h).
+_BIND_NO_PORT, _LOCAL_PORT_RANGE = 24, 51
+
 _SOL_SOCKET, _IPPROTO_IP, _IPPROTO_TCP, _IPPROTO_IPV6 = 1, 0, 6, 41
 #: DONTROUTE, BROADCAST, KEEPALIVE, OOBINLINE, PRIORITY, LINGER, RCVLOWAT, RCVTIMEO, SNDTIMEO, BINDTODEVICE, TIMESTAMP,
 #: TIMESTAMPNS, MARK, TIMESTAMPING, RXQ_OVFL, SELECT_ERR_QUEUE, BUSY_POLL, MAX_PACING_RATE, ZEROCOPY, PREFER_BUSY_POLL,
@@ -153,6 +156,15 @@ def end_at_once(end: socket.socket) -> None:
     """Let the last `close` of a socket end its connection without a word, so that nothing of it keeps a port busy."""
     with suppress(OSError):
         end.setsockopt(_SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
+
+
+def choose_port_later(end: socket.socket, port: int) -> None:
+    """Let `connect` give a socket this local port (0: any), on which only connections to others may be. Raises OSError.
+
+    `bind` refuses a port on which anything is, even if it has ended and is kept for a minute. Linux 6.3 and newer know the option.
+    """
+    end.setsockopt(_IPPROTO_IP, _LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
+    end.setsockopt(_IPPROTO_IP, _BIND_NO_PORT, int(port != 0))
 
 
 def _number(value: bytes) -> int:

@@ -195,12 +195,20 @@ def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
     """Return two connected sockets for the ends; where there is one, the second takes the place of a stranger."""
     first = ends[0]
     second = ends[1] if len(ends) > 1 else _opposite(first)
-    with _bound(second, listening=True) as listener:
-        for own in _addresses(first):
-            made = _socket(first.family)
+    # Where something lingers nobody can listen, but connect to others.
+    if _is_taken(second) and not _is_taken(first):
+        other, made = _connected(second, first)
+        return made, other
+    return _connected(first, second)
+
+
+def _connected(client: TcpEnd, server: TcpEnd) -> tuple[socket.socket, socket.socket]:
+    with _bound(server, listening=True) as listener:
+        for own in _addresses(client):
+            made = _socket(client.family)
             try:
-                made.bind(own)
-                _connect(made, _target(first, listener))
+                _bind(made, own)
+                _connect(made, _target(client, listener))
                 return made, _accepted(listener, made)
             except OSError as error:
                 made.close()
@@ -212,6 +220,16 @@ def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
 
 def _opposite(end: TcpEnd) -> TcpEnd:
     return TcpEnd(0, end.family, end.remote, end.local, 0, [])
+
+
+def _is_taken(end: TcpEnd) -> bool:
+    """Return whether nobody could listen where an end was."""
+    with _socket(end.family) as probe:
+        try:
+            probe.bind(tuple(end.local))
+        except OSError:
+            return True
+    return False
 
 
 def _socket(family: int) -> socket.socket:
@@ -228,9 +246,11 @@ def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
     for own in _addresses(end):
         made = _socket(end.family)
         try:
-            made.bind(own)
             if listening:
+                made.bind(own)
                 made.listen()
+            else:
+                _bind(made, own)
         except OSError as error:
             made.close()
             if error.errno not in _TAKEN:
@@ -275,9 +295,32 @@ def _require_here(family: int, target: Address) -> None:
         probe.bind((target[0], 0, *target[2:]))
 
 
+def _bind(made: socket.socket, own: Address) -> None:
+    """Give a socket that is to be connected an address; what lingers on its port is no obstacle. Raises OSError."""
+    try:
+        made.bind(own)
+    except OSError as error:
+        address, port, *more = own
+        if error.errno != errno.EADDRINUSE or not port:
+            raise
+        try:
+            options.choose_port_later(made, port)
+        except OSError:  # an older Linux
+            raise error from None
+        made.bind((address, 0, *more))
+
+
 def _connect(made: socket.socket, target: Address) -> None:
+    """Connect a socket; one whose port was to be chosen now, and is taken, gets another. Raises OSError."""
     made.settimeout(_CONNECT_SECONDS)
-    made.connect(target)
+    try:
+        made.connect(target)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        with suppress(OSError):
+            options.choose_port_later(made, 0)
+        made.connect(target)
 
 
 def _accepted(listener: socket.socket, made: socket.socket) -> socket.socket:
