@@ -60,6 +60,26 @@ class Capabilities(msgspec.Struct, frozen=True):
     tried_at: float = 0.0
 
 
+class HolderKind(StrEnum):
+    """Where the secret of a holder of a remote's key comes from."""
+
+    PASSPHRASE = "passphrase"  # noqa: S105 - a word
+    #: A program prints it.
+    COMMAND = "command"
+    FILE = "file"
+    #: 24 words on paper.
+    RECOVERY = "recovery"
+
+
+class KeySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where this machine has its secret from, so that it can upload by itself: a file or a command."""
+
+    kind: HolderKind = HolderKind.FILE
+    path: str = ""
+    command: list[str] = []
+    holder_id: str = ""
+
+
 class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A bucket and prefix where snapshots go. Raises ConfigurationError, from `check`, for what cannot work."""
 
@@ -69,6 +89,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     #: Bytes per second; 0: no limit.
     upload_rate: int = 0
     capabilities: Capabilities | None = None
+    key: KeySource | None = None
 
     @property
     def scheme(self) -> str:
@@ -146,15 +167,38 @@ class RemoteVerb(StrEnum):
     TEST = "test"
     LIST = "list"
     REMOVE = "remove"
+    HOLDERS = "holders"
+    ADD_HOLDER = "add_holder"
+    REMOVE_HOLDER = "remove_holder"
+    REKEY = "rekey"
+
+
+class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A secret that a user typed or named; a recovery phrase without a text is to be made. Never in a log or an argument list."""
+
+    kind: HolderKind
+    text: str = ""
+    path: str = ""
+    command: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"GivenSecret({self.kind})"
 
 
 class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the house is asked to do, in the data directory `data_dir`. `remote`: to be added. `name`: of the one that is meant."""
+    """What the house is asked to do, in the data directory `data_dir`.
+
+    `remote`: to be added. `name`: of the one that is meant. `secret`: opens its keyring, where this machine's own does not.
+    `holder`: of one to be added, and what it is called, or the id of one to be removed.
+    """
 
     verb: RemoteVerb
     data_dir: str
     name: str = ""
     remote: Remote | None = None
+    secret: GivenSecret | None = None
+    holder: str = ""
+    new: GivenSecret | None = None
 
 
 class RemoteView(msgspec.Struct, frozen=True):
@@ -165,8 +209,20 @@ class RemoteView(msgspec.Struct, frozen=True):
     warnings: list[str] = []
 
 
+class HolderView(msgspec.Struct, frozen=True):
+    """A holder of a remote's key as it is shown. `here`: this machine's own."""
+
+    holder_id: str
+    kind: HolderKind
+    name: str
+    added: float
+    here: bool
+
+
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """What came of it."""
+    """What came of it. `recovery_phrase`: a new one, which is shown this once."""
 
     remotes: list[RemoteView] = []
+    holders: list[HolderView] = []
+    recovery_phrase: str = ""
     error: ErrorRecord | None = None

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from pathlib import Path
 
-from .. import daemon_settings
 from ..errors import ConfigurationError
 from ..remote_records import (
     Capabilities,
+    HolderKind,
+    KeySource,
     Remote,
-    RemoteCall,
+    RemoteAnswer,
     RemoteVerb,
     RemoteView,
     secrets_in,
 )
 from ..statuses import exit_code
-from . import output
+from . import output, remote_keys
 from .prune import size_bytes
+from .remote_keys import ask
 
 SUMMARY = "set up buckets that snapshots can be uploaded to"
 DESCRIPTION = """\
@@ -58,12 +62,24 @@ def add_arguments(to: ArgumentParser) -> None:
         default=0,
         help="upload no more than SIZE per second: 500k, 20M",
     )
+    source = add.add_mutually_exclusive_group()
+    source.add_argument(
+        "--key-file",
+        metavar="PATH",
+        default="",
+        help="this machine's key; made if it is not there. Default: a file in the data directory",
+    )
+    source.add_argument(
+        "--key-command", metavar="COMMAND", default="", help="prints this machine's key"
+    )
+    remote_keys.add_openers(add)
     for name, summary in (
         ("test", "try out again what a remote can do"),
         ("rm", "forget a remote; what it holds stays there"),
     ):
         verb(name, summary).add_argument("name", metavar="NAME", help="as it was added")
     verb("list", "list the remotes")
+    remote_keys.add_arguments(verb("key", "say who can open a remote, and change that"))
 
 
 def run(given: Namespace) -> int:
@@ -72,31 +88,46 @@ def run(given: Namespace) -> int:
 
 
 def _add(given: Namespace) -> int:
-    remote = Remote(given.name, given.url, dict(given.set), upload_rate=given.upload_rate)
+    command = shlex.split(given.key_command)
+    kind = HolderKind.COMMAND if command else HolderKind.FILE
+    path = str(Path(given.key_file).absolute()) if given.key_file else ""
+    remote = Remote(
+        given.name,
+        given.url,
+        dict(given.set),
+        upload_rate=given.upload_rate,
+        key=KeySource(kind, path, command),
+    )
     remote.check()
-    found = _ask(RemoteVerb.ADD, remote=remote)
+    found = ask(RemoteVerb.ADD, remote=remote, secret=remote_keys.opener(given))
     if inherited := secrets_in(remote):
         output.warn(
             f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
         )
-    return _say(given, found)
+    status = _say(given, found)
+    if not given.json:
+        remote_keys.show_phrase(found)
+    return status
 
 
 def _test(given: Namespace) -> int:
-    return _say(given, _ask(RemoteVerb.TEST, given.name))
+    return _say(given, ask(RemoteVerb.TEST, given.name))
 
 
 def _remove(given: Namespace) -> int:
-    found = _ask(RemoteVerb.REMOVE, given.name)
+    found = ask(RemoteVerb.REMOVE, given.name)
     if given.json:
-        output.say_json({"remotes": found})
-    else:
-        output.say(f"Remote {given.name} is forgotten. What it holds is still there.")
+        output.say_json({"remotes": found.remotes})
+        return 0
+    output.say(f"Remote {given.name} is forgotten. What it holds is still there.")
+    key = found.remotes[0].remote.key
+    if key and key.path:
+        output.say(f"Its key is still in {key.path}.")
     return 0
 
 
 def _list(given: Namespace) -> int:
-    found = _ask(RemoteVerb.LIST)
+    found = ask(RemoteVerb.LIST).remotes
     if given.json:
         output.say_json({"remotes": found})
         return 0
@@ -110,20 +141,15 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "test": _test,
     "list": _list,
     "rm": _remove,
+    "key": remote_keys.run,
 }
 
 
-def _ask(verb: RemoteVerb, name: str = "", remote: Remote | None = None) -> list[RemoteView]:
-    from ..client.remotes import ask  # noqa: PLC0415 - too slow for --help
-
-    data_dir = str(daemon_settings.from_environment().data)
-    return ask(RemoteCall(verb, data_dir, name, remote))
-
-
-def _say(given: Namespace, found: list[RemoteView]) -> int:
+def _say(given: Namespace, answer: RemoteAnswer) -> int:
     """Print what remotes were found to be able to do."""
+    found = answer.remotes
     if given.json:
-        output.say_json({"remotes": found})
+        output.say_json(answer)
     for one in found:
         if one.remote.capabilities and not given.json:
             output.say(output.table(["CAPABILITY", ""], _rows(one.remote.capabilities)))

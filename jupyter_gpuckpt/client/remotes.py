@@ -9,10 +9,10 @@ import msgspec
 
 from .. import decoding
 from ..errors import DaemonUnavailable, error_from
-from ..remote_records import RemoteAnswer, RemoteCall, RemoteView
+from ..remote_records import RemoteAnswer, RemoteCall
 
 
-def ask(call: RemoteCall) -> list[RemoteView]:
+def ask(call: RemoteCall) -> RemoteAnswer:
     """Do what `call` says, with the credentials of this process. Raises what went wrong there, DaemonUnavailable."""
     # -P: a module in the caller's directory must not take the place of one of ours.
     module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon.remotes"]
@@ -30,4 +30,4 @@ def ask(call: RemoteCall) -> list[RemoteView]:
         ) from error
     if answer.error:
         raise error_from(answer.error)
-    return answer.remotes
+    return answer

@@ -5,6 +5,7 @@ python -m jupyter_gpuckpt.daemon.remotes      reads a RemoteCall as JSON, prints
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,50 +18,79 @@ from ..remote_records import Remote, RemoteAnswer, RemoteCall, RemoteVerb, Remot
 from ..store.far import capabilities
 from ..store.far.buckets import open_bucket
 from ..store.far.remotes import Remotes
+from . import remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
     """Do what is asked. An error of ours is part of the answer."""
     try:
-        return RemoteAnswer([_view(remote) for remote in _VERBS[call.verb](call)])
+        return _VERBS[call.verb](call)
     except GpuCkptError as error:
         return RemoteAnswer(error=record_of(error))
 
 
-def _add(call: RemoteCall) -> list[Remote]:
+def _add(call: RemoteCall) -> RemoteAnswer:
     if call.remote is None:
         raise ConfigurationError("No remote is given that could be added.")
     remotes = _remotes(call)
     remotes.require_new(call.remote)
     tried = _tried(call.remote)
     capabilities.require_usable(tried)
-    remotes.add(tried)
-    return [tried]
+    keyed = remote_keys.set_up(call, tried)
+    remotes.add(keyed.remote)
+    return RemoteAnswer([_view(keyed.remote)], recovery_phrase=keyed.recovery_phrase)
 
 
-def _test(call: RemoteCall) -> list[Remote]:
+def _test(call: RemoteCall) -> RemoteAnswer:
     remotes = _remotes(call)
     tried = _tried(remotes.get(call.name))
     remotes.replace(tried)
-    return [tried]
+    return RemoteAnswer([_view(tried)])
 
 
-def _list(call: RemoteCall) -> list[Remote]:
-    return _remotes(call).all()
+def _list(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer([_view(remote) for remote in _remotes(call).all()])
 
 
-def _remove(call: RemoteCall) -> list[Remote]:
+def _remove(call: RemoteCall) -> RemoteAnswer:
     remotes = _remotes(call)
     gone = remotes.get(call.name)
     remotes.remove(call.name)
-    return [gone]
+    # Or one that is added under this name later would be taken for this one, set back.
+    shutil.rmtree(remote_keys.state_dir(Path(call.data_dir), call.name), ignore_errors=True)
+    return RemoteAnswer([_view(gone)])
 
 
-_VERBS: dict[RemoteVerb, Callable[[RemoteCall], list[Remote]]] = {
+def _holders(call: RemoteCall) -> RemoteAnswer:
+    remote = _remotes(call).get(call.name)
+    return RemoteAnswer(holders=remote_keys.listed(Path(call.data_dir), remote))
+
+
+def _add_holder(call: RemoteCall) -> RemoteAnswer:
+    holders, phrase = remote_keys.add_holder(call, _remotes(call).get(call.name))
+    return RemoteAnswer(holders=holders, recovery_phrase=phrase)
+
+
+def _remove_holder(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(holders=remote_keys.remove_holder(call, _remotes(call).get(call.name)))
+
+
+def _rekey(call: RemoteCall) -> RemoteAnswer:
+    remotes = _remotes(call)
+    holders, keyed = remote_keys.rekey(call, remotes.get(call.name))
+    remotes.replace(keyed.remote)
+    return RemoteAnswer(holders=holders, recovery_phrase=keyed.recovery_phrase)
+
+
+_VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
     RemoteVerb.ADD: _add,
     RemoteVerb.TEST: _test,
     RemoteVerb.LIST: _list,
     RemoteVerb.REMOVE: _remove,
+    RemoteVerb.HOLDERS: _holders,
+    RemoteVerb.ADD_HOLDER: _add_holder,
+    RemoteVerb.REMOVE_HOLDER: _remove_holder,
+    RemoteVerb.REKEY: _rekey,
 }
 
 

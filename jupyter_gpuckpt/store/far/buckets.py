@@ -7,11 +7,10 @@ header means that it won. Comparing ETags would not do: they are often a hash of
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -30,6 +29,7 @@ from ...errors import (
 from ...remote_records import Remote
 from ..packs import sync_directory
 from .credentials import AwsFile
+from .file_locks import alone
 from .retries import Retries
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class Bucket:
         _require_header(name, data)
 
         def swap() -> bool:
-            with self._alone():
+            with alone(self._lock) if self._lock else nullcontext():
                 try:
                     if self._swaps:
                         self._once(lambda: self._put(name, data, dict(old)), name)
@@ -299,19 +299,6 @@ class Bucket:
             hint="Check the network and the URL of the remote; what was uploaded is kept.",
             details=details or said.partition("\n")[0].rpartition(" - ")[2][:200],
         )
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        if self._lock is None:
-            yield
-            return
-        self._lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 class _Lost(Exception):  # noqa: N818 - an event

@@ -6,10 +6,7 @@ and read at every question, so a process that runs sees a change at once.
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -19,6 +16,7 @@ from ...errors import ConfigurationError, FormatTooNew
 from ...remote_records import Remote
 from ..faults import store_errors
 from ..manifests import replace_file
+from .file_locks import alone
 
 _FILE = "remotes.json"
 _LOCK = "remotes.lock"
@@ -105,21 +103,9 @@ class Remotes:
         self._change(lambda known: [one for one in known if one.name != name])
 
     def _change(self, change: Callable[[list[Remote]], list[Remote]]) -> None:
-        with store_errors(self._data_dir), self._alone():
+        with store_errors(self._data_dir), alone(self._data_dir / _LOCK):
             content = _File(remotes=change(self.all()))
             replace_file(self._path, msgspec.json.format(msgspec.json.encode(content), indent=2))
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes from changing the file inside."""
-        self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self._data_dir / _LOCK, flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -1,0 +1,227 @@
+"""The secrets of this machine's holders, and what `jupyter gpuckpt remote key` does."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ..errors import ConfigurationError, KeyUnavailable
+from ..host import commands
+from ..remote_records import GivenSecret, HolderKind, HolderView, KeySource, Remote, RemoteCall
+from ..store.far import holders, keyring
+from ..store.far.buckets import Bucket, open_bucket
+from ..store.far.holders import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, Secret
+from ..store.far.keyring import Keyring
+from ..store.far.seen import Seen
+
+_COMMAND_SECONDS = 60.0
+_NEW_SECRET_BYTES = 32
+_RECOVERY = "recovery phrase"
+
+
+class Keyed(NamedTuple):
+    """A remote with its key, and the words of a recovery phrase that was just made."""
+
+    remote: Remote
+    recovery_phrase: str = ""
+
+
+def state_dir(data_dir: Path, name: str) -> Path:
+    """Return where this machine remembers what it has seen of a remote."""
+    return data_dir / "remotes" / name
+
+
+def seen(data_dir: Path, name: str) -> Seen:
+    """Return what this machine has seen of a remote."""
+    return Seen(state_dir(data_dir, name) / "seen.json")
+
+
+def machine_id(data_dir: Path) -> str:
+    """Return what tells this installation from others, for remotes that only one may write to."""
+    path = data_dir / "machine-id"
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        _write_new(path, secrets.token_hex(16))
+    return path.read_text().strip()
+
+
+def set_up(call: RemoteCall, remote: Remote) -> Keyed:
+    """Make the key of a store that is not there yet, or get into one that is; the remote with this machine's key.
+
+    Raises KeyUnavailable when there is a store already that nothing given opens.
+    """
+    data_dir, source = Path(call.data_dir), remote.key or KeySource()
+    if source.kind is HolderKind.FILE and not source.path:
+        source = msgspec.structs.replace(source, path=str(data_dir / "keys" / f"{remote.name}.key"))
+    made = source.kind is HolderKind.FILE and not Path(source.path).exists()
+    if made:
+        _write_new(Path(source.path), secrets.token_hex(_NEW_SECRET_BYTES))
+    try:
+        ring, phrase = _into_store(call, remote, secret_of(source))
+    except BaseException:
+        if made:
+            Path(source.path).unlink(missing_ok=True)
+        raise
+    source = msgspec.structs.replace(source, holder_id=ring.holder_id)
+    return Keyed(msgspec.structs.replace(remote, key=source), phrase)
+
+
+def _into_store(call: RemoteCall, remote: Remote, own: Secret) -> tuple[Keyring, str]:
+    data_dir = Path(call.data_dir)
+    bucket, known = open_bucket(remote, lock_dir=data_dir / "remotes"), seen(data_dir, remote.name)
+    if bucket.head(keyring.NAME) is None:
+        swaps = remote.capabilities is not None and remote.capabilities.compare_and_swap
+        phrase, recovery = holders.new_recovery_phrase()
+        names = {socket.gethostname(): own, _RECOVERY: recovery}
+        only = "" if swaps else machine_id(data_dir)
+        if ring := keyring.create(bucket, known, names, only_machine=only):
+            return ring, phrase
+    if call.secret is not None:
+        name = socket.gethostname()
+        return keyring.add_holder(bucket, known, given(call.secret), name, own), ""
+    try:
+        return keyring.open_with(bucket, known, own), ""
+    except KeyUnavailable as error:
+        raise KeyUnavailable(
+            f"There are snapshots in remote {remote.name} already, and this machine has no key to them.",
+            hint="Give --passphrase or --recovery-phrase, and what is asked for then; or choose another prefix.",
+        ) from error
+
+
+def listed(data_dir: Path, remote: Remote) -> list[HolderView]:
+    """Return the holders of a remote's key."""
+    bucket, known, own = _own(data_dir, remote)
+    return _views(keyring.open_with(bucket, known, own, _holder_id(remote)), remote)
+
+
+def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]:
+    """Let another holder in; the holders, and the words of a recovery phrase if that is it."""
+    if call.new is None:
+        raise ConfigurationError("No secret is given for the new holder.")
+    bucket, known, own = _own(Path(call.data_dir), remote)
+    phrase = ""
+    if call.new.kind is HolderKind.RECOVERY:
+        phrase, new = holders.new_recovery_phrase()
+    else:
+        new = given(call.new)
+    name = call.holder or (_RECOVERY if phrase else call.new.kind)
+    ring = keyring.add_holder(bucket, known, own, name, new)
+    return _views(ring, remote), phrase
+
+
+def remove_holder(call: RemoteCall, remote: Remote) -> list[HolderView]:
+    """Take a holder's way in away."""
+    bucket, known, own = _own(Path(call.data_dir), remote)
+    return _views(keyring.remove_holder(bucket, known, own, call.holder), remote)
+
+
+def rekey(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], Keyed]:
+    """Give what is written from now on a new key, which this machine has, and a new recovery phrase; the remote with it."""
+    bucket, known, own = _own(Path(call.data_dir), remote)
+    phrase, recovery = holders.new_recovery_phrase()
+    names = {socket.gethostname(): own, _RECOVERY: recovery}
+    ring = keyring.rekey(bucket, known, own, names)
+    source = msgspec.structs.replace(remote.key or KeySource(), holder_id=ring.holder_id)
+    keyed = Keyed(msgspec.structs.replace(remote, key=source), phrase)
+    return _views(ring, keyed.remote), keyed
+
+
+def secret_of(source: KeySource) -> Secret:
+    """Return this machine's secret. Raises KeyUnavailable where file or command fail, ConfigurationError where others can read it."""
+    if source.kind is HolderKind.FILE:
+        return Secret(HolderKind.FILE, _read_secret(Path(source.path)))
+    if source.kind is HolderKind.COMMAND and source.command:
+        return Secret(HolderKind.COMMAND, _printed(source.command))
+    raise ConfigurationError("This machine's key comes from a file or a command.")
+
+
+def given(secret: GivenSecret) -> Secret:
+    """Return the secret that a user typed or named. Raises ConfigurationError, KeyUnavailable."""
+    if secret.kind is HolderKind.PASSPHRASE:
+        return holders.passphrase(secret.text)
+    if secret.kind is HolderKind.RECOVERY:
+        return holders.recovery_phrase(secret.text)
+    return secret_of(KeySource(secret.kind, secret.path, secret.command))
+
+
+def _own(data_dir: Path, remote: Remote) -> tuple[Bucket, Seen, Secret]:
+    if remote.key is None:
+        raise ConfigurationError(
+            f"Remote {remote.name} has no key on this machine.", hint="Remove it and add it again."
+        )
+    bucket = open_bucket(remote, lock_dir=data_dir / "remotes")
+    return bucket, seen(data_dir, remote.name), secret_of(remote.key)
+
+
+def _holder_id(remote: Remote) -> str:
+    return remote.key.holder_id if remote.key else ""
+
+
+def _views(ring: Keyring, remote: Remote) -> list[HolderView]:
+    here = _holder_id(remote)
+    return [
+        HolderView(one.holder_id, one.kind, one.name, one.added, one.holder_id == here)
+        for one in ring.holders
+    ]
+
+
+def _read_secret(path: Path) -> bytes:
+    try:
+        status = path.stat()
+        if status.st_mode & 0o077:
+            raise ConfigurationError(
+                f"Others can read the key file {path}.",
+                hint=f"Make it yours alone: chmod 600 {path}",
+            )
+        with path.open("rb") as file:
+            value = file.read(MOST_SECRET_BYTES + 1).rstrip(b"\r\n")
+    except OSError as error:
+        raise KeyUnavailable(
+            f"The key file {path} cannot be read: {error.strerror}.",
+            hint="Put it back, or add the remote again with a passphrase or the recovery phrase.",
+        ) from error
+    return _checked(value, f"The key file {path}")
+
+
+def _printed(command: list[str]) -> bytes:
+    try:
+        done = commands.run(command, timeout=_COMMAND_SECONDS, env=os.environ)
+    except commands.CommandFailed as error:
+        # What it printed may be a part of the secret.
+        raise KeyUnavailable(
+            f"The command that gives the key failed: {command[0]}, status {error.returncode}.",
+            hint="Run it by itself to see why.",
+        ) from error
+    return _checked(done.stdout.rstrip("\r\n").encode(), f"What {command[0]} printed")
+
+
+def _checked(value: bytes, what: str) -> bytes:
+    if not LEAST_SECRET_BYTES <= len(value) <= MOST_SECRET_BYTES:
+        raise ConfigurationError(
+            f"{what} is no key: it has to have {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes.",
+            hint="`openssl rand -hex 32` makes one.",
+        )
+    return value
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file of ours alone that was not there; one that somebody else has made meanwhile stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o600), "w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()

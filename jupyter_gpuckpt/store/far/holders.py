@@ -1,0 +1,137 @@
+"""Who can open a remote: each holder of a secret has the master key once, wrapped with a key that is stretched from the secret."""
+
+from __future__ import annotations
+
+import os
+import time
+import unicodedata
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from ...errors import ConfigurationError, KeyUnavailable, ToolMissing
+from ...remote_records import HolderKind
+from .sealing import KEY_BYTES, NONCE_BYTES, cipher
+
+if TYPE_CHECKING:
+    from mnemonic import Mnemonic
+
+_SALT_BYTES = 16
+#: Of scrypt, as powers of two: 128 MB and half a second for what people think up; other secrets are random, and nobody guesses
+#: them. What a remote may ask of us is bounded, too.
+_COST, _COST_OF_RANDOM, _LEAST_COST, _MOST_COST = 17, 10, 10, 18
+_BLOCK, _LANES = 8, 1
+_LEAST_PASSPHRASE = 8
+#: Of a file, or of what a command prints.
+LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 32, 4096
+
+Hostile = Annotated[str, msgspec.Meta(max_length=200)]
+
+
+class Secret(msgspec.Struct, frozen=True):
+    """What a holder knows. Never written down or shown by us, but for the words of a recovery phrase when they are made."""
+
+    kind: HolderKind
+    value: bytes
+
+    def __repr__(self) -> str:
+        return f"Secret({self.kind})"
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """An entry of the keyring. `name` is for people: who or which machine it is."""
+
+    holder_id: Hostile
+    kind: HolderKind
+    name: Hostile
+    added: float
+    salt: Annotated[bytes, msgspec.Meta(max_length=64)]
+    cost: Annotated[int, msgspec.Meta(ge=_LEAST_COST, le=_MOST_COST)]
+    wrapped: Annotated[bytes, msgspec.Meta(max_length=128)]
+
+
+def passphrase(text: str) -> Secret:
+    """Return the secret of a passphrase that a user chose. Raises ConfigurationError for one that is guessed easily."""
+    if len(text) < _LEAST_PASSPHRASE:
+        raise ConfigurationError(
+            f"A passphrase has at least {_LEAST_PASSPHRASE} characters.",
+            hint="Several words that have nothing to do with each other are easy to remember and hard to guess.",
+        )
+    # The same letters may come as other bytes from another keyboard.
+    return Secret(HolderKind.PASSPHRASE, unicodedata.normalize("NFC", text).encode())
+
+
+def wrap(
+    master: bytes,
+    secret: Secret,
+    *,
+    store_id: bytes,
+    name: str,
+    holder_id: str = "",
+    cost: int = 0,
+) -> Holder:
+    """Return a new holder's entry; an id is made up if none is given. `cost` 0: what makes guessing hard today."""
+    holder_id = holder_id or os.urandom(8).hex()
+    cost = cost or (_COST if secret.kind is HolderKind.PASSPHRASE else _COST_OF_RANDOM)
+    salt, nonce = os.urandom(_SALT_BYTES), os.urandom(NONCE_BYTES)
+    key = cipher(_stretched(secret, salt, cost))
+    sealed = key.encrypt(nonce, master, _beside(store_id, holder_id, secret.kind))
+    return Holder(holder_id, secret.kind, name[:200], time.time(), salt, cost, nonce + sealed)
+
+
+def unwrap(holder: Holder, secret: Secret, *, store_id: bytes) -> bytes:
+    """Return the master key. Raises KeyUnavailable when this is not the holder's secret."""
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
+
+    key = cipher(_stretched(secret, holder.salt, holder.cost))
+    nonce, sealed = holder.wrapped[:NONCE_BYTES], holder.wrapped[NONCE_BYTES:]
+    try:
+        master = key.decrypt(nonce, sealed, _beside(store_id, holder.holder_id, holder.kind))
+    except (InvalidTag, ValueError) as error:
+        raise KeyUnavailable(
+            f"This {holder.kind} does not open the remote.",
+            hint="Without a holder's secret or the recovery phrase nothing in the remote can be read, by anybody.",
+        ) from error
+    if len(master) != KEY_BYTES:
+        raise KeyUnavailable("The remote's key has another length.")
+    return master
+
+
+def new_recovery_phrase() -> tuple[str, Secret]:
+    """Return 24 words to be written down, and what they stand for. Raises ToolMissing."""
+    words = _words().to_mnemonic(os.urandom(KEY_BYTES))
+    return words, recovery_phrase(words)
+
+
+def recovery_phrase(text: str) -> Secret:
+    """Return the secret of the words that somebody typed. Raises ConfigurationError where one of them is wrong."""
+    words = " ".join(text.lower().split())
+    if len(words) > MOST_SECRET_BYTES or not _words().check(words):
+        raise ConfigurationError(
+            "This is not a recovery phrase: a word is missing or misspelt.",
+            hint="It has 24 words; their order counts.",
+        )
+    return Secret(HolderKind.RECOVERY, words.encode())
+
+
+def _words() -> Mnemonic:
+    try:
+        from mnemonic import Mnemonic  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise ToolMissing(
+            "Recovery phrases need the Python package mnemonic.",
+            hint="Install it: pip install 'jupyter_gpuckpt[far]'",
+        ) from error
+    return Mnemonic("english")
+
+
+def _stretched(secret: Secret, salt: bytes, cost: int) -> bytes:
+    """Return a key that takes long to compute, so that guessing passphrases does."""
+    from cryptography.hazmat.primitives.kdf.scrypt import Scrypt  # noqa: PLC0415 - optional
+
+    kdf = Scrypt(salt=salt, length=KEY_BYTES, n=1 << cost, r=_BLOCK, p=_LANES)
+    return kdf.derive(secret.value)
+
+
+def _beside(store_id: bytes, holder_id: str, kind: HolderKind) -> bytes:
+    return b"holder" + store_id + f"{kind} {holder_id}".encode()

@@ -1,0 +1,271 @@
+"""The keys of a remote, in its object `keyring`: the newest master key once for every holder, older ones sealed with it.
+
+The whole is bound to the newest key: whoever can write to the bucket, but has no secret, can neither add a holder nor take one
+away without being noticed. An older keyring that is put back opens, and is refused by every machine that has seen the newer one.
+
+Removing a holder takes his way in away, not what he may have copied. Rekeying gives what is written from then on a key that only
+those holders have who are named then.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple
+
+import msgspec
+
+from ... import decoding
+from ...errors import ConfigurationError, FormatTooNew, KeyUnavailable
+from . import holders
+from .buckets import Bucket, Version
+from .holders import Holder, Secret
+from .sealing import (
+    FAR_VERSION,
+    KEY_BYTES,
+    NONCE_BYTES,
+    STORE_ID_BYTES,
+    Seal,
+    cipher,
+    decrypted,
+    invalid,
+)
+from .seen import Seen
+
+NAME = "keyring"
+_HEADER = struct.Struct("<8sI32s20x")
+_MAGIC = b"GPUCKFK\n"
+_MOST_BYTES = 1 << 20
+_MOST_HOLDERS = 64
+_ATTEMPTS = 20
+
+
+class _Public(msgspec.Struct, frozen=True):
+    store_id: Annotated[bytes, msgspec.Meta(min_length=STORE_ID_BYTES, max_length=STORE_ID_BYTES)]
+    generation: Annotated[int, msgspec.Meta(ge=1)]
+    holders: Annotated[list[Holder], msgspec.Meta(max_length=_MOST_HOLDERS)]
+    #: Where the endpoint cannot compare and swap: the id of the one machine that may write.
+    only_machine: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class _Body(msgspec.Struct, frozen=True):
+    """`public` is msgpack of its own, so that it can be associated data as it is."""
+
+    public: Annotated[bytes, msgspec.Meta(max_length=_MOST_BYTES)]
+    #: The older master keys, sealed with the newest.
+    older: Annotated[bytes, msgspec.Meta(max_length=_MOST_BYTES)]
+
+
+class Keyring(NamedTuple):
+    """A keyring that was opened. `holder_id`: whose secret opened it."""
+
+    public: _Public
+    masters: list[bytes]
+    holder_id: str
+    version: Version
+
+    @property
+    def seal(self) -> Seal:
+        """What seals and opens the store's objects."""
+        return Seal(self.masters, self.public.store_id)
+
+    @property
+    def holders(self) -> list[Holder]:
+        """Who can open it."""
+        return self.public.holders
+
+
+def create(
+    bucket: Bucket, seen: Seen, names: dict[str, Secret], *, only_machine: str = "", cost: int = 0
+) -> Keyring | None:
+    """Make a new store's key, for these holders; None where there is a store already."""
+    master, store_id = os.urandom(KEY_BYTES), os.urandom(STORE_ID_BYTES)
+    entries = _wrapped(master, names, store_id, cost)
+    public = _Public(store_id, 1, entries, only_machine)
+    if not bucket.create(NAME, _encoded(public, [master])):
+        return None
+    return _read(bucket, seen).opened(master, entries[0].holder_id)
+
+
+def open_with(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str = "") -> Keyring:
+    """Open the keyring with a holder's secret, of the holder that is named or of any of its kind.
+
+    Raises KeyUnavailable, FarObjectInvalid when it was altered or is older than one that was seen here, FarObjectMissing,
+    FormatTooNew.
+    """
+    found = _read(bucket, seen)
+    fitting = [
+        one
+        for one in found.public.holders
+        if one.kind is secret.kind and holder_id in {"", one.holder_id}
+    ]
+    for holder in fitting:
+        try:
+            master = holders.unwrap(holder, secret, store_id=found.public.store_id)
+        except KeyUnavailable:
+            continue
+        return found.opened(master, holder.holder_id)
+    raise KeyUnavailable(
+        f"This {secret.kind} does not open remote {bucket.name}"
+        + (": its holder was removed." if not fitting else "."),
+        hint="Another holder can add this machine again. Without any holder's secret or the recovery phrase nothing in the remote"
+        " can be read, by anybody.",
+    )
+
+
+def add_holder(
+    bucket: Bucket, seen: Seen, secret: Secret, name: str, new: Secret, *, cost: int = 0
+) -> Keyring:
+    """Let a new holder in. `secret`: of one who is in. Raises as `open_with` does, ConfigurationError where there are too many."""
+
+    holder_id = os.urandom(8).hex()
+
+    def add(ring: Keyring) -> tuple[_Public, list[bytes]] | None:
+        if any(one.holder_id == holder_id for one in ring.holders):
+            return None
+        if len(ring.holders) >= _MOST_HOLDERS:
+            raise ConfigurationError(
+                f"A remote has at most {_MOST_HOLDERS} holders.", hint="Remove one first."
+            )
+        entry = holders.wrap(
+            ring.masters[-1],
+            new,
+            store_id=ring.public.store_id,
+            name=name,
+            holder_id=holder_id,
+            cost=cost,
+        )
+        return _next(ring.public, [*ring.holders, entry]), ring.masters
+
+    return _change(bucket, seen, secret, add)._replace(holder_id=holder_id)
+
+
+def remove_holder(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str) -> Keyring:
+    """Take a holder's way in away. Raises as `open_with` does, ConfigurationError for one who is not there, or for the last."""
+
+    ring = open_with(bucket, seen, secret)
+    if all(one.holder_id != holder_id for one in ring.holders):
+        raise ConfigurationError(f"There is no holder {holder_id[:100]!r}.")
+    if holder_id == ring.holder_id:
+        raise ConfigurationError(
+            "The holder whose secret is used cannot remove himself.",
+            hint="Use another holder's secret, or the recovery phrase.",
+        )
+
+    def remove(ring: Keyring) -> tuple[_Public, list[bytes]] | None:
+        left = [one for one in ring.holders if one.holder_id != holder_id]
+        if len(left) == len(ring.holders):
+            return None
+        return _next(ring.public, left), ring.masters
+
+    return _change(bucket, seen, secret, remove)
+
+
+def rekey(
+    bucket: Bucket, seen: Seen, secret: Secret, names: dict[str, Secret], *, cost: int = 0
+) -> Keyring:
+    """Give what is written from now on a new key that only these holders have; all others are removed.
+
+    `secret`: of one who is in, now. They can read everything that was written before, too.
+    """
+
+    def change(ring: Keyring) -> tuple[_Public, list[bytes]]:
+        master = os.urandom(KEY_BYTES)
+        entries = _wrapped(master, names, ring.public.store_id, cost)
+        return _next(ring.public, entries), [*ring.masters, master]
+
+    ring = _change(bucket, seen, secret, change)
+    return ring._replace(holder_id=ring.holders[0].holder_id)
+
+
+def _change(
+    bucket: Bucket,
+    seen: Seen,
+    secret: Secret,
+    change: Callable[[Keyring], tuple[_Public, list[bytes]] | None],
+) -> Keyring:
+    """Change the keyring on top of whatever others make of it meanwhile; the new one.
+
+    `change` returns None where nothing is left to do: it was done, and somebody wrote over it what he had made of it.
+    """
+    for _ in range(_ATTEMPTS):
+        ring = open_with(bucket, seen, secret)
+        changed = change(ring)
+        if changed is None:
+            return ring
+        if bucket.swap(NAME, _encoded(*changed), ring.version):
+            return _read(bucket, seen).opened(changed[1][-1], ring.holder_id)
+    raise KeyUnavailable("The keyring changes all the time.", hint="Try again later.")
+
+
+class _Found(NamedTuple):
+    """A keyring that is not opened yet. `newest`: the generation that was known before it was read."""
+
+    public: _Public
+    body: _Body
+    version: Version
+    seen: Seen
+    newest: int
+
+    def opened(self, master: bytes, holder_id: str) -> Keyring:
+        """Return it with its keys, of which `master` is the newest. Raises FarObjectInvalid."""
+        masters = [*_older(self.body, master), master]
+        self.seen.check(NAME, self.public.generation, self.newest, self.public.store_id)
+        return Keyring(self.public, masters, holder_id, self.version)
+
+
+def _read(bucket: Bucket, seen: Seen) -> _Found:
+    newest = seen.newest(NAME)
+    stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
+    return _Found(*_decoded(stored.data), stored.version, seen, newest)
+
+
+def _next(public: _Public, entries: Sequence[Holder]) -> _Public:
+    return msgspec.structs.replace(public, generation=public.generation + 1, holders=list(entries))
+
+
+def _wrapped(master: bytes, names: dict[str, Secret], store_id: bytes, cost: int) -> list[Holder]:
+    return [
+        holders.wrap(master, secret, store_id=store_id, name=name, cost=cost)
+        for name, secret in names.items()
+    ]
+
+
+def _encoded(public: _Public, masters: Sequence[bytes]) -> bytes:
+    said = msgspec.msgpack.encode(public)
+    nonce = os.urandom(NONCE_BYTES)
+    older = msgspec.msgpack.encode(list(masters[:-1]))
+    sealed = cipher(masters[-1]).encrypt(nonce, older, said)
+    header = _HEADER.pack(_MAGIC, FAR_VERSION, os.urandom(32))
+    return header + msgspec.msgpack.encode(_Body(said, nonce + sealed))
+
+
+def _decoded(data: bytes) -> tuple[_Public, _Body]:
+    if len(data) < _HEADER.size:
+        raise invalid(NAME, "it is truncated")
+    magic, version, _ = _HEADER.unpack_from(data)
+    if magic != _MAGIC or version < 1:
+        raise invalid(NAME, "it does not begin as a keyring does")
+    if version > FAR_VERSION:
+        raise FormatTooNew(
+            f"The keyring has format version {version}; this version of jupyter-gpuckpt reads up to {FAR_VERSION}.",
+            hint="Upgrade jupyter-gpuckpt.",
+        )
+    try:
+        body = decoding.from_msgpack(data[_HEADER.size :], _Body)
+        return decoding.from_msgpack(body.public, _Public), body
+    except msgspec.MsgspecError as error:
+        raise invalid(NAME, f"it does not make sense ({error})") from error
+
+
+def _older(body: _Body, master: bytes) -> list[bytes]:
+    nonce, sealed = body.older[:NONCE_BYTES], body.older[NONCE_BYTES:]
+    opened = decrypted(NAME, cipher(master), nonce, sealed, body.public)
+    try:
+        older = decoding.from_msgpack(opened, list[bytes])
+    except msgspec.MsgspecError as error:
+        raise invalid(NAME, f"it does not make sense ({error})") from error
+    if any(len(one) != KEY_BYTES for one in older):
+        raise invalid(NAME, "a key in it is none")
+    return older

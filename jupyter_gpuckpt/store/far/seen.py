@@ -1,0 +1,64 @@
+"""The newest state of a remote that this machine has seen: what is older was put back by somebody, and is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from ... import decoding
+from ...errors import FarObjectInvalid
+from ..faults import store_errors
+from ..manifests import replace_file
+from .file_locks import alone
+from .sealing import invalid
+
+
+class _File(msgspec.Struct, frozen=True):
+    store_id: bytes = b""
+    #: By the object's name.
+    generations: dict[str, int] = {}
+
+
+class Seen:
+    """What was seen of one remote, in the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def newest(self, name: str) -> int:
+        """Return the newest generation of an object that was seen; to be asked before the object is read."""
+        with store_errors(self._path.parent):
+            return self._read().generations.get(name, 0)
+
+    def check(self, name: str, generation: int, newest: int, store_id: bytes = b"") -> None:
+        """Refuse an object that is older than the `newest` when it was read, else remember it.
+
+        `store_id`: of the keyring; one of another store is refused. Raises FarObjectInvalid, StoreUnavailable.
+        """
+        if generation < newest:
+            raise invalid(
+                name,
+                f"it is older (state {generation}) than one that was seen here (state {newest})",
+            )
+        with store_errors(self._path.parent), alone(self._path.with_suffix(".lock")):
+            known = self._read()
+            if store_id and known.store_id not in {b"", store_id}:
+                raise FarObjectInvalid(
+                    "There is another store in the remote than the one that was added.",
+                    hint="Somebody replaced it. If it was you, remove the remote and add it again.",
+                )
+            if generation > known.generations.get(name, 0):
+                changed = _File(store_id or known.store_id, known.generations | {name: generation})
+                replace_file(self._path, msgspec.json.encode(changed))
+
+    def _read(self) -> _File:
+        try:
+            return decoding.from_json(self._path.read_bytes(), _File)
+        except FileNotFoundError:
+            return _File()
+        except msgspec.DecodeError as error:
+            raise FarObjectInvalid(
+                f"{self._path} is damaged, so it is not known whether the remote was set back.",
+                hint="Remove the file to trust the remote as it is now.",
+            ) from error
