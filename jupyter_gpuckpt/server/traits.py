@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+
 from traitlets import Bool, Float, Int, List, Unicode
 from traitlets.config import Configurable
 
@@ -110,3 +112,13 @@ class ServerTraits(Configurable):
         help="""How many bytes of a kernel's output are kept on disk while a cell runs or no page is connected, for the page
         that connects next. What goes beyond that is counted, and the page is told.""",
     ).tag(config=True)
+
+    def refusal(self, kernel_name: str) -> str:
+        """Return why kernels of a kernelspec start plainly; empty if they start under the engine."""
+        if any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self.excluded_kernelspecs):
+            return f"GpuCkptServer.excluded_kernelspecs excludes {kernel_name}."
+        if not any(
+            fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self.allowed_kernelspecs
+        ):
+            return f"GpuCkptServer.allowed_kernelspecs does not name {kernel_name}."
+        return ""

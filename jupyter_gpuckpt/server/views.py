@@ -6,63 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ..protocol import OperationState
-from ..states import KernelState
-from .kernels.sessions import sessions_of
-from .messages.served_kernel import not_managed
-
 if TYPE_CHECKING:
-    from jupyter_server.services.sessions.sessionmanager import SessionManager
-
     from ..errors import ErrorRecord
     from ..protocol import Kernel, Operation, SuspendReport
     from ..snapshot_records import Snapshot
-    from .kernels.kernel_manager import GpuCkptKernels
-    from .kernels.operations import ServerOperations
-    from .policies.shut_downs import ShutDown
-
-
-def kernel_view(
-    kernel_id: str,
-    kernels: GpuCkptKernels,
-    sessions: SessionManager,
-    operations: ServerOperations | None,
-) -> dict[str, Any]:
-    """A kernel of this server. `reason` and `hint`: why it is not managed, or what went wrong last."""
-    kernel_name = kernels.get_kernel(kernel_id).kernel_name
-    rows = sessions_of(sessions, kernel_id)
-    served = kernels.gpuckpt_owner.served.get(kernel_id) if operations is not None else None
-    view: dict[str, Any] = {
-        "kernel_id": kernel_id,
-        "state": str(KernelState.RUNNING),
-        "managed": False,
-        "reason": None,
-        "hint": None,
-        "snapshot_id": None,
-        "operation": None,
-        "parent_snapshot_id": None,
-        "path": rows[0]["path"] if rows else kernel_name,
-        "kernel_name": kernel_name,
-        **measures_view(None),
-    }
-    if served is None or operations is None:
-        reason, hint = not_managed(kernels.get_kernel(kernel_id))
-        return view | {"reason": reason or None, "hint": hint or None}
-    view |= {"managed": True, "state": str(served.state)}
-    if served.kernel is None:
-        return view
-    kernel = served.kernel
-    error = kernel.error
-    operation = operations.tracked.as_seen(kernel.operation) if kernel.operation else None
-    in_flight = operation is not None and operation.state is OperationState.RUNNING
-    return view | {
-        "reason": served.waits or (error.message if error else None),
-        "hint": (error.hint or None) if error else None,
-        "snapshot_id": kernel.snapshot_id or None,
-        "parent_snapshot_id": kernel.parent_snapshot_id or None,
-        "operation": operation_view(operation) if operation and in_flight else None,
-        **measures_view(kernel),
-    }
 
 
 def elsewhere_view(kernel: Kernel) -> dict[str, Any]:
@@ -129,16 +76,6 @@ def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
         "code": error.code,
         "hint": error.hint or None,
         "details": error.details or None,
-    }
-
-
-def shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
-    """A kernel whose shutdown can be undone."""
-    return {
-        "kernel_id": kernel_id,
-        "kernel_name": kept.manager.kernel_name,
-        "path": kept.sessions[0]["path"] if kept.sessions else "",
-        "ends_at": kept.ends_at,
     }
 
 

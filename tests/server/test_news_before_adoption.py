@@ -13,11 +13,11 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):
-    daemon, states, hear = link.daemon, {}, link.on_news
-    def on_news(kernel):
+    daemon, states, note = link.daemon, {}, link._on_kernel
+    def on_kernel(kernel):
         states[kernel.kernel_id] = str(kernel.state)
-        hear(kernel)
-    link.on_news = on_news
+        note(kernel)
+    link._on_kernel = on_kernel
     for kernel in await daemon.send(calls.kernels()):
         verb = calls.resume if kernel.state == "suspended" else calls.save
         await daemon.send(verb(kernel.kernel_id))
@@ -25,7 +25,7 @@ async def claim_in_flight(link):
     print("claimed", sorted(str(saved.kernel.state) for saved in claimed), flush=True)
     while set(states.values()) - {"running"}:
         await asyncio.sleep(0.01)
-    link.on_news = hear
+    del link._on_kernel
     for saved in claimed:
         if saved.jupyter["path"] == "ends.ipynb":
             await daemon.send(calls.kill(saved.kernel.kernel_id))

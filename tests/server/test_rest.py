@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from jupyter_gpuckpt import server as server_package
-from jupyter_gpuckpt.server.rest.kernel_handlers import PREFIX, ROUTES
+from jupyter_gpuckpt.server.rest.routes import PREFIX, ROUTES
 from tests.server.conftest import Server
 
 OPENAPI = Path(server_package.__file__).parent / "openapi.yaml"

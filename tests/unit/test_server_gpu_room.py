@@ -52,14 +52,14 @@ class Gpu:
 
 @pytest.fixture
 def maker(monkeypatch):
-    """Makes a RoomMaker for a Gpu."""
+    """Makes a GpuRoom for a Gpu."""
 
     def make(gpu, wait_seconds=0.0):
         monkeypatch.setattr(gpu_room, "idle_kernels", lambda *_, after_seconds: gpu.idle)
         monkeypatch.setattr(gpu_room, "_LOOK_SECONDS", 0.01)
         link = SimpleNamespace(daemon=gpu)
         log = logging.getLogger("test")
-        return gpu_room.RoomMaker(link, None, gpu, wait_seconds=wait_seconds, log=log)
+        return gpu_room.GpuRoom(link, None, gpu, wait_seconds=wait_seconds, log=log)
 
     return make
 

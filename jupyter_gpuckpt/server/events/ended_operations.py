@@ -6,7 +6,6 @@ All of it comes from the daemon's news of this server's kernels. Prometheus read
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +13,7 @@ from prometheus_client import Counter, Gauge, Summary
 
 from ...protocol import Operation, OperationState, summary
 from ...states import KernelState
+from ..kernels.kernel_listener import KernelListener
 from ..views import operation_view
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from ...model import Sizes
     from ...protocol import Kernel
+    from ..messages.served_kernel import ServedKernel
 
 SCHEMA = Path(__file__).parent / "operation.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/operation/v1"
@@ -51,18 +52,23 @@ def _metrics() -> _Metrics:
     )
 
 
-class EndedOperations:
-    """What this server tells of operations on its kernels. `logger` None: no events."""
+class EndedOperations(KernelListener):
+    """Logs, counts and publishes the ends of operations on this server's kernels."""
 
-    def __init__(self, logger: EventLogger | None, log: logging.Logger) -> None:
+    def __init__(
+        self, logger: EventLogger, served: dict[str, ServedKernel], log: logging.Logger
+    ) -> None:
         self._logger, self._log = logger, log
         #: Those in flight: one that had ended before this server heard of it is not told.
         self._running: set[str] = set()
-        if logger is not None:
-            logger.register_event_schema(SCHEMA)
+        logger.register_event_schema(SCHEMA)
+        # Counted whenever the metrics are read.
+        for state in KernelState:
+            gauge = _metrics().kernels.labels(state=str(state))
+            gauge.set_function(functools.partial(_count, served, state))
 
-    def hear(self, kernel: Kernel) -> None:
-        """The daemon's news of a kernel."""
+    def kernel_reported(self, kernel: Kernel) -> None:
+        """Note an operation that began, and tell the end of one that had begun."""
         operation = kernel.operation
         if operation is None:
             return
@@ -71,12 +77,6 @@ class EndedOperations:
         elif operation.operation_id in self._running:
             self._running.discard(operation.operation_id)
             self._tell(operation, kernel.name)
-
-    def count(self, states: Callable[[], list[KernelState]]) -> None:
-        """Count the kernels of this server by state, whenever the metrics are read."""
-        for state in KernelState:
-            gauge = _metrics().kernels.labels(state=str(state))
-            gauge.set_function(functools.partial(_count, states, state))
 
     def _tell(self, operation: Operation, name: str) -> None:
         failed = operation.state is not OperationState.SUCCEEDED
@@ -88,10 +88,9 @@ class EndedOperations:
                 metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
             if kind != "resume":
                 _count_bytes(result.sizes)
-        if self._logger is not None:
-            data: dict[str, Any] = {**operation_view(operation), "name": name}
-            del data["progress"]
-            self._logger.emit(schema_id=SCHEMA_ID, data=data)
+        data: dict[str, Any] = {**operation_view(operation), "name": name}
+        del data["progress"]
+        self._logger.emit(schema_id=SCHEMA_ID, data=data)
 
 
 def _count_bytes(sizes: Sizes) -> None:
@@ -102,5 +101,5 @@ def _count_bytes(sizes: Sizes) -> None:
     counter.labels(what="deduplicated").inc(max(0, sizes.stored_bytes - sizes.new_bytes))
 
 
-def _count(states: Callable[[], list[KernelState]], state: KernelState) -> int:
-    return states().count(state)
+def _count(served: dict[str, ServedKernel], state: KernelState) -> int:
+    return sum(kernel.state is state for kernel in list(served.values()))

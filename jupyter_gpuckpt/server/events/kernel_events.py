@@ -1,14 +1,17 @@
-"""What pages hear about kernels: one event for each change, and some for progress."""
+"""Jupyter events about kernels: one for each change, and some for progress."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..kernels.kernel_listener import KernelListener
+
 if TYPE_CHECKING:
     from jupyter_events import EventLogger
+
+    from ..kernels.kernel_list import KernelList
 
 SCHEMA = Path(__file__).parent / "kernel.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/kernel/v1"
@@ -16,17 +19,20 @@ SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/kernel/v1"
 PROGRESS_SECONDS = 0.2
 
 
-class KernelEvents:
+class KernelEvents(KernelListener):
     """Emits a kernel's view when it differs from the one before; progress alone at a limited rate."""
 
-    def __init__(self, logger: EventLogger, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._logger, self._clock = logger, clock
+    def __init__(self, logger: EventLogger, kernels: KernelList) -> None:
+        self._logger, self._kernels = logger, kernels
         self._last: dict[str, tuple[float, dict[str, Any]]] = {}
         logger.register_event_schema(SCHEMA)
 
-    def tell(self, view: dict[str, Any]) -> None:
-        """The kernel is now as `view` says."""
-        kernel_id, now = view["kernel_id"], self._clock()
+    def kernel_changed(self, kernel_id: str) -> None:
+        """Emit a kernel's view; forget a kernel that is gone."""
+        if kernel_id not in self._kernels:
+            self._last.pop(kernel_id, None)
+            return
+        view, now = self._kernels.view(kernel_id), time.monotonic()
         when, before = self._last.get(kernel_id, (-PROGRESS_SECONDS, {}))
         if before == view:
             return
@@ -34,10 +40,6 @@ class KernelEvents:
             return
         self._last[kernel_id] = (now, view)
         self._logger.emit(schema_id=SCHEMA_ID, data=view)
-
-    def forget(self, kernel_id: str) -> None:
-        """The kernel is gone."""
-        self._last.pop(kernel_id, None)
 
 
 def _without_progress(view: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What pages hear about snapshots: one event for each change, whoever made it."""
+"""Jupyter events about snapshots: one for each change, whoever made it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     from jupyter_events import EventLogger
@@ -16,15 +18,13 @@ SCHEMA = Path(__file__).parent / "snapshot.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/snapshot/v1"
 
 
-class SnapshotEvents:
-    """Emits what the daemon tells of its store. `logger` None: nobody hears it."""
+class SnapshotEvents(KernelListener):
+    """Emits the changes that the daemon reports of its store."""
 
-    def __init__(self, logger: EventLogger | None) -> None:
+    def __init__(self, logger: EventLogger) -> None:
         self._logger = logger
-        if logger is not None:
-            logger.register_event_schema(SCHEMA)
+        logger.register_event_schema(SCHEMA)
 
-    def tell(self, change: SnapshotChange) -> None:
-        """A snapshot came, changed or went."""
-        if self._logger is not None:
-            self._logger.emit(schema_id=SCHEMA_ID, data=msgspec.to_builtins(change))
+    def snapshot_changed(self, change: SnapshotChange) -> None:
+        """Emit a change of a snapshot."""
+        self._logger.emit(schema_id=SCHEMA_ID, data=msgspec.to_builtins(change))

@@ -1,4 +1,4 @@
-"""Kernels of an earlier server: listed again under the same kernel and session ids, before the first request is served."""
+"""Kernels of earlier servers: listed again under the same kernel and session ids, before the first request is served."""
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
 
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from ...door_secrets import joined
 from ...errors import GpuCkptError
 from ...model import Cause
+from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
-from ..messages.probe import expect_info, kernel_info, learn_info, set_known_info
+from ..messages.probe import kernel_info, learn_info
 from . import agent
 from .sessions import environment_of, manager_of, restore_sessions
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
     from .operations import ServerOperations
+    from .reconnector import Reconnector
 
 _ANSWER_SECONDS = 5.0
 #: How often, and how long after its start, a server asks again for kernels of one that had not ended then.
@@ -34,144 +36,142 @@ _CLAIM_EVERY_SECONDS, _CLAIM_FOR_SECONDS = 2.0, 300.0
 _STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
-async def adopt_all(
-    link: DaemonLink,
-    kernels: GpuCkptKernels,
-    sessions: SessionManager,
-    operations: ServerOperations,
-    log: logging.Logger,
-    *,
-    resume_busy: bool,
-) -> None:
-    """Claim and list what earlier servers left; what a server keeps that is still stopping follows when it lets go.
+class Adoption:
+    """Lists kernels that the daemon keeps. `resume_busy`: those that were running a cell when their server stopped are resumed."""
 
-    One kernel that cannot be listed does not keep the others away. `resume_busy`: those in which a cell was running when the
-    server stopped are resumed at once.
-    """
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: GpuCkptKernels,
+        sessions: SessionManager,
+        operations: ServerOperations,
+        reconnector: Reconnector,
+        *,
+        resume_busy: bool,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._sessions = link, kernels, sessions
+        self._operations, self._reconnector = operations, reconnector
+        self._resume_busy, self._log = resume_busy, log
 
-    async def claim() -> list[Kernel]:
-        for saved in await link.claim():
+    async def adopt_all(self) -> None:
+        """List what earlier servers left; kernels of a server that is still stopping follow when it lets go of them."""
+        kept_elsewhere = await self._claim()
+        for kernel in kept_elsewhere:
+            self._log.warning(
+                "Kernel %s (%s, %s) is a session of another server that has not ended; it is listed here if that one ends soon.",
+                kernel.kernel_id,
+                kernel.name or "no notebook",
+                kernel.state,
+            )
+        if kept_elsewhere:
+            self._operations.spawn(self._claim_again())
+
+    async def adopt(self, saved: SuspendedKernel, *, resume_busy: bool) -> None:
+        """List a kernel that the link has been offered, with its sessions."""
+        link, kernels = self._link, self._kernels
+        kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
+        kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
+        rows = restore_sessions(
+            self._sessions,
+            kept.get("sessions", []),
+            saved_root=kept.get("root", ""),
+            root=str(kernels.root_dir),
+        )
+        # The environment is for a restart, which starts a kernel of this server.
+        await kernels.start_kernel(
+            kernel_id=kernel_id,
+            kernel_name=kept["kernel_name"],
+            cwd=saved.cwd,
+            env=environment_of(kernels, rows),
+        )
+        manager, served = manager_of(kernels, kernel_id), link.served[kernel_id]
+        served.output.kernel_session = kept.get("kernel_session", "")
+        recovered = None
+        if served.absent:
+            served.output.restore(kept.get("output", {}))
+        else:
+            recovered = served.output.recover()
+        served.has_agent = kept.get("agent", False)
+        served.comms = SavedComms.from_record(kept.get("comms"))
+        if kept.get("kernel_info"):
+            set_known_info(manager, kept["kernel_info"])
+        elif not served.absent:
+            self._operations.spawn(learn_info(manager, expect_info(manager)))
+        if served.absent:
+            manager.execution_state = kept.get("execution_state") or "idle"
+            if manager.execution_state == "busy":
+                self._expect_asker(manager, served)
+                if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
+                    served.wake()
+        else:
+            # Until it has answered it counts as busy, so that nobody culls a computation.
+            manager.execution_state = "busy"
+            # What it did while no server listened, nobody knows.
+            served.output.changes += 1
+            self._operations.spawn(_learn_state(manager))
+            served.peer_access_is_off = served.has_agent and served.is_parked
+            # The last server may have died while the agent held the kernel's output back.
+            self._operations.spawn(self._connect(manager, served, recovered))
+            if recovered is not None:
+                self._expect_asker(manager, served)
+        await link.catch_up(kernel_id)
+
+    async def _claim(self) -> list[Kernel]:
+        """List the kernels that nobody has; return those that another server has not let go of.
+
+        One kernel that cannot be listed does not keep the others away.
+        """
+        for saved in await self._link.claim():
             try:
-                await adopt(saved, link, kernels, sessions, operations, resume_busy=resume_busy)
+                await self.adopt(saved, resume_busy=self._resume_busy)
             except Exception:
-                log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
+                self._log.exception("Kernel %s could not be listed again.", saved.kernel.kernel_id)
             else:
-                log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
-        return await link.kept_elsewhere()
+                self._log.info("Kernel %s is back: %s", saved.kernel.kernel_id, saved.kernel.state)
+        return await self._link.kept_elsewhere()
 
-    async def claim_again() -> None:
+    async def _claim_again(self) -> None:
         deadline = asyncio.get_running_loop().time() + _CLAIM_FOR_SECONDS
         left = True
         while left and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(_CLAIM_EVERY_SECONDS)
             try:
-                left = bool(await claim())
+                left = bool(await self._claim())
             except GpuCkptError as error:
-                log.debug("kernels of another server were not claimed: %s", error)
+                self._log.debug("kernels of another server were not claimed: %s", error)
 
-    kept_elsewhere = await claim()
-    for kernel in kept_elsewhere:
-        log.warning(
-            "Kernel %s (%s, %s) is a session of another server that has not ended; it is listed here if that one ends soon.",
-            kernel.kernel_id,
-            kernel.name or "no notebook",
-            kernel.state,
-        )
-    if kept_elsewhere:
-        operations.spawn(claim_again())
+    async def _connect(
+        self,
+        manager: ServerKernelManager,
+        served: ServedKernel,
+        recovered: tuple[str, list[str]] | None,
+    ) -> None:
+        """Connect to a kernel whose server was killed, and ask it for the messages since then."""
+        missed, complete = list[list[bytes]](), True
+        try:
+            if not served.has_agent:  # it may have been brought in after that server's last record
+                served.has_agent = await agent.look(manager) is not None
+            await self._reconnector.reconnect(served)
+            if recovered is not None and served.has_agent:
+                missed, complete = await agent.said_after(manager, *recovered)
+        finally:
+            if recovered is not None:
+                served.output.go_on(missed, complete=complete)
 
-
-async def adopt(
-    saved: SuspendedKernel,
-    link: DaemonLink,
-    kernels: GpuCkptKernels,
-    sessions: SessionManager,
-    operations: ServerOperations,
-    *,
-    resume_busy: bool,
-) -> None:
-    """List a kernel that `link` has been offered, with its sessions."""
-    kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
-    kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
-    rows = restore_sessions(
-        sessions,
-        kept.get("sessions", []),
-        saved_root=kept.get("root", ""),
-        root=str(kernels.root_dir),
-    )
-    # The environment is for a restart, which starts a kernel of this server.
-    await kernels.start_kernel(
-        kernel_id=kernel_id,
-        kernel_name=kept["kernel_name"],
-        cwd=saved.cwd,
-        env=environment_of(kernels, rows),
-    )
-    manager = manager_of(kernels, kernel_id)
-    served = link.served[kernel_id]
-    served.output.kernel_session = kept.get("kernel_session", "")
-    recovered = None
-    if served.absent:
-        served.output.restore(kept.get("output", {}))
-    else:
-        recovered = served.output.recover()
-    served.has_agent = kept.get("agent", False)
-    served.comms = SavedComms.from_record(kept.get("comms"))
-    if kept.get("kernel_info"):
-        set_known_info(manager, kept["kernel_info"])
-    elif not served.absent:
-        operations.spawn(learn_info(manager, expect_info(manager)))
-    if served.absent:
-        manager.execution_state = kept.get("execution_state") or "idle"
-        if manager.execution_state == "busy":
-            _expect_asker(kernels, manager, kernel_id, served.output.asked_by)
-            if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
-                link.wake(served)
-    else:
-        # Until it has answered it counts as busy, so that nobody culls a computation.
-        manager.execution_state = "busy"
-        # What it did while no server listened, nobody knows.
-        served.output.changes += 1
-        operations.spawn(_learn_state(manager))
-        served.peer_access_is_off = served.has_agent and served.is_parked
-        # The last server may have died with the kernel's words held back.
-        operations.spawn(_hear_again(link, manager, served, recovered))
-        if recovered is not None:
-            _expect_asker(kernels, manager, kernel_id, served.output.asked_by)
-    await link.catch_up(kernel_id)
-
-
-async def _hear_again(
-    link: DaemonLink,
-    manager: ServerKernelManager,
-    served: ServedKernel,
-    recovered: tuple[str, list[str]] | None,
-) -> None:
-    """Connect to a kernel whose server was killed, and ask it for the messages since then."""
-    missed, complete = list[list[bytes]](), True
-    try:
-        if not served.has_agent:  # it may have been brought in after that server's last word
-            served.has_agent = await agent.look(manager) is not None
-        await link.reconnect(served)
-        if recovered is not None and served.has_agent:
-            missed, complete = await agent.said_after(manager, *recovered)
-    finally:
-        if recovered is not None:
-            served.output.go_on(missed, complete=complete)
-
-
-def _expect_asker(
-    kernels: GpuCkptKernels, manager: ServerKernelManager, kernel_id: str, client_session: str
-) -> None:
-    """Take what the kernel answers to the page that runs the cell, until it connects again under its session id."""
-    if not client_session:
-        return
-    channels: dict[str, Any] = {"iopub": manager.connect_iopub()}
-    identity = client_session.encode()
-    for name in ("shell", "control", "stdin"):
-        channels[name] = getattr(manager, f"connect_{name}")(identity=identity)
-    for name, stream in channels.items():
-        stream.channel = name
-    kernels.start_buffering(kernel_id, f"{kernel_id}:{client_session}", channels)
+    def _expect_asker(self, manager: ServerKernelManager, served: ServedKernel) -> None:
+        """Buffer what the kernel answers to the page that runs the cell, until it connects again under its session id."""
+        client_session = served.output.asked_by
+        if not client_session:
+            return
+        channels: dict[str, Any] = {"iopub": manager.connect_iopub()}
+        identity = client_session.encode()
+        for name in ("shell", "control", "stdin"):
+            channels[name] = getattr(manager, f"connect_{name}")(identity=identity)
+        for name, stream in channels.items():
+            stream.channel = name
+        kernel_id = served.kernel_id
+        self._kernels.start_buffering(kernel_id, f"{kernel_id}:{client_session}", channels)
 
 
 async def _learn_state(manager: ServerKernelManager) -> None:

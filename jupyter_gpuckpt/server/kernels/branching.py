@@ -1,7 +1,7 @@
-"""A second live kernel from a snapshot, beside the one that it is of, with a notebook and ports of its own.
+"""Branches: a second live kernel from a snapshot, with a notebook and ports of its own.
 
-To the daemon it is a suspended kernel whose snapshot is another's, so it is listed here as one that an earlier server left, and
-then resumed. If that fails nothing of it stays.
+To the daemon a branch is a suspended kernel whose snapshot belongs to another kernel. It is listed here like a kernel that an
+earlier server left, and then resumed. If that fails, nothing of it stays.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -21,7 +21,6 @@ from ...door_secrets import parted
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
 from ...ports import HeldPorts, moved_connection
 from ...protocol import BranchRequest, SuspendedKernel
-from .adoption import adopt
 from .sessions import path_below
 
 if TYPE_CHECKING:
@@ -31,22 +30,23 @@ if TYPE_CHECKING:
 
     from ...model import LaunchSpec
     from ...protocol import Operation
+    from .adoption import Adoption
     from .daemon_link import DaemonLink
     from .kernel_manager import GpuCkptKernels
-    from .operations import ServerOperations
+    from .operations import Resume, ServerOperations
 
 _INSERT = "-branch-"
 
 
 class Branch(NamedTuple):
-    """The resume that ends the making of one, and its notebook."""
+    """A branch that is being made: the operation that resumes it, and the path of its notebook."""
 
     operation: Operation
     path: str
 
 
 class Branching:
-    """Of this server's kernels, and of any other snapshot in the store."""
+    """Makes branches of any snapshot in the store."""
 
     def __init__(
         self,
@@ -55,13 +55,16 @@ class Branching:
         sessions: SessionManager,
         contents: Any,
         operations: ServerOperations,
+        adoption: Adoption,
+        resume: Resume,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._contents, self._operations, self._log = contents, operations, log
+        self._adoption, self._resume = adoption, resume
 
     async def branch(self, snapshot_id: str, path: str = "") -> Branch:
-        """Begin to bring up a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside it)."""
+        """Start a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside the original)."""
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of a Jupyter kernel.")
@@ -70,7 +73,7 @@ class Branching:
             kernel_id = await self._make(snapshot_id, launch, path, undo)
             served = self._link.served[kernel_id]
             served.is_new_branch = True
-            operation = await self._operations.resume(kernel_id)
+            operation = await self._resume(kernel_id, "")
             self._operations.spawn(self._finish(operation, undo.pop_all()))
         return Branch(operation, path)
 
@@ -81,7 +84,7 @@ class Branching:
             await undo.aclose()
 
     async def _notebook(self, launch: LaunchSpec, wanted: str, undo: AsyncExitStack) -> str:
-        """Copy the kernel's notebook as it is now; one that is there at the `wanted` path is taken as it is."""
+        """Copy the kernel's notebook as it is now, and return the path; a notebook that exists at `wanted` is used as it is."""
         contents = self._contents
         saved = launch.jupyter
         source = path_below(
@@ -155,16 +158,14 @@ class Branching:
         undo.push_async_callback(self._quietly, end)
         saved = SuspendedKernel(kernel, jupyter, launch.cwd, secrets=launch.secrets)
         self._link.offer(saved)
-        await adopt(
-            saved, self._link, self._kernels, self._sessions, self._operations, resume_busy=False
-        )
+        await self._adoption.adopt(saved, resume_busy=False)
         return kernel_id
 
     async def _quietly(self, undo: Any) -> None:
-        """What is undone after an error must not hide it."""
+        """Undo a step; log an error instead of raising it, so that it does not hide the first one."""
         try:
             await undo()
         except KernelNotFound:
             pass
         except (GpuCkptError, web.HTTPError, OSError) as error:
-            self._log.warning("Of a branch that was not made something is left: %s", error)
+            self._log.warning("A branch failed, and not all of it could be removed: %s", error)

@@ -7,27 +7,27 @@ provisioner asks of it, from worker threads). Everything else here belongs to th
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from ... import calls
-from ...client import AsyncClient, Client, this_owner
+from ...client import AsyncClient, Client
 from ...errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
-from ...model import RetentionPolicy
-from ...protocol import RESTART_SECONDS, Event, Kernel, OwnerKind, SuspendedKernel
-from ...snapshot_records import SnapshotChange
+from ...protocol import RESTART_SECONDS, Event, Kernel, Owner, SuspendedKernel
 from ...states import KernelState
 from ..messages.output import KernelOutput
-from ..messages.served_kernel import Provisioner, Reconnect, ServedKernel, Wake
+from ..messages.served_kernel import Provisioner, ServedKernel
+from .kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from ...daemon_settings import Settings
+    from .descriptions import KernelDescriptions
+    from .reconnector import Reconnector
 
 
 class DaemonLink:
@@ -36,44 +36,22 @@ class DaemonLink:
     def __init__(
         self,
         settings: Settings,
+        owner: Owner,
         *,
-        root_dir: str,
-        jupyter_runtime_dir: str,
-        allowed: Sequence[str] = ("*",),
-        excluded: Sequence[str] = (),
-        kept_output_bytes: int = 0,
+        refusal: Callable[[str], str],
+        descriptions: KernelDescriptions,
+        reconnector: Reconnector,
+        listener: KernelListener,
+        kept_output_bytes: int,
         log: logging.Logger,
     ) -> None:
         self.settings = settings
         self.served: dict[str, ServedKernel] = {}
         #: Whether the log says already that the engine cannot work here.
         self.notice_given = False
-        #: Called with a kernel's id whenever something about it changed.
-        self.on_change: Callable[[str], None] = lambda kernel_id: None
-        #: Called with the daemon's record of a kernel whenever there is news of it.
-        self.on_news: Callable[[Kernel], None] = lambda kernel: None
-        #: Called with every change of a snapshot, whoever made it.
-        self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
-        #: Called with a kernel that was just suspended, whoever asked for it.
-        self.on_suspended: Callable[[Kernel], None] = lambda kernel: None
-        #: What the server wants to keep with a kernel beside kernelspec and connection.
-        self.describe: Callable[[KernelManager], dict[str, Any]] = lambda manager: {}
-        #: What may be removed after a save or suspend.
-        self.retention: RetentionPolicy | None = None
-        #: How subscribers come back after a resume; set before the first kernel is attached.
-        self.reconnect: Reconnect
-        #: What is done with a new kernel before anybody else speaks to it; set as `reconnect` is.
-        self.begin: Callable[[ServedKernel], None]
-        #: How a suspended kernel comes back when somebody wants something of it; set as `reconnect` is.
-        self.wake: Wake
-        self._allowed, self._excluded = list(allowed), list(excluded)
-        self._kept_output_bytes = kept_output_bytes
-        self._log = log
-        self._owner = this_owner(
-            OwnerKind.SERVER,
-            root_dir=root_dir,
-            jupyter_runtime_dir=jupyter_runtime_dir,
-        )
+        self._owner, self._refusal, self._descriptions = owner, refusal, descriptions
+        self._reconnector, self._listener = reconnector, listener
+        self._kept_output_bytes, self._log = kept_output_bytes, log
         self._adoptions: dict[str, SuspendedKernel] = {}
         #: What was being done with kernels that are gone.
         self._ending: set[asyncio.Task[None]] = set()
@@ -184,11 +162,7 @@ class DaemonLink:
 
     def refusal(self, kernel_name: str) -> str:
         """Why the configuration keeps this kernelspec off the engine; empty if it does not."""
-        if any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self._excluded):
-            return f"GpuCkptServer.excluded_kernelspecs excludes {kernel_name}."
-        if not any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self._allowed):
-            return f"GpuCkptServer.allowed_kernelspecs does not name {kernel_name}."
-        return ""
+        return self._refusal(kernel_name)
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
         """The kernel that was claimed under this id; handed out once."""
@@ -196,7 +170,7 @@ class DaemonLink:
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """What the next server needs."""
-        return self.describe(manager)
+        return self._descriptions.describe(manager, self.served.get(manager.kernel_id))
 
     def attach(self, kernel_id: str, watcher: Provisioner) -> None:
         """A kernel is about to be launched or adopted."""
@@ -207,16 +181,15 @@ class DaemonLink:
                 kernel_id,
                 watcher,
                 KernelOutput(path, self._kept_output_bytes),
-                self._tell,
-                self.reconnect,
-                self.wake,
+                self._reconnector.reconnect,
+                self._listener,
             )
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(served.reset)
 
     def launched(self, kernel_id: str) -> None:
         """A new kernel's process exists."""
-        self.begin(self.served[kernel_id])
+        self._reconnector.begin(self.served[kernel_id])
 
     def detach(self, kernel_id: str) -> None:
         """The kernel is gone or no longer ours."""
@@ -230,9 +203,6 @@ class DaemonLink:
         for task in served.end():
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
-
-    def _tell(self, kernel_id: str) -> None:
-        self.on_change(kernel_id)
 
     # ---- the connection ----------------------------------------------------------------------------------------------
 
@@ -257,7 +227,7 @@ class DaemonLink:
 
     async def _on_event(self, client: AsyncClient, event: Event) -> None:
         if event.snapshot is not None:
-            self.on_snapshot(event.snapshot)
+            self._listener.snapshot_changed(event.snapshot)
         elif event.kernel is not None:
             self._heard_of.add(event.kernel.kernel_id)
             self._on_kernel(event.kernel)
@@ -276,13 +246,13 @@ class DaemonLink:
         else:
             self._early.pop(kernel.kernel_id, None)
             self._apply(served, kernel)
-        self.on_news(kernel)
+        self._listener.kernel_reported(kernel)
 
     def _apply(self, served: ServedKernel, kernel: Kernel) -> None:
         before = served.kernel.state if served.kernel else KernelState.SUSPENDED
         served.apply(kernel)
         if kernel.state is KernelState.SUSPENDED and before is not KernelState.SUSPENDED:
-            self.on_suspended(kernel)
+            self._listener.kernel_suspended(kernel)
 
     async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
         """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""
@@ -297,6 +267,6 @@ class DaemonLink:
         except KernelNotFound:
             if served.provisioner.incarnation == incarnation:
                 served.provisioner.note_gone()
-                self.on_change(kernel_id)
+                self._listener.kernel_changed(kernel_id)
         except DaemonUnavailable:
             self._log.debug("gpuckptd went while it was asked about kernel %s", kernel_id)

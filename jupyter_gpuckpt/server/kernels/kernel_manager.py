@@ -1,7 +1,8 @@
 """What the server's kernel manager does differently for kernels under the engine.
 
-Covers: models, interrupts, culling, the end of the server. Does not cover: launch and shutdown of a single kernel (the
-provisioner's), save, suspend and resume (`operations.py`).
+Covers: models, interrupts, restarts, culling, the end of the server, what Jupyter hears of a kernel. Each is told to the
+policies as a `KernelListener`. Does not cover: launch and shutdown of a single kernel (the provisioner's), save, suspend and
+resume (`operations.py`).
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -18,17 +19,15 @@ from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelMana
 from tornado import web
 
 from ...errors import GpuCkptError
-from ...model import Cause
 from ...states import KernelState
-from ..policies.suspend_all import suspend_all
-from ..requests_in_flight import end_requests
+from .. import jupyter_internals
+from ..messages.probe import AGENT_MESSAGES
+from .sessions import mixed
 
 if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel
-    from ..policies.restart_snapshots import RestartSnapshots
-    from ..policies.shut_downs import ShutDowns
     from .daemon_link import DaemonLink
-    from .operations import ServerOperations
+    from .kernel_listener import KernelListener
 
     _Base = AsyncMappingKernelManager
 else:
@@ -36,39 +35,55 @@ else:
 
 #: States that take the place of Jupyter's own in REST models. A kernel that is being saved is idle or busy all the same.
 _SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
-#: jupyter_client says so of a message that is to the letter what was said before: a snapshot is resumed for the second time
-#: that was taken while the kernel's words were kept.
-_SAID_BEFORE = "Duplicate Signature"
-#: The kernel that the culler is just looking at: what it calls for an idle one is `shutdown_kernel`, as a user's click does.
+#: jupyter_client's error for a message that it has received before: a snapshot is resumed for the second time that holds
+#: buffered output.
+_RECEIVED_BEFORE = "Duplicate Signature"
+#: The kernel that the culler is looking at: for an idle one it calls `shutdown_kernel`, as a user's click does.
 _culled: ContextVar[str] = ContextVar("gpuckpt_culled", default="")
 
 
-class GpuCkptKernels(_Base):
-    """Mixed over the configured multi kernel manager, an `AsyncMappingKernelManager`, when its instance exists."""
+def install_kernel_manager(
+    kernels: AsyncMappingKernelManager,
+    owner: DaemonLink,
+    listener: KernelListener,
+    *,
+    suspends_idle: bool,
+) -> GpuCkptKernels:
+    """Extend the configured kernel manager, whose instance exists already, and return it.
 
-    #: Asked by provisioners (`daemon_link.py`) and websockets; set when the mixin is applied.
+    `owner`: asked by provisioners. `suspends_idle`: whether idle kernels may be suspended, because a cell brings them back.
+    """
+    ours = cast("GpuCkptKernels", kernels)
+    ours.gpuckpt_owner, ours.gpuckpt_listener = owner, listener
+    ours.gpuckpt_suspends_idle = suspends_idle
+    ours.gpuckpt_kernelspecs, ours.gpuckpt_stop = {}, None
+    # What the agent is asked and answers shows nothing of whether a cell runs.
+    ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
+    ours.__class__ = mixed(GpuCkptKernels, type(kernels))
+    return ours
+
+
+class GpuCkptKernels(_Base):
+    """Mixin of the configured multi kernel manager; `install_kernel_manager` puts it in place."""
+
+    #: Asked by provisioners, under this name (`gpuckpt_provisioner.owner`), and by websockets.
     gpuckpt_owner: DaemonLink
-    gpuckpt_operations: ServerOperations
-    gpuckpt_shut_downs: ShutDowns
-    gpuckpt_restart_snapshots: RestartSnapshots
-    #: How long the server's stop waits for suspends, in seconds; None: as long as they take.
-    gpuckpt_stop_seconds: float | None
+    gpuckpt_listener: KernelListener
+    gpuckpt_suspends_idle: bool
     #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
-    #: Whether idle kernels may be suspended: only where a cell brings them back.
-    gpuckpt_suspends_idle: bool
-    _gpuckpt_stop: asyncio.Task[None] | None
+    gpuckpt_stop: asyncio.Task[None] | None
 
     def __len__(self) -> int:
-        """How many kernels run: a server with suspended ones only may stop for lack of activity."""
+        """Return how many kernels run: a server with suspended ones only may stop for lack of activity."""
         return sum(not self._is_suspended(kernel_id) for kernel_id in self.list_kernel_ids())
 
     def __bool__(self) -> bool:
-        """Always: jupyter_server asks `if kernel_manager` before it cleans up."""
+        """Return True: jupyter_server asks `if kernel_manager` before it cleans up."""
         return True
 
     def kernel_model(self, kernel_id: str) -> dict[str, Any]:
-        """Jupyter's model; `execution_state` tells what keeps the kernel from answering."""
+        """Return Jupyter's model, whose `execution_state` tells what keeps the kernel from answering."""
         model: dict[str, Any] = super().kernel_model(kernel_id)
         served = self._served(kernel_id)
         if served is not None and served.state in _SHOWN:
@@ -78,31 +93,31 @@ class GpuCkptKernels(_Base):
     def pre_start_kernel(
         self, kernel_name: str | None, kwargs: dict[str, Any]
     ) -> tuple[Any, str, str]:
-        """As usual; a kernel that is adopted keeps its kernelspec if that is not installed any more."""
+        """Prepare a start; a kernel that is adopted keeps its kernelspec if that is no longer installed."""
         manager, name, kernel_id = super().pre_start_kernel(kernel_name, kwargs)
         saved = self.gpuckpt_kernelspecs.pop(kernel_id, None)
         if saved is not None:
             try:
                 manager.kernel_spec_manager.get_kernel_spec(name)
             except NoSuchKernel:
-                manager._kernel_spec = KernelSpec(**saved)
+                jupyter_internals.set_kernelspec(manager, KernelSpec(**saved))
         return manager, name, kernel_id
 
     def start_watching_activity(self, kernel_id: str) -> None:
-        """As usual; what Jupyter looks at to know whether a kernel is busy, pages get."""
+        """Watch a kernel's iopub messages as the base does, and hand them to its `KernelOutput`, which gives them to pages."""
         super().start_watching_activity(kernel_id)
         served = self.gpuckpt_owner.served.get(kernel_id)
         if served is None:
             return
-        stream = cast("Any", self.get_kernel(kernel_id))._activity_stream
-        record = stream._recv_callback
+        stream = jupyter_internals.activity_stream(self.get_kernel(kernel_id))
+        record = jupyter_internals.receiver_of(stream)
 
         def received(parts: list[bytes]) -> None:
             try:
                 record(parts)
             except Exception as error:
                 self.log.debug("kernel %s: a message cannot be read: %s", kernel_id, error)
-                if _SAID_BEFORE in str(error):
+                if _RECEIVED_BEFORE in str(error):
                     return
             try:
                 served.output.feed(parts)
@@ -112,9 +127,9 @@ class GpuCkptKernels(_Base):
         stream.on_recv(received)
 
     def start_buffering(self, kernel_id: str, session_key: str, channels: dict[str, Any]) -> None:
-        """As usual, for replies; what the kernel says to everybody is kept already (`kernel_output.py`).
+        """Buffer replies for a page that has gone; iopub messages are kept already (`messages/output.py`).
 
-        Without channels: the connection keeps them, for it has still something to send (`websocket.py`).
+        Without channels: the connection keeps them, because it has still something to send (`messages/gate.py`).
         """
         if not channels:
             return
@@ -123,7 +138,7 @@ class GpuCkptKernels(_Base):
             channels["iopub"].on_recv(lambda parts: None)
 
     def get_buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
-        """As usual, but another page that comes does not cost the one that asked its reply."""
+        """Return what is buffered for a page; unlike the base, keep what is buffered for another one."""
         served = self._served(kernel_id)
         left = served.left.pop(session_key, None) if served is not None else None
         if left is not None:
@@ -132,26 +147,23 @@ class GpuCkptKernels(_Base):
                 "buffer": left.unheard,
                 "channels": left.channels,
             }
-        buffered = self._kernel_buffers.get(kernel_id) if self._served(kernel_id) else None
-        if buffered is not None and buffered["session_key"] != session_key:
+        kept = jupyter_internals.buffered(self, kernel_id) if served is not None else None
+        if kept is not None and kept["session_key"] != session_key:
             return None
         found: dict[str, Any] | None = super().get_buffer(kernel_id, session_key)
         return found
 
     async def interrupt_kernel(self, kernel_id: str) -> None:  # type: ignore[override] # as the async base
-        """As usual, after an operation in flight; one that was suspended in the middle of a cell comes back for it.
+        """Interrupt a kernel after an operation in flight; one that was suspended in the middle of a cell is resumed for it.
 
-        Nothing for a suspended kernel that was idle: a message would wait for its next cell.
+        Do nothing for a suspended kernel that was idle: a message would wait for its next cell.
         """
         served = self._served(kernel_id)
         if served is not None:
-            # The daemon delivers it after the save, which may take minutes that nobody has asked for.
-            await self.gpuckpt_operations.give_way(kernel_id)
-        if served is not None and served.state is KernelState.SUSPENDED and served.output.awaited:
-            operation = await self.gpuckpt_operations.resume(kernel_id)
-            ended = await self.gpuckpt_operations.finish(operation)
-            if ended.error is not None:
-                raise web.HTTPError(409, f"{ended.error.message} {ended.error.hint}".strip())
+            try:
+                await self.gpuckpt_listener.before_interrupt(kernel_id)
+            except GpuCkptError as error:
+                raise web.HTTPError(409, f"{error.message} {error.hint}".strip()) from error
         while served is not None and not served.gate_is_open:
             if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
                 return
@@ -159,20 +171,22 @@ class GpuCkptKernels(_Base):
         await ensure_async(super().interrupt_kernel(kernel_id))
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
-        """As usual; what the kernel held can be gone back to."""
+        """Restart a kernel after policies have kept what it held."""
         if self._served(kernel_id) is not None:
-            await self.gpuckpt_restart_snapshots.keep(kernel_id)
+            await self.gpuckpt_listener.before_restart(kernel_id)
         await ensure_async(super().restart_kernel(kernel_id, now=now))
 
     async def cull_kernel_if_idle(self, kernel_id: str) -> None:
-        """As usual, by Jupyter's own settings, but what would be shut down is suspended."""
+        """Cull a kernel by Jupyter's own settings; one under the engine is suspended instead of being shut down."""
         served = self._served(kernel_id)
-        if served is not None and not self.gpuckpt_suspends_idle:
+        if served is None:
+            await super().cull_kernel_if_idle(kernel_id)
+            return
+        if not self.gpuckpt_suspends_idle:
             return  # once suspended, no cell would bring it back
-        parked = served is not None and served.state is KernelState.PARKED
-        if served is not None and not (served.gate_is_open or parked):
+        if not (served.gate_is_open or served.state is KernelState.PARKED):
             return  # it uses nothing, or something is being done with it
-        if served is not None and served.kernel is not None and served.kernel.gpu_utilization:
+        if served.kernel is not None and served.kernel.gpu_utilization:
             return  # a thread of the user's computes on the GPU
         culled = _culled.set(kernel_id)
         try:
@@ -183,71 +197,42 @@ class GpuCkptKernels(_Base):
     async def shutdown_kernel(  # type: ignore[override] # as the async base
         self, kernel_id: str, now: bool = False, restart: bool = False
     ) -> None:
-        """As usual, unless the culler asks for it; what a user shuts down is kept for a while (`shut_downs.py`)."""
+        """Shut a kernel down, unless the culler asks for it or a policy keeps it for a while."""
         idle = _culled.get() == kernel_id and self._served(kernel_id) is not None
         dead = idle and getattr(self.get_kernel(kernel_id), "execution_state", "") == "dead"
         if idle and not dead:
-            await self._suspend_idle(kernel_id)
-        elif now or restart or dead or not await self.gpuckpt_shut_downs.keep(kernel_id):
+            await self.gpuckpt_listener.kernel_idle(kernel_id)
+        elif now or restart or dead or not await self.gpuckpt_listener.keep_shut_down(kernel_id):
             await ensure_async(super().shutdown_kernel(kernel_id, now=now, restart=restart))
 
-    async def _suspend_idle(self, kernel_id: str) -> None:
-        """Suspend a kernel that nobody uses; if that fails it runs on, and the next round tries again."""
-        try:
-            operation = await self.gpuckpt_operations.suspend(kernel_id, cause=Cause.IDLE)
-            ended = await self.gpuckpt_operations.finish(operation)
-            if ended.error is not None:
-                self.log.warning("Idle kernel %s runs on: %s", kernel_id, ended.error.message)
-        except GpuCkptError as error:
-            self.log.warning("Idle kernel %s runs on: %s", kernel_id, error)
-
     async def shutdown_all(self, now: bool = False) -> None:  # type: ignore[override] # as the async base
-        """The server stops: suspend what the next server can bring back, shut down the rest. Never raises.
+        """Stop serving kernels: suspend those that the next server can bring back, shut down the others. Never raise.
 
-        Called by nobody but the server's cleanup, and once more for each further signal: all share one run, since an
-        exception here, or a second run, would leave the server hanging.
+        The server's cleanup calls this, once more for each further signal. All calls share one run: an exception here, or a
+        second run, would leave the server hanging.
         """
-        self.gpuckpt_operations.stopping = True
-        if self._gpuckpt_stop is None:
-            self._gpuckpt_stop = asyncio.ensure_future(self._stop(now=now))
-        await asyncio.shield(self._gpuckpt_stop)
+        if self.gpuckpt_stop is None:
+            self.gpuckpt_stop = asyncio.ensure_future(self._stop(now=now))
+        await asyncio.shield(self.gpuckpt_stop)
 
     async def _stop(self, *, now: bool) -> None:
-        if self._pending_kernels:  # what is just starting cannot be suspended yet
-            await asyncio.wait(list(self._pending_kernels.values()))
-        await self.gpuckpt_shut_downs.end_all()
-        managed = [kernel_id for kernel_id in self.list_kernel_ids() if self._served(kernel_id)]
-        if managed:
-            self.log.info(
-                "Suspending %d kernels: the next server has them again. Terminals end with this one.",
-                len(managed),
-            )
-        operations, seconds = self.gpuckpt_operations, self.gpuckpt_stop_seconds
-        await suspend_all(operations, managed, seconds, Cause.SHUTDOWN)
-        for kernel_id in managed:
-            try:
-                self._detach(kernel_id)
-            except Exception:
-                self.log.exception("Kernel %s was not detached.", kernel_id)
+        await self.gpuckpt_listener.server_stops()
         try:
-            await self.gpuckpt_operations.close()
-            # From here on nothing of this server may keep the kernels from the next one.
-            await self.gpuckpt_owner.leave()
             await ensure_async(super().shutdown_all(now=now))
-            await self.gpuckpt_owner.close()
         except Exception:
             self.log.exception("Shutting down the other kernels failed.")
-        await end_requests()
+        await self.gpuckpt_listener.server_stopped()
 
-    def _detach(self, kernel_id: str) -> None:
-        """Forget a kernel without touching it or its connection file, which the kernel still names."""
+    def gpuckpt_detach(self, kernel_id: str) -> None:
+        """Forget a kernel without touching it or its connection file, which the kernel still uses."""
         manager = self.get_kernel(kernel_id)
         manager.stop_restarter()
         self.stop_watching_activity(kernel_id)
         self.stop_buffering(kernel_id)
-        manager._connection_file_written = False
-        self.gpuckpt_owner.served[kernel_id].output.close()
-        self.gpuckpt_owner.served[kernel_id].provisioner.release()
+        jupyter_internals.keep_connection_file(manager)
+        served = self.gpuckpt_owner.served[kernel_id]
+        served.output.close()
+        served.provisioner.release()
         self.remove_kernel(kernel_id)
 
     def _served(self, kernel_id: str) -> ServedKernel | None:

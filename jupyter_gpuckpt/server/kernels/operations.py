@@ -1,13 +1,13 @@
 """Save, suspend and resume as the server does them, around what the daemon does.
 
 Covers: what is sent with a kernel, the gate before a freeze, the subscribers after a resume, operations that are over only
-when both are done. Does not cover: REST (`handlers.py`), states (the daemon's).
+when both are done. Does not cover: REST (`rest/`), states (the daemon's).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,31 +21,31 @@ from ...errors import (
     KernelStateConflict,
     record_of,
 )
-from ...model import Cause, Variables
-from ...protocol import Kernel, Operation, OperationKind, OperationState, Result, SaveRequest
+from ...model import Cause, RetentionPolicy, Variables
+from ...protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
 from ...states import ABSENT, KernelState
-from ..messages.probe import drained, kernel_info, known_info, set_known_info, wait_until_heard
+from ..jupyter_internals import known_info, set_known_info
+from ..messages.probe import drained, kernel_info, wait_until_heard
 from ..messages.served_kernel import ServedKernel, is_past_freeze, not_managed
 from . import agent
+from .kernel_listener import KernelListener
 from .peer_access import PeerAccessSwitch
-from .sessions import manager_of, sessions_of
+from .sessions import manager_of
 from .tracked_operations import TrackedOperations
 from .variables import variables_of
 
 if TYPE_CHECKING:
     import logging
 
-    from jupyter_client.manager import KernelManager
     from jupyter_server.services.kernels.kernelmanager import (
         AsyncMappingKernelManager,
         ServerKernelManager,
     )
-    from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     from ...client import AsyncClient
     from ...snapshot_records import Snapshot
-    from ..policies.gpu_room import RoomMaker
     from .daemon_link import DaemonLink
+    from .descriptions import KernelDescriptions
 
 _DRAIN_SECONDS = 2.0
 _INFO_SECONDS = 2.0
@@ -60,34 +60,34 @@ _MOST_FINGERPRINT_SECONDS = 1.0
 _TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
 Release = Callable[[], None]
+#: Starts bringing a kernel back from a snapshot, by default its latest (`GpuRoom.resume`).
+Resume = Callable[[str, str], Awaitable[Operation]]
 
 
-class ServerOperations:
+class ServerOperations(KernelListener):
     """The operations on this server's kernels."""
 
     def __init__(
         self,
         link: DaemonLink,
         kernels: AsyncMappingKernelManager,
-        sessions: SessionManager,
         *,
+        descriptions: KernelDescriptions,
+        peer_access: PeerAccessSwitch,
+        listener: KernelListener,
+        retention: RetentionPolicy,
+        trims: bool,
         reconnect_timeout: float,
         log: logging.Logger,
     ) -> None:
-        self._link, self._kernels, self._sessions = link, kernels, sessions
-        self._reconnect_timeout = reconnect_timeout
-        self._log = log
-        self.peer_access = PeerAccessSwitch(kernels, log)
-        self.tracked = TrackedOperations(self._on_end)
+        self._link, self._kernels, self._descriptions = link, kernels, descriptions
+        self._peer_access, self._listener = peer_access, listener
+        self._retention, self._trims = retention, trims
+        self._reconnect_timeout, self._log = reconnect_timeout, log
+        self.tracked = TrackedOperations(listener.kernel_changed)
         self._background: set[asyncio.Task[None]] = set()
-        #: Whether kernels give unused memory back before snapshots that nobody asked for.
-        self.trims = True
         #: Set when the server stops: what it suspends then stays suspended.
         self.stopping = False
-        #: Makes room on the GPU for kernels that come back.
-        self.room: RoomMaker | None = None
-        #: Waits until no periodic save of a kernel is in the way of what a user wants (`autosave.py`).
-        self.give_way: Callable[[str], Coroutine[Any, Any, None]] = lambda _: asyncio.sleep(0)
 
     def served(self, kernel_id: str) -> ServedKernel:
         """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
@@ -117,38 +117,29 @@ class ServerOperations:
         return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
-        """Start bringing a suspended kernel back, by default from its latest snapshot."""
+        """Start bringing a suspended kernel back, by default from its latest snapshot, whether or not the GPU has room for it.
+
+        Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
+        """
         served = self.served(kernel_id)
-        if self.room is not None and await self.room.is_needed(kernel_id, snapshot_id):
-            work = self._resume_on_gpu(served, snapshot_id, self.room)
-            return self.tracked.compose(OperationKind.RESUME, kernel_id, work)
-        return await self._resume(served, snapshot_id)
-
-    async def _resume(self, served: ServedKernel, snapshot_id: str) -> Operation:
-        operation = await self._link.daemon.send(calls.resume(served.kernel_id, snapshot_id))
+        operation = await self._link.daemon.send(calls.resume(kernel_id, snapshot_id))
         return self._track(served, operation, lambda: None)
-
-    async def _resume_on_gpu(
-        self, served: ServedKernel, snapshot_id: str, room: RoomMaker
-    ) -> Result:
-        async with room.made(served.kernel_id, snapshot_id):
-            return await self.tracked.result(await self._resume(served, snapshot_id))
 
     async def park(self, kernel_id: str) -> Operation:
         """Start moving the kernel's GPU memory into RAM; the next cell moves it back."""
         served = self.served(kernel_id)
         release = served.hold()
         try:
-            is_off = await self.peer_access.switch_off(served)
+            is_off = await self._peer_access.switch_off(served)
             operation = await self._link.daemon.send(calls.park(kernel_id, peer_access_off=is_off))
         except BaseException:
-            self.spawn(self.peer_access.switch_on_and(served, release))
+            self.spawn(self._peer_access.switch_on_and(served, release))
             raise
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
         # A park that fails leaves it running.
-        end = partial(self.peer_access.switch_on_and, served, release)
+        end = partial(self._peer_access.switch_on_and, served, release)
         return self._track(served, operation, lambda: self.spawn(end()))
 
     async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
@@ -179,35 +170,16 @@ class ServerOperations:
         """All snapshots, newest first."""
         return await self._link.daemon.send(calls.snapshots())
 
-    def description(self, manager: KernelManager) -> dict[str, Any]:
-        """What is kept with a kernel so that the next server can list it as it was."""
-        rows = sessions_of(self._sessions, manager.kernel_id)
-        served = self._link.served.get(manager.kernel_id)
-        if served is not None and served.kernel is None:
-            served = None  # a fresh kernel is about to be launched: nothing of the last one is true of it
-        state = getattr(manager, "execution_state", None) or "idle"
-        return {
-            "sessions": rows,
-            "path": rows[0]["path"] if rows else "",
-            "root": str(self._kernels.root_dir),
-            "kernel_info": known_info(manager),
-            "kernel_session": served.output.kernel_session if served else "",
-            "output": served.output.description() if served else {},
-            "agent": served.has_agent if served else False,
-            "comms": served.comms.record() if served else {},
-            "execution_state": "busy" if served and served.output.awaited else state,
-        }
-
-    def report(self, kernel_id: str) -> None:
-        """The kernel's sessions changed: tell the daemon now, the server may not get to say it at its end."""
+    def report_sessions(self, kernel_id: str) -> None:
+        """Tell the daemon of a kernel's sessions now: this server may be killed before its end."""
         if kernel_id in self._kernels and kernel_id in self._link.served and self._link.ready:
             self.spawn(self._report(kernel_id))
 
-    def note_suspended(self, kernel: Kernel) -> None:
-        """A kernel was suspended, perhaps by somebody else: what this server knows of it (whether a cell runs, say) goes along."""
+    def kernel_suspended(self, kernel: Kernel) -> None:
+        """Tell the daemon what this server knows of a kernel that somebody else has suspended: whether a cell runs, for instance."""
         ours = kernel.operation is not None and kernel.operation.operation_id in self.tracked
         if not ours:
-            self.report(kernel.kernel_id)
+            self.report_sessions(kernel.kernel_id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside the requests; asyncio itself keeps weak references to tasks only."""
@@ -223,9 +195,6 @@ class ServerOperations:
         if left:
             await asyncio.wait(left)
 
-    def _on_end(self, kernel_id: str) -> None:
-        self._link.on_change(kernel_id)
-
     def _manager(self, kernel_id: str) -> ServerKernelManager:
         return manager_of(self._kernels, kernel_id)
 
@@ -240,7 +209,7 @@ class ServerOperations:
         self, kind: OperationKind, kernel_id: str, name: str, cause: Cause
     ) -> Operation:
         if cause is not Cause.AUTOSAVE:
-            await self.give_way(kernel_id)
+            await self._listener.before_freeze(kernel_id)
         served = self.served(kernel_id)
         daemon = self._link.daemon
         release = served.hold()
@@ -266,7 +235,7 @@ class ServerOperations:
                     runs = served.state is KernelState.RUNNING
                     release = self._thawing(served, release, called=called, gpu_is_back=runs)
                     if found is not None:
-                        peer_access_off = await self.peer_access.switch_off(served, found)
+                        peer_access_off = await self._peer_access.switch_off(served, found)
                     told = await agent.prepare(manager, answers=found is not None)
                     served.comms = told or served.comms.without_states()
                     if told:
@@ -282,7 +251,7 @@ class ServerOperations:
                 cause,
                 pinned=bool(name),
                 # The snapshot to go back to may be the oldest that is kept: what this one pushes out goes after the next save.
-                retention=None if cause is Cause.ROLLBACK else self._link.retention,
+                retention=None if cause is Cause.ROLLBACK else self._retention,
                 title=name,
                 variables=variables,
                 peer_access_off=peer_access_off,
@@ -296,7 +265,7 @@ class ServerOperations:
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # A parked kernel's calls to the GPU would wait, and a cell that runs is not kept waiting.
         idle = served.state is KernelState.RUNNING and not served.output.awaited
-        if self.trims and idle and cause in _TRIM_SECONDS:
+        if self._trims and idle and cause in _TRIM_SECONDS:
             trimmed = await agent.trim(self._manager(served.kernel_id), _TRIM_SECONDS[cause])
             self._log.debug("kernel %s gave back %s bytes", served.kernel_id, trimmed)
 
@@ -315,7 +284,7 @@ class ServerOperations:
                 if served.kernel_id in self._kernels:  # else it was shut down meanwhile
                     manager = self._manager(served.kernel_id)
                     if gpu_is_back:
-                        await self.peer_access.switch_on(served)
+                        await self._peer_access.switch_on(served)
                     await agent.thaw(
                         manager, lambda: served.freezes == freezes and not served.absent
                     )
@@ -348,9 +317,10 @@ class ServerOperations:
 
     async def _sent_with(self, kernel_id: str) -> tuple[str, dict[str, Any]]:
         manager = self._manager(kernel_id)
-        described = self.description(manager)
+        served = self.served(kernel_id)
+        described = self._descriptions.describe(manager, served)
         name = described["path"] or manager.kernel_name
-        return name, {**self.served(kernel_id).provisioner.described_manager(), **described}
+        return name, {**served.provisioner.described_manager(), **described}
 
     def _track(
         self, served: ServedKernel, operation: Operation, release: Release, changes: int = 0

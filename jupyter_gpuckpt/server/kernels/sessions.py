@@ -1,4 +1,4 @@
-"""Jupyter's sessions (which notebook has which kernel): what travels with a kernel, and how it comes back.
+"""Jupyter's sessions (which notebook has which kernel): read for a kernel that is saved, listed again for one that comes back.
 
 Session ids are kept: an open page disposes a session whose id has vanished, and with it its outputs in flight.
 """
@@ -12,12 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from jupyter_server.services.sessions.sessionmanager import SessionManager
+
 if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import (
         AsyncMappingKernelManager,
         ServerKernelManager,
     )
-    from jupyter_server.services.sessions.sessionmanager import SessionManager
 
     _Base = SessionManager
 else:
@@ -26,39 +27,49 @@ else:
 _COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
 
 
-class ReportingSessions(_Base):
-    """Mixed over the configured session manager: says at once when a session is made or renamed."""
+def install_sessions(sessions: SessionManager, report: Callable[[str], None]) -> None:
+    """Make the configured session manager `report` each kernel whose sessions change; one of a foreign class is left alone."""
+    if isinstance(sessions, SessionManager):
+        sessions.__class__ = mixed(ReportingSessions, type(sessions))
+        cast("ReportingSessions", sessions).gpuckpt_report = report
 
-    #: Called with a kernel's id; set by the extension.
-    gpuckpt_report: Callable[[str], None] | None = None
+
+def mixed(mixin: type, used: type) -> type:
+    """Return a subclass of `used`, whose methods `mixin` extends."""
+    return type(f"GpuCkpt{used.__name__}", (mixin, used), {"__doc__": used.__doc__})
+
+
+class ReportingSessions(_Base):
+    """Mixin of the configured session manager that tells when a session is made or changed."""
+
+    gpuckpt_report: Callable[[str], None]
 
     async def save_session(self, session_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Save as usual, then report."""
+        """Save a session as the base does, then tell."""
         model = await super().save_session(session_id, *args, **kwargs)
-        self._report(session_id)
+        self._tell(session_id)
         return model
 
     async def update_session(self, session_id: str, **kwargs: Any) -> None:
-        """Update as usual, then report."""
+        """Update a session as the base does, then tell."""
         await super().update_session(session_id, **kwargs)
-        self._report(session_id)
+        self._tell(session_id)
 
-    def _report(self, session_id: str) -> None:
+    def _tell(self, session_id: str) -> None:
         rows = self.cursor.execute(
             "SELECT kernel_id FROM session WHERE session_id=?", (session_id,)
         ).fetchall()
         for row in rows:
-            if self.gpuckpt_report is not None:
-                self.gpuckpt_report(row["kernel_id"])
+            self.gpuckpt_report(row["kernel_id"])
 
 
 def manager_of(kernels: AsyncMappingKernelManager, kernel_id: str) -> ServerKernelManager:
-    """The manager of a kernel that is listed, as the server's own class."""
+    """Return the manager of a kernel that is listed, as the server's own class."""
     return cast("ServerKernelManager", kernels.get_kernel(kernel_id))
 
 
 def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]]:
-    """The rows of a kernel, oldest first."""
+    """Return the sessions of a kernel as rows of Jupyter's table, oldest first."""
     rows = sessions.cursor.execute(
         f"SELECT {', '.join(_COLUMNS)} FROM session WHERE kernel_id=?",  # noqa: S608 - constants
         (kernel_id,),
@@ -69,7 +80,7 @@ def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]
 def restore_sessions(
     sessions: SessionManager, rows: list[dict[str, Any]], *, saved_root: str, root: str
 ) -> list[dict[str, Any]]:
-    """Put rows of an earlier server back, with paths as they are below this server's `root`; returns them so."""
+    """List sessions of an earlier server again; return their rows with paths relative to this server's `root`."""
     known = {row["session_id"] for row in sessions.cursor.execute("SELECT session_id FROM session")}
     moved = [
         {**row, "path": path_below(row["path"], saved_root=saved_root, root=root)} for row in rows
@@ -82,7 +93,7 @@ def restore_sessions(
 
 
 def path_below(path: str, *, saved_root: str, root: str) -> str:
-    """A session's path, which was relative to `saved_root`, relative to `root`; unchanged if it does not lie there."""
+    """Return a session's path relative to `root` instead of `saved_root`; unchanged if it does not lie below `root`."""
     if not saved_root or saved_root == root:
         return path
     absolute = Path(os.path.normpath(Path(saved_root, path)))
@@ -94,7 +105,7 @@ def path_below(path: str, *, saved_root: str, root: str) -> str:
 def environment_of(
     kernels: AsyncMappingKernelManager, rows: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """What jupyter_server would give a kernel of this session."""
+    """Return the environment that jupyter_server would give a kernel with these sessions."""
     environment = dict(os.environ)
     if rows and rows[0].get("path"):
         cwd = kernels.cwd_for_path(rows[0]["path"])

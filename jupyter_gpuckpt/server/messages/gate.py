@@ -23,9 +23,9 @@ from jupyter_server.services.kernels.connection.base import (
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
 
+from ..jupyter_internals import known_info, send_to_page
 from .comms import PageComms, Said
 from .page_requests import V1, Request, read_request
-from .probe import known_info
 
 if TYPE_CHECKING:
     from ...errors import ErrorRecord
@@ -342,7 +342,7 @@ class GatedConnection(_Base):
         if self.subprotocol != V1:
             signature = self.session.sign(fed[1:5])  # it may have been changed
             message = self.session.deserialize([signature, *fed[1:]])
-        self._on_zmq_reply(self.channels["iopub"], message)
+        send_to_page(self, self.channels["iopub"], message)
 
     def show_text(self, text: str) -> None:
         """See `kernel_output.Page`."""

@@ -9,6 +9,8 @@ import msgspec
 
 from ... import decoding
 
+#: Every question of this server's own carries it as `header.session`, so that its echoes can be told from a page's messages.
+PROBE_SESSION = "gpuckpt-probe"
 #: Between the identities and the signature of a message (jupyter_client.session.DELIM).
 DELIMITER = b"<IDS|MSG>"
 _ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})

@@ -22,8 +22,7 @@ from typing import Any, BinaryIO, Protocol
 import msgspec
 
 from ... import decoding
-from .kernel_messages import Header, fields, is_about_comms, read, with_cell
-from .probe import PROBE_SESSION
+from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
 
 _log = logging.getLogger(__name__)
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
+from .kernel_messages import PROBE_SESSION
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -21,12 +23,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Every probe carries it as `header.session`, so that websockets can tell its echoes from what the user asked for.
-PROBE_SESSION = "gpuckpt-probe"
 #: The message that a kernel's agent understands (`kernel_agent/agent.py`).
 AGENT_REQUEST = "gpuckpt_request"
-#: What it says when it is asked to say something.
-AGENT_WORD = "gpuckpt_probe"
+#: The types of messages between this server and the agent; the second is what the agent publishes when it is probed.
+AGENT_MESSAGES = (AGENT_REQUEST, "gpuckpt_probe")
 _INFO_REQUEST = "kernel_info_request"
 _REPEAT_SECONDS = 0.1
 _INFO_SECONDS = {"control": 2.0, "shell": 60.0}
@@ -110,21 +110,6 @@ async def kernel_info(
     return info
 
 
-def known_info(manager: Any) -> dict[str, Any]:
-    """The kernel's `kernel_info_reply`, if it has ever been asked; else empty."""
-    future = getattr(manager, "_kernel_info_future", None)
-    if future is None or not future.done() or future.cancelled() or future.exception():
-        return {}
-    return future.result() or {}
-
-
-def set_known_info(manager: Any, info: dict[str, Any]) -> None:
-    """Remember the kernel's `kernel_info_reply`, where connections look for it before they ask."""
-    future: Future[dict[str, Any]] = Future()
-    future.set_result(info)
-    manager._kernel_info_future = future
-
-
 async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, Any]]) -> None:
     """Ask a kernel in which a cell may run what it is, on the channel that answers at once, else on the other."""
     info: dict[str, Any] = {}
@@ -133,12 +118,6 @@ async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, An
             info = info or await kernel_info(manager, channel, seconds)
     finally:
         expected.set_result(info)
-
-
-def expect_info(manager: ServerKernelManager) -> Future[dict[str, Any]]:
-    """Have connections wait for `learn_info`; each would ask the shell otherwise, which answers when the cell is done."""
-    manager._kernel_info_future = Future()  # type: ignore[attr-defined]
-    return manager._kernel_info_future  # type: ignore[attr-defined, no-any-return]
 
 
 async def ask(

@@ -77,10 +77,18 @@ class LeftPage(Connection, Protocol):
         """Close the channels of a kernel that is gone."""
 
 
-#: Makes a kernel heard again after a resume, whoever asked for it.
+class GateListener(Protocol):
+    """The part of `kernels.KernelListener` that the gate calls."""
+
+    def kernel_changed(self, kernel_id: str) -> None:
+        """The state changed, or the gate."""
+
+    def kernel_wanted(self, served: ServedKernel) -> None:
+        """Somebody runs a cell in a kernel that cannot run it now."""
+
+
+#: Connects this server to a kernel again after a resume, whoever asked for that.
 Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
-#: Begins to bring a suspended kernel back, because somebody wants something of it.
-Wake = Callable[["ServedKernel"], None]
 
 
 class ServedKernel:
@@ -91,14 +99,13 @@ class ServedKernel:
         kernel_id: str,
         provisioner: Provisioner,
         output: KernelOutput,
-        on_change: Callable[[str], None],
         reconnect: Reconnect,
-        wake: Wake,
+        listener: GateListener,
     ) -> None:
         self.kernel_id = kernel_id
         self.provisioner = provisioner
         self.output = output
-        self._on_change, self._reconnect, self._wake = on_change, reconnect, wake
+        self._reconnect, self._listener = reconnect, listener
         self.connections: set[Connection] = set()
         #: Pages that have gone while something of theirs was held, by `session_key`.
         self.left: dict[str, LeftPage] = {}
@@ -231,7 +238,7 @@ class ServedKernel:
 
     def wake(self) -> None:
         """Somebody wants something of the kernel: bring it back if it is suspended, now or as soon as it is."""
-        self._wake(self)
+        self._listener.kernel_wanted(self)
 
     def refuse_held(self, error: ErrorRecord) -> None:
         """Answer everything that is held with an error."""
@@ -291,7 +298,7 @@ class ServedKernel:
         self._changed = asyncio.Event()
         for connection in self._all_connections():
             connection.on_gate()
-        self._on_change(self.kernel_id)
+        self._listener.kernel_changed(self.kernel_id)
 
 
 def is_past_freeze(operation: Operation) -> bool:

@@ -9,14 +9,13 @@ A kernel counts as changed when
 
 It is saved `autosave_interval` after the change was seen, so that is what can be lost, and never more often than its saves
 cost: it rests `autosave_rest` times as long as the last one took. One kernel at a time, with pauses in between. A kernel with which
-something else is being done is left alone, and what users want comes first (`give_way`).
+something else is being done is left alone, and what users want comes first (`before_freeze`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,9 +32,11 @@ from ...errors import (
 )
 from ...model import Cause
 from ...states import KernelState
+from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     from ...protocol import Operation
+    from ..kernels.kernel_list import KernelList
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
@@ -60,19 +61,19 @@ class _Watched:
     changed_at: float | None = None
 
 
-class Autosave:
-    """The periodic saves of one server. Used on the event loop."""
+class Autosave(KernelListener):
+    """Saves changed kernels periodically. Used on the event loop."""
 
     def __init__(
         self,
         operations: ServerOperations,
-        kernel_ids: Callable[[], list[str]],
+        kernels: KernelList,
         *,
         interval_seconds: float,
         rest: float,
         log: logging.Logger,
     ) -> None:
-        self._operations, self._kernel_ids = operations, kernel_ids
+        self._operations, self._kernels = operations, kernels
         self._interval_seconds, self._rest, self._log = interval_seconds, rest, log
         self._watched: dict[str, _Watched] = {}
         self._rest_until: dict[str, float] = {}
@@ -84,22 +85,23 @@ class Autosave:
         self._over = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    def server_started(self) -> None:
         """Begin; the first save is due an interval after the first change."""
         self._task = asyncio.ensure_future(self._run())
 
-    async def close(self) -> None:
-        """End; a save in flight is cancelled. Never raises: the server stops."""
+    async def server_stops(self) -> None:
+        """End; a save in flight is cancelled. Never raises."""
         if self._task is not None:
-            await self.give_way(self._saving)
+            await self.before_freeze(self._saving)
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def give_way(self, kernel_id: str) -> None:
-        """Somebody wants to save or suspend the kernel: return when no save of ours is in the way.
+    async def before_interrupt(self, kernel_id: str) -> None:
+        """Cancel a save in flight: the daemon would deliver the interrupt after it, which may take minutes."""
+        await self.before_freeze(kernel_id)
 
-        One in flight is cancelled; what it has stored already serves the other. Never raises.
-        """
+    async def before_freeze(self, kernel_id: str) -> None:
+        """Cancel a save in flight and wait for its end; what it has stored already serves the next one. Never raises."""
         while self._saving and self._saving == kernel_id:
             self._unwanted = True
             await self._cancel()
@@ -115,7 +117,7 @@ class Autosave:
                 self._log.exception("The periodic save of kernels failed.")
 
     async def _round(self) -> None:
-        kernel_ids = self._kernel_ids()
+        kernel_ids = self._kernels.ids()
         for known in (self._watched, self._rest_until, self._failures):
             for kernel_id in set(known) - set(kernel_ids):
                 del known[kernel_id]

@@ -1,7 +1,7 @@
-"""Room on the GPU for a kernel that comes back: made by parking idle kernels of this server, the least recently used first.
+"""Resumes and unparks with room on the GPU: it is made by parking idle kernels of this server, the least recently used first.
 
-So more notebooks are open than fit on a GPU, and each is back when its next cell runs. Kernels that want the GPU stand in one
-queue; while those that have it compute, the first of it waits.
+So more notebooks can be open than fit on a GPU, and each is back when its next cell runs. Kernels that need the GPU wait in one
+queue; while those that hold it compute, the first of the queue waits.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from ... import calls
 from ...errors import GpuCkptError, GpuFull
-from .parking import idle_kernels
+from ...protocol import OperationKind, Result
+from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
@@ -20,16 +21,17 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 
-    from ...protocol import GpuRoom
+    from ...protocol import GpuRoom as Room
+    from ...protocol import Operation
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
 
-#: How often it is looked whether a kernel that had the GPU is idle now, in seconds.
+#: Seconds between two looks for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
 
 
-class RoomMaker:
-    """For this server's kernels. `wait_seconds`: how long the first of the queue waits for kernels that compute."""
+class GpuRoom:
+    """Makes room for kernels that come back. `wait_seconds`: how long the first of the queue waits for kernels that compute."""
 
     def __init__(
         self,
@@ -44,13 +46,26 @@ class RoomMaker:
         self._wait_seconds, self._log = wait_seconds, log
         self._queue = asyncio.Lock()
 
+    async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
+        """Start bringing a suspended or parked kernel back, after making room on the GPU if it needs some."""
+        self._operations.served(kernel_id)
+        if not await self.is_needed(kernel_id, snapshot_id):
+            return await self._operations.resume(kernel_id, snapshot_id)
+        work = self._resume_with_room(kernel_id, snapshot_id)
+        return self._operations.tracked.compose(OperationKind.RESUME, kernel_id, work)
+
+    async def _resume_with_room(self, kernel_id: str, snapshot_id: str) -> Result:
+        operations = self._operations
+        async with self.made(kernel_id, snapshot_id):
+            return await operations.tracked.result(await operations.resume(kernel_id, snapshot_id))
+
     async def is_needed(self, kernel_id: str, snapshot_id: str) -> bool:
-        """Whether the kernel will need GPU memory when it is back."""
+        """Return whether the kernel will need GPU memory when it is back."""
         return (await self._room(kernel_id, snapshot_id)).needed_bytes > 0
 
     @asynccontextmanager
     async def made(self, kernel_id: str, snapshot_id: str) -> AsyncIterator[None]:
-        """Hold the GPU for the resume inside, after there is room for it; raises GpuFull when there is none for too long."""
+        """Wait for room, then hold the queue for the resume inside; raise GpuFull if there is no room for too long."""
         served = self._operations.served(kernel_id)
         try:
             if self._queue.locked():
@@ -64,7 +79,7 @@ class RoomMaker:
         finally:
             served.wait_for("")
 
-    async def _room(self, kernel_id: str, snapshot_id: str) -> GpuRoom:
+    async def _room(self, kernel_id: str, snapshot_id: str) -> Room:
         return await self._link.daemon.send(calls.gpu_room(kernel_id, snapshot_id))
 
     async def _make(self, kernel_id: str, snapshot_id: str) -> None:
@@ -103,7 +118,7 @@ class RoomMaker:
         return next((each for each in idle if each in holding - set(refused) - {kernel_id}), "")
 
     async def _park(self, kernel_id: str) -> str:
-        """Why it could not be parked; empty if it was."""
+        """Park a kernel; return why it could not be parked, empty if it was."""
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
             ended = await self._operations.finish(await self._operations.park(kernel_id))

@@ -1,14 +1,13 @@
-"""Idle kernels give their GPU back: after a while without a cell their GPU memory moves to RAM, and back for the next cell."""
+"""Idle parking: after a while without a cell a kernel's GPU memory moves to RAM, and back for the next cell."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
-from jupyter_server._tz import utcnow
-
 from ...errors import GpuCkptError
-from ...states import KernelState
+from ..kernels.kernel_listener import KernelListener
+from .idle import idle_kernels
 
 if TYPE_CHECKING:
     import logging
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0
 
 
-class IdleParking:
-    """Parks this server's idle kernels that hold GPU memory. Never raises; a reason is logged once for each kernel."""
+class IdleParking(KernelListener):
+    """Parks idle kernels that hold GPU memory; why one is not parked is logged once."""
 
     def __init__(
         self,
@@ -37,8 +36,11 @@ class IdleParking:
         #: Why a kernel was not parked the last time.
         self._reasons: dict[str, str] = {}
 
-    async def run(self) -> None:
-        """Look again and again, until the task is cancelled."""
+    def server_started(self) -> None:
+        """Begin to look for idle kernels, until the server stops."""
+        self._operations.spawn(self._run())
+
+    async def _run(self) -> None:
         pause = min(max(self._after_seconds / 4, _SHORTEST_LOOK), _LONGEST_LOOK)
         while not self._operations.stopping:
             await asyncio.sleep(pause)
@@ -70,27 +72,3 @@ class IdleParking:
         if reason and reason != self._reasons.get(kernel_id):
             self._log.warning("Kernel %s keeps its GPU memory: %s", kernel_id, reason)
         self._reasons[kernel_id] = reason
-
-
-def idle_kernels(
-    kernels: AsyncMappingKernelManager, operations: ServerOperations, *, after_seconds: float
-) -> list[str]:
-    """The ids of kernels in which no cell runs, the least recently used first; at least `after_seconds` ago."""
-    idle = []
-    now = utcnow()
-    for kernel_id in kernels.list_kernel_ids():
-        try:
-            served = operations.served(kernel_id)
-        except GpuCkptError:
-            continue
-        manager = kernels.get_kernel(kernel_id)
-        since = getattr(manager, "last_activity", now)
-        if (
-            served.state is KernelState.RUNNING
-            and served.gate_is_open
-            and not served.output.awaited
-            and getattr(manager, "execution_state", "") == "idle"
-            and (now - since).total_seconds() >= after_seconds
-        ):
-            idle.append((since, kernel_id))
-    return [kernel_id for _, kernel_id in sorted(idle)]

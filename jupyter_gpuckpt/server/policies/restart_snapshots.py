@@ -1,4 +1,4 @@
-"""What a kernel held when its user restarted it: kept in a snapshot, so that a restart can be undone."""
+"""Restart snapshots: what a kernel held when its user restarted it, so that the restart can be undone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ... import calls
 from ...errors import GpuCkptError
 from ...model import Cause
 from ...states import KernelState
+from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     import logging
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
     from ..kernels.operations import ServerOperations
 
 
-class RestartSnapshots:
-    """Of this server's kernels, the last one of each. `within_seconds`: how long a restart waits for it; 0: never taken."""
+class RestartSnapshots(KernelListener):
+    """Saves a kernel before a restart and keeps the last of these snapshots. `within_seconds`: how long a restart waits for it."""
 
     def __init__(
         self,
@@ -32,11 +33,11 @@ class RestartSnapshots:
         self._link, self._operations = link, operations
         self._within_seconds, self._log = within_seconds, log
 
-    async def keep(self, kernel_id: str) -> None:
-        """Take one, if that does not take too long. Never raises: the user wants a fresh kernel, whatever this one does."""
+    async def before_restart(self, kernel_id: str) -> None:
+        """Save a kernel, unless that takes too long. Never raises: the user wants a fresh kernel, whatever this one does."""
         served = self._link.served.get(kernel_id)
         # One that has done nothing since its last snapshot is in that.
-        if not self._within_seconds or served is None or served.kernel is None:
+        if served is None or served.kernel is None:
             return
         if served.state is not KernelState.RUNNING or not served.changed:
             return
@@ -56,7 +57,7 @@ class RestartSnapshots:
             self._log.info("kernel %s is restarted without a snapshot: %s", kernel_id, error)
 
     async def _drop_others(self, kernel_id: str, kept: str) -> None:
-        """Restarts may follow each other closely, and nobody asked for these snapshots."""
+        """Delete the snapshots of earlier restarts: they may follow each other closely, and nobody asked for them."""
         daemon = self._link.daemon
         with suppress(GpuCkptError):
             for info in await daemon.send(calls.snapshots(kernel_id)):

@@ -1,6 +1,6 @@
-"""Kernels that were shut down a moment ago: gone for everybody, but kept for a while in which that can be undone.
+"""Shutdowns that can be undone: the kernel is gone from every list, but kept for a while.
 
-The kernel stands still under the daemon; its manager waits here. When the time is over it is shut down as Jupyter does it, so
+Its processes are stopped by the daemon; its manager is kept here. When the time is over it is shut down as Jupyter does it, so
 that its exit handlers run. If this server dies before, the daemon ends it a little later. File -> Shut Down of JupyterLab and
 Notebook deletes all sessions first and stops the server right after: what is kept then counts as stopped with the server.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from jupyter_server.prometheus.metrics import KERNEL_CURRENTLY_RUNNING_TOTAL
 from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
@@ -20,7 +20,9 @@ from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 from ... import calls
 from ...errors import GpuCkptError, KernelNotFound
 from ...states import KernelState
+from .. import jupyter_internals
 from ..kernels import agent
+from ..kernels.kernel_listener import KernelListener
 from ..kernels.sessions import manager_of, restore_sessions, sessions_of
 
 if TYPE_CHECKING:
@@ -55,20 +57,21 @@ class ShutDown:
     timer: asyncio.Task[None] | None = field(default=None)
 
 
-class ShutDowns:
-    """All of them. `undo_seconds` 0: kernels are shut down at once."""
+class ShutDowns(KernelListener):
+    """Keeps kernels that users shut down. `undo_seconds` 0: kernels are shut down at once."""
 
     def __init__(
         self,
         link: DaemonLink,
         kernels: GpuCkptKernels,
         sessions: SessionManager,
+        listener: KernelListener,
         *,
         undo_seconds: float,
         log: logging.Logger,
     ) -> None:
         self._link, self._kernels, self._sessions = link, kernels, sessions
-        self._undo_seconds, self._log = undo_seconds, log
+        self._listener, self._undo_seconds, self._log = listener, undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
         #: Set when the server stops: nobody is left then to undo anything.
         self._stopped = False
@@ -76,8 +79,8 @@ class ShutDowns:
     def __iter__(self) -> Any:
         return iter(self._kept.items())
 
-    async def keep(self, kernel_id: str) -> bool:
-        """Take a kernel from the list and keep it; False if it is to be shut down at once, as ever."""
+    async def keep_shut_down(self, kernel_id: str) -> bool:
+        """Take a kernel from the list and keep it; return False if it is to be shut down at once."""
         served = self._link.served.get(kernel_id)
         keeps = self._undo_seconds > 0 and not self._stopped
         if not keeps or served is None or served.state not in _KEPT_STATES:
@@ -116,7 +119,7 @@ class ShutDowns:
         return True
 
     async def undo(self, kernel_id: str) -> None:
-        """List a kernel again, with its sessions, and let it go on; raises KernelNotFound when it is too late."""
+        """List a kernel again, with its sessions, and let it go on; raise KernelNotFound when it is too late."""
         kept = self._take(kernel_id)
         if kept is None:
             raise KernelNotFound(
@@ -138,7 +141,7 @@ class ShutDowns:
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 
     async def end_all(self) -> None:
-        """The server stops: list those again that had a notebook or console, end the others. Never raises."""
+        """List those again that had a notebook or console, end the others: the server stops. Never raises."""
         self._stopped = True
         for kernel_id, kept in list(self._kept.items()):
             try:
@@ -173,10 +176,8 @@ class ShutDowns:
             self._log.debug("kernel %s is gone already: %s", kernel_id, error)
         await kept.manager.shutdown_kernel()
         kept.open_gate()
-        buffered = self._kernels._kernel_buffers.pop(kernel_id, None)
-        streams = [cast("Any", kept.manager)._activity_stream]
-        streams += buffered["channels"].values() if buffered else []
-        for stream in streams:
+        activity = jupyter_internals.activity_stream(kept.manager)
+        for stream in [activity, *jupyter_internals.drop_buffered(self._kernels, kernel_id)]:
             if stream is not None and not stream.closed():
                 stream.close()
 
@@ -191,19 +192,17 @@ class ShutDowns:
         manager.stop_restarter()
         # Its streams stay open: what it has said may still be on its way, and nothing may be missed if it goes on.
         self._kernels.remove_kernel(kernel_id)
-        self._kernels._kernel_connections.pop(kernel_id, None)
-        self._kernels._kernel_ports.pop(kernel_id, None)
+        jupyter_internals.forget_pages(self._kernels, kernel_id)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).dec()
-        self._link.on_change(kernel_id)
+        self._listener.kernel_changed(kernel_id)
         return manager
 
     def _list(self, kernel_id: str, kept: ShutDown) -> None:
         kernels = self._kernels
-        kernels._kernels[kernel_id] = kept.manager
-        kernels._kernel_connections[kernel_id] = len(kept.served.connections)
-        kernels._kernel_ports[kernel_id] = kept.manager.ports
+        pages = len(kept.served.connections)
+        jupyter_internals.list_kernel(kernels, kernel_id, kept.manager, pages)
         kept.manager.start_restarter()
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=kept.manager.kernel_name).inc()
         root = str(kernels.root_dir)
         restore_sessions(self._sessions, kept.sessions, saved_root=root, root=root)
-        self._link.on_change(kernel_id)
+        self._listener.kernel_changed(kernel_id)

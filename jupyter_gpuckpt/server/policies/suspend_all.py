@@ -1,4 +1,4 @@
-"""Suspend many kernels of this server within a time, smallest first: for the hub's stop and for the server's own."""
+"""Suspends of many kernels within a deadline, smallest first: for the hub's stop and for the server's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def suspend_all(
     within_seconds: float | None,
     cause: Cause = Cause.SHUTDOWN,
 ) -> SuspendReport:
-    """Suspend these kernels and wait for it; what became of each. Never raises.
+    """Suspend these kernels, wait for it, and return what became of each. Never raises.
 
     Smallest first, by memory and GPU memory: so most notebooks are saved before the time is up. A few at a time. What is not
     complete `within_seconds` from now (None: as long as it takes) is undone, and that kernel runs on under the daemon; this
@@ -47,12 +47,12 @@ async def suspend_all(
         _log.exception("what the kernels use is not known")
         report = _none_saved(wanted, record_of(error))
     else:
-        settled, to_do = _sorted_out(operations, wanted, known)
+        decided, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
         asked = _AsServer(operations, cause)
         done = await suspend_each(smallest_first(to_do), asked, left, snapshots=snapshots)
-        report = SuspendReport([*done, *settled], asyncio.get_running_loop().time() - began)
+        report = SuspendReport([*done, *decided], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:
             _log.error(
@@ -68,38 +68,38 @@ def _none_saved(kernel_ids: Iterable[str], why: ErrorRecord) -> SuspendReport:
 
 
 def smallest_first(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """By memory and GPU memory together."""
+    """Sort kernels by memory and GPU memory together."""
     return sorted(kernels, key=lambda kernel: kernel.memory_bytes + kernel.gpu_bytes)
 
 
 def _sorted_out(
     operations: ServerOperations, wanted: Iterable[str], known: dict[str, Kernel]
 ) -> tuple[list[SuspendOutcome], list[Kernel]]:
-    """Outcomes of those for which nothing can or need be done, and the others."""
-    settled: list[SuspendOutcome] = []
+    """Return the outcomes of those for which nothing can or need be done, and the others."""
+    decided: list[SuspendOutcome] = []
     to_do: list[Kernel] = []
     for kernel_id in wanted:
         try:
             served = operations.served(kernel_id)
         except GpuCkptError as error:
-            settled.append(SuspendOutcome(kernel_id, error=record_of(error)))
+            decided.append(SuspendOutcome(kernel_id, error=record_of(error)))
             continue
         kernel = known.get(kernel_id) or served.kernel
         if kernel is None:
             continue  # `served` has refused that
         if kernel.state is KernelState.SUSPENDED:
-            settled.append(
+            decided.append(
                 SuspendOutcome(kernel_id, kernel.name, saved=True, snapshot_id=kernel.snapshot_id)
             )
         elif kernel.state is KernelState.LOST and kernel.error is not None:
-            settled.append(not_saved(kernel, kernel.error))
+            decided.append(not_saved(kernel, kernel.error))
         else:
             to_do.append(kernel)
-    return settled, to_do
+    return decided, to_do
 
 
 class _AsServer:
-    """Each suspend as a page would ask for it: the kernel's output is kept, its gate is shut."""
+    """Suspends each kernel as a page would: its output is kept, its gate is shut."""
 
     def __init__(self, operations: ServerOperations, cause: Cause) -> None:
         self._operations, self._cause = operations, cause

@@ -1,4 +1,4 @@
-"""Kernels come back, or get their GPU back, because somebody runs a cell."""
+"""Waking: suspended and parked kernels are resumed when somebody runs a cell, or interrupts the one they were suspended in."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...errors import DaemonUnavailable, GpuCkptError, record_of
 from ...protocol import RESTART_SECONDS
 from ...states import KernelState
+from ..kernels.kernel_listener import KernelListener
 
 if TYPE_CHECKING:
     import logging
@@ -15,21 +16,30 @@ if TYPE_CHECKING:
     from ...protocol import Operation
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
+    from .gpu_room import GpuRoom
 
 _PAUSE_SECONDS = 0.1
 _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
 
 
-class Waking:
-    """What is wanted of this server's suspended and parked kernels."""
+class Waking(KernelListener):
+    """Resumes the kernels that somebody wants to use."""
 
-    def __init__(self, operations: ServerOperations, log: logging.Logger) -> None:
-        self._operations, self._log = operations, log
+    def __init__(
+        self, operations: ServerOperations, gpu_room: GpuRoom, log: logging.Logger
+    ) -> None:
+        self._operations, self._gpu_room, self._log = operations, gpu_room, log
         #: Kernels that are just being brought back for somebody.
         self._kernel_ids: set[str] = set()
 
-    def wake(self, served: ServedKernel) -> None:
-        """Bring a kernel back because somebody runs a cell; once, however many cells are sent meanwhile."""
+    async def before_interrupt(self, kernel_id: str) -> None:
+        """Resume a kernel that was suspended in the middle of a cell; raise what keeps it from coming back."""
+        served = self._operations.served(kernel_id)
+        if served.state is KernelState.SUSPENDED and served.output.awaited:
+            await self._operations.tracked.result(await self._gpu_room.resume(kernel_id))
+
+    def kernel_wanted(self, served: ServedKernel) -> None:
+        """Resume a kernel because somebody runs a cell; once, however many cells are sent meanwhile."""
         if served.kernel_id not in self._kernel_ids and not self._operations.stopping:
             self._kernel_ids.add(served.kernel_id)
             self._operations.spawn(self._wake(served))
@@ -55,11 +65,11 @@ class Waking:
             self._kernel_ids.discard(served.kernel_id)
 
     async def _resume_soon(self, kernel_id: str) -> Operation:
-        """Begin a resume, after a daemon that is just being replaced is there again."""
+        """Start a resume; wait for a daemon that is just being replaced."""
         deadline = asyncio.get_running_loop().time() + RESTART_SECONDS
         while True:
             try:
-                return await self._operations.resume(kernel_id)
+                return await self._gpu_room.resume(kernel_id)
             except DaemonUnavailable:
                 if asyncio.get_running_loop().time() > deadline:
                     raise

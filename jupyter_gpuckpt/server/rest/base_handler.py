@@ -1,45 +1,86 @@
-"""What every handler of the extension shares: who may ask, and the one mapping from errors to answers."""
+"""The base of all handlers: authentication, the parts that they call, and the one mapping from errors to answers."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler
+from tornado import web
 from tornado.web import HTTPError
 
 from ... import decoding, ids
-from ...errors import ConfigurationError, GpuCkptError, record_of
+from ...errors import ConfigurationError, DaemonUnavailable, GpuCkptError, record_of
 from ...statuses import http_status
+from ..jupyter_internals import is_finished
 
 if TYPE_CHECKING:
-    from ..extension import GpuCkptServer
+    from ...daemon_settings import Settings
+    from ..kernels.branching import Branching
+    from ..kernels.daemon_link import DaemonLink
+    from ..kernels.kernel_list import KernelList
+    from ..kernels.operations import Resume, ServerOperations
+    from ..kernels.rollbacks import Rollbacks
+    from ..policies.shut_downs import ShutDowns
 
 _Record = TypeVar("_Record")
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The parts of the server that handlers call, where kernels run under the engine."""
+
+    link: DaemonLink
+    operations: ServerOperations
+    resume: Resume
+    branching: Branching
+    rollbacks: Rollbacks
+    shut_downs: ShutDowns
+
+
 class GpuCkptHandler(APIHandler):
-    """Routes raise `GpuCkptError`s; this turns them into a status and a body of message, code and hint."""
+    """Handler that answers a `GpuCkptError` with its status and a body of message, code and hint."""
 
     auth_resource = "gpuckpt"
 
+    def __init_subclass__(cls) -> None:
+        """Refuse every request that is not authenticated and authorized."""
+        for name in {method.lower() for method in cls.SUPPORTED_METHODS} & vars(cls).keys():
+            setattr(cls, name, web.authenticated(authorized(getattr(cls, name))))
+
+    def initialize(self, kernels: KernelList, parts: Parts | None, settings: Settings) -> None:
+        """Take what `service.py` has constructed. `parts` None: no kernel of this server can run under the engine."""
+        self.kernels, self._parts, self.daemon_settings = kernels, parts, settings
+
     @property
-    def extension(self) -> GpuCkptServer:
-        """The extension that is asked."""
-        extension: GpuCkptServer = self.settings["jupyter_gpuckpt"]
-        return extension
+    def parts(self) -> Parts:
+        """Return the parts; raise DaemonUnavailable where kernels run elsewhere."""
+        if self._parts is None:
+            raise DaemonUnavailable(
+                "The kernels of this server do not run under jupyter-gpuckpt.",
+                hint="Kernels behind a gateway cannot be saved, nor those of a kernel manager without asyncio.",
+            )
+        return self._parts
+
+    @property
+    def connected_link(self) -> DaemonLink | None:
+        """Return the connection to the daemon if there is one now."""
+        link = self._parts.link if self._parts is not None else None
+        return link if link is not None and link.ready else None
 
     async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
-        """Let in who may. Raises KernelNotFound and its like for what can be no id, also with an encoded slash in it."""
+        """Authenticate the request. Raise KernelNotFound and its like for what can be no id, also with an encoded slash in it."""
         await super().prepare()
-        if not self._finished:
+        if not is_finished(self):
             ids.require(self.path_kwargs)
 
     def record(self, kind: type[_Record]) -> _Record:
-        """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
+        """Return the request's body as a record, an empty one as a record of defaults; raise ConfigurationError."""
         try:
             return decoding.from_json(self.request.body or b"{}", kind)
         except msgspec.DecodeError as error:
@@ -49,7 +90,7 @@ class GpuCkptHandler(APIHandler):
             ) from error
 
     def seconds(self, name: str, most: float) -> float:
-        """A query argument that is a number of seconds, at most `most`; 0 if left out. Raises ConfigurationError."""
+        """Return a query argument that is a number of seconds, at most `most`, 0 if it is left out; raise ConfigurationError."""
         text = self.get_query_argument(name, "0")
         try:
             return max(0.0, min(float(text), most))
@@ -63,14 +104,14 @@ class GpuCkptHandler(APIHandler):
         self.finish(msgspec.json.encode(body))
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an exception, with the status of its class."""
+        """Answer an exception with the status of its class."""
         error = _error_in(kwargs)
         if isinstance(error, GpuCkptError):
             status_code = http_status(type(error))
         super().send_error(status_code, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """The body of an answer that is an error; Jupyter's own keep their message."""
+        """Write the body of an answer that is an error; Jupyter's own errors keep their message."""
         error = _error_in(kwargs)
         if isinstance(error, HTTPError) or error is None:
             message = (error.log_message if error else "") or HTTPStatus(status_code).phrase
@@ -92,7 +133,7 @@ class GpuCkptHandler(APIHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """One line for what a client did or met; a traceback only for a defect."""
+        """Log one line for a refused request, and a traceback only for a defect."""
         if isinstance(value, GpuCkptError):
             self.log.warning("%s %s: %s", self.request.method, self.request.path, value)
         else:

@@ -1,24 +1,21 @@
-"""The routes, one class each; `server/openapi.yaml` describes them."""
+"""The routes about kernels and operations."""
 
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
-from ...errors import KernelNotFound
-from ...protocol import ResumeRequest
+from ...errors import GpuCkptError, KernelNotFound
+from ...protocol import Kernel, ResumeRequest
+from ..policies.shut_downs import ShutDown
 from ..policies.suspend_all import suspend_all
-from ..views import elsewhere_view, operation_view, report_view, shut_down_view
-from . import snapshot_handlers, time_travel_handlers, variable_handlers
+from ..views import elsewhere_view, operation_view, report_view
 from .base_handler import GpuCkptHandler
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
-PREFIX = "/api/gpuckpt"
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,129 +33,117 @@ class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class KernelsHandler(GpuCkptHandler):
     """All kernels of this server."""
 
-    @web.authenticated
-    @authorized
     async def get(self) -> None:
         """List them, and those that another server keeps from this one."""
-        views = [self.extension.view(kernel_id) for kernel_id in self.extension.kernel_ids()]
-        elsewhere = [elsewhere_view(kernel) for kernel in await self.extension.kept_elsewhere()]
+        views = [self.kernels.view(kernel_id) for kernel_id in self.kernels.ids()]
+        elsewhere = [elsewhere_view(kernel) for kernel in await self._kept_elsewhere()]
         self.reply({"kernels": views, "elsewhere": elsewhere})
+
+    async def _kept_elsewhere(self) -> list[Kernel]:
+        """Return the kernels of notebooks below this server's folder that belong to another server which has not ended."""
+        try:
+            return await self.connected_link.kept_elsewhere() if self.connected_link else []
+        except GpuCkptError as error:
+            self.log.debug("kernels of other servers are not known: %s", error)
+            return []
 
 
 class KernelHandler(GpuCkptHandler):
     """One kernel."""
 
-    @web.authenticated
-    @authorized
     async def get(self, kernel_id: str) -> None:
         """Show it."""
-        if kernel_id not in self.extension.kernel_ids():
+        if kernel_id not in self.kernels:
             raise KernelNotFound(f"This server has no kernel {kernel_id}.")
-        self.reply(self.extension.view(kernel_id))
+        self.reply(self.kernels.view(kernel_id))
 
 
 class SaveHandler(GpuCkptHandler):
     """Saves."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
         request = self.record(NameRequest)
-        operation = await self.extension.operations.save(kernel_id, request.name)
+        operation = await self.parts.operations.save(kernel_id, request.name)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class SuspendHandler(GpuCkptHandler):
     """Suspends."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
         request = self.record(NameRequest)
-        operation = await self.extension.operations.suspend(kernel_id, request.name)
+        operation = await self.parts.operations.suspend(kernel_id, request.name)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class ResumeHandler(GpuCkptHandler):
     """Resumes."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
         request = self.record(ResumeRequest)
-        operation = await self.extension.operations.resume(kernel_id, request.snapshot_id)
+        operation = await self.parts.resume(kernel_id, request.snapshot_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class SuspendAllHandler(GpuCkptHandler):
     """Suspends of everything."""
 
-    @web.authenticated
-    @authorized
     async def post(self) -> None:
         """Suspend all kernels and answer, at the latest a moment after the deadline, what became of each."""
         request = self.record(SuspendAllRequest)
-        operations = self.extension.operations
-        report = await suspend_all(operations, self.extension.kernel_ids(), request.within)
+        operations = self.parts.operations
+        report = await suspend_all(operations, self.kernels.ids(), request.within)
         self.reply(report_view(report))
 
 
 class ShutDownsHandler(GpuCkptHandler):
     """Kernels that were shut down a moment ago."""
 
-    @web.authenticated
-    @authorized
     async def get(self) -> None:
         """List them."""
-        views = [shut_down_view(kernel_id, kept) for kernel_id, kept in self.extension.shut_downs]
+        views = [_shut_down_view(kernel_id, kept) for kernel_id, kept in self.parts.shut_downs]
         self.reply({"kernels": views})
 
 
 class UndoShutdownHandler(GpuCkptHandler):
     """Second thoughts."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """List the kernel again, with its sessions; it goes on as if nothing had been."""
-        await self.extension.shut_downs.undo(kernel_id)
-        self.reply(self.extension.view(kernel_id))
+        await self.parts.shut_downs.undo(kernel_id)
+        self.reply(self.kernels.view(kernel_id))
 
 
 class ParkHandler(GpuCkptHandler):
     """Parks."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
-        operation = await self.extension.operations.park(kernel_id)
+        operation = await self.parts.operations.park(kernel_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class OperationHandler(GpuCkptHandler):
     """One operation."""
 
-    @web.authenticated
-    @authorized
     async def get(self, operation_id: str) -> None:
         """Show it; with `wait`, when it is over or after that many seconds."""
         wait = self.seconds("wait", LONGEST_WAIT_SECONDS)
-        operation = await self.extension.operations.wait(operation_id, wait)
+        operation = await self.parts.operations.wait(operation_id, wait)
         self.reply(operation_view(operation))
 
 
-class HostHandler(GpuCkptHandler):
-    """What this machine can do."""
-
-    @web.authenticated
-    @authorized
-    async def get(self) -> None:
-        """The doctor's report."""
-        self.reply(await self.extension.report())
+def _shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
+    """A kernel whose shutdown can be undone."""
+    return {
+        "kernel_id": kernel_id,
+        "kernel_name": kept.manager.kernel_name,
+        "path": kept.sessions[0]["path"] if kept.sessions else "",
+        "ends_at": kept.ends_at,
+    }
 
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {
@@ -172,8 +157,4 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,
     "/operations/{operation_id}": OperationHandler,
-    **snapshot_handlers.ROUTES,
-    **time_travel_handlers.ROUTES,
-    **variable_handlers.ROUTES,
-    "/host": HostHandler,
 }

@@ -1,4 +1,4 @@
-"""The routes of snapshots and of the store, as `handlers.py` has the others."""
+"""The routes about snapshots and the store."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tornado.iostream import StreamClosedError
 from ... import calls
 from ...errors import GpuCkptError
 from ...snapshot_records import AnnotateRequest, Snapshot, Verification
+from ..jupyter_internals import has_begun_to_answer, is_finished
 from ..views import record_view, snapshot_view
 from .base_handler import GpuCkptHandler
 
@@ -25,11 +26,9 @@ _PIECES = 16
 class SnapshotsHandler(GpuCkptHandler):
     """The user's snapshots."""
 
-    @web.authenticated
-    @authorized
     async def get(self) -> None:
         """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
-        found = await self.extension.daemon.send(
+        found = await self.parts.link.daemon.send(
             calls.snapshots(
                 self.get_query_argument("kernel_id", "") or None,
                 path=self.get_query_argument("path", ""),
@@ -42,27 +41,21 @@ class SnapshotsHandler(GpuCkptHandler):
 class SnapshotHandler(GpuCkptHandler):
     """One snapshot."""
 
-    @web.authenticated
-    @authorized
     async def get(self, snapshot_id: str) -> None:
         """What is in it; never its environment or its connection key."""
-        self.reply(await self.extension.daemon.send(calls.manifest_summary(snapshot_id)))
+        self.reply(await self.parts.link.daemon.send(calls.manifest_summary(snapshot_id)))
 
-    @web.authenticated
-    @authorized
     async def patch(self, snapshot_id: str) -> None:
         """Change its title, its note, whether it is pinned."""
         asked = self.record(AnnotateRequest)
-        changed = await self.extension.daemon.send(
+        changed = await self.parts.link.daemon.send(
             calls.annotate(snapshot_id, title=asked.title, note=asked.note, pinned=asked.pinned)
         )
         self.reply(snapshot_view(changed))
 
-    @web.authenticated
-    @authorized
     async def delete(self, snapshot_id: str) -> None:
         """Remove it, which can be undone for a while; refused while a suspended kernel needs it."""
-        await self.extension.daemon.send(calls.delete_snapshot(snapshot_id))
+        await self.parts.link.daemon.send(calls.delete_snapshot(snapshot_id))
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
@@ -70,11 +63,9 @@ class SnapshotHandler(GpuCkptHandler):
 class UndeleteHandler(GpuCkptHandler):
     """Second thoughts."""
 
-    @web.authenticated
-    @authorized
     async def post(self, snapshot_id: str) -> None:
         """List the snapshot again."""
-        self.reply(snapshot_view(await self.extension.daemon.send(calls.undelete(snapshot_id))))
+        self.reply(snapshot_view(await self.parts.link.daemon.send(calls.undelete(snapshot_id))))
 
 
 class VerifyHandler(GpuCkptHandler):
@@ -82,11 +73,9 @@ class VerifyHandler(GpuCkptHandler):
 
     _asked: asyncio.Task[Verification] | None = None
 
-    @web.authenticated
-    @authorized
     async def post(self, snapshot_id: str) -> None:
         """Read all of it, for as long as the page waits for the answer."""
-        self._asked = asyncio.ensure_future(self.extension.daemon.send(calls.verify(snapshot_id)))
+        self._asked = asyncio.ensure_future(self.parts.link.daemon.send(calls.verify(snapshot_id)))
         await asyncio.wait({self._asked})
         if not self._asked.cancelled():
             self.reply(record_view(self._asked.result()))
@@ -101,12 +90,10 @@ class VerifyHandler(GpuCkptHandler):
 class ExportHandler(GpuCkptHandler):
     """Exports."""
 
-    @web.authenticated
-    @authorized
     async def get(self, snapshot_id: str) -> None:
         """An archive of it, handed on as it comes."""
         try:
-            async with self.extension.daemon.export(snapshot_id) as (length, pieces):
+            async with self.parts.link.daemon.export(snapshot_id) as (length, pieces):
                 self.set_header("Content-Type", "application/x-tar")
                 self.set_header("Content-Length", length)
                 name = f"snapshot-{snapshot_id}.tar"
@@ -115,7 +102,7 @@ class ExportHandler(GpuCkptHandler):
                     self.write(piece)
                     await self.flush()
         except GpuCkptError as error:
-            if not self._headers_written:
+            if not has_begun_to_answer(self):
                 raise
             self.log.error("The export of snapshot %s was cut off: %s", snapshot_id, error)
             self.detach().close()
@@ -133,7 +120,7 @@ class ImportHandler(GpuCkptHandler):
     async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
         """Let in who may before the first byte: the method itself is called only when all is here."""
         await super().prepare()
-        if self.request.method == "POST" and not self._finished:
+        if self.request.method == "POST" and not is_finished(self):
             await self._begin()  # type: ignore[misc] # the decorators forget that it is a coroutine
 
     @web.authenticated
@@ -141,7 +128,7 @@ class ImportHandler(GpuCkptHandler):
     async def _begin(self) -> None:
         self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
         self._pieces = asyncio.Queue(_PIECES)
-        sending = self.extension.daemon.send(calls.import_archive(_until_none(self._pieces)))
+        sending = self.parts.link.daemon.send(calls.import_archive(_until_none(self._pieces)))
         self._sent = asyncio.ensure_future(sending)
         # Nobody asks for its error when the page goes.
         self._sent.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -150,8 +137,6 @@ class ImportHandler(GpuCkptHandler):
         """The next piece; thrown away when the daemon has heard enough."""
         await self._put(chunk)
 
-    @web.authenticated
-    @authorized
     async def post(self) -> None:
         """All is here: what became of it."""
         await self._put(None)
@@ -178,11 +163,9 @@ class ImportHandler(GpuCkptHandler):
 class StoreHandler(GpuCkptHandler):
     """The store."""
 
-    @web.authenticated
-    @authorized
     async def get(self) -> None:
         """What it takes, and whose that is."""
-        self.reply(record_view(await self.extension.daemon.send(calls.store())))
+        self.reply(record_view(await self.parts.link.daemon.send(calls.store())))
 
 
 async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from http import HTTPStatus
 
 import msgspec
-from jupyter_server.auth.decorator import authorized
-from tornado import web
 
 from ... import calls
 from ..views import operation_view
@@ -28,37 +26,31 @@ class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BranchHandler(GpuCkptHandler):
     """Second kernels."""
 
-    @web.authenticated
-    @authorized
     async def post(self, snapshot_id: str) -> None:
         """Start bringing one up."""
         request = self.record(PathRequest)
-        operation, path = await self.extension.branching.branch(snapshot_id, request.path)
+        operation, path = await self.parts.branching.branch(snapshot_id, request.path)
         self.reply({**operation_view(operation), "path": path}, HTTPStatus.ACCEPTED)
 
 
 class RollBackHandler(GpuCkptHandler):
     """Ways back."""
 
-    @web.authenticated
-    @authorized
     async def post(self, kernel_id: str) -> None:
         """Start one."""
         # That there is no such kernel is said before what the body lacks.
-        self.extension.operations.served(kernel_id)
+        self.parts.operations.served(kernel_id)
         request = self.record(SnapshotRequest)
-        operation = await self.extension.rolling_back.roll_back(kernel_id, request.snapshot_id)
+        operation = await self.parts.rollbacks.roll_back(kernel_id, request.snapshot_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class ChangesHandler(GpuCkptHandler):
     """What became since a snapshot."""
 
-    @web.authenticated
-    @authorized
     async def get(self, snapshot_id: str) -> None:
         """Look now."""
-        self.reply(await self.extension.daemon.send(calls.changes(snapshot_id)))
+        self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))
 
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from jupyter_server.auth.decorator import authorized
-from tornado import web
-
 from ... import calls
 from ...errors import KernelStateConflict
 from ..kernels.variables import compare
@@ -17,29 +14,25 @@ _FINGERPRINT_SECONDS = 1.0
 class VariablesHandler(GpuCkptHandler):
     """A kernel's variables."""
 
-    @web.authenticated
-    @authorized
     async def get(self, kernel_id: str) -> None:
         """List them, biggest first."""
-        found = await self.extension.operations.variables(kernel_id)
+        found = await self.parts.operations.variables(kernel_id)
         self.reply({"variables": found.listed})
 
 
 class CompareHandler(GpuCkptHandler):
     """A snapshot's variables beside a kernel's."""
 
-    @web.authenticated
-    @authorized
     async def get(self, snapshot_id: str) -> None:
         """Show what differs."""
-        found = await self.extension.daemon.send(calls.snapshot_variables(snapshot_id))
+        found = await self.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
         if found.variables is None:
             raise KernelStateConflict(
                 "The variables of this snapshot are not known.",
                 hint="It was taken of another kind of kernel, by the command line, or by an older version.",
             )
         kernel_id = self.get_query_argument("kernel_id", "") or found.kernel_id
-        now = await self.extension.operations.variables(kernel_id, _FINGERPRINT_SECONDS)
+        now = await self.parts.operations.variables(kernel_id, _FINGERPRINT_SECONDS)
         self.reply(compare(found.variables, now))
 
 

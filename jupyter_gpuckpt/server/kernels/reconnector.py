@@ -1,12 +1,11 @@
-"""A kernel is spoken to for the first time, and again after a resume: before anybody else does, and while the gate is shut."""
+"""Connecting to a kernel after its launch and after a resume: before any page, while the gate is shut."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
-
-from jupyter_server._tz import utcnow
 
 from ...states import KernelState
 from ..messages.probe import wait_until_heard
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from jupyter_server.services.kernels.kernelmanager import (
         AsyncMappingKernelManager,
-        ServerKernelManager,
     )
     from jupyter_server.services.sessions.sessionmanager import SessionManager
 
@@ -29,8 +27,8 @@ if TYPE_CHECKING:
 _BEGIN_SECONDS = 60.0
 
 
-class Reconnecting:
-    """Of this server's kernels."""
+class Reconnector:
+    """Connects this server to kernels that were launched or resumed, and brings the agent into new ones."""
 
     def __init__(
         self,
@@ -57,7 +55,7 @@ class Reconnecting:
                     # The manager is listed when its launch, in whose middle this is, has returned.
                     while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
                         await asyncio.sleep(0.01)
-                    manager = self._manager(served.kernel_id)
+                    manager = manager_of(self._kernels, served.kernel_id)
                     served.has_agent = await agent.bring_in(manager)
                     await wait_until_heard(manager, served, self._timeout_seconds)
             except TimeoutError:
@@ -74,9 +72,9 @@ class Reconnecting:
         if served.state is KernelState.RUNNING and served.peer_access_is_off:
             await self._peer_access.switch_on(served)  # it was unparked
             return
-        manager = self._manager(served.kernel_id)
+        manager = manager_of(self._kernels, served.kernel_id)
         # The culler counts from the last message; one that has just come back is not idle since then.
-        manager.last_activity = utcnow()
+        manager.last_activity = datetime.now(UTC)
         if not await wait_until_heard(manager, served, self._timeout_seconds):
             self._log.warning(
                 "kernel %s was not heard again within %s s",
@@ -102,6 +100,3 @@ class Reconnecting:
                 "kernel %s was not told to speak again; it does by itself", served.kernel_id
             )
         await agent.call_on_resume(manager)
-
-    def _manager(self, kernel_id: str) -> ServerKernelManager:
-        return manager_of(self._kernels, kernel_id)

@@ -1,7 +1,7 @@
-"""A kernel goes back to one of its older snapshots, in its own notebook; what it was is kept in a snapshot first.
+"""Rollbacks: a kernel goes back to one of its older snapshots, after its present state was saved in another.
 
-Two operations of the daemon, each of which leaves nothing lost when it is the last: after the first the kernel is suspended as
-it was; if the second fails, it comes back so.
+A rollback is two operations of the daemon, and nothing is lost if only the first succeeds: then the kernel is suspended with
+its present state, from which it is resumed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ if TYPE_CHECKING:
     from ...protocol import Operation
     from ..messages.served_kernel import ServedKernel
     from .daemon_link import DaemonLink
-    from .operations import ServerOperations
+    from .operations import Resume, ServerOperations
 
 
-class RollingBack:
-    """Of this server's kernels."""
+class Rollbacks:
+    """Takes kernels back to older snapshots."""
 
-    def __init__(self, link: DaemonLink, operations: ServerOperations, log: logging.Logger) -> None:
+    def __init__(
+        self, link: DaemonLink, operations: ServerOperations, resume: Resume, log: logging.Logger
+    ) -> None:
         self._link, self._operations, self._log = link, operations, log
+        self._resume = resume
 
     async def roll_back(self, kernel_id: str, snapshot_id: str) -> Operation:
-        """Begin to go back to a snapshot of this kernel. A suspended one is just resumed from it: what it is, is saved.
+        """Start taking a kernel back to a snapshot. A suspended one is just resumed from it: its present state is saved.
 
         Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot, and
         HostIncompatible where it could not be resumed; then the kernel was not touched.
@@ -39,7 +42,7 @@ class RollingBack:
         served = self._operations.served(kernel_id)
         await self._check(served, snapshot_id)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
-            return await self._operations.resume(kernel_id, snapshot_id)
+            return await self._resume(kernel_id, snapshot_id)
         if served.output.awaited:
             raise KernelStateConflict(
                 "A cell is running, which would never end.",
@@ -74,10 +77,10 @@ class RollingBack:
         try:
             kept = await result(await operations.suspend(kernel_id, cause=Cause.ROLLBACK))
             try:
-                return await result(await operations.resume(kernel_id, snapshot_id))
+                return await result(await self._resume(kernel_id, snapshot_id))
             except Exception:
                 self._log.warning("kernel %s does not go back: it is resumed as it was", kernel_id)
-                await result(await operations.resume(kernel_id, kept.snapshot_id))
+                await result(await self._resume(kernel_id, kept.snapshot_id))
                 raise
         finally:
             end()

@@ -1,0 +1,77 @@
+"""The kernels of this server as REST and events show them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ...protocol import OperationState
+from ...states import KernelState
+from ..messages.served_kernel import not_managed
+from ..views import measures_view, operation_view
+from .sessions import sessions_of
+
+if TYPE_CHECKING:
+    from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
+    from jupyter_server.services.sessions.sessionmanager import SessionManager
+
+    from ..messages.served_kernel import ServedKernel
+    from .tracked_operations import TrackedOperations
+
+
+class KernelList:
+    """The kernels of one server. `served`: those under the engine; empty where kernels run elsewhere."""
+
+    def __init__(
+        self,
+        kernels: AsyncMappingKernelManager,
+        sessions: SessionManager,
+        served: dict[str, ServedKernel],
+        tracked: TrackedOperations | None,
+    ) -> None:
+        self._kernels, self._sessions = kernels, sessions
+        self._served, self._tracked = served, tracked
+
+    def __contains__(self, kernel_id: str) -> bool:
+        return kernel_id in self._kernels
+
+    def ids(self) -> list[str]:
+        """Return the ids of all kernels."""
+        return list(self._kernels.list_kernel_ids())
+
+    def view(self, kernel_id: str) -> dict[str, Any]:
+        """Return a kernel as pages see it. `reason` and `hint`: why it is not managed, or what went wrong last."""
+        manager = self._kernels.get_kernel(kernel_id)
+        rows = sessions_of(self._sessions, kernel_id)
+        served = self._served.get(kernel_id)
+        view: dict[str, Any] = {
+            "kernel_id": kernel_id,
+            "state": str(KernelState.RUNNING),
+            "managed": False,
+            "reason": None,
+            "hint": None,
+            "snapshot_id": None,
+            "operation": None,
+            "parent_snapshot_id": None,
+            "path": rows[0]["path"] if rows else manager.kernel_name,
+            "kernel_name": manager.kernel_name,
+            **measures_view(None),
+        }
+        if served is None:
+            reason, hint = not_managed(manager)
+            return view | {"reason": reason or None, "hint": hint or None}
+        view |= {"managed": True, "state": str(served.state)}
+        kernel = served.kernel
+        if kernel is None:
+            return view
+        error, operation = kernel.error, kernel.operation
+        if operation is not None and self._tracked is not None:
+            operation = self._tracked.as_seen(operation)
+        in_flight = operation is not None and operation.state is OperationState.RUNNING
+        return view | {
+            "reason": served.waits or (error.message if error else None),
+            "hint": (error.hint or None) if error else None,
+            "snapshot_id": kernel.snapshot_id or None,
+            "parent_snapshot_id": kernel.parent_snapshot_id or None,
+            "operation": operation_view(operation) if operation and in_flight else None,
+            **measures_view(kernel),
+        }

@@ -1,0 +1,109 @@
+"""The one protocol by which parts of the server learn what happens to its kernels.
+
+Who tells: the connection to the daemon, the gate, Jupyter's managers. Who listens: events and policies, subscribed in
+`service.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...protocol import Kernel
+    from ...snapshot_records import SnapshotChange
+    from ..messages.served_kernel import ServedKernel
+
+
+class KernelListener:
+    """A part that is told what happens to kernels. Every method does nothing here; override what you need."""
+
+    # ---- news ----
+
+    def kernel_changed(self, kernel_id: str) -> None:
+        """Note that a kernel's state, operation or use of resources changed, or that it is gone."""
+
+    def kernel_reported(self, kernel: Kernel) -> None:
+        """Note a record of a kernel that the daemon has sent."""
+
+    def kernel_suspended(self, kernel: Kernel) -> None:
+        """Note that a kernel was just suspended, whoever asked for it."""
+
+    def kernel_wanted(self, served: ServedKernel) -> None:
+        """Note that somebody runs a cell in a kernel that cannot run it now."""
+
+    def snapshot_changed(self, change: SnapshotChange) -> None:
+        """Note that a snapshot was made, changed or removed, whoever did it."""
+
+    def server_started(self) -> None:
+        """Note that the daemon is connected and the kernels of earlier servers are listed."""
+
+    # ---- requests, each of which waits for the listeners ----
+
+    async def before_freeze(self, kernel_id: str) -> None:
+        """Get out of the way of a save or suspend that somebody asks for. Never raise."""
+
+    async def before_interrupt(self, kernel_id: str) -> None:
+        """Prepare a kernel for an interrupt; raise GpuCkptError if it cannot be interrupted."""
+
+    async def before_restart(self, kernel_id: str) -> None:
+        """Keep what a restart would lose. Never raise."""
+
+    async def kernel_idle(self, kernel_id: str) -> None:
+        """Deal with a kernel that Jupyter would cull. Never raise."""
+
+    async def keep_shut_down(self, kernel_id: str) -> bool:
+        """Return True if the listener keeps a kernel that a user shuts down; else it is shut down at once."""
+        return False
+
+    async def server_stops(self) -> None:
+        """Suspend and release kernels before Jupyter shuts down those that are left. Never raise."""
+
+    async def server_stopped(self) -> None:
+        """Let go of everything: no kernel is left. Never raise."""
+
+
+def _tell(note: str) -> Any:
+    """Return a method of `KernelListeners` that calls `note` of every listener."""
+
+    def tell(self: KernelListeners, *arguments: Any) -> None:
+        for listener in self.listeners:
+            getattr(listener, note)(*arguments)
+
+    return tell
+
+
+def _ask(request: str) -> Any:
+    """Return a method of `KernelListeners` that waits for `request` of one listener after the other, until one returns True."""
+
+    async def ask(self: KernelListeners, *arguments: Any) -> bool:
+        for listener in self.listeners:
+            if await getattr(listener, request)(*arguments):
+                return True
+        return False
+
+    return ask
+
+
+class KernelListeners(KernelListener):
+    """A listener that tells all others, in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.listeners: list[KernelListener] = []
+
+    def add(self, *listeners: KernelListener) -> None:
+        """Tell these listeners from now on."""
+        self.listeners += listeners
+
+    kernel_changed = _tell("kernel_changed")
+    kernel_reported = _tell("kernel_reported")
+    kernel_suspended = _tell("kernel_suspended")
+    kernel_wanted = _tell("kernel_wanted")
+    snapshot_changed = _tell("snapshot_changed")
+    server_started = _tell("server_started")
+    before_freeze = _ask("before_freeze")
+    before_interrupt = _ask("before_interrupt")
+    before_restart = _ask("before_restart")
+    kernel_idle = _ask("kernel_idle")
+    keep_shut_down = _ask("keep_shut_down")
+    server_stops = _ask("server_stops")
+    server_stopped = _ask("server_stopped")

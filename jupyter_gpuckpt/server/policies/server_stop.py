@@ -1,0 +1,92 @@
+"""The end of the server: its kernels are suspended and released, so that the next server has them again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...model import Cause
+from ..jupyter_internals import pending_starts, requests_in_flight, stop_idle_threads
+from ..kernels.kernel_listener import KernelListener
+from .suspend_all import suspend_all
+
+if TYPE_CHECKING:
+    import logging
+
+    from ..kernels.daemon_link import DaemonLink
+    from ..kernels.kernel_manager import GpuCkptKernels
+    from ..kernels.operations import ServerOperations
+    from .shut_downs import ShutDowns
+
+#: How long requests in flight may take to end by themselves.
+_PATIENCE_SECONDS = 1.0
+
+
+class ServerStop(KernelListener):
+    """Suspends all kernels when the server stops. `within_seconds`: how long that may take; None: as long as it takes."""
+
+    def __init__(
+        self,
+        link: DaemonLink,
+        kernels: GpuCkptKernels,
+        operations: ServerOperations,
+        shut_downs: ShutDowns,
+        *,
+        within_seconds: float | None,
+        log: logging.Logger,
+    ) -> None:
+        self._link, self._kernels, self._operations = link, kernels, operations
+        self._shut_downs, self._within_seconds, self._log = shut_downs, within_seconds, log
+
+    async def server_stops(self) -> None:
+        """Suspend all kernels under the engine and let go of them. Never raises."""
+        self._operations.stopping = True
+        if starting := pending_starts(self._kernels):  # these cannot be suspended yet
+            await asyncio.wait(starting)
+        await self._shut_downs.end_all()
+        kernel_ids = [
+            kernel_id
+            for kernel_id in self._kernels.list_kernel_ids()
+            if (served := self._link.served.get(kernel_id)) and served.kernel
+        ]
+        if kernel_ids:
+            self._log.info(
+                "Suspending %d kernels: the next server has them again. Terminals end with this one.",
+                len(kernel_ids),
+            )
+        await suspend_all(self._operations, kernel_ids, self._within_seconds, Cause.SHUTDOWN)
+        for kernel_id in kernel_ids:
+            try:
+                self._kernels.gpuckpt_detach(kernel_id)
+            except Exception:
+                self._log.exception("Kernel %s was not detached.", kernel_id)
+        try:
+            await self._operations.close()
+            # From here on nothing of this server may keep the kernels from the next one.
+            await self._link.leave()
+        except Exception:
+            self._log.exception("The kernels were not released; they are when this process ends.")
+
+    async def server_stopped(self) -> None:
+        """Disconnect from the daemon and end the requests in flight. Never raises."""
+        try:
+            await self._link.close()
+        except Exception:
+            self._log.exception("The connection to the daemon was not closed.")
+        await _end_requests()
+
+
+async def _end_requests() -> None:
+    """Wait for the requests in flight for a moment, then cancel those that are left.
+
+    A handler that waits for a thread of AnyIO (most of Jupyter's contents API) must end before the event loop does. AnyIO ends
+    the thread after the task for which it was made; if the loop stops first, the process waits for that thread for ever.
+    """
+    if waiting := requests_in_flight():
+        await asyncio.wait(waiting, timeout=_PATIENCE_SECONDS)
+    late = requests_in_flight()
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late, timeout=_PATIENCE_SECONDS)
+    stop_idle_threads()  # those of other tasks, too

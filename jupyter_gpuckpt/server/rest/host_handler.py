@@ -1,0 +1,25 @@
+"""The route about the machine."""
+
+from __future__ import annotations
+
+from ... import calls
+from ...client import AsyncClient
+from .base_handler import GpuCkptHandler
+
+
+class HostHandler(GpuCkptHandler):
+    """What this machine can do."""
+
+    async def get(self) -> None:
+        """Answer the doctor's report, of a daemon that is started for it where there is no connection."""
+        if self.connected_link is not None:
+            self.reply(await self.connected_link.daemon.send(calls.host()))
+            return
+        client = await AsyncClient.connect(self.daemon_settings)
+        try:
+            self.reply(await client.send(calls.host()))
+        finally:
+            await client.close()
+
+
+ROUTES: dict[str, type[GpuCkptHandler]] = {"/host": HostHandler}

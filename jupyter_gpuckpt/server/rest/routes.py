@@ -1,0 +1,41 @@
+"""All routes of the REST interface; `server/openapi.yaml` describes them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from . import (
+    host_handler,
+    kernel_handlers,
+    snapshot_handlers,
+    time_travel_handlers,
+    variable_handlers,
+)
+
+if TYPE_CHECKING:
+    from ...daemon_settings import Settings
+    from ..kernels.kernel_list import KernelList
+    from .base_handler import GpuCkptHandler, Parts
+
+PREFIX = "/api/gpuckpt"
+ROUTES: dict[str, type[GpuCkptHandler]] = {
+    **kernel_handlers.ROUTES,
+    **snapshot_handlers.ROUTES,
+    **time_travel_handlers.ROUTES,
+    **variable_handlers.ROUTES,
+    **host_handler.ROUTES,
+}
+
+
+def tornado_routes(
+    kernels: KernelList, parts: Parts | None, settings: Settings
+) -> list[tuple[str, type[GpuCkptHandler], dict[str, Any]]]:
+    """Return the routes as tornado wants them, with what the handlers' `initialize` takes."""
+    arguments = {"kernels": kernels, "parts": parts, "settings": settings}
+    return [(_pattern(route), handler, arguments) for route, handler in ROUTES.items()]
+
+
+def _pattern(route: str) -> str:
+    """Return the regular expression of a route: `{kernel_id}` becomes a named group."""
+    return PREFIX + re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", route)

@@ -1,0 +1,197 @@
+"""The composition root: every part of the server is constructed here, in order, with all that it needs."""
+# jupyter_server's methods carry no types:
+# mypy: allow-untyped-calls
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
+
+from ..client import this_owner
+from ..config import GpuCkptDaemon
+from ..errors import GpuCkptError
+from ..protocol import OwnerKind
+from .events.ended_operations import EndedOperations
+from .events.kernel_events import KernelEvents
+from .events.snapshot_events import SnapshotEvents
+from .kernels.adoption import Adoption
+from .kernels.branching import Branching
+from .kernels.daemon_link import DaemonLink
+from .kernels.descriptions import KernelDescriptions
+from .kernels.kernel_list import KernelList
+from .kernels.kernel_listener import KernelListeners
+from .kernels.kernel_manager import install_kernel_manager
+from .kernels.operations import ServerOperations
+from .kernels.peer_access import PeerAccessSwitch
+from .kernels.reconnector import Reconnector
+from .kernels.rollbacks import Rollbacks
+from .kernels.sessions import install_sessions, mixed
+from .messages.gate import GatedConnection
+from .policies.autosave import Autosave
+from .policies.gpu_room import GpuRoom
+from .policies.idle import IdleSuspension
+from .policies.parking import IdleParking
+from .policies.restart_snapshots import RestartSnapshots
+from .policies.server_stop import ServerStop
+from .policies.shut_downs import ShutDowns
+from .policies.waking import Waking
+from .rest.base_handler import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from jupyter_server.serverapp import ServerApp
+
+    from .traits import ServerTraits
+
+
+class Service:
+    """What the extension does for one server whose kernels can run under the engine."""
+
+    def __init__(
+        self, serverapp: ServerApp, traits: ServerTraits, config: GpuCkptDaemon, log: logging.Logger
+    ) -> None:
+        sessions: Any = serverapp.session_manager
+        kernels: Any = serverapp.kernel_manager
+        events: Any = serverapp.event_logger
+        listeners = KernelListeners()
+        descriptions = KernelDescriptions(kernels, sessions)
+        peer_access = PeerAccessSwitch(kernels, log)
+        reconnector = Reconnector(
+            kernels,
+            sessions,
+            peer_access,
+            timeout_seconds=traits.reconnect_timeout,
+            renewed_variables=traits.renewed_variables,
+            log=log,
+        )
+        link = DaemonLink(
+            config.settings(),
+            this_owner(
+                OwnerKind.SERVER,
+                root_dir=str(kernels.root_dir),
+                jupyter_runtime_dir=serverapp.runtime_dir,
+            ),
+            refusal=traits.refusal,
+            descriptions=descriptions,
+            reconnector=reconnector,
+            listener=listeners,
+            kept_output_bytes=traits.kept_output_bytes,
+            log=log,
+        )
+        operations = ServerOperations(
+            link,
+            kernels,
+            descriptions=descriptions,
+            peer_access=peer_access,
+            listener=listeners,
+            retention=config.retention(),
+            trims=traits.trim,
+            reconnect_timeout=traits.reconnect_timeout,
+            log=log,
+        )
+        kernels = install_kernel_manager(
+            kernels, link, listeners, suspends_idle=_install_gate(serverapp, log)
+        )
+        install_sessions(sessions, operations.report_sessions)
+        self.kernels = KernelList(kernels, sessions, link.served, operations.tracked)
+        gpu_room = GpuRoom(link, kernels, operations, wait_seconds=traits.gpu_wait, log=log)
+        self._adoption = Adoption(
+            link,
+            kernels,
+            sessions,
+            operations,
+            reconnector,
+            resume_busy=traits.resume_busy,
+            log=log,
+        )
+        contents = serverapp.contents_manager
+        branching = Branching(
+            link, kernels, sessions, contents, operations, self._adoption, gpu_room.resume, log
+        )
+        shut_downs = ShutDowns(
+            link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
+        )
+        # In this order they are told: a periodic save gets out of the way before anything else is done.
+        if traits.autosave_interval:
+            listeners.add(
+                Autosave(
+                    operations,
+                    self.kernels,
+                    interval_seconds=traits.autosave_interval,
+                    rest=traits.autosave_rest,
+                    log=log,
+                )
+            )
+        listeners.add(
+            operations,
+            EndedOperations(events, link.served, log),
+            KernelEvents(events, self.kernels),
+            SnapshotEvents(events),
+            Waking(operations, gpu_room, log),
+            IdleSuspension(operations, log),
+            shut_downs,
+        )
+        if traits.park_after:
+            listeners.add(
+                IdleParking(kernels, operations, after_seconds=traits.park_after, log=log)
+            )
+        if traits.undo_restart_within:
+            within = traits.undo_restart_within
+            listeners.add(RestartSnapshots(link, operations, within_seconds=within, log=log))
+        # The last: it ends what the others still use.
+        within_seconds = traits.stop_timeout or None
+        listeners.add(
+            ServerStop(
+                link, kernels, operations, shut_downs, within_seconds=within_seconds, log=log
+            )
+        )
+        self.parts = Parts(
+            link,
+            operations,
+            gpu_room.resume,
+            branching,
+            Rollbacks(link, operations, gpu_room.resume, log),
+            shut_downs,
+        )
+        self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something beside the requests, at the latest until the server stops."""
+        self._operations.spawn(work)
+
+    async def start(self) -> None:
+        """Connect to the daemon and list the kernels of earlier servers. Never raises: the server starts in any case."""
+        try:
+            await self._link.open()
+            await self._adoption.adopt_all()
+        except GpuCkptError as error:
+            self._link.notice_given = True
+            self._log.warning(
+                "Kernels start without jupyter-gpuckpt and cannot be saved: %s %s",
+                error.message,
+                error.hint,
+            )
+        except Exception:
+            self._log.exception("Kernels of an earlier server could not be listed.")
+        if self._link.ready:
+            self._listeners.server_started()
+
+
+def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:
+    """Put the gate into websockets; return whether the configured class allows that."""
+    used = serverapp.kernel_websocket_connection_class
+    if not issubclass(used, ZMQChannelsWebsocketConnection):
+        log.warning(
+            "Websockets are served by %s.%s: a cell does not wake a suspended kernel, so automatic suspend is off and idle "
+            "kernels are left alone. Suspend and resume by hand work.",
+            used.__module__,
+            used.__name__,
+        )
+        return False
+    gated: Any = mixed(GatedConnection, used)
+    serverapp.kernel_websocket_connection_class = gated
+    serverapp.web_app.settings["kernel_websocket_connection_class"] = gated
+    return True
