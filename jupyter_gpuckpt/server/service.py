@@ -114,7 +114,7 @@ class Service:
         shut_downs = ShutDowns(
             link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
         )
-        # In this order they are told: a periodic save gets out of the way before anything else is done.
+        # They are notified in this order: a periodic save is cancelled before anything else is done.
         if traits.autosave_interval:
             listeners.add(
                 Autosave(
@@ -186,7 +186,7 @@ def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:
     if not issubclass(used, ZMQChannelsWebsocketConnection):
         log.warning(
             "Websockets are served by %s.%s: a cell does not wake a suspended kernel, so automatic suspend is off and idle "
-            "kernels are left alone. Suspend and resume by hand work.",
+            "kernels are left alone. Explicit suspends and resumes work.",
             used.__module__,
             used.__name__,
         )

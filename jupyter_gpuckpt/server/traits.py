@@ -1,4 +1,4 @@
-"""What an administrator or user may set of the server extension, in `c.GpuCkptServer`."""
+"""The configuration of the server extension, `c.GpuCkptServer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The records of the REST interface and of events, as `openapi.yaml` and `events/kernel.yaml` describe them."""
+"""The records of the REST interface and of events, as `openapi.yaml` and `events/*.yaml` describe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def elsewhere_view(kernel: Kernel) -> dict[str, Any]:
-    """A kernel of another server that shows the same notebooks."""
+    """Return the record of a kernel of another server that shows the same notebooks."""
     return {
         "kernel_id": kernel.kernel_id,
         "path": kernel.name,
@@ -24,7 +24,7 @@ def elsewhere_view(kernel: Kernel) -> dict[str, Any]:
 
 
 def measures_view(kernel: Kernel | None) -> dict[str, Any]:
-    """What a kernel uses, as the daemon told last; zeros for one that it does not know."""
+    """Return what a kernel uses, as the daemon has reported last; zeros for one that it does not know."""
     return {
         "since": kernel.since if kernel else 0.0,
         "memory_bytes": kernel.memory_bytes if kernel else 0,
@@ -36,7 +36,7 @@ def measures_view(kernel: Kernel | None) -> dict[str, Any]:
 
 
 def operation_view(operation: Operation) -> dict[str, Any]:
-    """An operation."""
+    """Return the record of an operation."""
     result, error = operation.result, operation.error
     return {
         "operation_id": operation.operation_id,
@@ -59,7 +59,7 @@ def operation_view(operation: Operation) -> dict[str, Any]:
 
 
 def report_view(report: SuspendReport) -> dict[str, Any]:
-    """What became of many kernels."""
+    """Return the record of a suspend of many kernels."""
     kernels = [
         {**msgspec.to_builtins(outcome), "error": error_view(outcome.error)}
         for outcome in report.kernels
@@ -68,7 +68,7 @@ def report_view(report: SuspendReport) -> dict[str, Any]:
 
 
 def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
-    """An error, if there is one."""
+    """Return the record of an error, if there is one."""
     if error is None:
         return None
     return {
@@ -80,15 +80,15 @@ def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
 
 
 def snapshot_view(snapshot: Snapshot) -> dict[str, Any]:
-    """A line of the list of snapshots; of one that is not deleted nothing says that it was."""
-    told = record_view(snapshot)
+    """Return the record of a snapshot; one that is not deleted has no fields about a deletion."""
+    view = record_view(snapshot)
     if snapshot.deleted_at is None:
-        del told["deleted_at"], told["kept_until"]
-    sizes = told.pop("sizes")
-    return {**told, **sizes}
+        del view["deleted_at"], view["kept_until"]
+    sizes = view.pop("sizes")
+    return {**view, **sizes}
 
 
 def record_view(record: Any) -> dict[str, Any]:
-    """A record that is shown as it is."""
-    told: dict[str, Any] = msgspec.to_builtins(record)
-    return told
+    """Return a record that is shown as it is."""
+    view: dict[str, Any] = msgspec.to_builtins(record)
+    return view

@@ -63,7 +63,7 @@ def test_a_kernel_that_stood_still_when_it_was_told_to_speak_is_told_again(serve
         assert await agent.prepare(manager) is not None
         os.kill(named[0], signal.SIGSTOP)
         wait_for(lambda: processes.state(named[0]) == "T")
-        told = await agent.thaw(manager, wanted)
+        told = await agent.flush(manager, wanted)
         manager.context.destroy(linger=0)
         return told
 

@@ -26,7 +26,7 @@ from tornado.testing import bind_unused_port
 from tornado.web import Application, RequestHandler
 
 from jupyter_gpuckpt.server import jupyter_internals as internals
-from jupyter_gpuckpt.server.kernels.sessions import restore_sessions, sessions_of
+from jupyter_gpuckpt.server.kernels.sessions import list_sessions, sessions_of
 
 #: Seconds after which something that does not happen any more is a failure.
 TIMEOUT = 20
@@ -257,6 +257,6 @@ def test_rows_of_the_table_of_sessions_are_as_they_were():
         "type": "notebook",
         "kernel_id": "k",
     }
-    restore_sessions(sessions, [row], saved_root="", root="/home")
+    list_sessions(sessions, [row], saved_root="", root="/home")
     assert sessions_of(sessions, "k") == [row]
     sessions.close()

@@ -21,7 +21,7 @@ def states(picture):
 
 
 def test_what_is_kept_comes_back():
-    comms = SavedComms.told(TARGETS, states(b"picture"))
+    comms = SavedComms.from_agent(TARGETS, states(b"picture"))
     again = SavedComms.from_record(json.loads(json.dumps(comms.record())))
     assert again.targets == TARGETS
     assert again.all_states() == comms.all_states()
@@ -34,7 +34,7 @@ def test_what_is_kept_comes_back():
 
 def test_large_states_are_not_recorded():
     random = os.urandom(1 << 20)
-    record = SavedComms.told(TARGETS, states(random)).record()
+    record = SavedComms.from_agent(TARGETS, states(random)).record()
     assert len(json.dumps(record)) < 1000
     assert SavedComms.from_record(record).targets == TARGETS
     assert SavedComms.from_record(record).all_states() is None

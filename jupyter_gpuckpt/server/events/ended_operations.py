@@ -1,6 +1,6 @@
-"""Operations that have come to an end, whoever asked for them: one line in the log, one event, and the metrics.
+"""Operations that have ended, whoever asked for them: one log line, one event, and the metrics for each.
 
-All of it comes from the daemon's news of this server's kernels. Prometheus reads the metrics at Jupyter's own `/metrics`.
+All of it comes from the daemon's records of this server's kernels. Prometheus reads the metrics at Jupyter's own `/metrics`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Metrics(NamedTuple):
 
 @functools.cache
 def _metrics() -> _Metrics:
-    """Of this process: Prometheus has one registry."""
+    """Return the metrics of this process: Prometheus has one registry."""
     return _Metrics(
         Counter("gpuckpt_operations", "Operations that have ended.", ["kind", "state"]),
         Summary("gpuckpt_stage_seconds", "Time spent in each stage.", ["kind", "stage"]),
@@ -59,7 +59,7 @@ class EndedOperations(KernelListener):
         self, logger: EventLogger, served: dict[str, ServedKernel], log: logging.Logger
     ) -> None:
         self._logger, self._log = logger, log
-        #: Those in flight: one that had ended before this server heard of it is not told.
+        #: Operations in flight: one that had ended before its first record came is not published.
         self._running: set[str] = set()
         logger.register_event_schema(SCHEMA)
         # Counted whenever the metrics are read.
@@ -68,7 +68,7 @@ class EndedOperations(KernelListener):
             gauge.set_function(functools.partial(_count, served, state))
 
     def kernel_reported(self, kernel: Kernel) -> None:
-        """Note an operation that began, and tell the end of one that had begun."""
+        """Note an operation that began; publish the end of one that had begun."""
         operation = kernel.operation
         if operation is None:
             return
@@ -76,9 +76,9 @@ class EndedOperations(KernelListener):
             self._running.add(operation.operation_id)
         elif operation.operation_id in self._running:
             self._running.discard(operation.operation_id)
-            self._tell(operation, kernel.name)
+            self._publish(operation, kernel.name)
 
-    def _tell(self, operation: Operation, name: str) -> None:
+    def _publish(self, operation: Operation, name: str) -> None:
         failed = operation.state is not OperationState.SUCCEEDED
         (self._log.warning if failed else self._log.info)("%s: %s", name, summary(operation))
         metrics, kind, result = _metrics(), str(operation.kind), operation.result

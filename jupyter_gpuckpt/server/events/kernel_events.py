@@ -20,7 +20,7 @@ PROGRESS_SECONDS = 0.2
 
 
 class KernelEvents(KernelListener):
-    """Emits a kernel's view when it differs from the one before; progress alone at a limited rate."""
+    """Emits a kernel's record when it differs from the last one; mere progress at a limited rate."""
 
     def __init__(self, logger: EventLogger, kernels: KernelList) -> None:
         self._logger, self._kernels = logger, kernels
@@ -28,7 +28,7 @@ class KernelEvents(KernelListener):
         logger.register_event_schema(SCHEMA)
 
     def kernel_changed(self, kernel_id: str) -> None:
-        """Emit a kernel's view; forget a kernel that is gone."""
+        """Emit a kernel's record; forget a kernel that is gone."""
         if kernel_id not in self._kernels:
             self._last.pop(kernel_id, None)
             return

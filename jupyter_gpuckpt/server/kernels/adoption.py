@@ -14,7 +14,7 @@ from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
 from ..messages.probe import kernel_info, learn_info
 from . import agent
-from .sessions import environment_of, manager_of, restore_sessions
+from .sessions import environment_of, list_sessions, manager_of
 
 if TYPE_CHECKING:
     import logging
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _ANSWER_SECONDS = 5.0
 #: How often, and how long after its start, a server asks again for kernels of one that had not ended then.
 _CLAIM_EVERY_SECONDS, _CLAIM_FOR_SECONDS = 2.0, 300.0
-#: Nobody wanted these kernels to stop, so what they were computing goes on by itself.
+#: These kernels were stopped with their server, so a cell that ran in them goes on without a request.
 _STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
@@ -72,7 +72,7 @@ class Adoption:
         link, kernels = self._link, self._kernels
         kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
         kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
-        rows = restore_sessions(
+        rows = list_sessions(
             self._sessions,
             kept.get("sessions", []),
             saved_root=kept.get("root", ""),
@@ -89,7 +89,7 @@ class Adoption:
         served.output.kernel_session = kept.get("kernel_session", "")
         recovered = None
         if served.absent:
-            served.output.restore(kept.get("output", {}))
+            served.output.load(kept.get("output", {}))
         else:
             recovered = served.output.recover()
         served.has_agent = kept.get("agent", False)
@@ -107,7 +107,7 @@ class Adoption:
         else:
             # Until it has answered it counts as busy, so that nobody culls a computation.
             manager.execution_state = "busy"
-            # What it did while no server listened, nobody knows.
+            # What it did while no server was connected is unknown.
             served.output.changes += 1
             self._operations.spawn(_learn_state(manager))
             served.peer_access_is_off = served.has_agent and served.is_parked
@@ -118,7 +118,7 @@ class Adoption:
         await link.catch_up(kernel_id)
 
     async def _claim(self) -> list[Kernel]:
-        """List the kernels that nobody has; return those that another server has not let go of.
+        """List the kernels that no server owns; return those that another server has not let go of.
 
         One kernel that cannot be listed does not keep the others away.
         """
@@ -151,13 +151,13 @@ class Adoption:
         missed, complete = list[list[bytes]](), True
         try:
             if not served.has_agent:  # it may have been brought in after that server's last record
-                served.has_agent = await agent.look(manager) is not None
+                served.has_agent = await agent.state(manager) is not None
             await self._reconnector.reconnect(served)
             if recovered is not None and served.has_agent:
-                missed, complete = await agent.said_after(manager, *recovered)
+                missed, complete = await agent.messages_after(manager, *recovered)
         finally:
             if recovered is not None:
-                served.output.go_on(missed, complete=complete)
+                served.output.add_missed(missed, complete=complete)
 
     def _expect_asker(self, manager: ServerKernelManager, served: ServedKernel) -> None:
         """Buffer what the kernel answers to the page that runs the cell, until it connects again under its session id."""

@@ -1,7 +1,7 @@
-"""The server's side of the agent in a kernel (`kernel_agent/`): bringing it in, and what it is asked.
+"""Calls to the agent in a kernel (`kernel_agent/`), and its installation.
 
-Every question may stay unanswered (another kind of kernel, one whose control thread is held up): then it goes on without the
-agent, which costs at most what a busy kernel was just saying.
+Any call may stay unanswered (another kind of kernel, one whose control thread is blocked). The server then goes on without the
+agent, which costs at most the output that a busy kernel publishes at that moment.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ANSWER_SECONDS = 2.0
 _SECOND_TRY_SECONDS = 0.3
-#: A request is on its way after this.
+#: A request has been sent after this.
 _TELL_SECONDS = 0.1
 #: A kernel that has just been started imports for a while.
 _START_SECONDS = 30.0
@@ -32,9 +32,9 @@ _CALLS_SECONDS = 12.0
 #: For the work of its GPUs, where no cell runs.
 _GPU_SECONDS = 42.0
 _TRIM_SECONDS = 6.0
-#: After that it speaks again by itself (`kernel_agent/agent.py`).
+#: After that it publishes its output by itself (`kernel_agent/agent.py`).
 _SILENCE_SECONDS = 30.0
-#: What runs in the kernel (`kernel_agent/`), in the order in which one needs the other.
+#: The modules that run in the kernel (`kernel_agent/`), each after those that it imports.
 _MODULES = (
     "calls",
     "environment",
@@ -47,7 +47,7 @@ _MODULES = (
     "variables.listing",
     "agent",
 )
-#: Makes modules of them that can import each other as they do here, and that nobody finds afterwards.
+#: Makes them modules that can import each other as they do here, and that user code does not find afterwards.
 _LOADER = """
 import sys, types
 names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
@@ -60,27 +60,27 @@ finally:
     for name in names:
         sys.modules.pop(name, None)
 """
-#: IPython kernels say this of themselves.
+#: The `implementation` of IPython kernels.
 _IMPLEMENTATION = "ipython"
 
 
 class PeerAccess(NamedTuple):
-    """Of a kernel's GPUs: whether none is on now, and whether some has to be switched on again."""
+    """The peer access between a kernel's GPUs: whether none is on now, and whether some must be switched on again."""
 
     is_off: bool
     was_switched: bool
 
 
-class Found(NamedTuple):
-    """What there is to do in a kernel: how many functions users registered, and whether it may use a GPU."""
+class AgentState(NamedTuple):
+    """What an agent reports: how many functions users have registered for each event, and whether the kernel may use a GPU."""
 
     on_save: int
     on_resume: int
     uses_gpu: bool
 
 
-async def bring_in(manager: ServerKernelManager) -> bool:
-    """Wait until a new kernel answers and run the agent in it, before anything else; whether it is there then."""
+async def install(manager: ServerKernelManager) -> bool:
+    """Wait until a new kernel answers and run the agent in it before anything else; return whether it runs then."""
     # On the shell: not every kernel answers this on its control channel.
     info = await kernel_info(manager, "shell", _START_SECONDS)
     if info.get("implementation") != _IMPLEMENTATION:
@@ -89,7 +89,7 @@ async def bring_in(manager: ServerKernelManager) -> bool:
     sources = {
         name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
     }
-    # In a namespace of its own, so that the user's has no name more.
+    # In a namespace of its own, so that no name is added to the user's.
     content = {
         "code": f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})",
         "silent": True,
@@ -103,39 +103,41 @@ async def bring_in(manager: ServerKernelManager) -> bool:
 
 
 async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> SavedComms | None:
-    """Make the kernel keep what it says from now on; its comms as they are then, or None if it does not answer.
+    """Make the kernel buffer its output from now on; return its comms at that moment, or None if it does not answer.
 
-    `answers`: whether it has answered just now. Else it is told and not waited for: it keeps what it says when it has heard.
+    `answers`: whether it has answered just now. If not, its answer is not waited for: it buffers when it has read the request.
     """
     seconds = _ANSWER_SECONDS if answers else _TELL_SECONDS
     reply = await ask(manager, "control", AGENT_REQUEST, {"op": "prepare"}, seconds)
     if not _is_ok(reply):
         return None
-    return await asyncio.to_thread(SavedComms.told, reply["content"]["comms"], reply["buffers"])
+    return await asyncio.to_thread(
+        SavedComms.from_agent, reply["content"]["comms"], reply["buffers"]
+    )
 
 
-async def look(manager: ServerKernelManager, *, answers: bool = True) -> Found | None:
-    """Return what the agent has to do; None if the kernel does not answer, as long as a cell holds Python's lock for instance.
+async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentState | None:
+    """Return the agent's report; None if it does not answer, for example while a cell holds Python's interpreter lock.
 
-    `answers`: whether it has answered the last time. Else it is not waited for as long again.
+    `answers`: whether it has answered the last time. If not, it is waited for only briefly.
     """
     seconds = _ANSWER_SECONDS if answers else _SECOND_TRY_SECONDS
     counted = await ask(manager, "control", AGENT_REQUEST, {"op": "count"}, seconds)
     if not _is_ok(counted):
         return None
     content = counted["content"]
-    # An agent that an older version has brought in knows nothing of GPUs here.
-    return Found(content["on_save"], content["on_resume"], content.get("uses_gpu", True))
+    # An agent of an older version does not report GPUs here.
+    return AgentState(content["on_save"], content["on_resume"], content.get("uses_gpu", True))
 
 
-async def call_on_save(manager: ServerKernelManager, found: Found) -> bool:
-    """Call what users registered for `on_save`; whether anything was called."""
+async def call_on_save(manager: ServerKernelManager, found: AgentState) -> bool:
+    """Call what users have registered for `on_save`; return whether anything was called."""
     return bool(found.on_save) and await _call(manager, "on_save")
 
 
 async def call_on_resume(manager: ServerKernelManager) -> None:
-    """Call what users registered for `on_resume`."""
-    found = await look(manager)
+    """Call what users have registered for `on_resume`."""
+    found = await state(manager)
     if found is not None and found.on_resume:
         await _call(manager, "on_resume")
 
@@ -154,10 +156,10 @@ async def resumed(
     branched: bool,
     gpu_is_back: bool,
 ) -> None:
-    """Tell a kernel that it has come back under a server with this environment.
+    """Tell a kernel that it was resumed under a server with this environment.
 
-    `renewed`: patterns of the names of the variables that it takes from there; those of the former server go.
-    `moved_ports`: where it listens now instead of on its former ports. `branched`: the kernel that it was made from may go on.
+    `renewed`: patterns of the names of the variables that it takes from there; those of the former server are removed.
+    `moved_ports`: the new port for each former one on which it listens. `branched`: the kernel of its snapshot may still run.
     `gpu_is_back`: it is not parked.
     """
     variables = {
@@ -179,22 +181,22 @@ async def resumed(
 
 
 async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Variables | None:
-    """What the user's variables are, with fingerprints as far as these can be made in that time; None if it does not tell."""
+    """Return the user's variables, with the fingerprints that can be made in that time; None if the agent does not answer."""
     content = {"op": "variables", "fingerprint_seconds": fingerprint_seconds}
     seconds = _ANSWER_SECONDS + fingerprint_seconds
     reply = await ask(manager, "control", AGENT_REQUEST, content, seconds)
-    told = reply["content"].get("variables") if _is_ok(reply) else None
+    listed = reply["content"].get("variables") if _is_ok(reply) else None
     try:
-        # Those of an agent that an older version has brought in: it knows nothing of this.
-        return None if told is None else msgspec.convert(told, Variables)
+        # An agent of an older version may answer something else.
+        return None if listed is None else msgspec.convert(listed, Variables)
     except msgspec.ValidationError:
         return None
 
 
 async def trim(manager: ServerKernelManager, seconds: float) -> int:
-    """Have the kernel give back memory that it does not use, if no cell runs; by how many bytes it became smaller, as far as known.
+    """Make the kernel free memory that it does not use, if no cell runs; return by how many bytes it became smaller, if known.
 
-    `seconds`: what may be spent on garbage. See `kernel_agent/trim.py`.
+    `seconds`: the time for collecting garbage. See `kernel_agent/trim.py`.
     """
     content = {"op": "trim", "seconds": seconds}
     reply = await ask(manager, "control", AGENT_REQUEST, content, _TRIM_SECONDS)
@@ -202,45 +204,45 @@ async def trim(manager: ServerKernelManager, seconds: float) -> int:
 
 
 async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) -> PeerAccess:
-    """Make the kernel's GPUs keep to themselves; its GPU memory must not be away. See `kernel_agent/peer_access.py`.
+    """Switch off peer access between the kernel's GPUs, whose memory must be there. See `kernel_agent/peer_access.py`.
 
-    `busy`: a cell runs, and what its GPUs do is not waited for.
+    `busy`: a cell runs, so the work of its GPUs is not waited for.
     """
     seconds = _CALLS_SECONDS if busy else _GPU_SECONDS
     reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_off"}, seconds)
     if not _is_ok(reply):
         return PeerAccess(is_off=False, was_switched=True)
-    # An agent that an older version has brought in knows nothing of this.
+    # An agent of an older version does not know this request.
     content = reply["content"]
     return PeerAccess(content.get("peer_access") == "off", bool(content.get("switched")))
 
 
 async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
-    """Undo that; whether it was possible."""
+    """Switch peer access on again; return whether that was possible."""
     reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_on"}, _CALLS_SECONDS)
     return _is_ok(reply) and reply["content"].get("peer_access") == "on"
 
 
-async def said_after(
+async def messages_after(
     manager: ServerKernelManager, message_id: str, requests: list[str]
 ) -> tuple[list[list[bytes]], bool]:
-    """What it said after this message on iopub, and whether that is all; it answers these requests again."""
+    """Return the iopub messages after this one, and whether these are all; the kernel answers these requests again."""
     content = {"op": "again", "after": message_id, "requests": requests}
     reply = await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
-    # An agent that an older version has brought in knows nothing of this.
+    # An agent of an older version does not know this request.
     counts = reply["content"].get("counts") if _is_ok(reply) else None
     if counts is None:
         return [], False
     parts = iter([bytes(buffer) for buffer in reply["buffers"]])
-    said = [[next(parts) for _ in range(count)] for count in counts]
-    return said, bool(reply["content"]["complete"])
+    messages = [[next(parts) for _ in range(count)] for count in counts]
+    return messages, bool(reply["content"]["complete"])
 
 
-async def thaw(manager: ServerKernelManager, wanted: Callable[[], bool] = lambda: False) -> bool:
-    """Let it say what it has kept; whether it heard.
+async def flush(manager: ServerKernelManager, wanted: Callable[[], bool] = lambda: False) -> bool:
+    """Make the kernel publish what it has buffered; return whether it has answered.
 
-    It is told again as long as that is `wanted`: what is sent to a kernel that stands still, because its daemon was killed, is
-    lost with the socket that sent it.
+    The request is repeated as long as that is `wanted`: what is sent to a kernel whose processes are stopped, because its
+    daemon was killed, is lost with the socket that has sent it.
     """
     deadline = asyncio.get_running_loop().time() + _SILENCE_SECONDS
     while not _is_ok(await _op(manager, "thaw")):

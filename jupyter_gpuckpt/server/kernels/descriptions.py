@@ -36,5 +36,5 @@ class KernelDescriptions:
             "output": served.output.description() if served else {},
             "agent": served.has_agent if served else False,
             "comms": served.comms.record() if served else {},
-            "execution_state": "busy" if served and served.output.awaited else state,
+            "execution_state": "busy" if served and served.output.runs_cell else state,
         }

@@ -1,7 +1,6 @@
 """The one protocol by which parts of the server learn what happens to its kernels.
 
-Who tells: the connection to the daemon, the gate, Jupyter's managers. Who listens: events and policies, subscribed in
-`service.py`.
+The connection to the daemon, the gate and the kernel manager notify; events and policies listen. `service.py` adds them.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class KernelListener:
-    """A part that is told what happens to kernels. Every method does nothing here; override what you need."""
+    """A part that is notified of what happens to kernels. Every method does nothing here; override what you need."""
 
-    # ---- news ----
+    # ---- notifications ----
 
     def kernel_changed(self, kernel_id: str) -> None:
         """Note that a kernel's state, operation or use of resources changed, or that it is gone."""
@@ -40,7 +39,7 @@ class KernelListener:
     # ---- requests, each of which waits for the listeners ----
 
     async def before_freeze(self, kernel_id: str) -> None:
-        """Get out of the way of a save or suspend that somebody asks for. Never raise."""
+        """Stop what is in the way of an explicit save or suspend. Never raise."""
 
     async def before_interrupt(self, kernel_id: str) -> None:
         """Prepare a kernel for an interrupt; raise GpuCkptError if it cannot be interrupted."""
@@ -62,14 +61,14 @@ class KernelListener:
         """Let go of everything: no kernel is left. Never raise."""
 
 
-def _tell(note: str) -> Any:
+def _notify(note: str) -> Any:
     """Return a method of `KernelListeners` that calls `note` of every listener."""
 
-    def tell(self: KernelListeners, *arguments: Any) -> None:
+    def notify(self: KernelListeners, *arguments: Any) -> None:
         for listener in self.listeners:
             getattr(listener, note)(*arguments)
 
-    return tell
+    return notify
 
 
 def _ask(request: str) -> Any:
@@ -85,21 +84,21 @@ def _ask(request: str) -> Any:
 
 
 class KernelListeners(KernelListener):
-    """A listener that tells all others, in the order in which they were added."""
+    """A listener that notifies all others, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.listeners: list[KernelListener] = []
 
     def add(self, *listeners: KernelListener) -> None:
-        """Tell these listeners from now on."""
+        """Notify these listeners from now on."""
         self.listeners += listeners
 
-    kernel_changed = _tell("kernel_changed")
-    kernel_reported = _tell("kernel_reported")
-    kernel_suspended = _tell("kernel_suspended")
-    kernel_wanted = _tell("kernel_wanted")
-    snapshot_changed = _tell("snapshot_changed")
-    server_started = _tell("server_started")
+    kernel_changed = _notify("kernel_changed")
+    kernel_reported = _notify("kernel_reported")
+    kernel_suspended = _notify("kernel_suspended")
+    kernel_wanted = _notify("kernel_wanted")
+    snapshot_changed = _notify("snapshot_changed")
+    server_started = _notify("server_started")
     before_freeze = _ask("before_freeze")
     before_interrupt = _ask("before_interrupt")
     before_restart = _ask("before_restart")

@@ -1,8 +1,8 @@
 """What the server's kernel manager does differently for kernels under the engine.
 
-Covers: models, interrupts, restarts, culling, the end of the server, what Jupyter hears of a kernel. Each is told to the
-policies as a `KernelListener`. Does not cover: launch and shutdown of a single kernel (the provisioner's), save, suspend and
-resume (`operations.py`).
+Covers: models, interrupts, restarts, culling, the end of the server, the iopub messages that Jupyter receives. Policies are
+notified of each (`KernelListener`). Does not cover: launch and shutdown of a single kernel (the provisioner's), save, suspend
+and resume (`operations.py`).
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -83,7 +83,7 @@ class GpuCkptKernels(_Base):
         return True
 
     def kernel_model(self, kernel_id: str) -> dict[str, Any]:
-        """Return Jupyter's model, whose `execution_state` tells what keeps the kernel from answering."""
+        """Return Jupyter's model, whose `execution_state` shows what keeps the kernel from answering."""
         model: dict[str, Any] = super().kernel_model(kernel_id)
         served = self._served(kernel_id)
         if served is not None and served.state in _SHOWN:
@@ -104,7 +104,7 @@ class GpuCkptKernels(_Base):
         return manager, name, kernel_id
 
     def start_watching_activity(self, kernel_id: str) -> None:
-        """Watch a kernel's iopub messages as the base does, and hand them to its `KernelOutput`, which gives them to pages."""
+        """Watch a kernel's iopub messages as the base does, and pass them to its `KernelOutput`, which sends them to pages."""
         super().start_watching_activity(kernel_id)
         served = self.gpuckpt_owner.served.get(kernel_id)
         if served is None:
@@ -144,7 +144,7 @@ class GpuCkptKernels(_Base):
         if left is not None:
             return {
                 "session_key": session_key,
-                "buffer": left.unheard,
+                "buffer": left.unreceived,
                 "channels": left.channels,
             }
         kept = jupyter_internals.buffered(self, kernel_id) if served is not None else None

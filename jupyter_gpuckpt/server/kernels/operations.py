@@ -25,7 +25,7 @@ from ...model import Cause, RetentionPolicy, Variables
 from ...protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
 from ...states import ABSENT, KernelState
 from ..jupyter_internals import known_info, set_known_info
-from ..messages.probe import drained, kernel_info, wait_until_heard
+from ..messages.probe import drained, kernel_info, wait_until_connected
 from ..messages.served_kernel import ServedKernel, is_past_freeze, not_managed
 from . import agent
 from .kernel_listener import KernelListener
@@ -216,14 +216,14 @@ class ServerOperations(KernelListener):
         variables, peer_access_off = None, False
         try:
             manager = self._manager(kernel_id)
-            while served.is_being_heard_again:
+            while served.is_reconnecting:
                 await served.change()  # what it says now would be lost
             if served.state in {KernelState.RUNNING, KernelState.PARKED}:
                 if not known_info(manager):
                     await self._learn_info(manager)
                 served.freezes += 1
                 if served.has_agent:
-                    found = await agent.look(manager, answers=served.answers)
+                    found = await agent.state(manager, answers=served.answers)
                     served.answers = found is not None
                     called = found is not None and await agent.call_on_save(manager, found)
                     if found is not None:  # else it answers nothing
@@ -240,7 +240,7 @@ class ServerOperations(KernelListener):
                     served.comms = told or served.comms.without_states()
                     if told:
                         # All that it said before is with the pages then.
-                        await wait_until_heard(manager, served, _DRAIN_SECONDS)
+                        await wait_until_connected(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
             changes = served.output.changes
             notebook, jupyter = await self._sent_with(kernel_id)
@@ -264,7 +264,7 @@ class ServerOperations(KernelListener):
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
         # A parked kernel's calls to the GPU would wait, and a cell that runs is not kept waiting.
-        idle = served.state is KernelState.RUNNING and not served.output.awaited
+        idle = served.state is KernelState.RUNNING and not served.output.runs_cell
         if self._trims and idle and cause in _TRIM_SECONDS:
             trimmed = await agent.trim(self._manager(served.kernel_id), _TRIM_SECONDS[cause])
             self._log.debug("kernel %s gave back %s bytes", served.kernel_id, trimmed)
@@ -285,7 +285,7 @@ class ServerOperations(KernelListener):
                     manager = self._manager(served.kernel_id)
                     if gpu_is_back:
                         await self._peer_access.switch_on(served)
-                    await agent.thaw(
+                    await agent.flush(
                         manager, lambda: served.freezes == freezes and not served.absent
                     )
                     if called:
@@ -339,7 +339,7 @@ class ServerOperations(KernelListener):
                 if is_past_freeze(operation):
                     release()
             ended = self.tracked.latest(started.operation_id)
-            await self._settled(served, ended, daemon, changes)
+            await self._wait_until_seen(served, ended, daemon, changes)
         except GpuCkptError as error:
             failed = msgspec.structs.replace(
                 started, state=OperationState.FAILED, error=record_of(error)
@@ -348,7 +348,7 @@ class ServerOperations(KernelListener):
         finally:
             release()
 
-    async def _settled(
+    async def _wait_until_seen(
         self, served: ServedKernel, operation: Operation, daemon: AsyncClient, changes: int
     ) -> None:
         """Wait until this server sees the kernel as the operation left it."""

@@ -21,31 +21,31 @@ if TYPE_CHECKING:
 
 
 class PeerAccessSwitch:
-    """Of this server's kernels. The gate is shut between `switch_off` and `switch_on`, or else the kernel has no GPU memory."""
+    """Switches peer access off before GPU memory is taken, and on again. Between the two the gate is shut or the kernel is parked."""
 
     def __init__(self, kernels: AsyncMappingKernelManager, log: logging.Logger) -> None:
         self._kernels, self._log = kernels, log
 
-    async def switch_off(self, served: ServedKernel, found: agent.Found | None = None) -> bool:
-        """Whether no peer access is on in a kernel that runs, nor will be before its GPU memory is taken.
+    async def switch_off(self, served: ServedKernel, found: agent.AgentState | None = None) -> bool:
+        """Switch peer access off in a kernel that runs; return whether it certainly stays off until its GPU memory is taken.
 
-        `found`: what was found in it just now. A kernel that does not answer is not asked, nor is one without a GPU.
+        `found`: the agent's report of just now. A kernel that does not answer is not asked, nor is one without a GPU.
         """
         if not served.has_agent or served.state is not KernelState.RUNNING:
             return False
-        found = found or await agent.look(self._manager(served))
+        found = found or await agent.state(self._manager(served))
         if found is None or not found.uses_gpu:
             return found is not None
-        # Should this be given up in the middle.
+        # Set first, in case this is cancelled in the middle.
         served.peer_access_is_off = True
         access = await agent.switch_peer_access_off(
-            self._manager(served), busy=served.output.awaited
+            self._manager(served), busy=served.output.runs_cell
         )
         served.peer_access_is_off = access.was_switched
         return access.is_off
 
     async def switch_on(self, served: ServedKernel) -> None:
-        """Undo that, if there is something to undo; the GPU memory is back."""
+        """Switch on again what was switched off; the GPU memory is back."""
         if not served.peer_access_is_off:
             return
         served.peer_access_is_off = False
@@ -56,7 +56,7 @@ class PeerAccessSwitch:
             )
 
     async def switch_on_and(self, served: ServedKernel, release: Callable[[], None]) -> None:
-        """The same, unless it was parked; then open the gate."""
+        """Switch on as `switch_on` does, unless the kernel was parked; then open the gate."""
         try:
             present = served.kernel_id in self._kernels  # else it was shut down meanwhile
             if present and served.state is KernelState.RUNNING:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from ...states import KernelState
-from ..messages.probe import wait_until_heard
+from ..messages.probe import wait_until_connected
 from . import agent
 from .sessions import environment_of, manager_of, sessions_of
 
@@ -28,7 +28,7 @@ _BEGIN_SECONDS = 60.0
 
 
 class Reconnector:
-    """Connects this server to kernels that were launched or resumed, and brings the agent into new ones."""
+    """Connects this server to kernels that were launched or resumed, and installs the agent in new ones."""
 
     def __init__(
         self,
@@ -46,27 +46,27 @@ class Reconnector:
         self._timeout_seconds, self._log = timeout_seconds, log
 
     def begin(self, served: ServedKernel) -> None:
-        """Bring the agent into a new kernel before its first cell: requests are held meanwhile."""
+        """Install the agent in a new kernel before its first cell; requests are held meanwhile."""
         release = served.hold()
 
-        async def bring_in() -> None:
+        async def install() -> None:
             try:
                 async with asyncio.timeout(_BEGIN_SECONDS):
                     # The manager is listed when its launch, in whose middle this is, has returned.
                     while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
                         await asyncio.sleep(0.01)
                     manager = manager_of(self._kernels, served.kernel_id)
-                    served.has_agent = await agent.bring_in(manager)
-                    await wait_until_heard(manager, served, self._timeout_seconds)
+                    served.has_agent = await agent.install(manager)
+                    await wait_until_connected(manager, served, self._timeout_seconds)
             except TimeoutError:
                 self._log.debug("kernel %s was never listed", served.kernel_id)
             finally:
                 release()
 
-        served.spawn(bring_in())
+        served.spawn(install())
 
     async def reconnect(self, served: ServedKernel) -> None:
-        """Hear the kernel again after a resume, then let it speak."""
+        """Connect to a kernel after a resume, then make it publish what it has buffered."""
         if served.kernel_id not in self._kernels:
             return  # it is just being listed, and has no page yet
         if served.state is KernelState.RUNNING and served.peer_access_is_off:
@@ -75,9 +75,9 @@ class Reconnector:
         manager = manager_of(self._kernels, served.kernel_id)
         # The culler counts from the last message; one that has just come back is not idle since then.
         manager.last_activity = datetime.now(UTC)
-        if not await wait_until_heard(manager, served, self._timeout_seconds):
+        if not await wait_until_connected(manager, served, self._timeout_seconds):
             self._log.warning(
-                "kernel %s was not heard again within %s s",
+                "kernel %s: not connected again within %s s; output may be missing",
                 served.kernel_id,
                 self._timeout_seconds,
             )
@@ -95,8 +95,9 @@ class Reconnector:
             gpu_is_back=not parked,
         )
         served.is_new_branch, served.peer_access_is_off = False, parked
-        if not await agent.thaw(manager):
+        if not await agent.flush(manager):
             self._log.warning(
-                "kernel %s was not told to speak again; it does by itself", served.kernel_id
+                "kernel %s does not answer; it publishes its buffered output by itself",
+                served.kernel_id,
             )
         await agent.call_on_resume(manager)

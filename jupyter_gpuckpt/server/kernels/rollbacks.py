@@ -43,7 +43,7 @@ class Rollbacks:
         await self._check(served, snapshot_id)
         if served.state in {KernelState.SUSPENDED, KernelState.LOST}:
             return await self._resume(kernel_id, snapshot_id)
-        if served.output.awaited:
+        if served.output.runs_cell:
             raise KernelStateConflict(
                 "A cell is running, which would never end.",
                 hint="Wait for it or interrupt it, then go back.",

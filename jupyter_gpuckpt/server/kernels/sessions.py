@@ -40,22 +40,22 @@ def mixed(mixin: type, used: type) -> type:
 
 
 class ReportingSessions(_Base):
-    """Mixin of the configured session manager that tells when a session is made or changed."""
+    """Mixin of the configured session manager that reports when a session is made or changed."""
 
     gpuckpt_report: Callable[[str], None]
 
     async def save_session(self, session_id: str, *args: Any, **kwargs: Any) -> Any:
-        """Save a session as the base does, then tell."""
+        """Save a session as the base does, then report it."""
         model = await super().save_session(session_id, *args, **kwargs)
-        self._tell(session_id)
+        self._report(session_id)
         return model
 
     async def update_session(self, session_id: str, **kwargs: Any) -> None:
-        """Update a session as the base does, then tell."""
+        """Update a session as the base does, then report it."""
         await super().update_session(session_id, **kwargs)
-        self._tell(session_id)
+        self._report(session_id)
 
-    def _tell(self, session_id: str) -> None:
+    def _report(self, session_id: str) -> None:
         rows = self.cursor.execute(
             "SELECT kernel_id FROM session WHERE session_id=?", (session_id,)
         ).fetchall()
@@ -77,7 +77,7 @@ def sessions_of(sessions: SessionManager, kernel_id: str) -> list[dict[str, Any]
     return [dict(row) for row in rows.fetchall()]
 
 
-def restore_sessions(
+def list_sessions(
     sessions: SessionManager, rows: list[dict[str, Any]], *, saved_root: str, root: str
 ) -> list[dict[str, Any]]:
     """List sessions of an earlier server again; return their rows with paths relative to this server's `root`."""

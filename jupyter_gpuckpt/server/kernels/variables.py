@@ -1,7 +1,7 @@
-"""The variables of a kernel now, and beside those that a snapshot has.
+"""The variables of a kernel now, and their comparison with those of a snapshot.
 
-Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are looked at
-(`kernel_agent/variables/`), how they come into a snapshot (`operations.py`).
+Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are read
+(`kernel_agent/variables/`), how they get into a snapshot (`operations.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A variable whose value is another one now."""
+    """A variable whose value has changed."""
 
     name: str
     then: Variable
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What differs now from then. `unknown`: cannot be told of these. `same`: how many have the value that they had."""
+    """The difference between two moments. `unknown`: variables that may or may not have changed. `same`: how many have not."""
 
     added: list[Variable] = []
     removed: list[Variable] = []
@@ -42,7 +42,7 @@ class Comparison(msgspec.Struct, frozen=True):
 async def variables_of(
     manager: ServerKernelManager, served: ServedKernel, fingerprint_seconds: float
 ) -> Variables:
-    """The variables of a kernel now. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
+    """Return the variables of a kernel now. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
     if served.state is not KernelState.RUNNING or not served.gate_is_open:
         raise KernelStateConflict(
             f"The kernel is {served.state}: its variables cannot be looked at.",
@@ -51,23 +51,23 @@ async def variables_of(
     if not served.has_agent:
         raise KernelStateConflict(
             "The variables of this kernel are not known.",
-            hint="Only IPython kernels tell them, and only those that were started by a server.",
+            hint="Only IPython kernels that were started by a server report them.",
         )
-    if served.output.awaited:
+    if served.output.runs_cell:
         raise KernelBusy(
             "The kernel is busy: its variables are changing.", hint="Wait for its cell to end."
         )
     found = await agent.variables(manager, fingerprint_seconds)
     if found is None:
         raise KernelStateConflict(
-            "The kernel does not tell its variables.",
+            "The kernel does not report its variables.",
             hint="It may be busy with something, or older than this version: restart it then.",
         )
     return found
 
 
 def compare(then: Variables, now: Variables) -> Comparison:
-    """What became of the variables between two moments."""
+    """Compare the variables of two moments."""
     before = {variable.name: variable for variable in then.listed}
     after = {variable.name: variable for variable in now.listed}
     changed, unknown, same = list[Change](), list[str](), 0
@@ -81,7 +81,7 @@ def compare(then: Variables, now: Variables) -> Comparison:
             unknown.append(name)
     added = [variable for variable in now.listed if variable.name not in before]
     removed = [variable for variable in then.listed if variable.name not in after]
-    if not then.complete:  # it may have been among those that were not told
+    if not then.complete:  # it may have been among those that are not listed
         unknown += [variable.name for variable in added]
         added = []
     if not now.complete:
@@ -92,5 +92,5 @@ def compare(then: Variables, now: Variables) -> Comparison:
 
 def _looks_different(one: Variable, other: Variable) -> bool:
     # A summary may be missing where there was no time for it.
-    told = bool(one.summary and other.summary)
-    return one.kind != other.kind or (told and one.summary != other.summary)
+    comparable = bool(one.summary and other.summary)
+    return one.kind != other.kind or (comparable and one.summary != other.summary)

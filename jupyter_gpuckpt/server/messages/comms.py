@@ -1,8 +1,8 @@
-"""A kernel's comms as they were when it was saved, and what pages that are opened meanwhile are told about them.
+"""A kernel's comms as they were when it was saved, and the answers that pages get about them while the kernel is away.
 
 Covers: the list of comms, ipywidgets' comm `jupyter.widget.control` (every page asks it for all states), `request_state` of a
-single widget, which of a page's messages somebody means for the kernel. Does not cover: how the kernel tells
-(`kernel_agent/agent.py`), how messages travel (`websocket.py`).
+single widget, which of a page's messages only the kernel can answer. Does not cover: how the comms are read in the kernel
+(`kernel_agent/agent.py`), how messages are sent (`gate.py`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _MOST_RECORDED_BYTES = 1 << 20
 Update = tuple[dict[str, Any], list[bytes]]
 
 
-class Said(NamedTuple):
-    """A message on iopub in the kernel's name."""
+class IopubMessage(NamedTuple):
+    """An iopub message that is sent in the kernel's name."""
 
     kind: str
     content: dict[str, Any]
@@ -38,7 +38,7 @@ class Said(NamedTuple):
 
 
 class SavedComms:
-    """The comms of one kernel; never changes. `targets`: target names by comm id."""
+    """The comms of one kernel at one moment. `targets`: target names by comm id."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class SavedComms:
         self._recorded = self._encoded() if states else ""
 
     @classmethod
-    def told(cls, targets: dict[str, str], buffers: Sequence[bytes]) -> SavedComms:
-        """From the agent's answer; takes some 0.1 s for the largest, so not for the event loop."""
+    def from_agent(cls, targets: dict[str, str], buffers: Sequence[bytes]) -> SavedComms:
+        """Return the comms in an agent's answer; takes some 0.1 s for the largest, so not for the event loop."""
         return cls(targets, bytes(buffers[0]) if buffers else b"", buffers[1:])
 
     @classmethod
     def from_record(cls, record: Any) -> SavedComms:
-        """From what `record` gave to an earlier server; what cannot be read is left out."""
+        """Return the comms that `record` described to an earlier server, without what cannot be read."""
         if not isinstance(record, dict):
             return cls()
         targets = record.get("targets", {})
@@ -71,15 +71,15 @@ class SavedComms:
         return cls(targets)
 
     def record(self) -> dict[str, Any]:
-        """What is kept with the kernel for the next server."""
+        """Return what is kept with the kernel for the next server."""
         return {"targets": self.targets, "states": self._recorded}
 
     def without_states(self) -> SavedComms:
-        """The comms alone: those of a kernel that went on since."""
+        """Return the comms without their states, for a kernel that has run on since."""
         return SavedComms(self.targets)
 
     def listed(self, target_name: str | None) -> dict[str, Any]:
-        """The content of a `comm_info_reply`, as the kernel would fill it."""
+        """Return the content of a `comm_info_reply` as the kernel would fill it."""
         comms = {
             comm_id: {"target_name": target}
             for comm_id, target in self.targets.items()
@@ -88,16 +88,16 @@ class SavedComms:
         return {"status": "ok", "comms": comms}
 
     def wants_kernel(self, content: dict[str, Any]) -> bool:
-        """Whether a `comm_msg` is something that somebody did: not what a page asks by itself to draw widgets."""
+        """Return whether a `comm_msg` is what a user did, and not what a page asks by itself to draw widgets."""
         target = self.targets.get(str(content.get("comm_id", "")))
         return target is not None and target != CONTROL_TARGET and not _asks_for_state(content)
 
     def all_states(self) -> Update | None:
-        """What the kernel would answer to `request_states`; None if that is not known."""
+        """Return what the kernel would answer to `request_states`; None if that is not known."""
         return (self._update, self._buffers) if self._states else None
 
     def state_of(self, comm_id: str) -> Update | None:
-        """What the kernel would answer to `request_state` on the comm of a widget; None if that is not known."""
+        """Return what the kernel would answer to `request_state` on the comm of a widget; None if that is not known."""
         model = self._update["states"].get(comm_id) if self._states else None
         if model is None:
             return None
@@ -127,56 +127,56 @@ class SavedComms:
 
 
 class PageComms:
-    """The comms that one page opened while the kernel was away: the kernel never hears of them."""
+    """The comms that one page opened while the kernel was away, of which the kernel never learns."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
-        #: Closed by us. What the page sent before it heard that is still on its way.
+        #: Closed by us; what the page sent before it received that is still in transit.
         self._closed: set[str] = set()
 
     def __bool__(self) -> bool:
-        """Whether messages to any may come."""
+        """Return whether messages to any of them may come."""
         return bool(self._open or self._closed)
 
     def answer(
         self, saved: SavedComms, kind: str, content: dict[str, Any], *, absent: bool
-    ) -> list[Said] | None:
-        """What a page is told; None if its message is the kernel's business.
+    ) -> list[IopubMessage] | None:
+        """Return the messages that answer a page's message; None if the kernel is to answer it.
 
-        `absent`: the kernel cannot be asked. Otherwise only what is addressed to one of these comms is answered, by closing
-        it: what was saved is old now, and the page asks the kernel itself.
+        `absent`: the kernel cannot be asked. Otherwise only messages to one of these comms are answered, by closing it: the
+        saved state is out of date, and the page then asks the kernel itself.
         """
         comm_id = str(content.get("comm_id", ""))
         if comm_id in self._open | self._closed:
-            return self._own(comm_id, kind, saved.all_states() if absent else None)
+            return self._answer_own(comm_id, kind, saved.all_states() if absent else None)
         if not absent:
             return None
         if kind == "comm_open" and content.get("target_name") == CONTROL_TARGET:
             self._open.add(comm_id)
             return [] if saved.all_states() else self._close(comm_id)
         if kind == "comm_msg" and saved.targets.get(comm_id) == CONTROL_TARGET:
-            return _told(comm_id, saved.all_states())
+            return _update_message(comm_id, saved.all_states())
         if kind == "comm_msg" and _asks_for_state(content):
-            return _told(comm_id, saved.state_of(comm_id))
+            return _update_message(comm_id, saved.state_of(comm_id))
         return None
 
-    def _own(self, comm_id: str, kind: str, states: Update | None) -> list[Said]:
+    def _answer_own(self, comm_id: str, kind: str, states: Update | None) -> list[IopubMessage]:
         if comm_id in self._open and kind == "comm_msg":
-            return _told(comm_id, states) or self._close(comm_id)
+            return _update_message(comm_id, states) or self._close(comm_id)
         self._open.discard(comm_id)
         return []
 
-    def _close(self, comm_id: str) -> list[Said]:
+    def _close(self, comm_id: str) -> list[IopubMessage]:
         self._open.discard(comm_id)
         self._closed.add(comm_id)
-        return [Said("comm_close", {"comm_id": comm_id, "data": {}})]
+        return [IopubMessage("comm_close", {"comm_id": comm_id, "data": {}})]
 
 
-def _told(comm_id: str, update: Update | None) -> list[Said] | None:
+def _update_message(comm_id: str, update: Update | None) -> list[IopubMessage] | None:
     if update is None:
         return None
     data, buffers = update
-    return [Said("comm_msg", {"comm_id": comm_id, "data": data}, buffers)]
+    return [IopubMessage("comm_msg", {"comm_id": comm_id, "data": data}, buffers)]
 
 
 def _asks_for_state(content: dict[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """The gate in every websocket of a kernel under the engine.
 
-While the kernel cannot answer, requests are held in order and sent when it can; what pages ask by themselves when they are
-opened is answered from what is known, so that looking at a notebook needs no kernel. What somebody wants done wakes it.
-What is known about comms and widgets is in `comms.py`.
+While the kernel cannot answer, requests are held in order and sent when it can. What pages ask by themselves when they are
+opened is answered from what is known, so that looking at a notebook needs no kernel. A cell resumes it. What is known about
+comms and widgets is in `comms.py`.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -24,7 +24,7 @@ from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebso
 from tornado.websocket import WebSocketClosedError
 
 from ..jupyter_internals import known_info, send_to_page
-from .comms import PageComms, Said
+from .comms import IopubMessage, PageComms
 from .page_requests import V1, Request, read_request
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: What somebody does to a notebook, not what a page asks by itself.
+#: What a user does in a notebook, not what a page asks by itself.
 _WAKING = frozenset({"execute_request", "input_reply"})
-#: What pages ask while somebody types or looks: answered without the kernel, which has nothing to say now.
+#: Replies to what pages ask while a user types or looks at something, when there is no kernel.
 _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
     "complete_request": (
         "complete_reply",
@@ -51,15 +51,15 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class GatedConnection(_Base):
-    """Mixed over the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
+    """Mixin of the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
 
     _held: list[Request]
     #: Set when it connects.
     _comms: PageComms
     _protocol: str | None = None
-    #: Since the page has gone and something of it was held: what is to be said to it when it is back, and what the kernel said.
-    _unsaid: list[tuple[Any, ...]] | None = None
-    unheard: list[tuple[str, list[bytes]]]
+    #: What is to be sent to a page that has disconnected while something of it was held; and what the kernel answered.
+    _unsent: list[tuple[Any, ...]] | None = None
+    unreceived: list[tuple[str, list[bytes]]]
 
     @property
     def _served(self) -> ServedKernel | None:
@@ -70,13 +70,14 @@ class GatedConnection(_Base):
 
     @property
     def client_session(self) -> str:
-        """See `kernel_output.Page`."""
+        """See `output.Page`."""
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
-        """Connect as usual; a page that finds no running kernel is told that it is idle.
+        """Connect as the base does; a page that finds no running kernel gets the status idle.
 
-        One that comes back finds what was held when it went, what was said to it, and the question that it has not answered.
+        A page that connects again gets what was held and what was to be sent when it disconnected, and the kernel's question
+        that it has not answered.
         """
         self._held, self._comms, self._protocol = [], PageComms(), super().subprotocol
         served = self._served
@@ -85,39 +86,39 @@ class GatedConnection(_Base):
         connected = super().connect()  # which takes the channels of `left`, if there are any
         if connected is not None and served is not None:
             served.connections.add(self)
-            unsaid = self.take_over(cast("GatedConnection", left)) if left is not None else []
-            connected.add_done_callback(lambda _: self._join(served, unsaid, question))
+            unsent = self.take_over(cast("GatedConnection", left)) if left is not None else []
+            connected.add_done_callback(lambda _: self._join(served, unsent, question))
         return connected
 
     def take_over(self, left: GatedConnection) -> list[tuple[Any, ...]]:
-        """Hold what the page's connection before this one held, in front of everything; what was not said to the page."""
+        """Hold what the page's last connection held, in front of everything; return what that one had not sent to the page."""
         self._held[:0], left._held = left._held, []
         self._comms = left._comms
-        unsaid, left._unsaid = left._unsaid or [], []
-        return unsaid
+        unsent, left._unsent = left._unsent or [], []
+        return unsent
 
     def _join(
-        self, served: ServedKernel, unsaid: list[tuple[Any, ...]], question: list[bytes] | None
+        self, served: ServedKernel, unsent: list[tuple[Any, ...]], question: list[bytes] | None
     ) -> None:
         if self not in served.connections:
             return  # it has gone already
         served.output.join(self)
-        for said in unsaid:
-            self._send(*said)
-        self._say_idle()
+        for message in unsent:
+            self._send(*message)
+        self._send_idle()
         answers = any(request.kind == "input_reply" for request in self._held)
-        # The page may have lost the question, or the answer that it sent.
+        # The page may have lost the question, or the answer it has sent.
         if question and not answers and served.output.question(self.client_session) is question:
             super().handle_outgoing_message(self.channels["stdin"], question)
         self.on_gate()
 
     @property
     def subprotocol(self) -> Any:
-        """The base's, also when the page has gone."""
+        """Return the subprotocol of the websocket, also after the page has disconnected."""
         return self._protocol
 
     def nudge(self) -> asyncio.Future[None]:
-        """Without a kernel that answers there is nothing to wait for: the gate waits instead."""
+        """Wait until the kernel answers, as the base does; not while the gate is shut, which waits itself."""
         served = self._served
         if served is None or served.gate_is_open:
             return super().nudge()
@@ -126,34 +127,34 @@ class GatedConnection(_Base):
         return done
 
     def disconnect(self) -> None:  # type: ignore[override] # as the base's base
-        """Disconnect as usual. What is still held is delivered all the same; the channels stay for its replies (`get_buffer`)."""
-        if self._unsaid is not None:
+        """Disconnect as the base does. What is held is still delivered; the channels stay open for the replies (`get_buffer`)."""
+        if self._unsent is not None:
             return  # for the second time
         served, kept = self._served, {}
         if served is not None:
             served.connections.discard(self)
             served.output.leave(self)
             if getattr(self, "_held", None) and self.kernel_id in self.multi_kernel_manager:
-                kept = self._stay(served)
+                kept = self._keep_channels(served)
         super().disconnect()
         if kept:
             self.channels = kept
 
-    def _stay(self, served: ServedKernel) -> dict[str, Any]:
-        """Leave what is held to the page's next connection, or keep it until that comes; the channels that stay open."""
+    def _keep_channels(self, served: ServedKernel) -> dict[str, Any]:
+        """Leave what is held to the page's next connection; return the channels that stay open until it comes."""
         for other in served.connections:
             if other.session_key == self.session_key:  # it came before this one was found broken
                 other.take_over(self)
                 other.on_gate()
                 return {}
-        self._unsaid, self.unheard = [], []
+        self._unsent, self.unreceived = [], []
         served.left[self.session_key] = self
         kept, self.channels = self.channels, {}
         for stream in kept.values():
             stream.on_recv_stream(self.handle_outgoing_message)
         return kept
 
-    def let_go(self) -> None:
+    def close_channels(self) -> None:
         """See `served_kernel.LeftPage`."""
         self.drop_held()
         channels, self.channels = self.channels, {}
@@ -164,7 +165,7 @@ class GatedConnection(_Base):
     # ---- from the page -----------------------------------------------------------------------------------------------
 
     def handle_incoming_message(self, incoming_msg: Any) -> None:
-        """Send on, answer, or hold."""
+        """Send a page's request to the kernel, answer it, or hold it."""
         served = self._served
         if served is None or not self.channels:
             super().handle_incoming_message(incoming_msg)
@@ -172,14 +173,14 @@ class GatedConnection(_Base):
         if self.kernel_id not in self.multi_kernel_manager:
             return  # it was shut down a moment ago
         request = read_request(incoming_msg, self.subprotocol, self.session)
-        if self._comm_answered(served, request):
+        if self._answer_comm(served, request):
             return
         open_for_this = served.gate_is_open or (
             served.is_parked and not self._is_waking(served, request)
         )
         if open_for_this and not self._held:
             self._send_on(served, request)
-        elif not self._answered(served, request):
+        elif not self._answer(served, request):
             self._held.append(request)
             if self._is_waking(served, request):
                 served.wake()
@@ -196,17 +197,17 @@ class GatedConnection(_Base):
                     self._send_on(served, request)
                 except Exception:  # as without us; what comes behind it is sent all the same
                     self.log.exception("kernel %s: a request was not sent", self.kernel_id)
-            elif not (self._comm_answered(served, request) or self._answered(served, request)):
+            elif not (self._answer_comm(served, request) or self._answer(served, request)):
                 self._held.append(request)
-        # What came between the moment when the gate was shut and the one when the kernel was gone found nobody to wake.
+        # What came after the gate was shut and before the kernel was suspended could not wake it.
         if served.absent and any(self._is_waking(served, request) for request in self._held):
             served.wake()
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """See `served_kernel.Connection`. What has no reply of its own is dropped."""
+        """See `served_kernel.Connection`. Requests without a reply are dropped."""
         waiting, self._held = self._held, []
-        said = f"{error.message} {error.hint}".strip()
-        failure = {"ename": "KernelNotResumed", "evalue": said, "traceback": [said]}
+        text = f"{error.message} {error.hint}".strip()
+        failure = {"ename": "KernelNotResumed", "evalue": text, "traceback": [text]}
         for request in waiting:
             if request.kind == "execute_request":
                 self._send("iopub", "error", failure, {"header": request.header})
@@ -215,8 +216,8 @@ class GatedConnection(_Base):
                 kind = request.kind.replace("_request", "_reply")
                 self._reply(request, kind, reply)
             else:
-                # A widget sends its next value when the last one is done with.
-                self._say_done(request)
+                # A widget sends its next value when the last one was handled.
+                self._send_done(request)
 
     def drop_held(self) -> None:
         """See `served_kernel.Connection`."""
@@ -226,7 +227,7 @@ class GatedConnection(_Base):
 
     def _send_on(self, served: ServedKernel, request: Request) -> None:
         if request.kind == "execute_request":
-            cell = str(request.metadata.get("cellId") or "")  # JupyterLab says so
+            cell = str(request.metadata.get("cellId") or "")  # JupyterLab sends it
             msg_id = str(request.header.get("msg_id"))
             served.output.asked(self.client_session, msg_id, cell)
         elif request.kind == "input_reply":
@@ -238,20 +239,20 @@ class GatedConnection(_Base):
             return served.comms.wants_kernel(request.content)
         return request.kind in _WAKING
 
-    def _comm_answered(self, served: ServedKernel, request: Request) -> bool:
-        """Say in the kernel's place what its widgets would; whether that can be done."""
+    def _answer_comm(self, served: ServedKernel, request: Request) -> bool:
+        """Answer a comm message in the kernel's place; return whether that could be done."""
         if not request.kind.startswith("comm_"):
             return False
         kind, content = request.kind, request.content
-        said = self._comms.answer(served.comms, kind, content, absent=served.absent)
-        if said is None:
+        messages = self._comms.answer(served.comms, kind, content, absent=served.absent)
+        if messages is None:
             return False
-        self._say_done(request, said)
-        self._say_idle()
+        self._send_done(request, messages)
+        self._send_idle()
         return True
 
-    def _answered(self, served: ServedKernel, request: Request) -> bool:
-        """Answer in the kernel's place if that can be done; whether it was."""
+    def _answer(self, served: ServedKernel, request: Request) -> bool:
+        """Answer a request in the kernel's place; return whether that could be done."""
         kind = request.kind
         if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
             self._reply(request, "kernel_info_reply", info)
@@ -263,7 +264,7 @@ class GatedConnection(_Base):
         else:
             return False
         # JupyterLab takes no status from a reply to these questions and would show "Unknown".
-        self._say_idle()
+        self._send_idle()
         return True
 
     def _reply(self, request: Request, kind: str, content: dict[str, Any]) -> None:
@@ -272,15 +273,15 @@ class GatedConnection(_Base):
         self._send(request.channel, kind, content, parent)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _say_done(self, request: Request, said: Sequence[Said] = ()) -> None:
-        """What a kernel says of a message without a reply."""
+    def _send_done(self, request: Request, messages: Sequence[IopubMessage] = ()) -> None:
+        """Publish what a kernel publishes when it has handled a message without a reply."""
         parent = {"header": request.header}
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
-        for kind, content, buffers in said:
+        for kind, content, buffers in messages:
             self._send("iopub", kind, content, parent, buffers)
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
-    def _say_idle(self) -> None:
+    def _send_idle(self) -> None:
         served = self._served
         if served is not None and served.absent:
             self._send("iopub", "status", {"execution_state": "idle"}, None)
@@ -293,9 +294,9 @@ class GatedConnection(_Base):
         parent: Any,
         buffers: Sequence[bytes] = (),
     ) -> None:
-        """Send the page a message in the kernel's name, now or when it is back."""
-        if self._unsaid is not None:
-            self._unsaid.append((channel, kind, content, parent, buffers))
+        """Send the page a message in the kernel's name, now or when it connects again."""
+        if self._unsent is not None:
+            self._unsent.append((channel, kind, content, parent, buffers))
             return
         message = self.session.msg(kind, content, parent=parent)
         served = self._served
@@ -317,24 +318,24 @@ class GatedConnection(_Base):
     # ---- from the kernel ---------------------------------------------------------------------------------------------
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
-        """Send replies and questions on to the page. What the kernel says to everybody comes by `show`."""
+        """Send replies and questions to the page. Iopub messages come by `show`."""
         served, channel = self._served, getattr(stream, "channel", stream)
         if served is not None and channel == "iopub":
             return
-        if self._unsaid is not None:
-            self.unheard.append((channel, outgoing_msg))
+        if self._unsent is not None:
+            self.unreceived.append((channel, outgoing_msg))
             return
         if served is not None and channel == "stdin":
             served.output.asks(self.client_session, outgoing_msg)
         super().handle_outgoing_message(stream, outgoing_msg)
 
     def show(self, parts: list[bytes]) -> None:
-        """See `kernel_output.Page`."""
+        """See `output.Page`."""
         if self.channels:
             super().handle_outgoing_message(self.channels["iopub"], parts)
 
     def show_again(self, parts: list[bytes]) -> None:
-        """See `kernel_output.Page`. Not counted by Jupyter's rate limit, which would drop some of it."""
+        """See `output.Page`. Not counted by Jupyter's rate limit, which would drop some of it."""
         if not self.channels:
             return
         _, fed = self.session.feed_identities(parts)
@@ -345,5 +346,5 @@ class GatedConnection(_Base):
         send_to_page(self, self.channels["iopub"], message)
 
     def show_text(self, text: str) -> None:
-        """See `kernel_output.Page`."""
+        """See `output.Page`."""
         self._send("iopub", "stream", {"name": "stderr", "text": text}, None)

@@ -1,4 +1,4 @@
-"""What a kernel says on iopub, read as far as it can be read: some kernels have null, or anything, where others have an object."""
+"""The parts of iopub messages, read as far as possible: some kernels send null, or anything, where others send an object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from ... import decoding
 
-#: Every question of this server's own carries it as `header.session`, so that its echoes can be told from a page's messages.
+#: Every question of this server's own carries it as `header.session`, which distinguishes its echoes from a page's messages.
 PROBE_SESSION = "gpuckpt-probe"
 #: Between the identities and the signature of a message (jupyter_client.session.DELIM).
 DELIMITER = b"<IDS|MSG>"
@@ -17,7 +17,7 @@ _ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
 
 
 class Header(msgspec.Struct):
-    """The fields of a header that somebody looks at."""
+    """The fields of a message's header that are used here."""
 
     msg_id: str = ""
     msg_type: str = ""
@@ -25,19 +25,19 @@ class Header(msgspec.Struct):
 
 
 def is_about_comms(parts: list[bytes]) -> bool:
-    """What a new page asks for itself, as it is by then; a comm that it hears of before it knows the target it would close."""
+    """Return whether a message is about comms. A new page asks for them itself; it would close one whose target it does not know."""
     return read(parts)[0].msg_type in _ABOUT_COMMS
 
 
 def with_cell(parts: list[bytes], cell: str) -> list[bytes]:
-    """The message with the cell's id in its metadata, where the front end of ours looks for it."""
+    """Return the message with the cell's id in its metadata, where our front end reads it."""
     at = parts.index(DELIMITER) + 4
     metadata = {**fields(parts[at]), "cellId": cell}
     return [*parts[:at], json.dumps(metadata).encode(), *parts[at + 1 :]]
 
 
 def read(parts: list[bytes]) -> tuple[Header, Header, bytes]:
-    """A message's header, its parent's, and its content; empty where they cannot be read. Some kernels have null for none."""
+    """Return a message's header, its parent's header, and its content; empty where they cannot be read."""
     at = parts.index(DELIMITER) if DELIMITER in parts else len(parts)
     header, parent, _, content = [*parts[at + 2 : at + 6], b"", b"", b"", b""][:4]
     return _header(header), _header(parent), content
@@ -52,7 +52,7 @@ def _header(part: bytes) -> Header:
 
 
 def fields(part: bytes) -> dict[str, Any]:
-    """The fields of a JSON object; none of anything else."""
+    """Return the fields of a JSON object; none for anything else."""
     try:
         value = json.loads(part)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""What one kernel says on iopub: handed to every page, and kept on disk until somebody has seen it.
+"""A kernel's iopub messages: sent to every page, and kept on disk until a page has received them.
 
-One subscription for each kernel, whatever pages there are: a page that comes back gets what it has not got yet, a page that
-is new gets the running cell's output from its beginning, but for comms, which it asks for itself. Survives the server
-(`description`, `restore`). Not covered: replies, which the kernel sends to the one page that asked.
+There is one subscription for each kernel, however many pages it has. A page that connects again gets the messages that it has
+missed; a new page gets the running cell's output from its beginning, except for comms, which it asks for itself. What is kept
+survives the server (`description`, `load`). Not covered: replies, which the kernel sends to the one page that asked.
 
 The file holds frames: length (4 bytes, little-endian), then MessagePack of (sequence number, parts as they came).
 """
@@ -30,10 +30,10 @@ _LENGTH_BYTES = 4
 #: A page that catches up gets this much before others have their turn on the event loop.
 _BATCH_BYTES = 1_000_000
 _EXECUTE = "execute_request"
-#: Said even when the file is full: without them a page would wait for the end of the cell for ever.
-_SHORT = frozenset({"status", "execute_input", "clear_output"})
-#: What pages ask to show something, which leaves a kernel as it is, and its end.
-_LOOKING = frozenset(
+#: Kept even when the file is full: without them a page would wait for the end of the cell for ever.
+_ALWAYS_KEPT = frozenset({"status", "execute_input", "clear_output"})
+#: Requests that change nothing in a kernel, and the one that ends it.
+_READ_ONLY = frozenset(
     {
         "comm_info_request",
         "complete_request",
@@ -45,41 +45,41 @@ _LOOKING = frozenset(
         "shutdown_request",
     }
 )
-#: What libzmq says to a subscriber, once: meant for this server's own socket, not for pages.
+#: libzmq sends it to each subscriber once: it is for this server's own socket, not for pages.
 _WELCOME = "iopub_welcome"
-#: What a kernel says by itself when it starts, warnings included.
+#: What a kernel publishes by itself when it starts, warnings included.
 _UNASKED = frozenset({"status", "stream"})
 
 
 class Page(Protocol):
-    """Somebody who wants to see what the kernel says (`websocket.GatedConnection`)."""
+    """A page that is sent the kernel's messages (`gate.GatedConnection`)."""
 
     @property
     def client_session(self) -> str:
-        """The page's own session id, the same when it connects again."""
+        """Return the page's own session id, the same when it connects again."""
 
     def show(self, parts: list[bytes]) -> None:
-        """A message that was just said."""
+        """Send a message that the kernel has just published."""
 
     def show_again(self, parts: list[bytes]) -> None:
-        """A message that was said while this page was not there."""
+        """Send a message that was published while this page was not connected."""
 
     def show_text(self, text: str) -> None:
-        """A word of ours in the middle of what the kernel said."""
+        """Send a note of this server's own in the middle of the kernel's output."""
 
 
 class KernelOutput:
-    """The output of one kernel. Used on the event loop only, but for `discard`.
+    """The output of one kernel. Used on the event loop only, except for `discard`.
 
-    `path`: where it is kept, which is made when there is something to keep. `limit_bytes`: what lies there at most; what is
-    left out beyond that is counted and said.
+    `path`: the file that keeps it, which is created when there is something to keep. `limit_bytes`: the most that the file
+    may hold; messages beyond that are counted, and pages are shown how many.
     """
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit_bytes = path, limit_bytes
-        #: What a server needs that finds this one killed: `description`, and the pages that were there.
+        #: What the next server needs if this one is killed: `description`, and the pages that were connected.
         self._journal = path.with_name(path.name + ".json")
-        #: What is said while it is not known yet what was said before.
+        #: Messages that wait until it is known which came before them.
         self._waiting: list[list[bytes]] | None = None
         self._file: BinaryIO | None = None
         self._closed = False
@@ -87,28 +87,28 @@ class KernelOutput:
         #: How many messages were kept, or would have been, since the file was empty.
         self._count = 0
         self._left_out = 0
-        #: Up to which message a page that is not there now has seen them.
+        #: The number of the last message that each page which is not connected has received.
         self._seen: dict[str, int] = {}
         #: Cells that were sent to the kernel and have not ended, and those of them that have begun.
         self._asked: set[str] = set()
         self._running: set[str] = set()
         self._pages: dict[Page, None] = {}
         self._joining: dict[Page, asyncio.Task[None]] = {}
-        #: Cells by request: what a page that did not ask itself needs to know where output belongs.
+        #: Cells by request, from which a page that did not send a request learns where its output belongs.
         self._cells: dict[str, str] = {}
-        #: What the kernel has asked pages and nobody has answered yet (`input_request`).
+        #: The `input_request`s of the kernel that no page has answered yet, by page.
         self._questions: dict[str, list[bytes]] = {}
-        #: The page that has asked last.
+        #: The page that has sent the last cell.
         self.asked_by = ""
         #: `header.session` of the kernel's own messages.
         self.kernel_session = ""
-        #: Counts what the kernel said that may have changed it, in this life of it.
+        #: The number of messages that may be due to a change, since the kernel was started.
         self.changes = 0
-        #: Set when a message has come that answers a question of this server's own.
-        self.heard = asyncio.Event()
+        #: Set when a message has come that answers a probe of this server.
+        self.probe_seen = asyncio.Event()
 
     def asked(self, client_session: str, request_id: str, cell_id: str) -> None:
-        """A page's cell goes to the kernel."""
+        """Note that a page's cell is sent to the kernel."""
         self.asked_by = client_session
         self._asked.add(request_id)
         if cell_id:
@@ -116,33 +116,33 @@ class KernelOutput:
         self._note()
 
     def asks(self, client_session: str, parts: list[bytes]) -> None:
-        """The kernel asks a page something, whose cell waits for the answer."""
+        """Note that the kernel asks a page for input and its cell waits for the answer."""
         self._questions[client_session] = parts
 
     def answered(self, client_session: str) -> None:
-        """The page's answer goes to the kernel."""
+        """Note that the page's answer is sent to the kernel."""
         self._questions.pop(client_session, None)
 
     def question(self, client_session: str) -> list[bytes] | None:
-        """What the kernel asks the page, as long as the cell that asks runs."""
+        """Return what the kernel asks the page, as long as the cell that asks runs."""
         question = self._questions.get(client_session)
         if question is None:
             return None
         return question if read(question)[1].msg_id in self._running else None
 
     @property
-    def awaited(self) -> bool:
-        """Whether a cell that the kernel has got has not ended."""
+    def runs_cell(self) -> bool:
+        """Return whether a cell that was sent to the kernel has not ended."""
         return bool(self._asked or self._running)
 
     def feed(self, parts: list[bytes]) -> None:
-        """The kernel said something: hand it on, and keep it if somebody may have missed it.
+        """Send a message of the kernel to the pages, and keep it if one of them may have missed it.
 
-        Whatever it is: what cannot be read is handed on as it came.
+        A message that cannot be read is sent as it came.
         """
         header, parent, content = read(parts)
         if parent.session == PROBE_SESSION:
-            self.heard.set()
+            self.probe_seen.set()
             return
         if header.msg_type == _WELCOME:
             return
@@ -151,21 +151,21 @@ class KernelOutput:
             return
         self.kernel_session = header.session or self.kernel_session
         unasked = not parent.msg_type and header.msg_type in _UNASKED
-        self.changes += not unasked and parent.msg_type not in _LOOKING
+        self.changes += not unasked and parent.msg_type not in _READ_ONLY
         ended = self._follow(header, parent, content)
         if self._running or ended or not self._pages or self._joining:
             self._keep(header, parent, parts)
         for page in list(self._pages):
-            _hand(page.show, parts)
+            _send(page.show, parts)
         if ended:
             self._clear_if_seen()
 
     def join(self, page: Page) -> None:
-        """A page is there: it gets what it has not seen, then everything as it comes."""
+        """Send a page what it has missed, then every message as it comes."""
         self._joining[page] = asyncio.ensure_future(self._catch_up(page))
 
     def leave(self, page: Page) -> None:
-        """A page is gone; it may come back."""
+        """Stop sending to a page, which may connect again."""
         joining = self._joining.pop(page, None)
         if joining is not None:
             joining.cancel()
@@ -175,14 +175,14 @@ class KernelOutput:
             self._note()
 
     def forget(self) -> None:
-        """Nobody will miss anything: a fresh kernel is being started."""
+        """Forget everything: a fresh kernel is being started."""
         self.changes = 0
         self._running.clear()
         self._asked.clear()
         self._clear()
 
     def description(self) -> dict[str, Any]:
-        """What the next server needs to go on (`restore`); right when the kernel is silent."""
+        """Return what the next server needs to go on (`load`); complete when the kernel publishes nothing."""
         seen = {**self._seen, **{page.client_session: self._count for page in self._pages}}
         return {
             "count": self._count,
@@ -198,8 +198,8 @@ class KernelOutput:
             },
         }
 
-    def restore(self, described: dict[str, Any]) -> None:
-        """Go on where a server stopped that suspended the kernel. Without a description nothing on disk counts."""
+    def load(self, described: dict[str, Any]) -> None:
+        """Go on where a server stopped that had suspended the kernel; without its description the file is deleted."""
         self.asked_by = described.get("asked_by", "")
         self._asked = set(described.get("asked", ()))
         self._journal.unlink(missing_ok=True)
@@ -214,13 +214,13 @@ class KernelOutput:
         self._size = self._path.stat().st_size
 
     def recover(self) -> tuple[str, list[str]] | None:
-        """Go on where a server was killed: the last message that it kept, and the requests that had no end. None: nothing to go on with.
+        """Go on where a server was killed; return the last message that it kept and the requests that had not ended, or None.
 
-        Then what is said waits for `go_on`. Which of a page's last messages it has received, nobody knows: all count as seen.
+        Messages then wait for `add_missed`. Which of the last messages a page has received is unknown: all count as received.
         """
         described = fields(_content(self._journal))
         if "seen" not in described:
-            self.restore({})
+            self.load({})
             return None
         count, end, last = 0, 0, ""
         with suppress(OSError, ValueError, msgspec.DecodeError):
@@ -231,14 +231,14 @@ class KernelOutput:
         described["count"] = count
         for client in described.pop("joined", ()):
             described["seen"][client] = count
-        self.restore(described)
-        if not (self.awaited or self._count):
+        self.load(described)
+        if not (self.runs_cell or self._count):
             return None
         self._waiting = []
         return last, sorted(self._asked | self._running)
 
-    def go_on(self, missed: list[list[bytes]], *, complete: bool) -> None:
-        """What was said while no server listened; then what has come since."""
+    def add_missed(self, missed: list[list[bytes]], *, complete: bool) -> None:
+        """Feed the messages that were published while no server ran, then those that have come since."""
         waiting, self._waiting = self._waiting or [], None
         self._left_out += not complete
         known = {read(parts)[0].msg_id for parts in missed}
@@ -246,7 +246,7 @@ class KernelOutput:
             self.feed(parts)
 
     def close(self) -> None:
-        """Let go; what is kept stays for the next server."""
+        """Close the file and forget the pages; what is kept stays for the next server."""
         self._closed = True
         for joining in self._joining.values():
             joining.cancel()
@@ -257,14 +257,14 @@ class KernelOutput:
         self._pages, self._joining = {}, {}
 
     def discard(self) -> None:
-        """Let go of it and of what is kept, unless it was left to the next server."""
+        """Close and delete the file, unless `close` has left it to the next server."""
         if not self._closed:
             self.close()
             self._path.unlink(missing_ok=True)
             self._journal.unlink(missing_ok=True)
 
     def _follow(self, header: Header, parent: Header, content: bytes) -> bool:
-        """Whether a cell has just ended with this message."""
+        """Follow which cells run; return whether this message ends one."""
         if header.msg_type != "status" or parent.msg_type != _EXECUTE:
             return False
         state = fields(content).get("execution_state")
@@ -280,8 +280,8 @@ class KernelOutput:
         return ended
 
     def _note(self) -> None:
-        """Leave a word for the next server, should this one be killed while a cell runs."""
-        if not (self.awaited or self._size):
+        """Write down what the next server needs, should this one be killed while a cell runs."""
+        if not (self.runs_cell or self._size):
             return
         joined = [page.client_session for page in self._pages]
         text = json.dumps({**self.description(), "joined": joined}).encode()
@@ -300,7 +300,7 @@ class KernelOutput:
         if cell := self._cells.get(parent.msg_id):
             parts = with_cell(parts, cell)
         frame = msgspec.msgpack.encode((self._count, [bytes(part) for part in parts]))
-        if self._size + len(frame) > self._limit_bytes and header.msg_type not in _SHORT:
+        if self._size + len(frame) > self._limit_bytes and header.msg_type not in _ALWAYS_KEPT:
             self._left_out += 1
             return
         try:
@@ -321,9 +321,9 @@ class KernelOutput:
         try:
             for number, parts in _frames(self._path) if self._size else ():
                 if number > seen and not (is_new and is_about_comms(parts)):
-                    _hand(page.show_again, parts)
+                    _send(page.show_again, parts)
                     sent += sum(map(len, parts))
-                # It may go in the middle of it.
+                # The page may disconnect in the middle of this.
                 self._seen[page.client_session] = max(seen, number)
                 if sent > _BATCH_BYTES:
                     sent = 0
@@ -358,14 +358,14 @@ class KernelOutput:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """Output may be as private as the notebook: nobody else may read it."""
+    """Open a file for appending that nobody else may read: output may be as private as the notebook."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     return os.fdopen(fd, "ab")
 
 
 def _frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """What is kept, also what comes meanwhile."""
+    """Yield what is kept, including what is added meanwhile."""
     with path.open("rb") as file:
         while length := file.read(_LENGTH_BYTES):
             frame = file.read(int.from_bytes(length, "little"))
@@ -379,9 +379,9 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _hand(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:
-    """Show it to a page. One that fails at it, as it would without us, keeps nobody else from seeing it."""
+def _send(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:
+    """Send a message to a page; a page that fails keeps no other from receiving it."""
     try:
         show(parts)
     except Exception as error:
-        _log.warning("a page was not shown a message of its kernel: %s", error)
+        _log.warning("a page was not sent a message of its kernel: %s", error)

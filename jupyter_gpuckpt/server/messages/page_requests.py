@@ -1,4 +1,4 @@
-"""Requests of pages to a kernel, read as far as the gate needs it (`websocket.py`)."""
+"""Requests of pages to a kernel, read as far as the gate needs them (`gate.py`)."""
 
 # jupyter_server's functions carry no types:
 # mypy: allow-untyped-calls
@@ -24,7 +24,7 @@ V1 = "v1.kernel.websocket.jupyter.org"
 
 
 class Request(NamedTuple):
-    """A message of a page. `content` may be empty where nobody looks at it; `raw` is what came."""
+    """A message of a page. `content` is empty where the gate does not use it; `raw` is the message as it came."""
 
     channel: str
     header: dict[str, Any]
@@ -34,12 +34,12 @@ class Request(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The message's type; a word that no type is if there is none."""
+        """Return the message's type; "None" if it has none."""
         return str(self.header.get("msg_type"))
 
 
 def read_request(message: Any, protocol: str | None, session: Session) -> Request:
-    """Return what a message is; one that cannot be read has no kind, and is sent on as it came."""
+    """Return a page's message as a request; one that cannot be read has no kind and is sent on as it came."""
     try:
         if protocol == V1:
             channel, parts = deserialize_msg_from_ws_v1(message)

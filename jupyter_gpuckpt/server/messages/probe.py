@@ -1,4 +1,4 @@
-"""Questions to the kernel's sockets: is it heard again, is anything still on its way, what is the kernel?"""
+"""Questions to a kernel's sockets: is it connected, is anything still in transit, what is the kernel?"""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _questions(
     channels: Iterable[str],
     on_reply: Callable[[dict[str, Any]], None],
 ) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Sockets of our own; yields a function that sends a request (type and content) once on each of the channels."""
+    """Open sockets of our own and yield a function that sends a request (type and content) once on each of the channels."""
     session = Session(
         config=manager.session.config,
         key=manager.session.key,
@@ -73,16 +73,17 @@ def _questions(
             stream.close()
 
 
-async def wait_until_heard(
+async def wait_until_connected(
     manager: ServerKernelManager, served: ServedKernel, timeout_seconds: float
 ) -> bool:
-    """Wait until the kernel answers and this server hears what it says on iopub; whether that came true in time.
+    """Wait until the kernel answers and this server receives its iopub messages; return whether that came true in time.
 
     A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but what the kernel
-    says before that is lost. An agent keeps it, and speaks past what it keeps. What the kernel said before has been heard too.
+    publishes before that is lost. The agent buffers it, and publishes the answer to a probe without buffering. When that has
+    come, all earlier messages have come, too.
     """
-    replied, heard = asyncio.Event(), served.output.heard
-    heard.clear()
+    replied, probe_seen = asyncio.Event(), served.output.probe_seen
+    probe_seen.clear()
     # The shell of a busy kernel answers when the cell is done; its control channel answers at once.
     busy = served.has_agent or manager.execution_state == "busy"
     channels = ["control"] if busy else ["control", "shell"]
@@ -95,7 +96,7 @@ async def wait_until_heard(
                     with suppress(TimeoutError):
                         async with asyncio.timeout(_REPEAT_SECONDS):
                             await replied.wait()
-                            await heard.wait()
+                            await probe_seen.wait()
                             return True
         except TimeoutError:
             return False
@@ -104,14 +105,14 @@ async def wait_until_heard(
 async def kernel_info(
     manager: ServerKernelManager, channel: str, timeout_seconds: float
 ) -> dict[str, Any]:
-    """The kernel's `kernel_info_reply`; empty if it does not answer in time."""
+    """Return the kernel's `kernel_info_reply`; empty if it does not answer in time."""
     reply = await ask(manager, channel, _INFO_REQUEST, {}, timeout_seconds)
     info: dict[str, Any] = reply.get("content", {})
     return info
 
 
 async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, Any]]) -> None:
-    """Ask a kernel in which a cell may run what it is, on the channel that answers at once, else on the other."""
+    """Ask a kernel in which a cell may run for its `kernel_info_reply`: on control, which answers at once, else on shell."""
     info: dict[str, Any] = {}
     try:
         for channel, seconds in _INFO_SECONDS.items():
@@ -127,7 +128,7 @@ async def ask(
     content: dict[str, Any],
     timeout_seconds: float,
 ) -> dict[str, Any]:
-    """The kernel's reply to a request, with its `content` and `buffers`; empty if it does not answer in time.
+    """Return the kernel's reply to a request, with its `content` and `buffers`; empty if it does not answer in time.
 
     On the channel `shell` an answer also means that no cell runs; on `control` it comes at once.
     """
@@ -146,10 +147,10 @@ async def ask(
 
 
 async def drained(ports: list[int], timeout_seconds: float) -> bool:
-    """Wait until nothing is on its way to or from the kernel; whether that came true in time.
+    """Wait until nothing is in transit to or from the kernel; return whether that came true in time.
 
-    What a freeze finds in the kernel of the operating system's socket buffers is lost, since the connections are closed;
-    what libzmq has read is part of the process.
+    What a freeze finds in Linux's socket buffers is lost, because the connections are closed; what libzmq has read is part
+    of the process.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
@@ -163,7 +164,7 @@ async def drained(ports: list[int], timeout_seconds: float) -> bool:
 
 
 def _queued_bytes(ports: set[int]) -> int:
-    """Bytes in the queues of established TCP connections from or to these ports (man 5 proc_net)."""
+    """Return the bytes in the queues of established TCP connections from or to these ports (man 5 proc_net)."""
     queued = 0
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

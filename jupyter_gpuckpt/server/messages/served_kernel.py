@@ -1,7 +1,7 @@
 """One kernel under the engine as this server serves it: its state, and the gate that holds requests.
 
-The gate is shut while the kernel cannot answer: from just before a suspend until, after the resume, this server hears what
-it says. Nothing here decides about states: the daemon does, and tells.
+The gate is shut while the kernel cannot answer: from just before a suspend until this server is connected to it again after
+the resume. States are decided by the daemon, which reports them.
 """
 
 from __future__ import annotations
@@ -26,65 +26,65 @@ _AFTER_FREEZE = frozenset({Stage.STORE, Stage.REHEARSAL, Stage.COMMIT})
 
 
 class Provisioner(Protocol):
-    """The provisioner's side (gpuckpt_provisioner.owner.Watcher): it holds the record that counts for Jupyter."""
+    """The kernel's provisioner (gpuckpt_provisioner.owner.Watcher), which holds the record of the kernel's state."""
 
     kernel: Kernel | None
 
     def note(self, kernel: Kernel) -> None:
-        """The daemon's news."""
+        """Take a record of the kernel that the daemon has sent."""
 
     def note_gone(self) -> None:
-        """The daemon has forgotten the kernel."""
+        """Note that the daemon has forgotten the kernel."""
 
     @property
     def incarnation(self) -> str:
-        """Which life of this kernel id it is."""
+        """Return what distinguishes this start of the kernel id from earlier ones."""
 
     def release(self) -> None:
         """Leave the kernel to the daemon and a later server."""
 
     def described_manager(self) -> dict[str, Any]:
-        """What the manager of a later server needs: kernelspec, connection and the like."""
+        """Return what the manager of a later server needs: kernelspec, connection and the like."""
 
 
 class Connection(Protocol):
-    """A websocket of this kernel (`websocket.py`)."""
+    """A websocket of this kernel (`gate.py`)."""
 
     #: Which page of which kernel: the same when it connects again.
     session_key: str
 
     def on_gate(self) -> None:
-        """The gate opened, or the state changed behind it."""
+        """Send what is held if the gate is open now; the state may have changed, too."""
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """The kernel does not come back now: answer what is held with the reason."""
+        """Answer what is held with the reason why the kernel does not come back."""
 
     def drop_held(self) -> None:
-        """Forget what is held: the kernel it was meant for is gone."""
+        """Forget what is held: the kernel for which it was meant is gone."""
 
     def take_over(self, left: Any) -> Any:
-        """Hold what an earlier connection of the same page held."""
+        """Hold what an earlier connection of the same page held; return what that one had not sent to the page."""
 
 
 class LeftPage(Connection, Protocol):
-    """A connection whose page has gone while something was held, which is delivered all the same."""
+    """A connection whose page has disconnected while something was held, which is delivered all the same."""
 
     channels: dict[str, Any]
-    #: What the kernel answered meanwhile: channels and messages.
-    unheard: list[tuple[str, list[bytes]]]
+    #: What the kernel answered meanwhile, as pairs of channel and message.
+    unreceived: list[tuple[str, list[bytes]]]
 
-    def let_go(self) -> None:
-        """Close the channels of a kernel that is gone."""
+    def close_channels(self) -> None:
+        """Close the channels to a kernel that is gone."""
 
 
 class GateListener(Protocol):
     """The part of `kernels.KernelListener` that the gate calls."""
 
     def kernel_changed(self, kernel_id: str) -> None:
-        """The state changed, or the gate."""
+        """Note that the state or the gate changed."""
 
     def kernel_wanted(self, served: ServedKernel) -> None:
-        """Somebody runs a cell in a kernel that cannot run it now."""
+        """Note that somebody runs a cell in a kernel that cannot run it now."""
 
 
 #: Connects this server to a kernel again after a resume, whoever asked for that.
@@ -92,7 +92,7 @@ Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
 
 
 class ServedKernel:
-    """State and gate of one kernel. Used on the event loop only."""
+    """The state and the gate of one kernel. Used on the event loop only."""
 
     def __init__(
         self,
@@ -111,17 +111,17 @@ class ServedKernel:
         self.left: dict[str, LeftPage] = {}
         #: Whether the agent runs in it.
         self.has_agent = False
-        #: Counts what began to save or suspend it: the kernel keeps what it says for the latest only.
+        #: The number of saves and suspends that were begun: the kernel buffers its output for the latest only.
         self.freezes = 0
         #: Whether the agent has answered when it was last asked.
         self.answers = True
         #: Its comms and widgets as they were when it was last frozen.
         self.comms = SavedComms()
-        #: How many snapshots this server has made of it, and what `output.changes` was at the last one.
+        #: The number of snapshots that this server has taken of it, and `output.changes` at the last one.
         self.saves = self._saved_changes = 0
-        #: Whether it was just made from a snapshot of a kernel that may go on beside it.
+        #: Whether it was just made from a snapshot of a kernel that may still run.
         self.is_new_branch = False
-        #: Whether it goes back to an older snapshot: a cell waits for the end of that and wakes nothing.
+        #: Whether it is being rolled back: a cell waits for the end of that and resumes nothing.
         self.is_rolling_back = False
         #: Whether peer access between its GPUs may be off because of us: it is switched on before the next cell.
         self.peer_access_is_off = False
@@ -130,35 +130,35 @@ class ServedKernel:
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
-        #: Whether it came back, as opposed to being started anew: for users a resume ends with its subscribers.
+        #: True after a resume, False after a fresh start: for users a resume ends when this server is connected again.
         self._came_back = False
         self._changed = asyncio.Event()
 
     @property
     def kernel(self) -> Kernel | None:
-        """The daemon's record; None before the launch is complete."""
+        """Return the daemon's record; None before the launch is complete."""
         return self.provisioner.kernel
 
     @property
     def state(self) -> KernelState:
-        """The state that users see: `resuming` lasts until the kernel is heard again."""
+        """Return the state that users see: `resuming` lasts until this server is connected to the kernel again."""
         if self.kernel is None:
             return KernelState.STARTING
-        return KernelState.RESUMING if self.is_being_heard_again else self.kernel.state
+        return KernelState.RESUMING if self.is_reconnecting else self.kernel.state
 
     @property
-    def is_being_heard_again(self) -> bool:
-        """Whether it runs after a resume, but has not been told to speak yet."""
+    def is_reconnecting(self) -> bool:
+        """Return whether it runs after a resume, but still buffers its output."""
         return self._reconnecting is not None and self._came_back
 
     @property
     def absent(self) -> bool:
-        """Whether the kernel has no process that could answer."""
+        """Return whether the kernel has no process that could answer."""
         return self.state in ABSENT
 
     @property
     def gate_is_open(self) -> bool:
-        """Whether requests go through to the kernel."""
+        """Return whether requests are sent to the kernel."""
         if self._holds or self._reconnecting or self.is_rolling_back:
             return False
         if self.state is KernelState.SAVING:
@@ -168,21 +168,21 @@ class ServedKernel:
 
     @property
     def is_held_by_others(self) -> bool:
-        """Whether more than one holds the gate shut."""
+        """Return whether more than one operation holds the gate shut."""
         return self._holds > 1
 
     @property
     def is_parked(self) -> bool:
-        """Whether it answers questions, but is to be unparked before a cell runs."""
+        """Return whether it answers questions, but must be unparked before a cell runs."""
         return not (self._holds or self.is_rolling_back) and self.state in GPU_AWAY
 
     @property
     def changed(self) -> bool:
-        """Whether a cell runs, or something has been said since this server's last snapshot."""
-        return self.output.awaited or self.output.changes != self._saved_changes
+        """Return whether a cell runs, or the kernel may have changed since this server's last snapshot."""
+        return self.output.runs_cell or self.output.changes != self._saved_changes
 
     def note_saved(self, changes: int) -> None:
-        """A snapshot was made when `output.changes` was that."""
+        """Note that a snapshot was taken when `output.changes` had this value."""
         self.saves += 1
         self._saved_changes = changes
 
@@ -195,7 +195,7 @@ class ServedKernel:
             if held:
                 held = False
                 self._holds -= 1
-                self._tell()
+                self._notify()
 
         self._holds += 1
         return release
@@ -205,29 +205,29 @@ class ServedKernel:
 
         def end() -> None:
             self.is_rolling_back = False
-            self._tell()
+            self._notify()
 
         self.is_rolling_back = True
         return end
 
     def wait_for(self, why: str) -> None:
-        """Tell people why it does not come back yet."""
+        """Show users why it does not come back yet; empty: it does not wait any more."""
         if why != self.waits:
             self.waits = why
-            self._tell()
+            self._notify()
 
     def apply(self, kernel: Kernel) -> None:
-        """The daemon's news."""
+        """Take a record of the kernel that the daemon has sent."""
         before = self.kernel.state if self.kernel else KernelState.STARTING
         self.provisioner.note(kernel)
         if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
             self._start_reconnecting(came_back=True)
         elif before in GPU_AWAY and self.peer_access_is_off and self.state is KernelState.RUNNING:
             self._start_reconnecting(came_back=False)
-        self._tell()
+        self._notify()
 
     async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
-        """Wait until the user-visible state is one of `states`; whether that came true in time."""
+        """Wait until the user-visible state is one of `states`; return whether that came true in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.state not in states:
@@ -237,7 +237,7 @@ class ServedKernel:
         return True
 
     def wake(self) -> None:
-        """Somebody wants something of the kernel: bring it back if it is suspended, now or as soon as it is."""
+        """Ask for the kernel to be resumed if it is suspended, now or as soon as it is."""
         self._listener.kernel_wanted(self)
 
     def refuse_held(self, error: ErrorRecord) -> None:
@@ -250,22 +250,22 @@ class ServedKernel:
         await self._changed.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something with the kernel beside the requests, until it is done or the kernel is gone."""
+        """Do something with the kernel in the background, until it is done or the kernel is gone."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def end(self) -> set[asyncio.Task[None]]:
-        """The kernel is gone or no longer ours: stop what was spawned; the tasks, which may take a moment."""
+        """Cancel what was spawned, because the kernel is gone or no longer ours; return the tasks, which may take a moment."""
         for task in self._tasks:
             task.cancel()
         while self.left:
-            self.left.popitem()[1].let_go()
+            self.left.popitem()[1].close_channels()
         return set(self._tasks)
 
     def reset(self) -> None:
-        """A fresh kernel is being launched under this id, on the sockets that pages were subscribed to."""
+        """Prepare for a fresh kernel that is being launched under this id, on the sockets to which pages are connected."""
         self.end()
         self._reconnecting = None
         self.output.forget()
@@ -290,10 +290,10 @@ class ServedKernel:
         finally:
             if self._reconnecting is asyncio.current_task():  # else a reset came between
                 self._reconnecting = None
-            self._tell()
+            self._notify()
 
-    def _tell(self) -> None:
-        # Everybody who waits now is woken; who waits later waits for the next change.
+    def _notify(self) -> None:
+        # All who wait now are woken; those who wait later wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
         for connection in self._all_connections():
@@ -302,12 +302,12 @@ class ServedKernel:
 
 
 def is_past_freeze(operation: Operation) -> bool:
-    """Whether the kernel of a save runs again, while its memory is still being written."""
+    """Return whether the kernel of a save runs again, while its memory is still being written."""
     return operation.kind is OperationKind.SAVE and operation.progress.stage in _AFTER_FREEZE
 
 
 def not_managed(manager: KernelManager) -> tuple[str, str]:
-    """Why a kernel does not run under the engine, and what would help."""
+    """Return why a kernel does not run under the engine, and what would help."""
     provisioner = getattr(manager, "provisioner", None)
     if provisioner is None:
         return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."

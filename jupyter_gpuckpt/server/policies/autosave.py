@@ -1,15 +1,15 @@
-"""Periodic saves of the kernels that changed since their last snapshot, without stopping them.
+"""Autosave: periodic saves of the kernels that have changed since their last snapshot, which run on meanwhile.
 
 A kernel counts as changed when
- * a cell runs or waits in it, or it has said anything since that was not an answer to a page that only looks (completions and
-   the like): a cell that ended, a widget's callback, a thread that prints. Only this server's own saves are known; one from
-   the command line may be followed by another that stores next to nothing.
- * it says nothing, but its processes have worked (`_WORKING`): threads that a cell has left behind. One that uses less than
-   that is missed until the next cell; long work for a page that looks is taken for a change.
+ * a cell runs or waits in it, or it has published anything since except answers to requests that change nothing (completions
+   and the like): a cell has ended, a widget's callback or a thread has printed. Only this server's own saves are known; one
+   from the command line may be followed by another that stores next to nothing.
+ * it publishes nothing, but its processes have worked (`_WORKING`): threads that a cell has left behind. A thread that uses
+   less than that is missed until the next cell; long work for a completion is taken for a change.
 
-It is saved `autosave_interval` after the change was seen, so that is what can be lost, and never more often than its saves
-cost: it rests `autosave_rest` times as long as the last one took. One kernel at a time, with pauses in between. A kernel with which
-something else is being done is left alone, and what users want comes first (`before_freeze`).
+A kernel is saved `autosave_interval` after the change was seen, so that is the most that can be lost. Then it is left alone for
+`autosave_rest` times as long as the save took. One kernel is saved at a time, with pauses in between. A kernel in another
+operation is left alone, and explicit requests come first (`before_freeze`).
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
-#: A silent kernel has worked when it used this share of one processor, and this much of it altogether.
+#: A kernel that publishes nothing has worked when it has used this share of one processor, and this many seconds of it.
 _WORKING, _WORKING_SECONDS = 0.01, 0.5
-#: Kernels are looked at this often in an interval, but with pauses of at least and at most so many seconds.
+#: Looks at the kernels in each interval, and the shortest and longest pause between two looks, in seconds.
 _LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
-#: Somebody else was quicker, or did not want it: nothing that a user must hear of.
+#: Another operation was quicker, or the save was cancelled: no reason to warn a user.
 _QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
 
 
 @dataclass
 class _Watched:
-    """What is known of a kernel in one of its lives. Times are the event loop's."""
+    """What is known of a kernel since it was started last. Times are the event loop's."""
 
     served: ServedKernel
     incarnation: str
@@ -77,7 +77,7 @@ class Autosave(KernelListener):
         self._interval_seconds, self._rest, self._log = interval_seconds, rest, log
         self._watched: dict[str, _Watched] = {}
         self._rest_until: dict[str, float] = {}
-        #: Why a kernel's last save failed: said again only when that changes.
+        #: Why a kernel's last save failed: logged again only when that changes.
         self._failures: dict[str, str] = {}
         self._saving: str = ""
         self._operation: Operation | None = None
@@ -141,7 +141,7 @@ class Autosave(KernelListener):
         return max(changed_at + self._interval_seconds, self._rest_until.get(kernel_id, 0.0))
 
     async def _look(self, kernel_id: str) -> None:
-        """Note whether a kernel changed; forget one that cannot be saved just now, until it can."""
+        """Note whether a kernel has changed; forget one that cannot be saved now, until it can."""
         try:
             served = self._operations.served(kernel_id)
         except GpuCkptError:  # not one of ours, or just being started
@@ -206,7 +206,7 @@ class Autosave(KernelListener):
         self._watched[kernel_id] = _Watched(*life, worked, at)
 
     async def _cancel(self) -> None:
-        """Cancel what is in flight; before the daemon has begun it `_save_and_wait` does."""
+        """Cancel the save in flight; one that the daemon has not begun yet is cancelled by `_save_and_wait`."""
         if self._operation is not None:
             with suppress(GpuCkptError):  # it is over, or the daemon has gone
                 await self._operations.cancel(self._operation.operation_id)
@@ -221,7 +221,7 @@ class Autosave(KernelListener):
 
 
 async def _processor_seconds(served: ServedKernel) -> float:
-    """What all processes of a kernel have used, those that have ended included."""
+    """Return the processor time of all processes of a kernel, including those that have ended."""
     pid = served.kernel.init_pid if served.kernel is not None else 0
     return await asyncio.to_thread(_used_seconds, pid) if pid else 0.0
 

@@ -85,7 +85,7 @@ class GpuRoom:
     async def _make(self, kernel_id: str, snapshot_id: str) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
-        #: Those that could not be parked, and why.
+        #: Why kernels could not be parked, by kernel id.
         refused: dict[str, str] = {}
         while True:
             room = await self._room(kernel_id, snapshot_id)
@@ -107,7 +107,7 @@ class GpuRoom:
                 )
             self._operations.served(kernel_id).wait_for(f"It waits for the GPU: {text}")
             await asyncio.sleep(_LOOK_SECONDS)
-            # What could not be parked for want of RAM may be next time.
+            # What could not be parked because RAM was short may be parked next time.
             refused.clear()
 
     async def _least_recently_used(self, kernel_id: str, refused: dict[str, str]) -> str:

@@ -51,7 +51,7 @@ def idle_kernels(
         if (
             served.state is KernelState.RUNNING
             and served.gate_is_open
-            and not served.output.awaited
+            and not served.output.runs_cell
             and getattr(manager, "execution_state", "") == "idle"
             and (now - since).total_seconds() >= after_seconds
         ):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..kernels.operations import ServerOperations
 
-#: How often it is looked, at least and at most, in seconds.
+#: The shortest and the longest pause between two looks, in seconds.
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0
 
 
@@ -33,7 +33,7 @@ class IdleParking(KernelListener):
     ) -> None:
         self._kernels, self._operations = kernels, operations
         self._after_seconds, self._log = after_seconds, log
-        #: Why a kernel was not parked the last time.
+        #: Why a kernel was not parked the last time, by kernel id.
         self._reasons: dict[str, str] = {}
 
     def server_started(self) -> None:
@@ -55,7 +55,7 @@ class IdleParking(KernelListener):
             return
         for kernel in measured:
             if kernel.kernel_id not in idle or not kernel.gpu_bytes or kernel.gpu_utilization:
-                continue  # a thread of the user's may keep the GPU busy though no cell runs
+                continue  # a user's thread may use the GPU although no cell runs
             # Looked at again: measuring takes a moment, parking the one before it seconds.
             if kernel.kernel_id in self._idle():
                 await self._park(kernel.kernel_id)

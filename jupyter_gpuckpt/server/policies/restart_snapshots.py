@@ -36,7 +36,7 @@ class RestartSnapshots(KernelListener):
     async def before_restart(self, kernel_id: str) -> None:
         """Save a kernel, unless that takes too long. Never raises: the user wants a fresh kernel, whatever this one does."""
         served = self._link.served.get(kernel_id)
-        # One that has done nothing since its last snapshot is in that.
+        # The last snapshot of an unchanged kernel is as good.
         if served is None or served.kernel is None:
             return
         if served.state is not KernelState.RUNNING or not served.changed:

@@ -23,7 +23,7 @@ from ...states import KernelState
 from .. import jupyter_internals
 from ..kernels import agent
 from ..kernels.kernel_listener import KernelListener
-from ..kernels.sessions import manager_of, restore_sessions, sessions_of
+from ..kernels.sessions import list_sessions, manager_of, sessions_of
 
 if TYPE_CHECKING:
     import logging
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: The daemon's end comes this much later than ours, which lets the kernel's exit handlers run.
 _DAEMON_LATER_SECONDS = 20.0
 _ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
-#: GPU memory is scarce: who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
+#: GPU memory is scarce: a user who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
 _GPU_SECONDS = 5.0
 _KEPT_STATES = frozenset(
     {KernelState.RUNNING, KernelState.SAVING, KernelState.PARKED, KernelState.SUSPENDED}
@@ -47,7 +47,7 @@ _KEPT_STATES = frozenset(
 
 @dataclass
 class ShutDown:
-    """A kernel that was shut down. `sessions`: its rows; `ends_at`: seconds since the epoch."""
+    """A kernel that was shut down and is kept. `sessions`: its rows; `ends_at`: seconds since the epoch."""
 
     manager: ServerKernelManager
     served: ServedKernel
@@ -73,7 +73,7 @@ class ShutDowns(KernelListener):
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._listener, self._undo_seconds, self._log = listener, undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
-        #: Set when the server stops: nobody is left then to undo anything.
+        #: Set when the server stops: no shutdown can be undone then.
         self._stopped = False
 
     def __iter__(self) -> Any:
@@ -105,7 +105,7 @@ class ShutDowns(KernelListener):
         kept.timer = asyncio.ensure_future(self._end_later(kernel_id, seconds))
         self._kept[kernel_id] = kept
         self._log.info("Kernel %s is shut down; that can be undone for %.0f s", kernel_id, seconds)
-        # What Jupyter says itself only when the process ends: other pages are to know now.
+        # Jupyter emits this only when the process ends, but other pages need to know now.
         action = {
             "action": "shutdown",
             "status": "success",
@@ -113,7 +113,7 @@ class ShutDowns(KernelListener):
             "kernel_id": kernel_id,
             "kernel_name": manager.kernel_name,
         }
-        # A configured class need not be jupyter_server's own; then it never tells what is done with it.
+        # A configured class need not be jupyter_server's own; then it emits no such events.
         if isinstance(manager, ServerKernelManager):
             manager.emit(_ACTIONS, action)
         return True
@@ -136,7 +136,7 @@ class ShutDowns(KernelListener):
             raise
         self._list(kernel_id, kept)
         if kept.served.has_agent and not kept.served.absent:
-            await agent.thaw(kept.manager)  # a save may have been cut off for the shutdown
+            await agent.flush(kept.manager)  # a save may have been cut off for the shutdown
         kept.open_gate()
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 
@@ -190,7 +190,7 @@ class ShutDowns(KernelListener):
     def _unlist(self, kernel_id: str) -> ServerKernelManager:
         manager = manager_of(self._kernels, kernel_id)
         manager.stop_restarter()
-        # Its streams stay open: what it has said may still be on its way, and nothing may be missed if it goes on.
+        # Its streams stay open: messages may be in transit, and none may be missed if the shutdown is undone.
         self._kernels.remove_kernel(kernel_id)
         jupyter_internals.forget_pages(self._kernels, kernel_id)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).dec()
@@ -204,5 +204,5 @@ class ShutDowns(KernelListener):
         kept.manager.start_restarter()
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=kept.manager.kernel_name).inc()
         root = str(kernels.root_dir)
-        restore_sessions(self._sessions, kept.sessions, saved_root=root, root=root)
+        list_sessions(self._sessions, kept.sessions, saved_root=root, root=root)
         self._listener.kernel_changed(kernel_id)

@@ -28,16 +28,17 @@ async def suspend_all(
 ) -> SuspendReport:
     """Suspend these kernels, wait for it, and return what became of each. Never raises.
 
-    Smallest first, by memory and GPU memory: so most notebooks are saved before the time is up. A few at a time. What is not
-    complete `within_seconds` from now (None: as long as it takes) is undone, and that kernel runs on under the daemon; this
-    returns at most `batch.UNDO_SECONDS` later. Kernels that are suspended already count as saved.
+    A few are suspended at a time, the smallest first by memory and GPU memory, so that most notebooks are saved before the
+    time is up. A suspend that is not complete `within_seconds` from now (None: as long as it takes) is undone, and that
+    kernel runs on under the daemon; this returns at most `batch.UNDO_SECONDS` later. Kernels that are suspended already count
+    as saved.
     """
     began = asyncio.get_running_loop().time()
     wanted = list(dict.fromkeys(kernel_ids))
     try:
         async with asyncio.timeout(within_seconds):
             known = {kernel.kernel_id: kernel for kernel in await operations.measured()}
-            # They tell how fast suspends are, which matters only where there is a deadline.
+            # They show how fast suspends are, which matters only where there is a deadline.
             snapshots = await operations.snapshots() if within_seconds and len(wanted) > 1 else []
     except TimeoutError:
         report = _none_saved(wanted, no_time("There was no time left to ask what the kernels use."))
@@ -86,7 +87,7 @@ def _sorted_out(
             continue
         kernel = known.get(kernel_id) or served.kernel
         if kernel is None:
-            continue  # `served` has refused that
+            continue  # `served` raises then
         if kernel.state is KernelState.SUSPENDED:
             decided.append(
                 SuspendOutcome(kernel_id, kernel.name, saved=True, snapshot_id=kernel.snapshot_id)

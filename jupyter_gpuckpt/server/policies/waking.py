@@ -23,19 +23,19 @@ _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
 
 
 class Waking(KernelListener):
-    """Resumes the kernels that somebody wants to use."""
+    """Resumes kernels on demand."""
 
     def __init__(
         self, operations: ServerOperations, gpu_room: GpuRoom, log: logging.Logger
     ) -> None:
         self._operations, self._gpu_room, self._log = operations, gpu_room, log
-        #: Kernels that are just being brought back for somebody.
+        #: Kernels that are being resumed for a cell.
         self._kernel_ids: set[str] = set()
 
     async def before_interrupt(self, kernel_id: str) -> None:
         """Resume a kernel that was suspended in the middle of a cell; raise what keeps it from coming back."""
         served = self._operations.served(kernel_id)
-        if served.state is KernelState.SUSPENDED and served.output.awaited:
+        if served.state is KernelState.SUSPENDED and served.output.runs_cell:
             await self._operations.tracked.result(await self._gpu_room.resume(kernel_id))
 
     def kernel_wanted(self, served: ServedKernel) -> None:
@@ -46,7 +46,7 @@ class Waking(KernelListener):
 
     async def _wake(self, served: ServedKernel) -> None:
         try:
-            # One that is just being suspended is to be back right afterwards.
+            # One that is being suspended is resumed right afterwards.
             while served.is_rolling_back or served.state in _ON_ITS_WAY:
                 await served.change()
             if served.state is KernelState.LOST and served.kernel and served.kernel.error:

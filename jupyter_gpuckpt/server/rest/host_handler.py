@@ -8,7 +8,7 @@ from .base_handler import GpuCkptHandler
 
 
 class HostHandler(GpuCkptHandler):
-    """What this machine can do."""
+    """Handler for what this machine can do."""
 
     async def get(self) -> None:
         """Answer the doctor's report, of a daemon that is started for it where there is no connection."""

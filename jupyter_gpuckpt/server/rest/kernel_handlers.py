@@ -19,22 +19,22 @@ LONGEST_WAIT_SECONDS = 60.0
 
 
 class NameRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a save or suspend: what its user calls the snapshot, which is then never removed by itself."""
+    """Body of a save or suspend. `name`: the title of the snapshot, which is then pinned."""
 
     name: Annotated[str, msgspec.Meta(max_length=300)] = ""
 
 
 class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a suspend of everything: the seconds that it may take; None: as long as it takes."""
+    """Body of a suspend of all kernels. `within`: the seconds that it may take; None: as long as it takes."""
 
     within: Annotated[float, msgspec.Meta(ge=0)] | None = None
 
 
 class KernelsHandler(GpuCkptHandler):
-    """All kernels of this server."""
+    """Handler for all kernels of this server."""
 
     async def get(self) -> None:
-        """List them, and those that another server keeps from this one."""
+        """List the kernels, and those that another server has not let go of."""
         views = [self.kernels.view(kernel_id) for kernel_id in self.kernels.ids()]
         elsewhere = [elsewhere_view(kernel) for kernel in await self._kept_elsewhere()]
         self.reply({"kernels": views, "elsewhere": elsewhere})
@@ -49,50 +49,50 @@ class KernelsHandler(GpuCkptHandler):
 
 
 class KernelHandler(GpuCkptHandler):
-    """One kernel."""
+    """Handler for one kernel."""
 
     async def get(self, kernel_id: str) -> None:
-        """Show it."""
+        """Show a kernel."""
         if kernel_id not in self.kernels:
             raise KernelNotFound(f"This server has no kernel {kernel_id}.")
         self.reply(self.kernels.view(kernel_id))
 
 
 class SaveHandler(GpuCkptHandler):
-    """Saves."""
+    """Handler for saves."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a save."""
         request = self.record(NameRequest)
         operation = await self.parts.operations.save(kernel_id, request.name)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class SuspendHandler(GpuCkptHandler):
-    """Suspends."""
+    """Handler for suspends."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a suspend."""
         request = self.record(NameRequest)
         operation = await self.parts.operations.suspend(kernel_id, request.name)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class ResumeHandler(GpuCkptHandler):
-    """Resumes."""
+    """Handler for resumes."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a resume."""
         request = self.record(ResumeRequest)
         operation = await self.parts.resume(kernel_id, request.snapshot_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class SuspendAllHandler(GpuCkptHandler):
-    """Suspends of everything."""
+    """Handler for suspends of all kernels."""
 
     async def post(self) -> None:
-        """Suspend all kernels and answer, at the latest a moment after the deadline, what became of each."""
+        """Suspend all kernels; answer what became of each, at the latest a moment after the deadline."""
         request = self.record(SuspendAllRequest)
         operations = self.parts.operations
         report = await suspend_all(operations, self.kernels.ids(), request.within)
@@ -100,7 +100,7 @@ class SuspendAllHandler(GpuCkptHandler):
 
 
 class ShutDownsHandler(GpuCkptHandler):
-    """Kernels that were shut down a moment ago."""
+    """Handler for kernels whose shutdown can be undone."""
 
     async def get(self) -> None:
         """List them."""
@@ -109,35 +109,35 @@ class ShutDownsHandler(GpuCkptHandler):
 
 
 class UndoShutdownHandler(GpuCkptHandler):
-    """Second thoughts."""
+    """Handler that undoes shutdowns."""
 
     async def post(self, kernel_id: str) -> None:
-        """List the kernel again, with its sessions; it goes on as if nothing had been."""
+        """List a kernel again, with its sessions, and let it run on."""
         await self.parts.shut_downs.undo(kernel_id)
         self.reply(self.kernels.view(kernel_id))
 
 
 class ParkHandler(GpuCkptHandler):
-    """Parks."""
+    """Handler for parks."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a park."""
         operation = await self.parts.operations.park(kernel_id)
         self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
 
 
 class OperationHandler(GpuCkptHandler):
-    """One operation."""
+    """Handler for one operation."""
 
     async def get(self, operation_id: str) -> None:
-        """Show it; with `wait`, when it is over or after that many seconds."""
+        """Show an operation; with `wait`, when it is over or after that many seconds."""
         wait = self.seconds("wait", LONGEST_WAIT_SECONDS)
         operation = await self.parts.operations.wait(operation_id, wait)
         self.reply(operation_view(operation))
 
 
 def _shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
-    """A kernel whose shutdown can be undone."""
+    """Return a kernel whose shutdown can be undone as a record of the REST interface."""
     return {
         "kernel_id": kernel_id,
         "kernel_name": kept.manager.kernel_name,

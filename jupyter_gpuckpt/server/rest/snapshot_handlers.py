@@ -24,10 +24,10 @@ _PIECES = 16
 
 
 class SnapshotsHandler(GpuCkptHandler):
-    """The user's snapshots."""
+    """Handler for all snapshots of the user."""
 
     async def get(self) -> None:
-        """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
+        """List snapshots, newest first; of one kernel or one notebook if that is given; with `deleted`, those that can be listed again."""
         found = await self.parts.link.daemon.send(
             calls.snapshots(
                 self.get_query_argument("kernel_id", "") or None,
@@ -39,14 +39,14 @@ class SnapshotsHandler(GpuCkptHandler):
 
 
 class SnapshotHandler(GpuCkptHandler):
-    """One snapshot."""
+    """Handler for one snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """What is in it; never its environment or its connection key."""
+        """Show what is in a snapshot; never its environment or its connection key."""
         self.reply(await self.parts.link.daemon.send(calls.manifest_summary(snapshot_id)))
 
     async def patch(self, snapshot_id: str) -> None:
-        """Change its title, its note, whether it is pinned."""
+        """Change a snapshot's title or note, or whether it is pinned."""
         asked = self.record(AnnotateRequest)
         changed = await self.parts.link.daemon.send(
             calls.annotate(snapshot_id, title=asked.title, note=asked.note, pinned=asked.pinned)
@@ -54,44 +54,44 @@ class SnapshotHandler(GpuCkptHandler):
         self.reply(snapshot_view(changed))
 
     async def delete(self, snapshot_id: str) -> None:
-        """Remove it, which can be undone for a while; refused while a suspended kernel needs it."""
+        """Delete a snapshot, which can be undone for a while; refused while a suspended kernel needs it."""
         await self.parts.link.daemon.send(calls.delete_snapshot(snapshot_id))
         self.set_status(HTTPStatus.NO_CONTENT)
         self.finish()
 
 
 class UndeleteHandler(GpuCkptHandler):
-    """Second thoughts."""
+    """Handler that undoes deletions."""
 
     async def post(self, snapshot_id: str) -> None:
-        """List the snapshot again."""
+        """List a deleted snapshot again."""
         self.reply(snapshot_view(await self.parts.link.daemon.send(calls.undelete(snapshot_id))))
 
 
 class VerifyHandler(GpuCkptHandler):
-    """Verifications."""
+    """Handler for verifications."""
 
     _asked: asyncio.Task[Verification] | None = None
 
     async def post(self, snapshot_id: str) -> None:
-        """Read all of it, for as long as the page waits for the answer."""
+        """Read all of a snapshot, for as long as the page waits for the answer."""
         self._asked = asyncio.ensure_future(self.parts.link.daemon.send(calls.verify(snapshot_id)))
         await asyncio.wait({self._asked})
         if not self._asked.cancelled():
             self.reply(record_view(self._asked.result()))
 
     def on_connection_close(self) -> None:
-        """The page went; the daemon hears of it by its own connection."""
+        """Cancel the verification: the page has disconnected."""
         super().on_connection_close()
         if self._asked is not None:
             self._asked.cancel()
 
 
 class ExportHandler(GpuCkptHandler):
-    """Exports."""
+    """Handler for exports."""
 
     async def get(self, snapshot_id: str) -> None:
-        """An archive of it, handed on as it comes."""
+        """Send an archive of a snapshot, piece by piece as it comes."""
         try:
             async with self.parts.link.daemon.export(snapshot_id) as (length, pieces):
                 self.set_header("Content-Type", "application/x-tar")
@@ -112,13 +112,13 @@ class ExportHandler(GpuCkptHandler):
 
 @web.stream_request_body
 class ImportHandler(GpuCkptHandler):
-    """Imports."""
+    """Handler for imports."""
 
     _pieces: asyncio.Queue[bytes | None] | None = None
     _sent: asyncio.Task[list[Snapshot]] | None = None
 
     async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
-        """Let in who may before the first byte: the method itself is called only when all is here."""
+        """Authenticate and authorize before the first byte: the method itself is called only when the whole body has come."""
         await super().prepare()
         if self.request.method == "POST" and not is_finished(self):
             await self._begin()  # type: ignore[misc] # the decorators forget that it is a coroutine
@@ -134,18 +134,18 @@ class ImportHandler(GpuCkptHandler):
         self._sent.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def data_received(self, chunk: bytes) -> None:
-        """The next piece; thrown away when the daemon has heard enough."""
+        """Pass a piece of the archive on; drop it when the daemon reads no more."""
         await self._put(chunk)
 
     async def post(self) -> None:
-        """All is here: what became of it."""
+        """Answer what was imported: the whole archive has come."""
         await self._put(None)
         if self._sent is not None:
             views = [snapshot_view(info) for info in await self._sent]
             self.reply({"snapshots": views}, HTTPStatus.CREATED)
 
     def on_connection_close(self) -> None:
-        """The page went: what came so far shall not look like all of it."""
+        """Cancel the import: the page has disconnected, and what has come is not the whole archive."""
         super().on_connection_close()
         if self._sent is not None:
             self._sent.cancel()
@@ -161,10 +161,10 @@ class ImportHandler(GpuCkptHandler):
 
 
 class StoreHandler(GpuCkptHandler):
-    """The store."""
+    """Handler for the store."""
 
     async def get(self) -> None:
-        """What it takes, and whose that is."""
+        """Show the size of the store, and which kernels it belongs to."""
         self.reply(record_view(await self.parts.link.daemon.send(calls.store())))
 
 

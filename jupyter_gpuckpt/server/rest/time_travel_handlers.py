@@ -1,4 +1,4 @@
-"""The routes of branches and of going back; `server/openapi.yaml` describes them."""
+"""The routes about branches, rollbacks, and changes since a snapshot."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from .base_handler import GpuCkptHandler
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a branch: where its notebook is to be; empty: beside the snapshot's."""
+    """Body of a branch. `path`: its notebook; empty: beside the snapshot's."""
 
     path: str = ""
 
 
 class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a roll back: to which snapshot."""
+    """Body of a rollback."""
 
     snapshot_id: str
 
 
 class BranchHandler(GpuCkptHandler):
-    """Second kernels."""
+    """Handler for branches."""
 
     async def post(self, snapshot_id: str) -> None:
-        """Start bringing one up."""
+        """Start making a branch."""
         request = self.record(PathRequest)
         operation, path = await self.parts.branching.branch(snapshot_id, request.path)
         self.reply({**operation_view(operation), "path": path}, HTTPStatus.ACCEPTED)
 
 
 class RollBackHandler(GpuCkptHandler):
-    """Ways back."""
+    """Handler for rollbacks."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
-        # That there is no such kernel is said before what the body lacks.
+        """Start a rollback."""
+        # A kernel that does not exist is reported before a body that is not valid.
         self.parts.operations.served(kernel_id)
         request = self.record(SnapshotRequest)
         operation = await self.parts.rollbacks.roll_back(kernel_id, request.snapshot_id)
@@ -46,10 +46,10 @@ class RollBackHandler(GpuCkptHandler):
 
 
 class ChangesHandler(GpuCkptHandler):
-    """What became since a snapshot."""
+    """Handler for changes since a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Look now."""
+        """Show what has changed since the snapshot was taken."""
         self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))
 
 

@@ -1,4 +1,4 @@
-"""The routes about variables; `server/openapi.yaml` describes them."""
+"""The routes about variables."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from ...errors import KernelStateConflict
 from ..kernels.variables import compare
 from .base_handler import GpuCkptHandler
 
-#: How long it is looked at what the variables hold.
+#: Seconds for making fingerprints of what the variables hold.
 _FINGERPRINT_SECONDS = 1.0
 
 
 class VariablesHandler(GpuCkptHandler):
-    """A kernel's variables."""
+    """Handler for a kernel's variables."""
 
     async def get(self, kernel_id: str) -> None:
-        """List them, biggest first."""
+        """List a kernel's variables, the biggest first."""
         found = await self.parts.operations.variables(kernel_id)
         self.reply({"variables": found.listed})
 
 
 class CompareHandler(GpuCkptHandler):
-    """A snapshot's variables beside a kernel's."""
+    """Handler for comparisons of a snapshot's variables with a kernel's."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Show what differs."""
+        """Show which variables differ."""
         found = await self.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
         if found.variables is None:
             raise KernelStateConflict(
