@@ -91,8 +91,7 @@ def test_cells_sent_to_a_suspended_kernel_run_in_order_after_the_resume(server):
     page.run("said = []")
     server.do("suspend", page.kernel_id)
     ids = [page.execute(f"said.append({i}); print(said)") for i in range(5)]
-    time.sleep(0.5)
-    server.do("resume", page.kernel_id)
+    server.bring_back(page.kernel_id)
     assert page.output(ids[-1]) == "[0, 1, 2, 3, 4]\n"
     assert page.output(ids[0]) == "[0]\n"
 
