@@ -112,6 +112,9 @@ def frozen(
 
         standstill = Standstill(tree)
         undo.callback(standstill.end)
+        # No thread runs from a Checkpoint to its Restore: what it shares with the GPU is not mapped meanwhile.
+        undo.callback(gpu.hold)
+        standstill.begin_with(gpu.threads)
         images, unforked, gone = _dump(tree, plan, settings, standstill, progress, inside, outside)
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
@@ -142,6 +145,7 @@ def frozen(
         else:
             with progress.stage(Stage.THAW):
                 tcp.close()
+                gpu.hold()
                 standstill.end()
                 result.frozen_seconds = time.monotonic() - standstill.began
                 gpu_files_taken(result.gpu_files)

@@ -9,10 +9,11 @@ from ..errors import FreezeFailed, KernelLost, KernelNotCheckpointable
 from ..host import processes
 from ..progress import Progress, Stage
 from .capture import clear
+from .gpu import cuda, refusals
 from .gpu.placement import Placement
 from .gpu.processes import DIRECTORY, GpuProcesses
 from .settings import EngineSettings
-from .tree.launch import alive
+from .tree.launch import alive, pids
 from .tree.tree import Tree
 
 _MB = 1 << 20
@@ -42,6 +43,7 @@ def park(
                 hint="Suspend it instead: that frees both.",
                 details=f"needed {needed}, available {available} bytes",
             )
+    refusals.refuse_to_park(list(filter(cuda.is_cuda_process, pids(tree))))
     gpu = GpuProcesses(tree, progress)
     try:
         gpu.take(settings.gpu_lock_seconds, peer_access_off=peer_access_off)
@@ -50,6 +52,7 @@ def park(
                 "The kernel uses no GPU.",
                 hint="There is nothing to park: suspend it to free its memory.",
             )
+        gpu.threads.release()
     except BaseException:
         gpu.give_back()
         gpu.drop_files()

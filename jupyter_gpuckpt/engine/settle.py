@@ -41,15 +41,17 @@ def settle(tree: Tree) -> None:
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
     unlink_strays(tree)
     tcp_record.settle(tree)
+    gpu = GpuProcesses(tree, Progress())
     standstill = Standstill.found(tree)
     if standstill is not None:
         logger.warning("letting the processes of tree %d run on", tree.init_pid)
         standstill.repair()
+        gpu.hold_taken()
         standstill.end()
     drop_copies(tree)
     deleted_files.remove(tree)
     clear(tree.inside(criu_options.IMAGES))
-    if GpuProcesses(tree, Progress()).settle():
+    if gpu.settle():
         clear(tree.inside(DIRECTORY))
 
 

@@ -167,6 +167,24 @@ def processor_ticks(pid: int) -> int:
     return total
 
 
+def thread_ticks(tid: int) -> int | None:
+    """Return the processor time of one thread so far, in clock ticks; None when it has ended."""
+    # /proc/TID/stat of a main thread is its process's.
+    text = _read(tid, f"task/{tid}/stat")
+    if not text:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def ancestors(pid: int) -> list[int]:
+    """Return the parent of a process, its parent, and so on."""
+    found: list[int] = []
+    while (above := parent(found[-1] if found else pid)) and above not in found:
+        found.append(above)
+    return found
+
+
 def children(pid: int) -> list[int]:
     """Its children, zombies included, in ascending order."""
     found: set[int] = set()

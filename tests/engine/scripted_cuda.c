@@ -5,7 +5,8 @@
  *
  * FOLDER holds libcuda.so.1; for every process with a context, by its pid as it sees it: PID.ask and PID.answer, which are FIFOs,
  * and PID.ticks, where its main thread, the user's code, counts. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
- * If FOLDER holds libcupti.so.13 it is mapped as well; device-of-another-library: the first device is open once more, for good.
+ * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
+ * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without a pause and without the driver.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -21,11 +22,14 @@
 #define DEVICES 2
 #define PAGE 4096
 
-static const char *folder, *devices;
+static const char *folder, *devices, *libraries[] = {"libcupti.so.13", "xla_cuda_plugin.so"};
 static size_t length;
 static int fds[DEVICES], ask, answer;
 static void *mapped[DEVICES];
 static unsigned char *staging, value;
+/* Memory that CPU and GPU share; what was in it when it was unmapped. */
+static volatile unsigned long *host;
+static unsigned long kept;
 
 static void *checked(void *address)
 {
@@ -50,6 +54,11 @@ static void checkpoint(void)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
+	if (host) {
+		kept = *host;
+		checked(mmap((void *)host, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		usleep(20000);
+	}
 	staging = checked(mmap(NULL, length, PROT_READ | PROT_WRITE, flags, -1, 0));
 	memset(staging, ++value, length);
 	for (int i = 0; i < DEVICES; i++) {
@@ -65,6 +74,11 @@ static int restore(void)
 			return -1;
 	munmap(staging, length);
 	acquire();
+	if (host) {
+		usleep(20000);
+		checked(mmap((void *)host, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
+		*host = kept;
+	}
 	return 0;
 }
 
@@ -83,6 +97,20 @@ static void *drive(void *unused)
 			told = '!';
 		if (write(answer, &told, 1) != 1)
 			exit(4);
+	}
+	return NULL;
+}
+
+/* What it writes stays: nothing that it counted while the memory was away is lost. */
+static void *use_host(void *unused)
+{
+	unsigned long count = *host;
+
+	(void)unused;
+	for (;;) {
+		if (*host != count)
+			abort();
+		*host = ++count;
 	}
 	return NULL;
 }
@@ -116,7 +144,7 @@ static unsigned long *counter(void)
 int main(int count, char **words)
 {
 	char path[PAGE];
-	pthread_t driver;
+	pthread_t driver, user;
 	volatile unsigned long *ticks;
 	int library;
 
@@ -129,9 +157,11 @@ int main(int count, char **words)
 		exit(7);
 	checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
 	close(library);
-	snprintf(path, sizeof(path), "%s/libcupti.so.13", folder);
-	if ((library = open(path, O_RDONLY)) >= 0)
-		checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
+	for (size_t i = 0; i < sizeof(libraries) / sizeof(*libraries); i++) {
+		snprintf(path, sizeof(path), "%s/%s", folder, libraries[i]);
+		if ((library = open(path, O_RDONLY)) >= 0)
+			checked(mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, library, 0));
+	}
 	snprintf(path, sizeof(path), "%s/device-of-another-library", folder);
 	if (!access(path, F_OK)) {
 		snprintf(path, sizeof(path), "%s0", devices);
@@ -143,6 +173,12 @@ int main(int count, char **words)
 	acquire();
 	if (pthread_create(&driver, NULL, drive, NULL))
 		exit(8);
+	snprintf(path, sizeof(path), "%s/thread-with-host-memory", folder);
+	if (!access(path, F_OK)) {
+		host = checked(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+		if (pthread_create(&user, NULL, use_host, NULL))
+			exit(8);
+	}
 	for (int i = 4; i < count; i++)
 		if (!fork()) {
 			if (!strcmp(words[i], "spawn")) {

@@ -140,6 +140,15 @@ def test_a_device_that_another_library_has_open_is_named(scripted, devices):
     scripted.check_running()
 
 
+@pytest.mark.parametrize("extras", [("xla_cuda_plugin.so",)])
+def test_jax_is_not_parked_and_nothing_is_locked(scripted):
+    with pytest.raises(KernelNotCheckpointable, match="uses JAX") as caught:
+        scripted.park()
+    assert "Suspend it instead" in caught.value.hint
+    assert not [step for step, _ in scripted.driver.calls if step != "Init"]
+    scripted.check_running()
+
+
 @pytest.mark.parametrize("step", ["Restore", "Unlock"])
 @EACH
 def test_one_that_cannot_be_given_back_does_not_keep_the_others(scripted, which, step):

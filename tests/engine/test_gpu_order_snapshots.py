@@ -66,6 +66,23 @@ def test_a_suspend_and_a_resume_twice_and_no_code_runs_before_the_gpu_is_back(sc
         scripted.check_running()
 
 
+@pytest.mark.parametrize("extras", [("thread-with-host-memory",)])
+def test_no_thread_meets_the_memory_that_the_driver_has_unmapped(scripted):
+    """A thread that shares memory with the GPU would die of it, and the kernel with it."""
+    pids = scripted.pids()
+    for _ in range(3):
+        scripted.program.save()
+        scripted.check_running()
+    assert scripted.pids() == pids
+    snapshot_id, _ = suspended(scripted)
+    scripted.program.resume(snapshot_id)
+    scripted.check_running()
+    scripted.fail("Checkpoint", 1, Error.CUDA_ERROR_NOT_SUPPORTED, once=True)
+    with pytest.raises(FreezeFailed):
+        scripted.program.save(stop=True)
+    scripted.check_running()
+
+
 def test_a_save_goes_on_and_its_snapshot_is_of_its_moment(scripted):
     saved = scripted.program.save()
     assert all(scripted.done(number) == AROUND_A_SAVE for number in scripted.numbers())

@@ -27,6 +27,7 @@ from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
+from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
 from .placement import UNKNOWN, Placement, place, reserved, together, visible
 from .staging import FileStaging, StagingFile
@@ -63,6 +64,8 @@ class GpuProcesses:
         self._parked: set[int] = set()
         #: What each needs on which GPU.
         self._needs: dict[int, dict[str, int]] = {}
+        #: Held from before the first Checkpoint. Whoever calls `take` stops or releases them.
+        self.threads = UserThreads()
 
     def take(
         self, lock_seconds: float, *, parked: bool = False, peer_access_off: bool = False
@@ -96,8 +99,10 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()
+            for pid in owners:
+                self.threads.hold(pid, _driver_thread(pid, FreezeFailed))
             # Two processes take half of the time that one after the other takes, on one GPU as well.
-            _side_by_side(self._checkpoint, owners)
+            _side_by_side(self._checkpoint, owners, self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
@@ -141,7 +146,23 @@ class GpuProcesses:
         for the next call. With `later` nothing is waited for and nothing raised: there must be a next call.
         """
         if not self._locked:
+            self.threads.release()
             return
+        self.hold()
+        try:
+            self._give_back(later=later)
+        finally:
+            self.threads.release()
+
+    def hold(self) -> None:
+        """Hold the user's threads of what is to be given back, if they are not held yet; never raises."""
+        for pid in self._locked:
+            try:
+                self.threads.hold(pid, _driver_thread(pid, FreezeFailed))
+            except CheckpointError as error:
+                logger.warning("the threads of process %d are not held: %s", pid, error)
+
+    def _give_back(self, *, later: bool) -> None:
         waiting, self._locked = self._locked[::-1], []
         failed: dict[int, GpuCkptError] = {}
         with self._progress.stage(Stage.GPU_RESTORE, undo=True):
@@ -162,7 +183,7 @@ class GpuProcesses:
                     logger.exception("GPU memory of process %d could not be brought back", pid)
                     failed[pid] = error
 
-            _side_by_side(bring_back, fitting)
+            _side_by_side(bring_back, fitting, self.threads)
             for pid in waiting:
                 if pid not in fitting:
                     bring_back(pid)
@@ -224,6 +245,16 @@ class GpuProcesses:
             free = reserved(free, needs, found)
             shortest = min(shortest, found, key=lambda each: each.free_bytes - each.needed_bytes)
         return shortest
+
+    def hold_taken(self) -> None:
+        """Hold the user's threads of what another daemon left checkpointed, before stopped processes run on; never raises.
+
+        The driver tells the state of a process only when it runs: those that have no device open may be parked as well.
+        """
+        for pid in filter(cuda.may_be_parked, pids(self._tree)):
+            if (thread := cuda.restore_thread(pid)) is not None:
+                with suppress(CheckpointError):
+                    self.threads.hold(pid, thread)
 
     def settle(self) -> bool:
         """Give back what another daemon left locked or checkpointed; whether nothing is left to do.
@@ -322,11 +353,12 @@ def _when_there_is_room(look: Callable[[], Placement], patience: float) -> Place
     return found
 
 
-def _side_by_side(work: Callable[[int], None], items: Iterable[int]) -> None:
+def _side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserThreads) -> None:
     """Do it for all at once, each in a thread; the first error is raised when all have ended."""
     waiting = list(items)
     with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
         begun = [pool.submit(work, item) for item in waiting]
+        held.wait_for(begun)
     for each in begun:
         each.result()
 
@@ -389,7 +421,7 @@ def restore(
             thread = _driver_thread(pid, ThawFailed)
             held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
-        _side_by_side(bring_back, sizes)
+        _side_by_side(bring_back, sizes, UserThreads())
     for record in records:
         for path in record.staging:
             tree.inside(path).unlink(missing_ok=True)

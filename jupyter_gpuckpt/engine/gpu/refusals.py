@@ -17,6 +17,9 @@ from .release import DEVICES
 #: Where a CUDA process tells of memory that it shares (cuIpcGetMemHandle): the number is its pid in its own namespace.
 _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 
+#: The libraries that JAX has its GPU code in.
+_JAX = re.compile(r"/(xla_cuda_plugin|xla_extension|libjax_common)\b[^/]*\.so")
+
 
 def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
     """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing was touched.
@@ -53,6 +56,20 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
                 f"has CUDA contexts {where}; if peer access between them is on, the driver could not bring it back.",
                 "In a notebook save when no cell runs: peer access is switched off meanwhile. Other processes of the kernel"
                 " must use one GPU (CUDA_VISIBLE_DEVICES=0).",
+            )
+
+
+def refuse_to_park(cuda_pids: Sequence[int]) -> None:
+    """Raise KernelNotCheckpointable for the first of `cuda_pids` with threads that use memory shared with the GPU by themselves.
+
+    A parked process runs, and has no such memory. A thread of JAX's looks into it every five seconds, and dies of that.
+    """
+    for pid in cuda_pids:
+        if any(_JAX.search(area.path) for area in processes.maps(pid)):
+            raise _refusal(
+                pid,
+                "uses JAX, whose threads would crash while its GPU memory is away.",
+                "Suspend it instead: that frees its GPU memory and its RAM.",
             )
 
 

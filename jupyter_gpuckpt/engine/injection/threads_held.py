@@ -55,6 +55,11 @@ class ThreadsHeld:
         self.release()
 
     @property
+    def was_stopped(self) -> bool:
+        """Return whether the process was stopped (T) when its threads were held."""
+        return any(tracee.was_stopped for tracee in self._held.values())
+
+    @property
     def tids(self) -> list[int]:
         """The threads that are held."""
         return sorted(self._held)

@@ -115,6 +115,11 @@ class Tracee:
     ) -> None:
         self.detach()
 
+    @property
+    def was_stopped(self) -> bool:
+        """Return whether its process was stopped (T) when it was attached."""
+        return self._was_stopped
+
     # Coming and going
 
     def attach(self) -> None:

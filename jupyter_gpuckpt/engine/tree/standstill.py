@@ -17,6 +17,7 @@ import os
 import signal
 import struct
 import time
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 import msgspec
@@ -31,6 +32,7 @@ from ..injection.tracee import RegistersRecord, Tracee
 from .endless_waits import let_wait_go_on
 from .launch import pids, wait_until
 from .tree import Tree
+from .user_threads import UserThreads
 
 logger = logging.getLogger(__name__)
 
@@ -103,9 +105,7 @@ class Standstill:
         Parents first, so that no shell sees a child of it stopped, and none makes a child that is missed. Raises FreezeFailed
         when one cannot be stopped; `end()` then lets the others go.
         """
-        self.began = time.monotonic()
-        self.user_stopped = {pid for pid in pids(self._tree) if processes.state(pid) == "T"}
-        self._write()
+        self._look()
         waiting = [self._tree.keeper_pid]
         while waiting:
             pid = waiting.pop()
@@ -115,6 +115,34 @@ class Standstill:
         # `skip_sigstop`): it would let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
+        self._write()
+
+    def begin_with(self, held: UserThreads) -> None:
+        """Stop the processes whose threads are held, and those above them, as the first of all.
+
+        None of the threads takes a step in between. `begin` stops the others. Raises FreezeFailed as `begin` does.
+        """
+        if not held.pids:
+            return
+        self._look(stopped={pid for pid in held.pids if held.was_stopped(pid)})
+        first = {above for pid in held.pids for above in (pid, *processes.ancestors(pid))}
+        waiting = [self._tree.keeper_pid]
+        while waiting:
+            pid = waiting.pop()
+            if pid in held.pids and pid not in self.user_stopped:
+                self._stopped.append(pid)
+                held.stop(pid)
+            elif pid in held.pids:
+                held.release([pid])
+            elif pid not in self.user_stopped:
+                self._halt(pid)
+            waiting += [child for child in processes.children(pid) if child in first]
+
+    def _look(self, stopped: AbstractSet[int] = frozenset()) -> None:
+        """Put on record what the user has stopped: what is stopped already, but not by us, and `stopped`."""
+        self.began = self.began or time.monotonic()
+        found = {pid for pid in pids(self._tree) if processes.state(pid) == "T"}
+        self.user_stopped |= (found | stopped) - set(self._stopped)
         self._write()
 
     def end(self) -> None:
@@ -161,17 +189,21 @@ class Standstill:
                 details=f"process {pid} ({processes.name(pid)})",
             )
         if pid not in self.user_stopped:
+            self._halt(pid)
+        with suppress(ProcessLookupError):
+            self._records.append(_record(pid))
+
+    def _halt(self, pid: int) -> None:
+        if pid not in self._stopped:
             self._stopped.append(pid)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-            if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
-                raise FreezeFailed(
-                    "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
-                    hint="Try again when it has gone on.",
-                    details=f"process {pid} ({processes.name(pid)})",
-                )
-        with suppress(ProcessLookupError):
-            self._records.append(_record(pid))
+        if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
+            raise FreezeFailed(
+                "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
+                hint="Try again when it has gone on.",
+                details=f"process {pid} ({processes.name(pid)})",
+            )
 
 
 def _all_stopped(pid: int) -> bool:

@@ -1,0 +1,106 @@
+"""Threads of CUDA processes, held while the driver takes memory away that they may be using.
+
+Checkpoint unmaps all memory that CPU and GPU share (pinned memory, flags that the GPU writes) and Restore maps it again at the same
+addresses. A Lock holds calls of CUDA only: a thread that reads such a flag now and then, as one of JAX's does every five seconds,
+or that copies into pinned memory, dies of SIGSEGV in between, and its process with it (seen in one of 30 Checkpoints).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+
+from ...host import processes
+from ..injection.threads_held import ThreadsHeld
+from .endless_waits import let_wait_go_on
+from .launch import wait_until
+
+logger = logging.getLogger(__name__)
+
+_FUTEX = 202
+#: How long the driver's thread may wait for a lock before its owner is supposed to be among the held ones.
+_LOCK_SECONDS = 2.0
+_LOOK_SECONDS = 0.05
+_STOP_SECONDS = 10.0
+
+
+class UserThreads:
+    """The threads of CUDA processes except the driver's, which are held from `hold` to `stop` or `release`.
+
+    All methods must be called in one thread: Linux lets only the thread that traces another let it go. When this process dies
+    the threads run on.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[ThreadsHeld, int]] = {}
+
+    def hold(self, pid: int, driver_thread: int) -> None:
+        """Hold the threads of a process, whether it runs or is stopped. Raises CheckpointError; then none of them is held."""
+        if pid in self._held:
+            return
+        threads = ThreadsHeld(pid, driver_thread)
+        threads.__enter__()
+        for tracee in threads.tracees():
+            let_wait_go_on(tracee)
+        self._held[pid] = threads, driver_thread
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes whose threads are held."""
+        return list(self._held)
+
+    def was_stopped(self, pid: int) -> bool:
+        """Return whether the user had stopped a process before it was held."""
+        return self._held[pid][0].was_stopped
+
+    def release(self, pids: Iterable[int] | None = None) -> None:
+        """Let the threads of these processes, or of all, go: they run, or are stopped where their process is."""
+        for pid in list(self._held) if pids is None else list(pids):
+            if pid in self._held:
+                self._held.pop(pid)[0].release()
+
+    def stop(self, pid: int) -> None:
+        """Stop a process by SIGSTOP, and let its threads go into that stop without a step in between."""
+        _, thread = self._held[pid]
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        # The driver's thread takes the signal; then all others are bound to stop.
+        wait_until(lambda: processes.state(thread) in ("T", "Z", "X", None), timeout=_STOP_SECONDS)
+        self.release([pid])
+
+    def wait_for(self, calls: Iterable[Future[None]]) -> None:
+        """Wait until these calls of the driver have ended.
+
+        A held thread may own a lock (of malloc, of the loader) that the driver's thread needs. When that thread has waited for
+        one without a pause, the threads of its process are let go: the danger of before is less than to wait for ever.
+        """
+        since: dict[int, tuple[int, float]] = {}
+        waiting = set(calls)
+        while waiting:
+            _, waiting = wait(waiting, timeout=_LOOK_SECONDS)
+            now = time.monotonic()
+            for pid, (_, thread) in list(self._held.items()):
+                ticks = _ticks_in_lock(thread)
+                if ticks is None or since.get(pid, (None,))[0] != ticks:
+                    since[pid] = -1 if ticks is None else ticks, now
+                elif now - since[pid][1] > _LOCK_SECONDS:
+                    logger.warning(
+                        "the CUDA driver waits for a lock in process %d; its threads are let go",
+                        pid,
+                    )
+                    self.release([pid])
+
+
+def _ticks_in_lock(tid: int) -> int | None:
+    """Return the processor time of a thread that waits for a lock, in clock ticks; None if it does something else."""
+    try:
+        call = Path(f"/proc/{tid}/syscall").read_text().split()[0]
+    except (OSError, IndexError):
+        return None
+    return processes.thread_ticks(tid) if call == str(_FUTEX) else None
