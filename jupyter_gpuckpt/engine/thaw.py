@@ -28,7 +28,7 @@ from .criu import images as criu_images
 from .criu import log as criu_log
 from .criu import options as criu_options
 from .criu.post_restore import PostRestore
-from .gpu import processes as gpu_processes
+from .gpu import restore as gpu_restore
 from .gpu.staging import STAGING_MODE
 from .memory.filling import Filling, PageSink
 from .placing import Placing
@@ -165,7 +165,7 @@ def thaw(
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
         gpu.finish()
-        gpu_processes.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
+        gpu_restore.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
             _let_go(tree, manifest)
         undo.pop_all()

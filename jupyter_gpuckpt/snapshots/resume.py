@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..engine import thaw
-from ..engine.gpu import processes as gpu_processes
+from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
 from ..engine.memory import page_plan
 from ..engine.memory.filling import PageSink
@@ -142,7 +142,7 @@ def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None
 
 
 def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Placement:
-    return gpu_processes.placement_of(manifest.gpu, manifest.host.gpus, allowed_gpus)
+    return gpu_restore.placement_of(manifest.gpu, manifest.host.gpus, allowed_gpus)
 
 
 def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) -> set[str] | None:

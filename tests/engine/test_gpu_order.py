@@ -205,7 +205,7 @@ def test_what_is_parked_is_taken_as_it_is_and_stays_so(scripted):
 
 
 def test_where_another_program_took_the_room_nothing_is_tried(scripted, monkeypatch):
-    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(gpu_processes, "PATIENCE_SECONDS", 0.2)
     scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), 2 * GB)
     scripted.park()
     assert scripted.nvml.used[ONE] == {}
@@ -222,7 +222,7 @@ def test_where_another_program_took_the_room_nothing_is_tried(scripted, monkeypa
 
 
 def test_what_cannot_be_taken_needs_no_room_on_a_full_gpu(scripted, monkeypatch):
-    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(gpu_processes, "PATIENCE_SECONDS", 0.2)
     scripted.nvml.used[ONE] = dict.fromkeys(scripted.pids(), 2 * GB)
     scripted.nvml.others[ONE] = 10 * GB - 6 * GB  # nothing is free
     for which in range(3):

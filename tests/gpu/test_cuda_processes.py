@@ -309,7 +309,7 @@ def test_memory_that_another_program_took_meanwhile_is_not_the_end(
     program, directory, monkeypatch, hog
 ):
     monkeypatch.setattr(gpu_processes, "DIRECTORY", directory)
-    monkeypatch.setattr(gpu_processes, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(gpu_processes, "PATIENCE_SECONDS", 0.5)
     tree = Tree(program.pid, 0, program.pid, program.pid, program.pid, program.pid, "")
     total = program.sum()
     taken = GpuProcesses(tree, Progress())

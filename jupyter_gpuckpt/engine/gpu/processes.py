@@ -8,28 +8,29 @@ Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
 from ... import decoding
-from ...errors import CheckpointError, FreezeFailed, GpuCkptError, ThawFailed, ToolMissing
+from ...errors import CheckpointError, FreezeFailed, GpuCkptError, ToolMissing
 from ...host import gpu, processes
-from ...model import SCRATCH, Gpu, GpuProcess
+from ...model import SCRATCH, GpuProcess
 from ...progress import Progress, Stage
-from ..injection import ptrace
-from ..injection.threads_held import ThreadsHeld
 from ..tree.launch import pids
 from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
-from .placement import UNKNOWN, Placement, place, reserved, together, visible
+from .placement import UNKNOWN, Placement, place, reserved, visible
+from .restore import (
+    PATIENCE_SECONDS,
+    TOLERANCE_BYTES,
+    driver_thread,
+    side_by_side,
+    when_there_is_room,
+)
 from .staging import FileStaging, StagingFile
 
 logger = logging.getLogger(__name__)
@@ -37,12 +38,6 @@ logger = logging.getLogger(__name__)
 DIRECTORY = f"{SCRATCH}/gpu"
 #: What each checkpointed process needs on which GPU, by its pid in the kernel's namespace; for whoever gives it back.
 _NEEDS = "needs.json"
-
-#: How long memory that another program took from the GPU is waited for.
-_PATIENCE_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
-#: What is staged is a little more than what the GPU needs.
-_TOLERANCE_BYTES = 256 << 20
 
 
 class _TakenFromGpu(msgspec.Struct, frozen=True):
@@ -100,9 +95,9 @@ class GpuProcesses:
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()
             for pid in owners:
-                self.threads.hold(pid, _driver_thread(pid, FreezeFailed))
+                self.threads.hold(pid, driver_thread(pid, FreezeFailed))
             # Two processes take half of the time that one after the other takes, on one GPU as well.
-            _side_by_side(self._checkpoint, owners, self.threads)
+            side_by_side(self._checkpoint, owners, self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
@@ -115,7 +110,7 @@ class GpuProcesses:
         before = processes.memory(pid).private_bytes
         files: list[StagingFile] = []
         try:
-            thread = _driver_thread(pid, FreezeFailed)
+            thread = driver_thread(pid, FreezeFailed)
             with FileStaging(self._tree, pid, thread, DIRECTORY) as staging:
                 cuda.checkpoint(pid)
             files = list(staging.files)
@@ -128,7 +123,7 @@ class GpuProcesses:
         self._staged[pid], size = files, sum(file.length for file in files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
         if not any(self._needs[pid].values()):  # the driver does not tell
-            self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - _TOLERANCE_BYTES)}
+            self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - TOLERANCE_BYTES)}
 
     def _note_needs(self) -> None:
         """For a daemon that finds the processes checkpointed: it must not try where there is no room."""
@@ -158,7 +153,7 @@ class GpuProcesses:
         """Hold the user's threads of what is to be given back, if they are not held yet; never raises."""
         for pid in self._locked:
             try:
-                self.threads.hold(pid, _driver_thread(pid, FreezeFailed))
+                self.threads.hold(pid, driver_thread(pid, FreezeFailed))
             except CheckpointError as error:
                 logger.warning("the threads of process %d are not held: %s", pid, error)
 
@@ -176,14 +171,14 @@ class GpuProcesses:
             def bring_back(pid: int) -> None:
                 try:
                     placement = fitting.get(pid) or self._wait(
-                        pid, 0.0 if later else _PATIENCE_SECONDS
+                        pid, 0.0 if later else PATIENCE_SECONDS
                     )
                     cuda.bring_back(pid, placement.gpu_map)
                 except GpuCkptError as error:
                     logger.exception("GPU memory of process %d could not be brought back", pid)
                     failed[pid] = error
 
-            _side_by_side(bring_back, fitting, self.threads)
+            side_by_side(bring_back, fitting, self.threads)
             for pid in waiting:
                 if pid not in fitting:
                     bring_back(pid)
@@ -207,7 +202,7 @@ class GpuProcesses:
 
     def _wait(self, pid: int, patience: float) -> Placement:
         """Its place as soon as there is one; raises FreezeFailed when there is none for so many seconds."""
-        placement = _when_there_is_room(lambda: self._place(pid, gpu.free_bytes()), patience)
+        placement = when_there_is_room(lambda: self._place(pid, gpu.free_bytes()), patience)
         if placement.shortage:
             raise _no_room(pid, placement.shortage)
         return placement
@@ -327,40 +322,7 @@ class GpuProcesses:
 def _staged_bytes(pid: int) -> int:
     """What a parked process needs on the GPU."""
     staged = (area.end - area.start for area in processes.maps(pid) if DIRECTORY in area.path)
-    return max(0, sum(staged) - _TOLERANCE_BYTES)
-
-
-def placement_of(
-    records: Sequence[GpuProcess], known: Sequence[Gpu], allowed: Collection[str] | None
-) -> Placement:
-    """Where the memory of these processes would go on this machine now.
-
-    `known`: the GPUs of the machine where it was taken; `allowed`: UUIDs to choose from, None: all.
-    """
-    needs = together(
-        [
-            record.by_gpu or {UNKNOWN: max(0, record.memory_bytes - _TOLERANCE_BYTES)}
-            for record in records
-        ]
-    )
-    return place(needs, known, gpu.gpus(), gpu.free_bytes(), allowed=allowed)
-
-
-def _when_there_is_room(look: Callable[[], Placement], patience: float) -> Placement:
-    deadline = time.monotonic() + patience
-    while (found := look()).shortage and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-    return found
-
-
-def _side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserThreads) -> None:
-    """Do it for all at once, each in a thread; the first error is raised when all have ended."""
-    waiting = list(items)
-    with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
-        begun = [pool.submit(work, item) for item in waiting]
-        held.wait_for(begun)
-    for each in begun:
-        each.result()
+    return max(0, sum(staged) - TOLERANCE_BYTES)
 
 
 def _no_room(pid: int, shortage: str) -> FreezeFailed:
@@ -370,58 +332,3 @@ def _no_room(pid: int, shortage: str) -> FreezeFailed:
         " again: that gives it back first.",
         details=f"process {pid} ({processes.name(pid)})",
     )
-
-
-def _driver_thread(pid: int, error: type[CheckpointError]) -> int:
-    """The thread in which the driver works; without it every thread would be held and the driver wait for ever."""
-    thread = cuda.restore_thread(pid)
-    if thread is None:
-        raise error(
-            "The CUDA driver does not know its own thread in the kernel.",
-            hint="Update the NVIDIA driver; `jupyter gpuckpt doctor` names its version.",
-            details=f"cuCheckpointProcessGetRestoreThreadId({pid})",
-        )
-    return thread
-
-
-def restore(
-    tree: Tree,
-    records: Sequence[GpuProcess],
-    known: Sequence[Gpu],
-    allowed: Collection[str] | None,
-    progress: Progress,
-) -> None:
-    """GPU memory back into a restored tree whose tasks are all stopped (state T), on GPUs that `placement_of` chooses.
-
-    Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
-    fails. On return the CUDA processes' tasks run. Raises ThawFailed.
-    """
-    if not records:
-        return
-    placement = _when_there_is_room(
-        lambda: placement_of(records, known, allowed), _PATIENCE_SECONDS
-    )
-    if placement.shortage:
-        raise ThawFailed(
-            f"There is no room on the GPU. {placement.shortage}",
-            hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
-            details=f"{placement.needed_bytes} bytes are needed, {placement.free_bytes} bytes are free",
-        )
-    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
-    sizes = {by_nspid[record.pid]: record.memory_bytes for record in records}
-
-    def bring_back(pid: int) -> None:
-        cuda.restore(pid, placement.gpu_map)
-        cuda.unlock(pid)
-        progress.advance(sizes[pid])
-
-    with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
-        for pid in sizes:
-            # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
-            thread = _driver_thread(pid, ThawFailed)
-            held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
-            os.kill(pid, signal.SIGCONT)
-        _side_by_side(bring_back, sizes, UserThreads())
-    for record in records:
-        for path in record.staging:
-            tree.inside(path).unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""GPU memory back into the processes of a restored tree, before any of the user's code runs.
+
+Does not cover: the driver's calls (`cuda.py`), which GPU it goes to (`gpu/placement.py`), the processes of a freeze
+(`gpu/processes.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+from ...errors import CheckpointError, ThawFailed
+from ...host import gpu, processes
+from ...model import Gpu, GpuProcess
+from ...progress import Progress, Stage
+from ..injection import ptrace
+from ..injection.threads_held import ThreadsHeld
+from ..tree.launch import pids
+from ..tree.tree import Tree
+from ..tree.user_threads import UserThreads
+from . import cuda
+from .placement import UNKNOWN, Placement, place, together
+
+#: How long memory that another program took from the GPU is waited for.
+PATIENCE_SECONDS = 30.0
+#: What is staged is a little more than what the GPU needs.
+TOLERANCE_BYTES = 256 << 20
+_LOOK_SECONDS = 0.1
+
+
+def restore(
+    tree: Tree,
+    records: Sequence[GpuProcess],
+    known: Sequence[Gpu],
+    allowed: Collection[str] | None,
+    progress: Progress,
+) -> None:
+    """Move GPU memory back into a restored tree whose tasks are all stopped (state T), to GPUs that `placement_of` chooses.
+
+    Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
+    fails. On return the CUDA processes' tasks run. Raises ThawFailed.
+    """
+    if not records:
+        return
+    placement = when_there_is_room(lambda: placement_of(records, known, allowed), PATIENCE_SECONDS)
+    if placement.shortage:
+        raise ThawFailed(
+            f"There is no room on the GPU. {placement.shortage}",
+            hint="Free GPU memory (nvidia-smi shows who holds it) and resume again. The snapshot is untouched.",
+            details=f"{placement.needed_bytes} bytes are needed, {placement.free_bytes} bytes are free",
+        )
+    by_nspid = {processes.nspid(pid): pid for pid in pids(tree)}
+    sizes = {by_nspid[record.pid]: record.memory_bytes for record in records}
+
+    def bring_back(pid: int) -> None:
+        cuda.restore(pid, placement.gpu_map)
+        cuda.unlock(pid)
+        progress.advance(sizes[pid])
+
+    with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
+        for pid in sizes:
+            # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
+            thread = driver_thread(pid, ThawFailed)
+            held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
+            os.kill(pid, signal.SIGCONT)
+        side_by_side(bring_back, sizes, UserThreads())
+    for record in records:
+        for path in record.staging:
+            tree.inside(path).unlink(missing_ok=True)
+
+
+def placement_of(
+    records: Sequence[GpuProcess], known: Sequence[Gpu], allowed: Collection[str] | None
+) -> Placement:
+    """Return where the memory of these processes would go on this machine now.
+
+    `known`: the GPUs of the machine where it was taken; `allowed`: UUIDs to choose from, None: all.
+    """
+    needs = together(
+        [
+            record.by_gpu or {UNKNOWN: max(0, record.memory_bytes - TOLERANCE_BYTES)}
+            for record in records
+        ]
+    )
+    return place(needs, known, gpu.gpus(), gpu.free_bytes(), allowed=allowed)
+
+
+def when_there_is_room(look: Callable[[], Placement], patience: float) -> Placement:
+    """Return the first placement without a shortage, or the last one after `patience` seconds."""
+    deadline = time.monotonic() + patience
+    while (found := look()).shortage and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+    return found
+
+
+def side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserThreads) -> None:
+    """Do work for all items at once, each in a thread; raise the first error when all have ended."""
+    waiting = list(items)
+    with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
+        begun = [pool.submit(work, item) for item in waiting]
+        held.wait_for(begun)
+    for each in begun:
+        each.result()
+
+
+def driver_thread(pid: int, error: type[CheckpointError]) -> int:
+    """Return the thread in which the driver works: held like the others, it would keep the driver waiting for ever."""
+    thread = cuda.restore_thread(pid)
+    if thread is None:
+        raise error(
+            "The CUDA driver does not know its own thread in the kernel.",
+            hint="Update the NVIDIA driver; `jupyter gpuckpt doctor` names its version.",
+            details=f"cuCheckpointProcessGetRestoreThreadId({pid})",
+        )
+    return thread
