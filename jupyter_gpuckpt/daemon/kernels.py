@@ -271,6 +271,8 @@ class Kernels:
     def _settle_record(self, record: KernelRecord) -> KernelRecord | None:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
+        if tree and alive:
+            self._machine.adopt(tree)
         was = record.state  # `settled` changes it
         cut_off = was in _CUT_OFF
         kept = settled(record, alive=alive, snapshots=self._committed(record))

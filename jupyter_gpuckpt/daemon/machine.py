@@ -18,7 +18,7 @@ from ..engine import placing, settle
 from ..engine.gpu import cuda
 from ..engine.gpu.placement import Placement
 from ..engine.settings import EngineSettings
-from ..engine.tree import kept_secrets, server_files
+from ..engine.tree import former_scratch, kept_secrets, server_files
 from ..engine.tree import launch as trees
 from ..engine.tree.standstill import Standstill
 from ..engine.tree.tree import Tree
@@ -119,6 +119,10 @@ class Machine:
             if exit_path in processes.arguments(pid):
                 _log.warning("ending process tree %d, which was left half started", pid)
                 trees.kill_init(pid)
+
+    def adopt(self, tree: Tree) -> None:
+        """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
+        former_scratch.lay_over(tree)
 
     def settle(self, tree: Tree) -> None:
         """Let a tree run on whose freeze was cut off when a daemon was killed."""

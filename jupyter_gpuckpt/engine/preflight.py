@@ -11,7 +11,7 @@ from ..errors import FreezeFailed, KernelNotCheckpointable, StoreFull
 from ..host import limits, processes, seccomp
 from .criu import deleted_files, hidden_pages
 from .settings import EngineSettings
-from .tree import user_namespaces
+from .tree import former_scratch, user_namespaces
 from .tree.launch import pids
 from .tree.tree import Tree
 
@@ -36,6 +36,7 @@ def plan(
 ) -> Plan:
     """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
     members = pids(tree)
+    _refuse_other_versions(tree)
     _refuse_sandboxes(tree, members)
     _refuse_namespaces(tree, members)
     _refuse_closed(members)
@@ -69,6 +70,16 @@ def plan(
                 hint=f"Free space where {settings.spill_dir} lies, or raise the limit of open files.",
             )
     return Plan(method, _ghost_limit(members), private, shared, private_shm)
+
+
+def _refuse_other_versions(tree: Tree) -> None:
+    """Raise KernelNotCheckpointable for a kernel whose scratch is not where this version looks for it."""
+    if not former_scratch.is_known(tree):
+        raise KernelNotCheckpointable(
+            "The kernel was started by another version of jupyter-gpuckpt, which this one does not know.",
+            hint="Restart the kernel, or save it with the version that started it.",
+            details=f"nothing is in {tree.scratch}",
+        )
 
 
 def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:

@@ -17,7 +17,12 @@ import pytest
 from jupyter_gpuckpt.engine.criu import options as criu_options
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.standstill import Standstill
-from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, StoreFull
+from jupyter_gpuckpt.errors import (
+    FreezeFailed,
+    GpuCkptError,
+    KernelNotCheckpointable,
+    StoreFull,
+)
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from jupyter_gpuckpt.store.local import LocalStore
@@ -94,6 +99,19 @@ def test_a_kernel_with_an_io_uring_is_refused_with_cause_and_hint(run, *, stop: 
         program.save(stop=stop)
     assert caught.value.hint
     assert "Error (" in caught.value.details
+    assert_runs_on(program)
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])
+def test_a_kernel_of_a_version_that_is_not_known_is_refused_and_runs_on(run, *, stop: bool) -> None:
+    program = run(HOLDER)
+    program.lines(more_than=3)
+    keeper = program.tree.scratch / "keeper"
+    elsewhere = keeper.rename(keeper.with_name("elsewhere"))
+    with pytest.raises(KernelNotCheckpointable, match="another version") as caught:
+        program.save(stop=stop)
+    assert "Restart" in caught.value.hint
+    elsewhere.rename(keeper)
     assert_runs_on(program)
 
 

@@ -20,7 +20,7 @@ from ...host import gpu, processes
 from ...model import SCRATCH, GpuProcess
 from ...progress import Progress, Stage
 from ..tree.launch import pids
-from ..tree.tree import Tree
+from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
 from .placement import UNKNOWN, Placement, place, reserved, visible
@@ -217,7 +217,8 @@ class GpuProcesses:
     def _take_parked(self) -> None:
         noted = self._noted_needs()
         for pid in self._checkpointed():
-            paths = {area.path for area in processes.maps(pid) if DIRECTORY in area.path}
+            mapped = {current(area.path) for area in processes.maps(pid)}
+            paths = {path for path in mapped if DIRECTORY in path}
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
             self._staged[pid] = sorted(files)
             self._bytes[pid] = sum(file.length for file in files)
@@ -321,7 +322,9 @@ class GpuProcesses:
 
 def _staged_bytes(pid: int) -> int:
     """What a parked process needs on the GPU."""
-    staged = (area.end - area.start for area in processes.maps(pid) if DIRECTORY in area.path)
+    staged = (
+        area.end - area.start for area in processes.maps(pid) if DIRECTORY in current(area.path)
+    )
     return max(0, sum(staged) - TOLERANCE_BYTES)
 
 

@@ -125,6 +125,6 @@ int enter(char **v) {
 int bind_mount(char **v) {
     dup2(2, 1);
     join(v[0], CLONE_NEWNS);
-    if (mount(v[1], v[2], NULL, MS_BIND, NULL)) fail("bind mount");
+    if (mount(v[1], v[2], NULL, MS_BIND | MS_REC, NULL)) fail("bind mount");
     return 0;
 }

@@ -31,9 +31,14 @@ class Tree(msgspec.Struct, frozen=True):
     kernel_nspid: int
     exit_path: str
 
+    @property
+    def root(self) -> Path:
+        """The kernel's root directory, from here (man proc, /proc/PID/root)."""
+        return Path(f"/proc/{self.init_pid}/root")
+
     def inside(self, path: str) -> Path:
-        """`path` of the kernel's mount namespace, as it can be opened from here (man proc, /proc/PID/root)."""
-        return Path(f"/proc/{self.init_pid}/root{current(path)}")
+        """`path` of the kernel's mount namespace, as it can be opened from here."""
+        return self.root / current(path).lstrip("/")
 
     @property
     def scratch(self) -> Path:
