@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jupyter_gpuckpt.model import Chunk, Host, LaunchSpec, Manifest, Sizes, SnapshotInfo, Stream
+from jupyter_gpuckpt.model import Chunk, Manifest, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import manifests, packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from tests.manifests import manifest_of
 
 #: Bytes of a chunk: enough to be most of its pack, as a real one is.
 CHUNK_BYTES = 256
@@ -58,25 +59,10 @@ def manifest(snapshot_id: str, name: str, digests: np.ndarray) -> Manifest:
     number = int.from_bytes(digests[0].tobytes()[:3], "big")
     size = len(digests) * CHUNK_BYTES
     found = [Chunk(digest, CHUNK_BYTES) for digest in map(bytes, digests.tolist())]
-    return Manifest(
-        info=SnapshotInfo(
-            snapshot_id,
-            f"kernel-of-{name}",
-            1e9 + number,
-            "save",
-            name=name,
-            sizes=Sizes(size, size),
-        ),
-        launch=LaunchSpec(f"kernel-of-{name}", [], {}, "/", ""),
-        host=Host("here", "x86_64", "6.1", []),
-        method="skeleton",
-        keeper_pid=2,
-        kernel_pid=3,
-        highest_pid=9,
-        processes=[],
-        images=[],
-        streams=[Stream("pages", size, found)],
+    info = SnapshotInfo(
+        snapshot_id, f"kernel-of-{name}", 1e9 + number, "save", name=name, sizes=Sizes(size, size)
     )
+    return manifest_of(info, Stream("pages", size, found))
 
 
 def payload(number: int) -> bytes:

@@ -22,7 +22,8 @@ from jupyter_gpuckpt.snapshots.verify import MOST_PROBLEMS, verify
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
-from tests.unit.test_store_local import manifest, pack_files
+from tests.manifests import manifest
+from tests.unit.test_store_local import pack_files
 
 #: Of both codecs, and enough for several packs.
 CHUNKS = [os.urandom(20_000) for _ in range(20)] + [bytes([n]) * 30_000 for n in range(1, 10)]

@@ -23,8 +23,8 @@ from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.manifests import manifest
 from tests.unit.test_archives import imported, packed, state_of
-from tests.unit.test_store_local import manifest
 
 SHM, SCRATCH = "/dev/shm/", "/run/gpuckpt/"
 CONTENT = b"#!/bin/sh\n"

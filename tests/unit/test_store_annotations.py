@@ -9,7 +9,8 @@ import pytest
 from jupyter_gpuckpt.errors import FormatTooNew, SnapshotExists, SnapshotNotFound
 from jupyter_gpuckpt.snapshot_records import SnapshotChangeKind
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.unit.test_store_local import ONE, TWO, manifest, pack_files, put
+from tests.manifests import manifest
+from tests.unit.test_store_local import ONE, TWO, pack_files, put
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.needs import Newest
 from jupyter_gpuckpt.store.packs import Entry
 from tests.conftest import wait_for
-from tests.unit.test_store_local import manifest
+from tests.manifests import manifest
 
 CHUNKS = [os.urandom(3000 + number) for number in range(700)]
 

@@ -21,7 +21,8 @@ from jupyter_gpuckpt.store.needs import encoded
 from jupyter_gpuckpt.store.records import Records
 from jupyter_gpuckpt.store.upkeep import Upkeep
 from tests.conftest import wait_for
-from tests.unit.test_store_local import ONE, THREE, TWO, manifest, pack_files, put
+from tests.manifests import manifest
+from tests.unit.test_store_local import ONE, THREE, TWO, pack_files, put
 
 FOUR = os.urandom(10_000)
 

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.store import packs, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.unit.test_store_local import manifest
+from tests.manifests import manifest
 
 SIZE = 2000
 SOME = random.Random(1)

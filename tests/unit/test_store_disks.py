@@ -9,9 +9,10 @@ import pytest
 from jupyter_gpuckpt.errors import StoreFull, StoreUnavailable
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
-from jupyter_gpuckpt.model import Host, LaunchSpec, Manifest, SnapshotInfo
+from jupyter_gpuckpt.model import SnapshotInfo
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.manifests import manifest_of
 
 
 @pytest.fixture
@@ -103,21 +104,6 @@ def fill(disk):
             pass
 
 
-def manifest(*streams):
-    return Manifest(
-        info=SnapshotInfo("s1", "k", 1, "save"),
-        launch=LaunchSpec("k", [], {}, "/", ""),
-        host=Host("here", "x86_64", "6.1", []),
-        method="skeleton",
-        keeper_pid=2,
-        kernel_pid=3,
-        highest_pid=9,
-        processes=[],
-        images=[],
-        streams=list(streams),
-    )
-
-
 def test_a_manifest_that_finds_no_room_gives_back_what_its_snapshot_took(mount):
     disk = mount("size=4m")
     with LocalStore(disk / "store") as store:
@@ -125,7 +111,7 @@ def test_a_manifest_that_finds_no_room_gives_back_what_its_snapshot_took(mount):
         streams = pack([BytesSource("a", data)], store, threads=2, progress=Progress()).streams
         fill(disk)
         with pytest.raises(StoreFull):
-            store.publish(manifest(*streams))
+            store.publish(manifest_of(SnapshotInfo("s1", "k", 1, "save"), *streams))
         assert store.snapshots() == []
         assert not list((store.root / "packs").iterdir())
         assert not list((store.root / "manifests").iterdir())
@@ -136,7 +122,7 @@ def test_a_snapshot_can_be_deleted_from_a_full_disk(mount):
     with LocalStore(disk / "store") as store:
         data = os.urandom(2 << 20)
         streams = pack([BytesSource("a", data)], store, threads=2, progress=Progress()).streams
-        store.publish(manifest(*streams))
+        store.publish(manifest_of(SnapshotInfo("s1", "k", 1, "save"), *streams))
         fill(disk)
         store.delete("s1")
         assert store.free_bytes() > 1 << 20
@@ -151,7 +137,7 @@ def test_a_deletion_on_a_full_disk_makes_room_at_once(mount):
         streams = pack(
             [BytesSource("a", os.urandom(2 << 20))], store, threads=2, progress=Progress()
         ).streams
-        store.publish(manifest(*streams))
+        store.publish(manifest_of(SnapshotInfo("s1", "k", 1, "save"), *streams))
         fill(disk)
         store.mark_deleted("s1", 60)
         assert store.deleted() == []

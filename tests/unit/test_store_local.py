@@ -15,11 +15,11 @@ from jupyter_gpuckpt.errors import (
     SnapshotNotFound,
     StoreUnavailable,
 )
-from jupyter_gpuckpt.model import Chunk, Host, LaunchSpec, Manifest, SnapshotInfo, Stream
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.leases import PUBLISH_SECONDS
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
+from tests.manifests import manifest
 
 ONE, TWO, THREE = (os.urandom(10_000) for _ in range(3))
 
@@ -37,24 +37,6 @@ class Clock:
 def store(tmp_path):
     with LocalStore(tmp_path / "store") as store:
         yield store
-
-
-def manifest(
-    snapshot_id: str, *chunks: bytes, kernel_id: str = "k", created: float = 1
-) -> Manifest:
-    stream = Stream("a", sum(map(len, chunks)), [Chunk(digest_of(c), len(c)) for c in chunks])
-    return Manifest(
-        info=SnapshotInfo(snapshot_id, kernel_id, created, "save"),
-        launch=LaunchSpec(kernel_id, [], {}, "/", ""),
-        host=Host("here", "x86_64", "6.1", []),
-        method="skeleton",
-        keeper_pid=2,
-        kernel_pid=3,
-        highest_pid=9,
-        processes=[],
-        images=[],
-        streams=[stream],
-    )
 
 
 def put(store: LocalStore, *chunks: bytes) -> int:

@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
-from jupyter_gpuckpt.model import Chunk, Host, LaunchSpec, Manifest, Sizes, SnapshotInfo, Stream
+from jupyter_gpuckpt.model import Chunk, Sizes, SnapshotInfo, Stream
 from jupyter_gpuckpt.store import repack
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
 from jupyter_gpuckpt.store.records import Records
+from tests.manifests import manifest_of
 
 SIZE = 10_000
 
@@ -37,20 +38,7 @@ def save(store, name, data):
             if not writer.has(digest_of(chunk)):
                 writer.append(digest_of(chunk), chunk, len(chunk), RAW)
     stream = Stream("a", sum(map(len, data)), [Chunk(digest_of(c), len(c)) for c in data])
-    store.publish(
-        Manifest(
-            info=info(name),
-            launch=LaunchSpec("k", [], {}, "/", ""),
-            host=Host("here", "x86_64", "6.1", []),
-            method="skeleton",
-            keeper_pid=2,
-            kernel_pid=3,
-            highest_pid=9,
-            processes=[],
-            images=[],
-            streams=[stream],
-        )
-    )
+    store.publish(manifest_of(info(name), stream))
 
 
 def on_disk(store):

@@ -9,7 +9,8 @@ from jupyter_gpuckpt.model import Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.usage import MOST_POINTS, growth
-from tests.unit.test_store_local import manifest, pack_files, put
+from tests.manifests import manifest
+from tests.unit.test_store_local import pack_files, put
 
 A, B, C, D = (os.urandom(10_000 * number) for number in range(1, 5))
 
