@@ -5,15 +5,19 @@ Sizes in bytes, times in seconds, pids as the kernel sees them.
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from .errors import ObjectCorrupt
 
-#: Version of everything in a store: manifests and packs. A reader refuses a higher one.
+#: Version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
 FORMAT_VERSION = 1
+#: Version of manifests that have composed chunks (`Chunk.parts`): older releases would take those for missing.
+COMPOSED_VERSION = 2
 
 #: Where the engine's private tmpfs lies inside every kernel's mount namespace. Part of the format: images name files below it.
 #: Its mount point must be there, or be made, for every user.
@@ -25,11 +29,42 @@ FORMER_SCRATCH = "/run/gpuckpt"
 LINK_REMAP = "link_remap."
 
 
+class Part(NamedTuple):
+    """`length` bytes from `start` of the stored chunk that has this digest."""
+
+    digest: bytes
+    start: int
+    length: int
+
+
+_PART = struct.Struct("<32sII")
+#: Bytes that a part takes in `Chunk.parts`.
+PART_BYTES = _PART.size
+
+
+def encoded_parts(parts: Iterable[Part]) -> bytes:
+    """Return parts as a chunk holds them."""
+    return b"".join(_PART.pack(*part) for part in parts)
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """A run of bytes stored once. An empty digest stands for zeros, which are not stored."""
+    """A run of bytes with its digest. An empty digest stands for zeros, which are not stored.
+
+    A chunk with `parts` is composed: it is not stored itself, its bytes are those of its parts, one after the other, all of which
+    lie in chunks that are stored.
+    """
 
     digest: bytes
     length: int
+    #: Digest, start and length of each part: 32, 4 and 4 bytes, little-endian.
+    parts: bytes = b""
+
+    def stored(self) -> Iterator[Part]:
+        """Yield the stored bytes that the chunk consists of, in order; none for zeros."""
+        if self.parts:
+            yield from map(Part._make, _PART.iter_unpack(self.parts))
+        elif self.digest:
+            yield Part(self.digest, 0, self.length)
 
 
 class Stream(msgspec.Struct, frozen=True):

@@ -6,14 +6,14 @@ All by columns: a resume looks this up beside CRIU, and is to be done when CRIU 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ManifestInvalid
-from ..model import Stream
+from ..model import Part, Stream
 from ..store.local import LocalStore
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
@@ -37,9 +37,7 @@ def zeros_in(streams: Sequence[Stream]) -> int:
 
 def digests_of(streams: Sequence[Stream]) -> set[bytes]:
     """What has to be read for them."""
-    found = {chunk.digest for stream in streams for chunk in stream.chunks}
-    found.discard(b"")
-    return found
+    return {part.digest for stream in streams for chunk in stream.chunks for part in chunk.stored()}
 
 
 def table_of(
@@ -54,13 +52,15 @@ def table_of(
     # All at once, before threads begin: looking up beside them would take turns with them at every row.
     places = store.locate(digests_of(streams))
     targets, counts = _targets(streams, places)
+    written = np.add.reduceat(targets["length"], np.cumsum(counts) - counts, dtype=np.int64)
     records = np.empty(len(places), RECORD)
     for name in ("offset", "digest", "stored_length", "raw_length", "codec"):
         records[name] = places.rows[name]
     records["targets"] = counts
     pack, alone = places.rows["pack"], np.zeros(len(records), np.bool_)
-    if len(counts) and counts.max() > _SHARED:
-        records, pack, alone = _split(records, pack)
+    copies = -(-written // np.maximum(records["raw_length"].astype(np.int64), 1))
+    if len(counts) and copies.max() > _SHARED:
+        records, pack, alone = _split(records, pack, -(-copies // _SHARED))
     numbers, pack = np.unique(pack, return_inverse=True)
     runs = _runs(records, pack, alone, run_bytes, threads)
     paths = [str(store.path_of(places.packs[number])) for number in numbers.tolist()]
@@ -73,8 +73,10 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
     row_of[b""] = -1
     rows, targets = [], []
     for number, stream in enumerate(streams):
-        digests = [chunk.digest for chunk in stream.chunks]
-        lengths = np.fromiter((chunk.length for chunk in stream.chunks), np.uint64, len(digests))
+        parts = list(_parts(stream))
+        digests = [part.digest for part in parts]
+        lengths = np.fromiter((part.length for part in parts), np.uint64, len(parts))
+        starts = np.fromiter((part.start for part in parts), np.int64, len(parts))
         ends = np.cumsum(lengths)
         check_length(stream, int(ends[-1]) if len(ends) else 0)
         row = np.fromiter(map(row_of.__getitem__, digests), np.int64, len(digests))
@@ -83,7 +85,8 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
         found = np.empty(len(row), TARGET)
         found["sink"] = number
         found["offset"] = (ends - lengths)[stored]
-        _check_chunks(lengths[stored], row, places)
+        found["start"], found["length"] = np.maximum(starts, 0)[stored], lengths[stored]
+        _check_chunks(lengths[stored], starts[stored], row, places)
         rows.append(row)
         targets.append(found)
     row = np.concatenate(rows) if rows else np.empty(0, np.int64)
@@ -91,28 +94,42 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
     return target[np.argsort(row, kind="stable")], np.bincount(row, minlength=len(places))
 
 
-def _check_chunks(lengths: _Rows, row: _Rows, places: Places) -> None:
-    """Whether the chunks have the lengths that the manifest says."""
-    wrong = np.flatnonzero(places.rows["raw_length"][row] != lengths)
+def _parts(stream: Stream) -> Iterator[Part]:
+    """Yield what the stream consists of; `start` is -1 for a whole chunk and for zeros."""
+    for chunk in stream.chunks:
+        if chunk.parts:
+            yield from chunk.stored()
+        else:
+            yield Part(chunk.digest, -1, chunk.length)
+
+
+def _check_chunks(lengths: _Rows, starts: _Rows, row: _Rows, places: Places) -> None:
+    """Raise ManifestInvalid where a chunk is not as long as the manifest says, or ends before one of its parts does.
+
+    `starts` is -1 for a whole chunk.
+    """
+    raw, ends = places.rows["raw_length"][row], starts + lengths.astype(np.int64)
+    wrong = np.flatnonzero(np.where(starts < 0, raw != lengths, ends > raw))
     if len(wrong):
         place = places.rows[row[wrong[0]]]
         raise ManifestInvalid(
-            f"The snapshot's manifest says that chunk {bytes(place['digest']).hex()[:16]} has {lengths[wrong[0]]} bytes; "
-            f"it has {place['raw_length']}."
+            f"The snapshot's manifest says that chunk {bytes(place['digest']).hex()[:16]} has "
+            f"{max(starts[wrong[0]], 0) + lengths[wrong[0]]} bytes; it has {place['raw_length']}."
         )
 
 
-def _split(records: _Rows, pack: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Records with many targets made several, which decompress the chunk again: enough to write for more than one thread.
+def _split(records: _Rows, pack: _Rows, parts: _Rows) -> tuple[_Rows, _Rows, _Rows]:
+    """Make several records, as many as `parts` says, of each that is written many times: enough for more than one thread.
 
-    The last answer says which are to be runs of their own.
+    Each decompresses the chunk again. The last answer says which are to be runs of their own.
     """
     counts = records["targets"].astype(np.int64)
-    parts = np.maximum(1, -(-counts // _SHARED))
+    parts = np.maximum(1, parts)
     origin = np.repeat(np.arange(len(records)), parts)
     part = np.arange(len(origin)) - np.repeat(np.cumsum(parts) - parts, parts)
     records = records[origin]
-    records["targets"] = np.minimum(counts[origin] - part * _SHARED, _SHARED)
+    share = -(-counts // parts)[origin]
+    records["targets"] = np.clip(counts[origin] - part * share, 0, share)
     return records, pack[origin], part > 0
 
 

@@ -28,8 +28,8 @@ RECORD = np.dtype(
         ("targets", "u4"),
     ]
 )
-#: The number of a stream's sink, and the offset at which a chunk goes there.
-TARGET = np.dtype([("sink", "u4"), ("offset", "u8")])
+#: The number of a stream's sink, and the offset at which `length` bytes from `start` of a chunk go there.
+TARGET = np.dtype([("sink", "u4"), ("offset", "u8"), ("start", "u4"), ("length", "u4")])
 #: From `start` to `end` of a pack; where its records and their targets stand.
 RUN = np.dtype(
     [
@@ -44,7 +44,7 @@ RUN = np.dtype(
 )
 
 #: The same in Python.
-Target = tuple[int, int]
+Target = tuple[int, int, int, int]
 RunRow = tuple[int, ...]
 #: How a sink takes bytes: at this offset of the stream.
 Write = Callable[[int, memoryview], None]
@@ -148,16 +148,17 @@ class RunWorker:
         for offset, digest, stored_length, raw_length, codec, count in rows.tolist():
             begin = offset - start
             last = first + count
-            done += raw_length * count
             try:
                 data = unpack(codec, buffer[begin : begin + stored_length], raw_length, unpacked)
                 intact = digest_of(data) == digest
             except CodecError:
                 intact = False
             if intact:
-                for sink, at in places[first:last]:
-                    writes[sink](at, data)
+                for sink, at, skip, length in places[first:last]:
+                    writes[sink](at, data[skip : skip + length])
+                    done += length
             else:
                 self._damaged(Damaged(bytes(digest), places[first:last]))
+                done += sum(length for *_, length in places[first:last])
             first = last
         self._advance(done)

@@ -116,8 +116,8 @@ class Unpacking:
             def mend(damaged: Damaged) -> None:
                 # The store looks again, by itself, and names what is damaged.
                 data = memoryview(bytearray(self._store.load(damaged.digest)))
-                for number, at in damaged.targets:
-                    writes[number](at, data)
+                for number, at, start, length in damaged.targets:
+                    writes[number](at, data[start : start + length])
 
             if self._processes is not None:
                 self._processes.work(self._shared, progress, mend)
@@ -192,11 +192,20 @@ class StreamReader:
         with self._lock:
             data = self._kept.get(chunk.digest)
             if data is None:
-                data = self._store.load(chunk.digest)
+                data = self._load(chunk)
                 self._kept[chunk.digest] = data
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
             return data
+
+    def _load(self, chunk: Chunk) -> bytes:
+        if not chunk.parts:
+            return self._store.load(chunk.digest)
+        parts = list(chunk.stored())
+        sources = {digest: self._store.load(digest) for digest in {part.digest for part in parts}}
+        data = b"".join(sources[digest][start : start + length] for digest, start, length in parts)
+        check_length(Stream(self._stream.name, chunk.length, []), len(data))
+        return data
 
 
 def read_stream(stream: Stream, store: LocalStore) -> bytes:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from ..engine.settings import EngineSettings
+from ..images.composing import Predecessor
 from ..images.pack import FileSource, Packed, pack
 from ..progress import Progress
 from ..store.local import LocalStore
@@ -22,11 +23,18 @@ _LOOK_SECONDS = 0.05
 class GpuPacking:
     """A thread that stores staging files. Use as a context manager around the freeze: on leaving it has ended, whatever happened.
 
-    `alone`: nothing goes back to the GPU meanwhile, as in a suspend.
+    `alone`: nothing goes back to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`.
     """
 
-    def __init__(self, store: LocalStore, settings: EngineSettings, *, alone: bool) -> None:
-        self._store, self._settings = store, settings
+    def __init__(
+        self,
+        store: LocalStore,
+        settings: EngineSettings,
+        *,
+        alone: bool,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self._store, self._settings, self._predecessor = store, settings, predecessor
         # Not `alone`: with all threads the GPU waits for its memory a fifth longer, and nothing is ready sooner.
         self._threads = settings.threads if alone else max(1, settings.threads // 2)
         self._sources: list[FileSource] = []
@@ -68,6 +76,7 @@ class GpuPacking:
                 threads=self._threads,
                 progress=self._progress,
                 memory_bytes=self._settings.memory_bytes,
+                predecessor=self._predecessor,
             )
         except BaseException as error:
             self._error = error

@@ -5,6 +5,7 @@ A snapshot exists completely or not at all, and a failed save leaves the kernel 
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,10 @@ from ..engine.tcp.remake import RemadeConnections
 from ..engine.tree import user_namespaces
 from ..engine.tree.launch import kill, pids
 from ..engine.tree.tree import Tree
-from ..errors import GpuCkptError, KernelNotCheckpointable
+from ..errors import GpuCkptError, KernelNotCheckpointable, StoreError
 from ..host import connections, fingerprint, gpu, processes
 from ..host.file_digests import FileDigests
+from ..images.composing import Predecessor
 from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import (
     SHOWN_VARIABLES,
@@ -41,6 +43,8 @@ from ..store.local import LocalStore
 from .gpu_packing import GpuPacking
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
+
+logger = logging.getLogger(__name__)
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
@@ -84,10 +88,12 @@ def save(
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
+        # Before anything stands still.
+        predecessor = _predecessor(store, spec.kernel_id)
     complete: list[SnapshotInfo] = []
     with (
         _telling_of(complete),
-        GpuPacking(store, settings, alone=stop) as gpu_packing,
+        GpuPacking(store, settings, alone=stop, predecessor=predecessor) as gpu_packing,
         frozen(
             tree,
             chosen,
@@ -117,6 +123,7 @@ def save(
                     threads=settings.threads,
                     progress=progress,
                     memory_bytes=settings.memory_bytes,
+                    predecessor=predecessor,
                 )
             )
         state.prove_still()
@@ -152,6 +159,16 @@ def save(
             with progress.stage(Stage.STOP):
                 kill(tree)
     return Saved(manifest, warnings)
+
+
+def _predecessor(store: LocalStore, kernel_id: str) -> Predecessor | None:
+    """Return the newest snapshot of the kernel, so that the new one stores what changed; None if there is none that can be read."""
+    try:
+        newest = next(iter(store.snapshots(kernel_id)), None)
+        return None if newest is None else Predecessor(store.manifest(newest.snapshot_id).streams)
+    except StoreError as error:
+        logger.warning("All chunks that changed are stored whole: %s", error)
+        return None
 
 
 @contextmanager

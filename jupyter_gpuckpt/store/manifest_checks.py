@@ -18,8 +18,10 @@ from ..ids import is_id
 from ..model import (
     FORMER_SCRATCH,
     LINK_REMAP,
+    PART_BYTES,
     SCRATCH,
     CapturedFile,
+    Chunk,
     Manifest,
     SnapshotInfo,
     Stream,
@@ -120,10 +122,24 @@ def _sound(stream: Stream) -> bool:
         sum(lengths) == stream.length <= _MOST_LENGTH
         and min(lengths, default=1) > 0
         and all(
-            not chunk.digest
-            or (len(chunk.digest) == DIGEST_BYTES and chunk.length <= MOST_CHUNK_BYTES)
+            (not chunk.digest and not chunk.parts)
+            or (
+                len(chunk.digest) == DIGEST_BYTES
+                and chunk.length <= MOST_CHUNK_BYTES
+                and (not chunk.parts or _is_composed(chunk))
+            )
             for chunk in stream.chunks
         )
+    )
+
+
+def _is_composed(chunk: Chunk) -> bool:
+    """Return whether the parts of a chunk make up its length and lie in what can be stored chunks."""
+    if len(chunk.parts) % PART_BYTES:
+        return False
+    parts = list(chunk.stored())
+    return sum(part.length for part in parts) == chunk.length and all(
+        part.length > 0 and part.start + part.length <= MOST_CHUNK_BYTES for part in parts
     )
 
 

@@ -15,7 +15,15 @@ import zstandard
 
 from .. import decoding, ids
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
-from ..model import FORMAT_VERSION, Manifest, SnapshotInfo, Stream
+from ..model import (
+    COMPOSED_VERSION,
+    FORMAT_VERSION,
+    PART_BYTES,
+    Chunk,
+    Manifest,
+    SnapshotInfo,
+    Stream,
+)
 from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
 from .packs import sync_directory
@@ -42,8 +50,11 @@ class References(msgspec.Struct):
     streams: list[Stream]
 
     def digests(self) -> set[bytes]:
-        """Of all chunks that are stored."""
-        return {chunk.digest for stream in self.streams for chunk in stream.chunks} - {b""}
+        """Return the digests of all stored chunks that the snapshot needs, also for parts of others."""
+        chunks = [chunk for stream in self.streams for chunk in stream.chunks]
+        found = {chunk.digest for chunk in chunks if not chunk.parts}
+        found.update(*(_sources(chunk) for chunk in chunks if chunk.parts))
+        return found - {b""}
 
 
 _Part = TypeVar("_Part", Manifest, Listed, References)
@@ -73,7 +84,9 @@ def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
 def encoded(manifest: Manifest) -> bytes:
     """The content of a manifest's file."""
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
-    return _HEADER.pack(_MAGIC, FORMAT_VERSION, digest_of(body)) + body
+    composed = any(chunk.parts for stream in manifest.streams for chunk in stream.chunks)
+    version = COMPOSED_VERSION if composed else FORMAT_VERSION
+    return _HEADER.pack(_MAGIC, version, digest_of(body)) + body
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -142,6 +155,12 @@ def references(manifest: Manifest) -> set[bytes]:
     return References(manifest.info, manifest.streams).digests()
 
 
+def _sources(chunk: Chunk) -> set[bytes]:
+    """Return the digests that the parts of a chunk name; the chunk need not be sound."""
+    rows = len(chunk.parts) // PART_BYTES
+    return {chunk.parts[row * PART_BYTES :][:DIGEST_BYTES] for row in range(rows)}
+
+
 def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
     """What the content of `path` says, sound or not."""
     snapshot_id = path.name.removesuffix(SUFFIX)
@@ -150,9 +169,9 @@ def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
     magic, version, digest = _HEADER.unpack_from(data)
     if magic != _MAGIC or version < 1:
         raise _invalid(path, "it does not begin as a manifest does")
-    if version > FORMAT_VERSION:
+    if version > COMPOSED_VERSION:
         raise FormatTooNew(
-            f"Snapshot {snapshot_id} has format version {version}; this version of jupyter-gpuckpt reads up to {FORMAT_VERSION}.",
+            f"Snapshot {snapshot_id} has format version {version}; this version of jupyter-gpuckpt reads up to {COMPOSED_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
     body = memoryview(data)[_HEADER.size :]

@@ -28,6 +28,7 @@ BENCHMARKS = {
     "warm-resume": "warm_resume",
     "cold-resume": "cold_resume",
     "deduplication": "deduplication",
+    "small-changes": "small_changes",
     "data": "data",
     "event-loop": "event_loop",
     "store": "store",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 import time
@@ -17,7 +18,7 @@ from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
-from tests.conftest import left_in
+from tests.conftest import left_in, wait_for
 
 COUNTER = """
     import os, time, subprocess, threading, mmap
@@ -54,6 +55,22 @@ REWRITER = """
         assert int(memory.min()) == int(memory.max()) == n, (n, "at the end", memory.min())
 """
 
+#: Changes one page in a hundred of its 64 MB at every SIGUSR1, and says how often and what all of them are.
+SCATTERER = """
+    import hashlib, random, signal, time
+    draw = random.Random(1)
+    memory, rounds = bytearray(draw.randbytes(64 << 20)), 0
+    def change(*_):
+        global rounds
+        for page in draw.sample(range(len(memory) >> 12), len(memory) // 409_600):
+            memory[page * 4096 + 8] ^= 1
+        rounds += 1
+    signal.signal(signal.SIGUSR1, change)
+    while True:
+        print(rounds, hashlib.sha256(memory).hexdigest(), flush=True)
+        time.sleep(0.01)
+"""
+
 
 def number(line: str) -> int:
     return int(line.split(maxsplit=1)[0])
@@ -88,6 +105,25 @@ def test_a_suspended_program_is_gone_and_goes_on_where_it_was(run) -> None:
     assert int(following[0]) == int(last[0]) + 1
     assert following[1:4] == last[1:4]  # pid, child, thread
     assert 0 < float(following[4]) - float(last[4]) < 1.5  # the clock stood still meanwhile
+
+
+def test_scattered_changes_are_stored_as_such_and_all_snapshots_come_back(run) -> None:
+    program = run(SCATTERER)
+    said = {0: program.fresh_line()}
+    snapshots = [program.save().manifest]
+    for change in (1, 2):
+        os.kill(program.tree.kernel_pid, signal.SIGUSR1)
+        wait_for(lambda wanted=change: number(program.lines()[-1]) == wanted)
+        said[change] = program.fresh_line()
+        snapshots.append(program.save(stop=change == 2).manifest)
+    for manifest in snapshots[1:]:
+        assert manifest.info.sizes.new_bytes < 0.05 * (64 << 20)
+        assert any(chunk.parts for stream in manifest.streams for chunk in stream.chunks)
+    for change in (2, 0, 1):
+        count = len(program.lines())
+        program.resume(snapshots[change].info.snapshot_id)
+        assert program.lines(more_than=count)[count] == said[change]
+        launch.kill(program.tree)
 
 
 def place(line: str) -> tuple[int, int]:

@@ -15,9 +15,11 @@ from jupyter_gpuckpt.model import (
     GpuProcess,
     ImageFile,
     Manifest,
+    Part,
     Stream,
     TcpConnection,
     TcpEnd,
+    encoded_parts,
 )
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
@@ -58,6 +60,11 @@ def zeros(length, *chunks):
 def connected(**changes):
     end = TcpEnd(1, 2, ["127.0.0.1", 80], ["127.0.0.1", 81], 0, [])
     return {"connections": [TcpConnection("x", [msgspec.structs.replace(end, **changes)])]}
+
+
+def composed(parts):
+    """A stream whose only chunk has these parts."""
+    return [Stream("x", 4096, [Chunk(digest_of(b"x"), 4096, parts)])]
 
 
 NO_PLACE = {
@@ -123,6 +130,15 @@ NO_PLACE = {
     "a length below zero": {"streams": zeros(0, 5, -5)},
     "an empty chunk": {"streams": zeros(0, 0)},
     "a digest that is none": {"streams": [Stream("x", 1, [Chunk(b"x", 1)])]},
+    "half a part": {"streams": composed(b"x" * 41)},
+    "parts of another length": {"streams": composed(encoded_parts([Part(b"x" * 32, 0, 4095)]))},
+    "parts of zeros": {"streams": [Stream("x", 1, [Chunk(b"", 1, b"x" * 40)])]},
+    "an empty part": {
+        "streams": composed(encoded_parts([Part(b"x" * 32, 0, n) for n in (0, 4096)]))
+    },
+    "a part of more than a chunk": {
+        "streams": composed(encoded_parts([Part(b"x" * 32, 1 << 30, 4096)]))
+    },
     "one name for two": {"streams": 2 * [STREAM]},
     "endless images": {"streams": [Stream("images", 1 << 40, [Chunk(b"", 1 << 40)])]},
 }
@@ -134,7 +150,9 @@ def test_what_no_save_would_write_is_refused_by_import_and_resume(store, tmp_pat
         writer.append(digest_of(CONTENT), CONTENT, len(CONTENT), RAW)
     changes = {**changes}
     if any(
-        chunk.digest == b"x" for stream in changes.get("streams", []) for chunk in stream.chunks
+        chunk.digest == b"x" or chunk.parts
+        for stream in changes.get("streams", [])
+        for chunk in stream.chunks
     ):
         path, _ = manifests.stage(store.root / "manifests", forged(**changes))
         manifests.commit(path)

@@ -11,7 +11,7 @@ import pytest
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, read_stream, unpack
-from jupyter_gpuckpt.model import Chunk, Stream
+from jupyter_gpuckpt.model import Chunk, Part, Stream, encoded_parts
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
@@ -203,3 +203,13 @@ def test_a_chunk_that_is_everywhere_is_written_everywhere(store):
     unpack([(stream, sink)], store, threads=3, progress=Progress())
     assert sink.data == data
     assert sink.written == len(data) - MB
+
+
+def test_parts_that_their_chunks_do_not_have_are_refused(store, streams):
+    first = streams[0].chunks[0]
+    for part in (Part(first.digest, 1, first.length), Part(first.digest, first.length, 1)):
+        wrong = Stream("a", part.length, [Chunk(b"\1" * 32, part.length, encoded_parts([part]))])
+        with pytest.raises(ManifestInvalid):
+            read_stream(wrong, store)
+        with pytest.raises(ManifestInvalid):
+            unpack([(wrong, Memory(part.length))], store, threads=1, progress=Progress())

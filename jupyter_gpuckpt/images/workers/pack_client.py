@@ -12,8 +12,9 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +22,7 @@ from ...errors import CheckpointError, ErrorRecord, error_from
 from ...model import Chunk
 from ...store.writer import PackWriter, Record
 from ..chunking import MAX_PAGES, PAGE
+from ..composing import Earlier, Offer
 from ..segments import LOOK_AHEAD, Segment
 from .messages import receive, send, send_with_descriptors
 from .processes import fork
@@ -51,9 +53,10 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The answer to `Cut`: the chunks to be compressed."""
+    """The answer to `Cut`: the chunks to be compressed, and what they may be composed of."""
 
     digests: list[bytes]
+    offer: Offer
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -72,13 +75,17 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
 
 
 class Payload(msgspec.Struct, frozen=True, array_like=True):
-    """A compressed chunk: `length` bytes at `offset` of the shared memory."""
+    """A compressed chunk: `length` bytes at `offset` of the shared memory.
+
+    Where `composed` is set, the bytes are those of that chunk which no stored chunk has; there may be none.
+    """
 
     digest: bytes
     codec: int
     raw_length: int
     offset: int
     length: int
+    composed: Chunk | None = None
 
 
 class Payloads(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +103,22 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 _Answer = TypeVar("_Answer", Ready, Cut, Payloads)
+
+#: What an earlier snapshot has for the unknown among chunks that follow each other from an offset of a stream.
+LookUp = Callable[[int, Sequence[Chunk], Sequence[bytes]], Earlier]
+
+
+class Stored(NamedTuple):
+    """A segment that was stored.
+
+    `composed`: those of its chunks that are, by their digests. `stored`: what all that they refer to takes in the store.
+    """
+
+    start: int
+    chunks: list[Chunk]
+    composed: dict[bytes, Chunk]
+    stored: dict[bytes, int]
+    new_bytes: int
 
 
 class PackClient:
@@ -120,29 +143,33 @@ class PackClient:
         finally:
             os.close(descriptor)
 
-    def store(self, segment: Segment, writer: PackWriter) -> tuple[Cut, dict[bytes, int], int]:
-        """Store a segment; return its chunks, the stored length of each by digest, and how many bytes are new.
-
-        Raises what reading or compressing raised in the worker, and what the writer raises.
-        """
+    def store(self, segment: Segment, writer: PackWriter, look_up: LookUp) -> Stored:
+        """Store a segment. Raises what reading or compressing raised in the worker, and what the writer raises."""
         self._send(Part(*segment))
         found = self._receive(Cut)
         digests = dict.fromkeys(chunk.digest for chunk in found.chunks if chunk.digest)
         stored = writer.known(digests)
-        wanted = [digest for digest in digests if digest not in stored]
-        self._send(Wanted(wanted))
+        unknown = [digest for digest in digests if digest not in stored]
+        earlier = look_up(found.start, found.chunks, unknown)
+        composed = earlier.composed
+        wanted = [digest for digest in unknown if digest not in composed]
+        self._send(Wanted(wanted, earlier.offer))
         new_bytes, left = 0, bool(wanted)
         while left:
             handed = self._receive(Payloads)
             records = []
             for part in handed.payloads:
-                payload = self._memory[part.offset : part.offset + part.length]
-                records.append(Record(part.digest, payload, part.raw_length, part.codec))
-                stored[part.digest] = part.length
+                if part.composed is not None:
+                    composed[part.composed.digest] = part.composed
+                if part.digest:
+                    payload = self._memory[part.offset : part.offset + part.length]
+                    records.append(Record(part.digest, payload, part.raw_length, part.codec))
+                    stored[part.digest] = part.length
             new_bytes += writer.append_all(records)
             self._send(Written())
             left = not handed.last
-        return found, stored, new_bytes
+        stored |= earlier.sizes_of(composed.values())
+        return Stored(found.start, found.chunks, composed, stored, new_bytes)
 
     def close(self) -> None:
         """End the worker, whatever it is doing."""

@@ -11,7 +11,9 @@ import socket
 from pkgutil import resolve_name
 
 from ...errors import record_of
+from ...model import Chunk
 from ...store.codecs import RAW
+from ..composing import Composer
 from ..compression import Compressor
 from ..segments import LOOK_AHEAD, Found, Segment, Source, chunks_of
 from .messages import receive, receive_descriptors, send
@@ -51,7 +53,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
             wanted = receive(connection, Wanted)
             if wanted is None:
                 return
-            hand_over(found, wanted.digests)
+            hand_over(found, wanted)
     except ConnectionError:
         return  # the caller is gone
     except OSError as error:
@@ -67,16 +69,20 @@ class _HandingOver:
         self._connection, self._memory = connection, memory
         self._start = _address(memory)
         self._begins = [begin + number * PLACE_BYTES for number in range(PLACES)]
-        self._compressor = Compressor()
+        self._compressor, self._composer = Compressor(), Composer()
         self._handed = self._written = 0
 
-    def __call__(self, found: Found, digests: list[bytes]) -> None:
+    def __call__(self, found: Found, wanted: Wanted) -> None:
         payloads: list[Payload] = []
         gathered = used = 0
-        for number, digest in enumerate(digests, 1):
-            view = found.views[digest]
+        for number, digest in enumerate(wanted.digests, 1):
+            new, view, chunk = digest, found.views[digest], None
+            made = self._composer.compose(view, digest, wanted.offer)
+            if made is not None:
+                chunk = Chunk(digest, len(view), made.parts)
+                new, view = made.digest, made.fresh
             codec, payload = self._compressor.compress(view)
-            if codec == RAW:
+            if codec == RAW and chunk is None:
                 # It lies in the shared memory already.
                 offset = _address(view) - self._start
             else:
@@ -84,10 +90,10 @@ class _HandingOver:
                 offset = self._begins[self._handed % PLACES] + used
                 self._memory[offset : offset + len(payload)] = payload
                 used += len(payload)
-            payloads.append(Payload(digest, codec, len(view), offset, len(payload)))
+            payloads.append(Payload(new, codec, len(view), offset, len(payload), chunk))
             gathered += len(payload)
-            if gathered >= HANDED_BYTES or number == len(digests):
-                send(self._connection, Payloads(payloads, last=number == len(digests)))
+            if gathered >= HANDED_BYTES or number == len(wanted.digests):
+                send(self._connection, Payloads(payloads, last=number == len(wanted.digests)))
                 self._handed += 1
                 payloads, gathered, used = [], 0, 0
         # The segment's memory is used again.

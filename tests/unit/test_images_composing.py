@@ -1,0 +1,280 @@
+"""Chunks of which few pages changed are composed of what an earlier snapshot stored, and come back to the byte."""
+
+import gc
+import io
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jupyter_gpuckpt.errors import FormatTooNew, ObjectCorrupt
+from jupyter_gpuckpt.images import composing
+from jupyter_gpuckpt.images.chunking import PAGE
+from jupyter_gpuckpt.images.composing import Predecessor
+from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
+from jupyter_gpuckpt.images.unpack import FileSink, read_stream, unpack
+from jupyter_gpuckpt.images.workers import processes
+from jupyter_gpuckpt.model import SnapshotInfo
+from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.snapshots.export import export
+from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.manifests import References
+from tests.manifests import manifest_of
+
+MB = 1 << 20
+RNG = np.random.default_rng(5)
+DATA = RNG.bytes(24 * MB)
+
+
+@pytest.fixture
+def store(tmp_path):
+    with LocalStore(tmp_path / "store", pack_bytes=8 * MB) as store:
+        yield store
+
+
+@pytest.fixture(params=["threads", "processes"])
+def by(request, monkeypatch):
+    """Which workers pack."""
+    if request.param == "processes":
+        monkeypatch.setattr(processes, "_LEAST_BYTES", 1)
+    yield request.param
+    gc.collect()
+
+
+def scattered(data, share, rng=RNG):
+    """The bytes with other ones in this share of the pages, at random places."""
+    pages = np.frombuffer(bytearray(data), np.uint8).reshape(-1, PAGE).copy()
+    chosen = rng.choice(len(pages), max(1, int(share * len(pages))), replace=False)
+    pages[chosen] = np.frombuffer(rng.bytes(len(chosen) * PAGE), np.uint8).reshape(-1, PAGE)
+    return pages.tobytes()
+
+
+def save(store, name, data, predecessor=None, *, path=None, threads=2):
+    """A snapshot of one stream, and how many bytes it brought."""
+    if path is not None:
+        path.write_bytes(data)
+    source = FileSource("a", path) if path is not None else BytesSource("a", data)
+    before = Predecessor(store.manifest(predecessor).streams) if predecessor else None
+    packed = pack([source], store, threads=threads, progress=Progress(), predecessor=before)
+    store.publish(manifest_of(SnapshotInfo(name, "k", 1.0, "save"), *packed.streams))
+    return packed
+
+
+def content(store, name, tmp_path):
+    """What comes back, as a resume and as others read it."""
+    [stream] = store.manifest(name).streams
+    target = tmp_path / f"out-{name}"
+    with target.open("w+b") as file:
+        unpack([(stream, FileSink(file.fileno()))], store, threads=2, progress=Progress())
+    assert target.read_bytes() == read_stream(stream, store)
+    return target.read_bytes()
+
+
+def composed(store, name):
+    return [c for s in store.manifest(name).streams for c in s.chunks if c.parts]
+
+
+def test_scattered_changes_take_little_more_than_they_are(store, tmp_path, by):
+    path = tmp_path / "data"
+    save(store, "s1", DATA, path=path)
+    changed = scattered(DATA, 0.01)
+    packed = save(store, "s2", changed, "s1", path=path)
+    assert packed.new_bytes < 0.02 * len(DATA)
+    assert composed(store, "s2")
+    again = save(store, "s3", changed, "s2", path=path)
+    assert again.new_bytes == 0
+    assert again.streams == packed.streams
+    assert again.stored == packed.stored
+    for name, expected in (("s1", DATA), ("s2", changed), ("s3", changed)):
+        store.verify(name)
+        assert content(store, name, tmp_path) == expected
+
+
+def test_without_an_earlier_snapshot_all_is_as_it_was(store):
+    packed = save(store, "s1", DATA)
+    assert packed.new_bytes == packed.stored_bytes
+    assert not composed(store, "s1")
+
+
+def test_what_moved_is_found_where_it_is_now(store, tmp_path):
+    save(store, "s1", DATA)
+    moved = RNG.bytes(3 * PAGE) + scattered(DATA[: 9 * MB] + DATA[9 * MB + 7 * PAGE :], 0.01)
+    assert save(store, "s2", moved, "s1").new_bytes < 0.05 * len(DATA)
+    assert content(store, "s2", tmp_path) == moved
+
+
+def test_what_changed_too_much_is_stored_whole(store):
+    save(store, "s1", DATA)
+    packed = save(store, "s2", scattered(DATA, 0.95), "s1")
+    assert packed.new_bytes > 0.95 * len(DATA)
+    assert not composed(store, "s2")
+
+
+def test_saved_over_and_over_a_resume_reads_twice_its_bytes_at_most(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(composing, "_MOST_SOURCES", 3)
+    data = DATA[: 4 * MB]
+    save(store, "s0", data)
+    for number in range(1, 13):
+        data = scattered(data, 0.08)
+        save(store, f"s{number}", data, f"s{number - 1}")
+        for chunk in composed(store, f"s{number}"):
+            parts = list(chunk.stored())
+            assert sum(part.length for part in parts) == chunk.length
+            by_source = dict[bytes, int]()
+            for part in parts:
+                by_source[part.digest] = by_source.get(part.digest, 0) + part.length
+            assert len(by_source) <= 3
+            assert max(by_source.values()) >= chunk.length / 2
+    assert composed(store, "s12")
+    assert content(store, "s12", tmp_path) == data
+    store.delete(*(f"s{number}" for number in range(12)))
+    assert content(store, "s12", tmp_path) == data
+    needed = manifests.references(store.manifest("s12"))
+    assert sum(place.raw_length for place in store.locate(needed)) < 2.5 * len(data)
+
+
+def test_a_base_lives_as_long_as_what_is_composed_of_it(store, tmp_path):
+    save(store, "s1", DATA)
+    changed = scattered(DATA, 0.01)
+    save(store, "s2", changed, "s1")
+    store.delete("s1")
+    store._catalog.rebuild()
+    store.sweep()
+    store.verify("s2")
+    assert content(store, "s2", tmp_path) == changed
+    store.delete("s2")
+    assert not list((store.root / "packs").iterdir())
+
+
+def test_a_base_that_is_gone_before_the_save_asks_for_it_is_not_counted_on(store, tmp_path, by):
+    save(store, "s1", DATA)
+    before = Predecessor(store.manifest("s1").streams)
+    store.delete("s1")
+    path = tmp_path / "data"
+    path.write_bytes(changed := scattered(DATA, 0.01))
+    packed = pack(
+        [FileSource("a", path)], store, threads=2, progress=Progress(), predecessor=before
+    )
+    store.publish(manifest_of(SnapshotInfo("s2", "k", 1.0, "save"), *packed.streams))
+    assert not composed(store, "s2")
+    assert content(store, "s2", tmp_path) == changed
+
+
+def test_a_base_that_was_asked_for_stays_until_the_snapshot_is_published(
+    store, tmp_path, monkeypatch
+):
+    save(store, "s1", DATA)
+    changed, look_up = scattered(DATA, 0.01), Predecessor.look_up
+
+    def look_up_and_lose(self, *args, **options):
+        found = look_up(self, *args, **options)
+        monkeypatch.undo()
+        store.delete("s1")
+        return found
+
+    monkeypatch.setattr(Predecessor, "look_up", look_up_and_lose)
+    save(store, "s2", changed, "s1", threads=1)
+    assert composed(store, "s2")
+    store.sweep()
+    assert content(store, "s2", tmp_path) == changed
+
+
+def test_a_damaged_base_is_not_built_on(store, tmp_path, by):
+    save(store, "s1", DATA)
+    for path in (store.root / "packs").iterdir():
+        damaged = bytearray(path.read_bytes())
+        for at in range(1000, len(damaged) - 20_000, 3_000):
+            damaged[at] ^= 1
+        path.write_bytes(damaged)
+    changed = scattered(DATA, 0.2)
+    path = tmp_path / "data"
+    save(store, "s2", changed, "s1", path=path)
+    assert not composed(store, "s2")
+    with pytest.raises(ObjectCorrupt):
+        store.verify("s1")
+
+
+def test_a_lost_base_is_named(store):
+    save(store, "s1", DATA)
+    save(store, "s2", scattered(DATA, 0.01), "s1")
+    chunk = composed(store, "s2")[0]
+    base = max(chunk.stored(), key=lambda part: part.length).digest
+    [place] = store.locate([base])
+    store.path_of(place.pack).unlink()
+    root = store.root
+    store.close()
+    with LocalStore(root) as again, pytest.raises(ObjectCorrupt, match="not in the store"):
+        again.verify("s2")
+
+
+def test_an_archive_holds_bases_and_parts(store, tmp_path):
+    save(store, "s1", DATA)
+    changed = scattered(DATA, 0.01)
+    save(store, "s2", changed, "s1")
+    with export(store, "s2") as archive:
+        data = b"".join(archive.pieces())
+    with LocalStore(tmp_path / "other") as other:
+        import_archive(other, io.BytesIO(data).read)
+        assert composed(other, "s2")
+        assert content(other, "s2", tmp_path) == changed
+
+
+def test_only_what_has_composed_chunks_is_too_new_for_older_releases(store, monkeypatch):
+    save(store, "s1", DATA)
+    save(store, "s2", scattered(DATA, 0.01), "s1")
+    monkeypatch.setattr(manifests, "COMPOSED_VERSION", 1)
+    store.manifest("s1")
+    with pytest.raises(FormatTooNew, match="format version 2"):
+        store.manifest("s2")
+    # Nothing of it goes: what it needs cannot be known.
+    path = store.root / "manifests" / "s2.manifest"
+    with pytest.raises(FormatTooNew):
+        manifests.read(path, References)
+
+
+def edits():
+    """What is done to pages: (which, to how many, what)."""
+    what = st.sampled_from(["change", "zero", "insert", "delete", "one byte", "copy"])
+    return st.lists(st.tuples(st.integers(0, 999), st.integers(1, 60), what), max_size=12)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(first=edits(), second=edits(), tail=st.integers(0, PAGE - 1), sources=st.integers(2, 8))
+def test_whatever_is_done_to_memory_comes_back(
+    tmp_path_factory, monkeypatch, first, second, tail, sources
+):
+    monkeypatch.setattr(composing, "_MOST_SOURCES", sources)
+    folder = tmp_path_factory.mktemp("edits")
+    with LocalStore(folder / "store") as store:
+        data = DATA[: 4 * MB] + bytes(10 * PAGE) + DATA[: 20 * PAGE] + DATA[:tail]
+        save(store, "s0", data)
+        for number, done in enumerate((first, second), 1):
+            data = edited(data, done, number)
+            save(store, f"s{number}", data, f"s{number - 1}", threads=1)
+            assert content(store, f"s{number}", folder) == data
+
+
+def edited(data, done, seed):
+    rng = np.random.default_rng(seed)
+    data = bytearray(data)
+    for page, count, what in done:
+        at = page * PAGE % max(1, len(data) // PAGE * PAGE)
+        size = min(count * PAGE, len(data) - at)
+        if what == "change":
+            data[at : at + size] = rng.bytes(size)
+        elif what == "zero":
+            data[at : at + size] = bytes(size)
+        elif what == "insert":
+            data[at:at] = rng.bytes(size)
+        elif what == "delete":
+            del data[at : at + size]
+        elif what == "one byte" and size:
+            data[at + size // 2] ^= 1
+        elif what == "copy":
+            data[at : at + size] = data[:size]
+    return bytes(data)
