@@ -25,7 +25,6 @@ from ..model import PART_BYTES, Chunk, Part, Stream, encoded_parts
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
-from ..store.writer import PackWriter
 from .chunking import MAX_PAGES, PAGE
 
 #: Chunks that are kept to compare with, the largest and another one.
@@ -167,36 +166,28 @@ def _composed(
 class Earlier(NamedTuple):
     """What an earlier snapshot has for chunks that are not stored.
 
-    `composed`: those that were composed before, by their digests. `offer`: what the others may be composed of. `sizes`: the bytes
-    that all stored chunks which these name take in the store.
+    `composed`: those that were composed before, by their digests. `offer`: what the others may be composed of.
     """
 
     composed: dict[bytes, Chunk]
     offer: Offer
-    sizes: dict[bytes, int]
-
-    def sizes_of(self, composed: Iterable[Chunk]) -> dict[bytes, int]:
-        """Return those of the stored chunks that composed ones have parts of, without what is new."""
-        digests = {part.digest for chunk in composed for part in chunk.stored()}
-        return {digest: self.sizes[digest] for digest in digests if digest in self.sizes}
 
 
 class Predecessor:
     """An earlier snapshot of what is saved now; thread-safe.
 
-    Its chunks need not be in the store any more: what is found of them is leased to the writer, as all that it asks for.
+    Its chunks need not be in the store any more. Those that are must be held while `look_up` is used and until what it found has
+    a lease of the writer's.
     """
 
     def __init__(self, streams: Iterable[Stream] = ()) -> None:
         self._layouts = {stream.name: _Layout(stream) for stream in streams}
+        chunks = [chunk for layout in self._layouts.values() for chunk in layout.chunks]
+        #: Of the stored chunks that it needs.
+        self.digests = {part.digest for chunk in chunks for part in chunk.stored()}
         self._lock = threading.Lock()
         # By digest; those that were composed for the new snapshot as well.
-        self._composed = {
-            chunk.digest: chunk
-            for layout in self._layouts.values()
-            for chunk in layout.chunks
-            if chunk.parts
-        }
+        self._composed = {chunk.digest: chunk for chunk in chunks if chunk.parts}
 
     def remember(self, composed: Mapping[bytes, Chunk]) -> None:
         """Let other segments use these chunks, whose parts are in the store."""
@@ -211,7 +202,6 @@ class Predecessor:
         unknown: Collection[bytes],
         *,
         store: LocalStore,
-        writer: PackWriter,
     ) -> Earlier:
         """Return what there is for the `unknown` of these chunks, which follow each other from `start` of a stream."""
         with self._lock:
@@ -223,15 +213,14 @@ class Predecessor:
         parts = [chunk.parts for chunk in before.values()]
         parts += [one for candidates in alike.values() for one in candidates]
         if not parts:
-            return Earlier({}, Offer({}, {}), {})
-        sizes = writer.known(set().union(*map(_digests, parts)) - {_NOTHING})
-        wanted = set().union(*(_digests(one) for found in alike.values() for one in found))
+            return Earlier({}, Offer({}, {}))
+        found = store.find(set().union(*map(_digests, parts)) - {_NOTHING})
         places = {
             place.digest: Place(str(store.path_of(place.pack)), place.offset, *place[3:])
-            for place in store.locate(wanted & sizes.keys())
+            for place in found
         }
-        composed = {d: before[d] for d in before if set(_digests(before[d].parts)) <= sizes.keys()}
-        return Earlier(composed, Offer(alike, places), sizes)
+        composed = {d: before[d] for d in before if set(_digests(before[d].parts)) <= places.keys()}
+        return Earlier(composed, Offer(alike, places))
 
 
 class _Layout:

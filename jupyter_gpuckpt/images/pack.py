@@ -127,7 +127,7 @@ def pack(
     waiting = segments(sources, length)
     done: dict[Segment, _Done] = {}
     totals = _Totals()
-    with store.writer() as writer, ExitStack() as stack:
+    with store.writer() as writer, store.holding(predecessor.digests), ExitStack() as stack:
 
         def make_worker() -> Callable[[Segment], None]:
             work_on = _Worker(
@@ -179,15 +179,16 @@ class _Worker:
     def store(self, segment: Segment) -> _Done:
         """Cut, and append what the store lacks."""
         source = self._sources[segment.number]
-        look_up = partial(
-            self._predecessor.look_up, source.name, store=self._store, writer=self._writer
-        )
+        look_up = partial(self._predecessor.look_up, source.name, store=self._store)
         if self._process is None or segment.number not in self._shares:
             found = self._store_myself(source, segment, look_up)
         else:
             found = self._process.store(segment, self._writer, look_up)
+        sources = {part.digest for chunk in found.composed.values() for part in chunk.stored()}
+        # Only what came to be used is leased beyond this operation.
+        stored = found.stored | (self._writer.known(sources) if sources else {})
         self._predecessor.remember(found.composed)
-        self._totals.add(found.stored, found.new_bytes)
+        self._totals.add(stored, found.new_bytes)
         return _Done(
             found.start, [found.composed.get(chunk.digest, chunk) for chunk in found.chunks]
         )
@@ -219,7 +220,6 @@ class _Worker:
                 records, gathered = [], 0
         if records:
             new_bytes += self._writer.append_all(records)
-        stored |= earlier.sizes_of(composed.values())
         return Stored(found.start, found.chunks, composed, stored, new_bytes)
 
 

@@ -152,6 +152,11 @@ class LocalStore:
             )
         return found
 
+    def find(self, digests: Collection[bytes]) -> Places:
+        """Return where those of `digests` lie that the store holds, as far as is known undamaged."""
+        with store_errors(self.root):
+            return self._catalog.locate(digests).undamaged()
+
     def path_of(self, pack: str) -> Path:
         """Where a pack lies that `locate` named; it may be gone by the time it is read."""
         return self._catalog.path_of(pack)

@@ -71,6 +71,10 @@ class Places:
                 self.packs[pack], offset, bytes(digest), stored_length, raw_length, codec
             )
 
+    def undamaged(self) -> Places:
+        """Return those that are not known to be damaged."""
+        return Places([self.rows[self.rows["damaged"] == 0]], self.packs)
+
     @property
     def digests(self) -> list[bytes]:
         """Of the chunks, in their order."""

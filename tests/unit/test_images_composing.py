@@ -184,7 +184,7 @@ def test_a_base_that_was_asked_for_stays_until_the_snapshot_is_published(
 
 def test_a_damaged_base_is_not_built_on(store, tmp_path, by):
     save(store, "s1", DATA)
-    for path in (store.root / "packs").iterdir():
+    for path in sorted((store.root / "packs").iterdir()):
         damaged = bytearray(path.read_bytes())
         for at in range(1000, len(damaged) - 20_000, 3_000):
             damaged[at] ^= 1
@@ -195,6 +195,14 @@ def test_a_damaged_base_is_not_built_on(store, tmp_path, by):
     assert not composed(store, "s2")
     with pytest.raises(ObjectCorrupt):
         store.verify("s1")
+
+
+def test_what_was_looked_at_and_not_used_is_not_kept(store):
+    save(store, "s1", DATA)
+    save(store, "s2", scattered(DATA[: 12 * MB], 0.01) + scattered(DATA[12 * MB :], 0.9), "s1")
+    assert composed(store, "s2")
+    store.delete("s1", "s2")
+    assert not list((store.root / "packs").iterdir())
 
 
 def test_a_lost_base_is_named(store):

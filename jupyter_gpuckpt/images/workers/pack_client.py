@@ -168,7 +168,6 @@ class PackClient:
             new_bytes += writer.append_all(records)
             self._send(Written())
             left = not handed.last
-        stored |= earlier.sizes_of(composed.values())
         return Stored(found.start, found.chunks, composed, stored, new_bytes)
 
     def close(self) -> None:
