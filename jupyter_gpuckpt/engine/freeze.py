@@ -147,9 +147,9 @@ def frozen(
                 tcp.close()
                 gpu.hold()
                 standstill.end()
-                result.frozen_seconds = time.monotonic() - standstill.began
                 gpu_files_taken(result.gpu_files)
                 gpu.give_back(later=True)
+                result.frozen_seconds = time.monotonic() - standstill.began
             undo.pop_all()
             # What found no room on the GPU is tried again when the snapshot is complete.
             undo.callback(gpu.give_back)

@@ -124,6 +124,7 @@ class Standstill:
         """
         if not held.pids:
             return
+        self.began = held.began
         self._look(stopped={pid for pid in held.pids if held.was_stopped(pid)})
         first = {above for pid in held.pids for above in (pid, *processes.ancestors(pid))}
         waiting = [self._tree.keeper_pid]

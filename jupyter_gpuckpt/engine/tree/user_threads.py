@@ -39,11 +39,14 @@ class UserThreads:
 
     def __init__(self) -> None:
         self._held: dict[int, tuple[ThreadsHeld, int]] = {}
+        #: time.monotonic() when the first of them was held.
+        self.began = 0.0
 
     def hold(self, pid: int, driver_thread: int) -> None:
         """Hold the threads of a process, whether it runs or is stopped. Raises CheckpointError; then none of them is held."""
         if pid in self._held:
             return
+        self.began = self.began or time.monotonic()
         threads = ThreadsHeld(pid, driver_thread)
         threads.__enter__()
         for tracee in threads.tracees():
