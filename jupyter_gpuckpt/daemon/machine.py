@@ -310,7 +310,7 @@ class Machine:
 
     def store_usage(self) -> StoreUsage:
         """What all snapshots take."""
-        return self.store.usage()
+        return self.store.space()
 
     def variables(self, snapshot_id: str) -> SnapshotVariables:
         """What the variables of a snapshot's kernel were."""

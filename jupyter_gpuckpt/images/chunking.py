@@ -1,8 +1,8 @@
-"""Where streams are cut into chunks.
+"""Content-defined boundaries of chunks.
 
-`cut` alone decides. Boundaries depend on what the pages say and not on where they lie, so the same data is cut alike at another
-address or after an insertion, and is found again in the store. A better rule may replace this one at any time: nothing that
-reads a snapshot knows the rule.
+`cut` alone decides. Boundaries depend on the content of pages and not on their addresses, so the same data is cut alike at another
+address or after an insertion, and is found again in the store. A better rule may replace this one at any time: readers of
+snapshots do not know it.
 
 A chunk begins
  * where pages of zeros begin or end (zeros become chunks of their own, and are not stored),
@@ -34,7 +34,7 @@ _MARK_SHIFT, _MARK = 58, 1
 
 
 def is_zero(piece: memoryview) -> bool:
-    """Whether `piece` holds nothing but zeros."""
+    """Return whether `piece` has nothing but zeros."""
     if len(piece) <= PAGE:
         return bytes(piece) == _ZEROS[: len(piece)]
     whole = len(piece) // 8 * 8
@@ -43,7 +43,7 @@ def is_zero(piece: memoryview) -> bool:
 
 
 def cut(buffer: memoryview) -> list[int]:
-    """The ends of the chunks of `buffer`, in order, the last being its length.
+    """Return the ends of the chunks of `buffer`, in order, the last being its length.
 
     Boundaries are multiples of PAGE, but a page cut short at the end of `buffer` counts as a page. A chunk is either zeros
     or has no page of zeros, so its first page tells which.
@@ -65,7 +65,7 @@ def cut(buffer: memoryview) -> list[int]:
 
 
 def first_begin(buffer: memoryview) -> int | None:
-    """Where the first chunk after the beginning of `buffer` begins, by content alone; None if nowhere in it.
+    """Return where the first chunk after the beginning of `buffer` begins, by content alone; None if nowhere in it.
 
     For cutting a long stream in parallel at places that do not depend on where the parts begin. More bytes at the end of
     `buffer` never change an answer that is not None. Zeros may be cut anywhere.
@@ -80,7 +80,7 @@ def first_begin(buffer: memoryview) -> int | None:
 
 
 def _begins(buffer: memoryview) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Per page: whether it is zeros, and whether a chunk begins there by content."""
+    """Return for each page whether it is zeros, and whether a chunk begins there by content."""
     whole = len(buffer) // PAGE
     words = np.frombuffer(buffer, np.uint64, whole * _WORDS).reshape(whole, _WORDS)
     zero = np.bitwise_or.reduce(words, axis=1) == 0

@@ -1,4 +1,4 @@
-"""How a chunk is made smaller before it is stored, if it can be: as it is, or with the bytes of its numbers grouped."""
+"""Compression of chunks: as they are, or with the bytes of their numbers grouped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TRIAL_BYTES = 4 << 10
 
 
 class Compressor:
-    """Compresses chunks, for one thread at a time."""
+    """Compressor of chunks, for one thread at a time."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL)
@@ -40,7 +40,7 @@ class Compressor:
         self._groups = Scratch()
 
     def compress(self, chunk: memoryview) -> tuple[int, bytes | memoryview]:
-        """Codec and payload for `chunk`. The payload is `chunk` itself where compression does not pay.
+        """Return codec and payload for `chunk`; the payload is `chunk` itself where compression does not pay.
 
         Incompressible data needs no test of its own: zstd gives up on it at several GB/s.
         """
@@ -53,7 +53,7 @@ class Compressor:
         return (codec, payload) if len(payload) <= len(chunk) * _WORTH else (RAW, chunk)
 
     def _width(self, chunk: memoryview) -> int:
-        """How long the numbers are that `chunk` seems to consist of, if grouping their bytes pays; else 0."""
+        """Return the width of the numbers that `chunk` seems to consist of if grouping their bytes pays, else 0."""
         if len(chunk) < _LEAST_GROUPED:
             return 0
         sizes = grouping.expected_sizes(chunk, _PROMISING)
@@ -70,7 +70,7 @@ class Compressor:
         return width
 
     def _grouped(self, width: int, chunk: memoryview) -> memoryview:
-        """The payload, as `codecs.GROUPED` says."""
+        """Return the payload in the format of `codecs.GROUPED`."""
         groups = self._groups.get(len(chunk))
         grouping.group(width, chunk, groups)
         count = len(chunk) // width

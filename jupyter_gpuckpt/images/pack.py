@@ -54,8 +54,11 @@ _BESIDE_PROCESS = LOOK_AHEAD + PLACES * PLACE_BYTES + 2 * MAX_PAGES * PAGE
 
 
 class Packed(NamedTuple):
-    """What `pack` did. `stored`: the compressed bytes of each chunk that the streams refer to; `new_bytes`: of these, what was not
-    in the store."""
+    """Result of `pack`.
+
+    `stored`: the compressed bytes of each stored chunk that the streams refer to; `new_bytes`: those of them that were not in the
+    store before.
+    """
 
     streams: list[Stream]
     raw_bytes: int
@@ -64,16 +67,16 @@ class Packed(NamedTuple):
 
     @classmethod
     def of_nothing(cls) -> Packed:
-        """No stream."""
+        """Return the result for no streams."""
         return cls([], 0, {}, 0)
 
     @property
     def stored_bytes(self) -> int:
-        """Of all chunks."""
+        """The compressed bytes of all chunks."""
         return sum(self.stored.values())
 
     def and_also(self, other: Packed) -> Packed:
-        """Both together."""
+        """Return the sum of both results."""
         return Packed(
             [*self.streams, *other.streams],
             self.raw_bytes + other.raw_bytes,
@@ -83,7 +86,7 @@ class Packed(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """A segment's chunks and the offset in its source where they begin."""
+    """The chunks of a segment that was stored, and the offset in its source where they begin."""
 
     start: int
     chunks: list[Chunk]
@@ -150,7 +153,7 @@ def pack(
 
 
 class _Worker:
-    """One thread's part: what another process can read (`shares`) it does with a process of its own, the rest itself."""
+    """Worker of one thread, with a process of its own for sources that other processes can read (`shares`)."""
 
     def __init__(
         self,
@@ -177,7 +180,7 @@ class _Worker:
                 stack.callback(self._process.close)
 
     def store(self, segment: Segment) -> _Done:
-        """Cut, and append what the store lacks."""
+        """Cut a segment, and append what the store lacks."""
         source = self._sources[segment.number]
         look_up = partial(self._predecessor.look_up, source.name, store=self._store)
         if self._process is None or segment.number not in self._shares:
@@ -265,13 +268,13 @@ class FileSource:
 
 
 def shared_file(data: bytes) -> FileSource:
-    """The file that another process shares."""
+    """Return the source of the file that another process shares."""
     name, _, path = data.decode(errors="surrogateescape").partition("\0")
     return FileSource(name, Path(path))
 
 
 class _Totals:
-    """Counted by all threads."""
+    """Sums over all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -285,7 +288,7 @@ class _Totals:
 
 
 def _join(source: Source, parts: list[_Done]) -> Stream:
-    """The stream, with neighbouring zeros made one."""
+    """Return the stream, with neighboring zeros made one chunk."""
     chunks: list[Chunk] = []
     offset = zeros = 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""In which order what is stored is read: where every chunk of some streams lies, where it goes, and what is read in one go.
+"""The order of reading: where every chunk of some streams lies, where its bytes go, and what is read together.
 
 All by columns: a resume looks this up beside CRIU, and is to be done when CRIU is.
 """
@@ -31,19 +31,19 @@ _Rows = NDArray[Any]
 
 
 def zeros_in(streams: Sequence[Stream]) -> int:
-    """Bytes that are not stored."""
+    """Return how many bytes of the streams are zeros, which are not stored."""
     return sum(chunk.length for stream in streams for chunk in stream.chunks if not chunk.digest)
 
 
 def digests_of(streams: Sequence[Stream]) -> set[bytes]:
-    """What has to be read for them."""
+    """Return the digests of the stored chunks that have to be read for the streams."""
     return {part.digest for stream in streams for chunk in stream.chunks for part in chunk.stored()}
 
 
 def table_of(
     streams: Sequence[Stream], store: LocalStore, *, run_bytes: int, threads: int
 ) -> RunTable:
-    """All that is to be read for `streams` by so many threads, in runs of up to `run_bytes`, or of one chunk.
+    """Return all that is to be read for `streams` by so many threads, in runs of up to `run_bytes`, or of one chunk.
 
     A target's sink is the number of its stream.
 
@@ -68,7 +68,7 @@ def table_of(
 
 
 def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
-    """Where chunks go, in the order of their places, and how often each does."""
+    """Return the targets of the chunks, in the order of their places, and how many targets each chunk has."""
     row_of = dict(zip(places.digests, range(len(places)), strict=True))
     row_of[b""] = -1
     rows, targets = [], []

@@ -1,4 +1,4 @@
-"""What is read together: neighbours in a pack, decompressed, verified and written to where their chunks belong.
+"""Runs: neighbors in a pack that are read together, decompressed, verified and written to where their chunks belong.
 
 Covers: the table of all runs of an operation, which several processes can share, and one thread's work on a run. Does not cover:
 how the table is made (reading_order.py).
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.scratch import Scratch
 
-#: A chunk in a pack; the next `targets` of the table's targets are its own.
+#: A chunk in a pack; `targets`: how many of the table's targets, which are in the same order, are its own.
 RECORD = np.dtype(
     [
         ("offset", "u8"),
@@ -30,7 +30,7 @@ RECORD = np.dtype(
 )
 #: The number of a stream's sink, and the offset at which `length` bytes from `start` of a chunk go there.
 TARGET = np.dtype([("sink", "u4"), ("offset", "u8"), ("start", "u4"), ("length", "u4")])
-#: From `start` to `end` of a pack; where its records and their targets stand.
+#: From `start` to `end` of a pack, with the ranges of its records and of their targets in the table.
 RUN = np.dtype(
     [
         ("pack", "u4"),
@@ -53,7 +53,7 @@ _Rows = NDArray[Any]
 
 
 class Damaged(NamedTuple):
-    """A chunk that is not in its pack as it should be, and where it goes."""
+    """A chunk that is missing or damaged in its pack, and where it goes."""
 
     digest: bytes
     targets: list[Target]
@@ -68,7 +68,7 @@ class RunTable(NamedTuple):
     targets: _Rows
 
     def share(self) -> tuple[int, int]:
-        """Descriptors for `shared_table` and `taken`, in any process: of records and targets, and of the runs."""
+        """Return descriptors for `shared_table` and `taken` in any process: of records and targets, and of the runs."""
         records = _in_memory(self.records, self.targets)
         try:
             return records, _in_memory(self.runs)
@@ -78,14 +78,14 @@ class RunTable(NamedTuple):
 
 
 def shared_table(packs: list[str], records: int, descriptor: int) -> RunTable:
-    """The table whose `records` records lie in `descriptor`, without its runs."""
+    """Return the table whose records (so many) and targets are in the file `descriptor`, without its runs."""
     data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if records else b""
     targets = np.frombuffer(data, TARGET, offset=records * RECORD.itemsize)
     return RunTable(packs, np.empty(0, RUN), np.frombuffer(data, RECORD, records), targets)
 
 
 def taken(descriptor: int) -> Iterator[RunRow]:
-    """Runs to do, until there are no more. Whoever has the descriptor takes from the same heap, and each is taken once.
+    """Yield runs to do until there are no more. Every process takes from the same file, and each run is taken once.
 
     Reads of one open file take turns, and each gets the next bytes (POSIX.1-2008 2.9.7; since Linux 3.14).
     """
@@ -94,7 +94,7 @@ def taken(descriptor: int) -> Iterator[RunRow]:
 
 
 def _in_memory(*parts: _Rows) -> int:
-    """A file in memory that holds these, to be read from the beginning."""
+    """Return a descriptor of a file in memory with this content, at its beginning."""
     created = os.memfd_create("gpuckpt-runs")
     try:
         with open(created, "wb", closefd=False) as file:
@@ -107,13 +107,13 @@ def _in_memory(*parts: _Rows) -> int:
 
 
 class RunReader:
-    """Reads runs for one thread, into memory that is used again. `fill(pack, start, buffer)` says how far there is anything."""
+    """Reader of runs for one thread, into reused memory. `fill(pack, start, buffer)` returns how many bytes it read."""
 
     def __init__(self, fill: Callable[[str, int, memoryview], int]) -> None:
         self._fill, self._memory = fill, Scratch()
 
     def read(self, pack: str, start: int, end: int) -> memoryview:
-        """What lies there; less where the pack ends or is gone."""
+        """Return the bytes of a run, fewer where the pack ends or is gone."""
         buffer = self._memory.get(end - start)
         return buffer[: self._fill(pack, start, buffer)]
 

@@ -1,4 +1,4 @@
-"""Parts of sources that are packed each by itself: where they begin and end, and the chunks in them."""
+"""Segments: parts of sources, each of which is packed by itself."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the stream."""
+        """The name of the stream."""
 
     @property
     def length(self) -> int:
-        """In bytes."""
+        """The length in bytes."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the whole `buffer` from `offset`; called by several threads at once."""
@@ -42,7 +42,7 @@ class SharedSource(Source, Protocol):
 
 
 class Segment(NamedTuple):
-    """A part of a source between nominal borders; content shifts them. `number`: that of the source."""
+    """A part of a source between nominal borders, which content shifts. `number`: that of the source."""
 
     number: int
     start: int
@@ -58,14 +58,14 @@ class Found(NamedTuple):
 
 
 def segment_bytes(raw_bytes: int, threads: int) -> int:
-    """How long segments should be."""
+    """Return the length of segments."""
     share = raw_bytes // (max(1, threads) * _SHARE)
     # A power of two: the same borders next time, when a little more is to be read.
     return min(max(1 << share.bit_length(), MIN_SEGMENT), _MAX_SEGMENT)
 
 
 def segments(sources: Sequence[Source], length: int) -> list[Segment]:
-    """All sources in segments of `length` bytes."""
+    """Return all sources in segments of `length` bytes."""
     return [
         Segment(number, start, min(start + length, source.length))
         for number, source in enumerate(sources)

@@ -21,8 +21,10 @@ _STATFS_BYTES = 256
 
 
 class FileSink:
-    """The file `target`: a path (created, 0600, where there is none), or the number of a descriptor open for reading and writing,
-    which stays open. `prepare` empties the file and allocates the whole length, so that no write fails later for want of room.
+    """Sink that writes a file.
+
+    `target`: a path (created, 0600, where there is none), or the number of a descriptor open for reading and writing, which stays
+    open. `prepare` empties the file and allocates the whole length, so that no write fails later for want of room.
     `write` is thread-safe.
     """
 
@@ -83,7 +85,7 @@ class FileSink:
 
 
 def shared_file(descriptor: int, data: bytes) -> FileSink:
-    """The sink that another process has prepared."""
+    """Return the sink that another process has prepared."""
     sink = FileSink(descriptor)
     if data:
         sink._map()

@@ -50,7 +50,7 @@ _KEPT = 8
 
 
 class Sink(Protocol):
-    """Where a stream's bytes go."""
+    """Destination of a stream's bytes."""
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the stream; called by several threads at once, in no order.
@@ -61,18 +61,19 @@ class Sink(Protocol):
 
 @runtime_checkable
 class PreparedSink(Sink, Protocol):
-    """A sink that wants to know the length first."""
+    """A sink that is told the length first."""
 
     def prepare(self, length: int) -> None:
-        """Called once, before any write."""
+        """Prepare for a stream of this length; called once, before any write."""
 
 
 class Unpacking:
-    """Streams on their way to sinks: where everything lies is looked up when this is made, so that `run` does nothing but read,
-    verify and write.
+    """Reader of streams into sinks.
+
+    The constructor looks up where everything lies, so that `run` only reads, verifies and writes.
 
     At most `memory_bytes` of memory are worked with (0: a quarter of what is free), but always as much as one thread needs:
-    6 MiB. Making it raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
+    6 MiB. It raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class Unpacking:
             share_out(runs, make_worker, min(self._threads, len(runs)))
 
     def _started(self) -> UnpackClient | None:
-        """Processes that take from the runs, and begin to import what they need; None where they cannot be started."""
+        """Start processes that take from the runs; return None where they cannot be started."""
         try:
             return UnpackClient(self._table, self._shared, self._threads)
         except (commands.CommandFailed, OSError) as error:
@@ -140,8 +141,10 @@ class Unpacking:
 
 
 def part_of(stream: Stream, ranges: Iterable[tuple[int, int]]) -> Stream:
-    """Return the stream without what does not touch any of these ranges (offset and end, ascending): zeros are in its place, which
-    are neither read nor written."""
+    """Return the stream with zeros, which are neither read nor written, for chunks outside of these ranges.
+
+    A range is an offset and an end; they are in ascending order.
+    """
     left, chunks, offset = deque(ranges), list[Chunk](), 0
     for chunk in stream.chunks:
         while left and left[0][1] <= offset:
@@ -176,7 +179,7 @@ class StreamReader:
         self._lock = threading.Lock()
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to `length` bytes from `offset`, fewer at the end. Raises ObjectCorrupt."""
+        """Return up to `length` bytes from `offset`, fewer at the end. Raises ObjectCorrupt."""
         pieces = []
         end = min(offset + length, self._stream.length)
         index = bisect.bisect_right(self._ends, offset)
@@ -209,5 +212,5 @@ class StreamReader:
 
 
 def read_stream(stream: Stream, store: LocalStore) -> bytes:
-    """All bytes of a stream, for small ones. Raises ObjectCorrupt."""
+    """Return all bytes of a stream, for small ones. Raises ObjectCorrupt."""
     return StreamReader(stream, store).read(0, stream.length)

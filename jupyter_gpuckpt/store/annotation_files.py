@@ -1,4 +1,4 @@
-"""What a user may change of a snapshot: its title, its note, whether it is pinned, whether it is deleted.
+"""Files of annotations: title, note, pin and deletion, which a user may change after a save.
 
 A manifest never changes, so this lies beside it, in `manifests/<snapshot>.annotations`: JSON, replaced as a whole. A snapshot
 without that file is as its manifest says. The file goes after the manifest; one without a manifest means nothing.
@@ -24,7 +24,10 @@ _VERSION = 1
 
 
 class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
-    """None: as the manifest has it. Times are seconds since the epoch; 0: not deleted."""
+    """What a user changed of a snapshot; None where the manifest still holds.
+
+    Times are seconds since the epoch; 0: not deleted.
+    """
 
     title: str | None = None
     note: str | None = None
@@ -35,31 +38,31 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def deleted(self) -> bool:
-        """Whether the snapshot is there only until its deletion cannot be undone any more."""
+        """True while the snapshot is kept only so that its deletion can be undone."""
         return self.deleted_at > 0
 
     def over(self, info: SnapshotInfo) -> SnapshotInfo:
-        """What lists show, which the manifest has as `info`."""
+        """Return `info`, which is the manifest's, with these changes."""
         stated = {"title": self.title, "note": self.note, "pinned": self.pinned}
         changes = {name: value for name, value in stated.items() if value is not None}
         return msgspec.structs.replace(info, **changes) if changes else info
 
 
 class _File(Annotations, frozen=True, omit_defaults=True):
-    """As it is on the disk."""
+    """Annotations as they are stored."""
 
     version: int = 0
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
-    """Where those of this snapshot are. SnapshotNotFound for what cannot be an id."""
+    """Return the path of this snapshot's annotations. Raises SnapshotNotFound for what cannot be an id."""
     return manifests.path_of(directory, snapshot_id).with_suffix(SUFFIX)
 
 
 def read(path: Path) -> Annotations:
-    """The annotations in `path`; none if there is no such file. Raises FormatTooNew, OSError.
+    """Return the annotations in `path`, empty ones if there is no such file. Raises FormatTooNew, OSError.
 
-    Damaged ones count as a pin: what cannot be read must not make a snapshot go.
+    A damaged file counts as a pin: a snapshot must not be removed because its annotations cannot be read.
     """
     try:
         return parse(path.name, path.read_bytes())
@@ -71,7 +74,7 @@ def read(path: Path) -> Annotations:
 
 
 def parse(name: str, data: bytes) -> Annotations:
-    """What the content of a file means. Raises FormatTooNew, msgspec.DecodeError."""
+    """Return the annotations in the content of a file. Raises FormatTooNew, msgspec.DecodeError."""
     found = decoding.from_json(data, _File)
     if found.version > _VERSION:
         raise FormatTooNew(
@@ -85,10 +88,10 @@ def parse(name: str, data: bytes) -> Annotations:
 
 
 def encoded(annotations: Annotations) -> bytes:
-    """The content of their file."""
+    """Return the content of the file that holds these annotations."""
     return msgspec.json.encode(_File(**msgspec.structs.asdict(annotations), version=_VERSION))
 
 
 def write(path: Path, annotations: Annotations) -> None:
-    """Replace them, also across a power cut. Raises OSError."""
+    """Replace the annotations in `path`; a power cut leaves the old ones or the new ones. Raises OSError."""
     manifests.replace_file(path, encoded(annotations))

@@ -1,9 +1,9 @@
-"""Which pack holds which chunk, in the store's database; can be made again from the packs at any time.
+"""The index of chunks in packs, kept in the store's database; it can be rebuilt from the packs at any time.
 
-The packs are the truth. At every opening the catalog is compared with the folder: packs that it does not know are read in
-(a crash between a pack and its registration, or a catalog that is missing, damaged or from a backup), packs that are gone are
-dropped. Callers ask for many digests at once. Whatever changes many rows does so a few hundred at a time, with turns for others
-in between; what a crash leaves of that is begun again by the next opening.
+The packs are the truth. At every opening the catalog is compared with the folder: packs that it does not know are indexed (after a
+crash between a pack and its registration, or with a catalog that is missing, damaged or from a backup), packs that are gone are
+dropped. Callers ask for many digests at once. Changes of many rows are divided into turns of a few hundred, with turns of other
+threads in between; after a crash the next opening starts such a change again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import packs, rows
-from .adoption import adopt, contents_of
 from .codecs import DIGEST_BYTES
 from .contents import Contents, numbers_in
 from .database import Database, batches, broken, unsealed
+from .indexing import contents_of, index_packs
 from .needs import Newest, forget_needing, newer_needs
 from .packs import Entry
 from .places import LOCATE, PlaceRows, Places, rows_of
@@ -39,13 +39,13 @@ class Catalog:
 
     def __init__(self, path: Path, packs_directory: Path) -> None:
         self._packs = packs_directory
-        #: Packs whose files are being removed: to be ignored.
+        #: Packs whose files are being removed; an opening or rebuild ignores them.
         self._condemned: set[str] = set()
-        #: Packs whose registration failed, with their lengths. Some of their chunks may be known, so they go as others do.
+        #: Packs whose registration failed, with their lengths. Some of their chunks may be known, so they are removed by sweeps.
         self._half_registered: dict[str, int] = {}
-        # One thread at a time: numbers of packs are used again.
+        # One thread at a time: numbers of packs are reused.
         self._purging = threading.Lock()
-        #: Counts changes of where known chunks lie.
+        #: Counts how often known chunks changed their place.
         self.moves = 0
         self.database = Database(path, self._reconcile)
         self.database.run(self._reconcile)
@@ -55,7 +55,7 @@ class Catalog:
         self.database.close()
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
-        """Stored length of those of `digests` that the store holds, as far as is known undamaged."""
+        """Return the stored lengths of those of `digests` that the store has and that are not known to be damaged."""
         found = self.database.run(partial(rows.select, _KNOWN, digests))
         known = ",".join(text for (text,) in found if text)
         return {
@@ -65,9 +65,9 @@ class Catalog:
         }
 
     def locate(self, digests: Collection[bytes]) -> Places:
-        """Where those of `digests` lie that the store holds. Others get their answers in between."""
+        """Return the places of those of `digests` that the store has, in several turns."""
         numbers: dict[str, int] = {}
-        # In the order of the table: neighbours are on the same page.
+        # In the order of the table: neighbors are on the same page.
         parts = [
             self._places(numbers, partial(rows.select, LOCATE, batch))
             for batch in batches(sorted(digests))
@@ -75,7 +75,7 @@ class Catalog:
         return Places(parts, list(numbers))
 
     def walk(self, numbers: dict[str, int]) -> Iterator[PlaceRows]:
-        """Where everything lies, in the order of digests; numbers for packs are entered into `numbers`."""
+        """Yield the places of all chunks in the order of digests; `numbers` receives a number for each pack."""
         for bounds in rows.parts():
             yield self._places(numbers, partial(rows.between, LOCATE, bounds))
 
@@ -89,7 +89,7 @@ class Catalog:
                 places = rows_of("".join(text for (text,) in ask(connection) if text))
             except ValueError as error:
                 raise broken(str(error)) from error
-            # By numbers of ours: the catalog's may be another pack's by the next turn.
+            # Numbers of our own: by the next turn the catalog's may belong to other packs.
             known, places["pack"] = np.unique(places["pack"], return_inverse=True)
             names = [
                 name for batch in batches(known.tolist()) for name in rows.names(connection, batch)
@@ -112,7 +112,7 @@ class Catalog:
                 raise
 
     def discard(self, pack: packs.PackFile) -> None:
-        """Remove a new pack, unless it is entered (by a rebuild, or in part): then others may count on it, and it goes as any."""
+        """Remove a new pack, unless it is entered (by a rebuild, or in part): others may rely on it then, and a sweep removes it."""
 
         def discard(connection: sqlite3.Connection) -> None:
             if not rows.is_entered(connection, pack.name):
@@ -126,10 +126,10 @@ class Catalog:
     def begin_move(
         self, name: str, entries: Iterable[Entry], old: Iterable[str], newest: Newest
     ) -> bool:
-        """Announce that chunks move from the packs `old` to the new one `name`: `insert` moves them, `finish` ends it.
+        """Announce that chunks move from the packs `old` to the new pack `name`: `insert` moves them, `finish` ends the move.
 
-        Until then nothing that is needed may go from either. After a crash in between all is as if the chunks had moved.
-        False, and nothing is announced, if the database was made again after `newest`: the new pack may have come and gone.
+        Until then nothing that is needed may be removed from either. After a crash in between the chunks count as moved. Return
+        False, and announce nothing, if the database was rebuilt after `newest`: the new pack may have been removed since.
         """
         contents = Contents.of(entries)
 
@@ -148,7 +148,7 @@ class Catalog:
         """Enter chunks of a pack that was begun; with `replace` also those that are known elsewhere."""
 
         def insert(batch: list[Entry], connection: sqlite3.Connection) -> None:
-            # Without it only those move that are damaged or gone, which no record says anything of.
+            # Without `replace` only chunks move that are damaged or gone, which no record mentions.
             self.moves += replace
             pack = rows.number_of(connection, name)
             rows.insert(connection, ((entry, pack) for entry in batch), replace=replace)
@@ -157,35 +157,35 @@ class Catalog:
             self.database.run(partial(insert, batch))
 
     def finish(self, name: str, length: int, old: Iterable[str] = ()) -> None:
-        """All chunks of a new pack are entered; they came from the packs `old`."""
+        """End the registration of a pack whose chunks are all entered; those that moved came from the packs `old`."""
         ended = [(one,) for one in (name, *old)]
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE packs SET length = ? WHERE name = ?", (length, name))
-            # Others may be moving still.
+            # Other packs may still be moving.
             connection.executemany("DELETE FROM moving WHERE name = ?", ended)
 
         self.database.run(finish)
 
     def lengths(self) -> dict[str, int]:
-        """The names of all packs that are there, and what they take on the disk; not those that are being registered."""
+        """Return the names and lengths of all packs but those that are being registered."""
         half = self._half_registered.copy()
         return self.database.run(rows.lengths) | {name: half[name] for name in self.names(half)}
 
     def names(self, among: Collection[str] | None = None) -> set[str]:
-        """The names of all packs, those that are being registered included; only those `among` these if that is given."""
+        """Return the names of all packs, or of those `among` these, packs that are being registered included."""
         if among is None:
             return self.database.run(rows.all_names)
         return self.database.run(partial(rows.names_among, among))
 
     def condemn(self, name: str, newest: Newest) -> bool:
-        """Whether the pack counts as gone now: not if a snapshot that was recorded after `newest` may need something in it."""
+        """Let the pack count as gone and return True; return False if a snapshot recorded after `newest` may need it."""
 
         def condemn(connection: sqlite3.Connection) -> bool:
             if newer_needs(name, newest, self.database.remakes, connection):
                 return False
             self.moves += 1
-            # Not on the disk, which may be full: what crashes here has removed nothing.
+            # Nothing is written to the disk, which may be full: after a crash here nothing is removed.
             rows.drop(connection, name)
             self._condemned.add(name)
             return True
@@ -193,7 +193,7 @@ class Catalog:
         return self.database.run(condemn)
 
     def remove(self, names: Collection[str]) -> int:
-        """Delete the files of packs that were condemned and forget what they hold; bytes that became free."""
+        """Delete the files of condemned packs and their rows; return how many bytes became free."""
         freed = 0
         left = list(names)
         try:
@@ -217,7 +217,7 @@ class Catalog:
         return freed
 
     def purge(self, stop: threading.Event | None = None) -> None:
-        """Delete the rows of packs that are gone, until `stop`; they are ignored already."""
+        """Delete the rows of packs that are gone, which nobody uses any more, until `stop` is set."""
         with self._purging:
             while True:
                 remakes = self.database.remakes
@@ -236,21 +236,21 @@ class Catalog:
         remakes: int,
         connection: sqlite3.Connection,
     ) -> None:
-        # A database that was made again has given the number to another pack.
+        # A rebuilt database has given the number to another pack.
         if self.database.remakes == remakes:
             work(connection)
 
     @property
     def untidy(self) -> bool:
-        """Whether there is something to purge."""
+        """True if there is something to purge."""
         return self.database.run(rows.first_gone) is not None
 
     def path_of(self, pack: str) -> Path:
-        """The file of a pack."""
+        """Return the file of a pack."""
         return self._packs / (pack + packs.SUFFIX)
 
     def contents(self, name: str) -> Contents | None:
-        """What lies in a pack; None if it is not known. Made from the pack where the catalog does not have it."""
+        """Return the contents of a pack, read from the pack if the catalog lacks them; None if the pack is not known."""
 
         found = self.database.run(partial(rows.contents_of, name))
         if found is None:
@@ -265,7 +265,7 @@ class Catalog:
         contents = made
 
         def keep(connection: sqlite3.Connection) -> None:
-            # Bits that were counted by something else mean nothing.
+            # Bitmaps that were made with other contents mean nothing.
             forget_needing(connection, [name])
             query = "SELECT 1 FROM packs WHERE id = ? AND name = ?"
             if connection.execute(query, (pack, name)).fetchone():
@@ -275,7 +275,7 @@ class Catalog:
         return contents
 
     def numbers(self, name: str) -> NDArray[Any] | None:
-        """The first half of `contents`, which is quick to read."""
+        """Return the column `numbers` of `contents`, which is quick to read."""
 
         found = self.database.run(partial(rows.numbers_of, name))
         numbers = unsealed(str(found[0]), found[1]) if found else None
@@ -285,26 +285,26 @@ class Catalog:
         return None if contents is None else contents.numbers
 
     def mark_damaged(self, digest: bytes) -> None:
-        """The chunk is not what its digest says: the next writer that meets it stores it again."""
+        """Record that a chunk does not match its digest; the next writer that has it stores it again."""
 
         def mark(connection: sqlite3.Connection) -> None:
             self.moves += 1
-            # It may lie elsewhere soon.
+            # It may soon be stored elsewhere.
             forget_needing(connection, rows.holders(connection, [digest]))
             connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
 
         try:
             self.database.run(mark)
         except sqlite3.OperationalError as error:
-            # A full or read-only disk must not hide the damage that the caller is about to report.
+            # An error of a full or read-only disk must not replace the damage that the caller reports.
             logger.warning("The damage of chunk %s was not noted: %s", digest.hex(), error)
 
     def rebuild(self) -> None:
-        """Throw the catalog away and read all packs in again."""
+        """Delete the catalog and index all packs anew."""
         self.database.remake()
 
     def _reconcile(self, connection: sqlite3.Connection) -> None:
-        """Make the catalog say what the folder holds."""
+        """Make the catalog agree with the folder."""
         self.moves += 1
         found = {
             path.stem: path.stat().st_size
@@ -320,8 +320,8 @@ class Catalog:
             connection.execute("DELETE FROM moving")
         for name in gone:
             rows.drop(connection, name)
-            # The name is free for a file that has other contents now.
+            # This frees the name for a file with other contents.
             connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
         connection.commit()
         new = sorted(found.keys() - (known.keys() - begun - set(gone)))
-        adopt(connection, {name: self.path_of(name) for name in new})
+        index_packs(connection, {name: self.path_of(name) for name in new})

@@ -1,4 +1,4 @@
-"""The codecs of chunks in packs: their numbers, which are part of the format, and how to undo them.
+"""Codecs of chunks in packs: their numbers, which are part of the format, and their decompression.
 
 Numbers are only ever added. What writes a new one for the first time after a release raises `model.FORMAT_VERSION`, so that older
 releases refuse such snapshots by name; a reader that meets a number it does not know all the same says that the format is newer
@@ -29,7 +29,7 @@ _WIDTHS = {codec: width for width, codec in GROUPED.items()}
 #: Bytes in a digest.
 DIGEST_BYTES = 32
 
-#: Nothing writes chunks as long as this; it bounds what a record can make its reader hold.
+#: More than any writer puts into a chunk; bounds the memory that a damaged record can make its reader allocate.
 MOST_CHUNK_BYTES = 64 << 20
 
 # A decompression context serves one thread at a time and is costly to make.
@@ -37,20 +37,20 @@ _of_thread = threading.local()
 
 
 class CodecError(Exception):
-    """A payload is not what its codec and length say; the caller knows which chunk that is."""
+    """A payload that contradicts its codec or length; the caller knows which chunk it belongs to."""
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
-    """The name of a chunk: blake3 of its bytes before compression."""
+    """Return the digest of a chunk: BLAKE3 of its bytes before compression."""
     return blake3(data).digest()
 
 
 class UnknownCodecError(CodecError):
-    """The codec is a newer version's: nothing is wrong with the payload."""
+    """A codec of a newer version; the payload need not be damaged."""
 
 
 class Decompressor:
-    """Undoes compression, for one thread at a time."""
+    """Decompressor of chunks, for one thread at a time."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor()
@@ -59,11 +59,10 @@ class Decompressor:
     def unpack(
         self, codec: int, payload: memoryview, raw_length: int, target: memoryview
     ) -> memoryview:
-        """The chunk whose `payload` was stored with `codec`: the beginning of `target`, or `payload` itself where it is stored as
-        it is.
+        """Return the chunk whose `payload` was stored with `codec`: the beginning of `target`, or `payload` if it is stored raw.
 
         `target` has at least `raw_length` bytes and is written to directly. Raises CodecError when the payload does not give
-        exactly `raw_length` bytes. The digest is for the caller to check.
+        exactly `raw_length` bytes. The caller checks the digest.
         """
         _check(codec, payload, raw_length)
         if codec == RAW:
@@ -79,7 +78,7 @@ class Decompressor:
         if not len(target):
             return
         try:
-            # Without `with` and close(): of all ways to write to memory of ours this holds Python's lock for the shortest time.
+            # Without `with` and close(): this way of writing to our memory holds the GIL for the shortest time.
             reader = self._zstd.stream_reader(frames, read_across_frames=True)
             got = reader.readinto(target)
         except zstandard.ZstdError as error:
@@ -97,7 +96,7 @@ class Decompressor:
 
 
 def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes:
-    """The chunk whose `payload` was stored with `codec`; thread-safe. Raises CodecError as `Decompressor.unpack` does."""
+    """Return the chunk whose `payload` was stored with `codec`; thread-safe. Raises CodecError as `Decompressor.unpack` does."""
     _check(codec, payload, raw_length)
     if codec == RAW:
         return bytes(payload)
@@ -109,7 +108,10 @@ def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> byte
 
 
 def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
-    """Whether the payload promises the length: it decides how much is allocated, and whether zstd writes straight to the target."""
+    """Raise CodecError unless the payload states this length.
+
+    The length decides how much is allocated, and whether zstd writes straight to the target.
+    """
     if raw_length > MOST_CHUNK_BYTES:
         raise CodecError(f"{raw_length} bytes are more than a chunk has")
     try:
@@ -128,7 +130,7 @@ def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
 
 
 def _grouped_length(width: int, payload: memoryview, raw_length: int) -> int:
-    """`raw_length`, if the groups in `payload` have the lengths that follow from it."""
+    """Return `raw_length` if the groups in `payload` have the lengths that follow from it. Raises CodecError."""
     count, rest = divmod(raw_length, width)
     mask = payload[0] if len(payload) else 0
     frames = 1 + mask.bit_count() * count + rest

@@ -1,7 +1,8 @@
-"""Removing packs that nothing refers to: mark and sweep over whole packs (`repack.py` looks after what is left in others).
+"""Removal of packs that nothing refers to: mark and sweep of whole packs (`repack.py` rewrites those that are needed in part).
 
-All goes on meanwhile: saves, lists, other deletes. What a save counts on is under a lease until its snapshot is on record, so
-each pack is looked at once more, in a moment in which neither can change, before it counts as gone.
+Saves, lists and other deletions go on meanwhile: marking takes no lock of the store. What a save relies on is under a lease until
+its snapshot is recorded, so each candidate is checked again under the store's lock, against leases and newer records, before it
+counts as gone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def needed_by_all(records: Records) -> Needs | None:
-    """What all snapshots need together; None when a manifest cannot be read, since what it needs is unknown."""
+    """Return what any snapshot needs; None if a manifest cannot be read, since what it needs is unknown."""
 
     def give_up(error: StoreError | OSError) -> None:
         raise error
@@ -32,7 +33,7 @@ def needed_by_all(records: Records) -> Needs | None:
 
 
 class Collector:
-    """Of one store. `lock` is the store's: it keeps leases as they are."""
+    """Remover of the unneeded packs of one store. `lock` is the store's, which guards the leases."""
 
     def __init__(
         self, records: Records, *, catalog: Catalog, leases: Leases, lock: threading.RLock
@@ -41,12 +42,12 @@ class Collector:
         self._alone = threading.Lock()
 
     def run(self) -> int:
-        """Remove every pack of which no manifest and no lease needs a chunk; bytes that became free.
+        """Remove every pack of which no manifest and no lease needs a chunk; return how many bytes became free.
 
-        When a manifest cannot be read nothing is removed. Raises OSError, sqlite3.OperationalError.
+        Nothing is removed if a manifest cannot be read. Raises OSError, sqlite3.OperationalError.
         """
         with self._alone:
-            # In this order: what is needed of these packs is either among what all need, or in a record that is newer.
+            # In this order: a need of one of these packs is either in the mark, or in a record newer than `newest`.
             newest, there = self._records.newest(), self._catalog.lengths()
             needed = needed_by_all(self._records)
             if needed is None:

@@ -1,4 +1,4 @@
-"""What lies in a pack, as columns: one row per chunk, in the order in which they lie there."""
+"""Contents of packs as columns: one row per chunk, in the order of their offsets."""
 
 from __future__ import annotations
 
@@ -17,21 +17,24 @@ _NUMBERS = np.dtype(
 
 
 class Contents(NamedTuple):
-    """`numbers`: offset, stored_length, raw_length and codec of every chunk. `digests`: theirs, one after the other."""
+    """The chunks of one pack.
+
+    `numbers`: offset, stored_length, raw_length and codec of every chunk. `digests`: their digests, concatenated.
+    """
 
     numbers: NDArray[Any]
     digests: bytes
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Contents:
-        """The contents of a pack that has these entries."""
+        """Return the contents of a pack that has these entries."""
         ordered = sorted(entries, key=lambda entry: entry.offset)
         numbers = np.array([tuple(entry[1:]) for entry in ordered], _NUMBERS)
         return cls(numbers, b"".join(entry.digest for entry in ordered))
 
     @classmethod
     def of_index(cls, index: bytes) -> Contents:
-        """The contents of a pack that has this index (`packs.index_of`)."""
+        """Return the contents of a pack that has this index (`packs.index_of`)."""
         rows = np.frombuffer(index, INDEX_ROW)
         rows = rows[np.argsort(rows["offset"], kind="stable")]
         numbers = np.empty(len(rows), _NUMBERS)
@@ -40,16 +43,16 @@ class Contents(NamedTuple):
         return cls(numbers, rows["digest"].tobytes())
 
     def each(self) -> Iterator[bytes]:
-        """The digests."""
+        """Yield the digests."""
         for start in range(0, len(self.digests), DIGEST_BYTES):
             yield self.digests[start : start + DIGEST_BYTES]
 
     def entries(self) -> Iterator[Entry]:
-        """The chunks."""
+        """Yield the chunks as entries."""
         for digest, numbers in zip(self.each(), self.numbers.tolist(), strict=True):
             yield Entry(digest, *numbers)
 
 
 def numbers_in(data: bytes) -> NDArray[Any]:
-    """The column `numbers` from its bytes."""
+    """Return the column `numbers` from its bytes."""
     return np.frombuffer(data, _NUMBERS)

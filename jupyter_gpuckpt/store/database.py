@@ -1,7 +1,7 @@
-"""The SQLite file of a store: everything in it can be made again from packs and manifests.
+"""The SQLite database of a store; everything in it can be rebuilt from packs and manifests.
 
-One process has it open; its threads share one connection, and get their turns in the order in which they asked. What is done in
-one turn is a transaction and takes milliseconds: page faults of a resume wait behind it.
+One process has it open. Its threads share one connection and take turns in FIFO order. A turn is one transaction and takes
+milliseconds, because page faults of a resume wait behind it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
-#: 1 had neither contents nor snapshots, which are filled in as they are needed.
+#: Version 1 had no tables `contents` and `snapshots`, which are filled as they are needed.
 _SCHEMA_VERSION = 2
 _READABLE = frozenset({0, 1, _SCHEMA_VERSION})
-# A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another. `gone`: packs whose rows mean
-# nothing any more; a new process finds them out by itself.
+# A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another pack. `gone`: removed packs whose
+# rows are still to be deleted; a new process finds out by itself which those are.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks (
@@ -41,25 +41,26 @@ CREATE TEMP TABLE IF NOT EXISTS gone (pack INTEGER PRIMARY KEY);
 """
 #: The oldest SQLite allows 999 parameters in a statement.
 BATCH = 500
-# At most; SQLite's own 2 MB are read again and again when a resume looks up 100,000 chunks.
+# At most. With SQLite's default of 2 MB pages are read repeatedly when a resume looks up 100,000 chunks.
 _CACHE_KIB = 64 << 10
-# SQLite's own 1000 pages take the disk 20 ms and more, for which everybody waits.
+# A checkpoint of SQLite's default of 1000 pages takes 20 ms and more, for which all threads wait.
 _CHECKPOINT_PAGES = 250
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
 
 
 class Database:
-    """The file at `path`; thread-safe. `remade` fills a new one, in the turn in which the old one turned out to be broken.
+    """The database in the file `path`; thread-safe.
 
-    Raises sqlite3.OperationalError and OSError, which the store translates.
+    `remade` fills a new database, in the turn in which the old one turned out to be broken. Raises sqlite3.OperationalError and
+    OSError, which the store translates.
     """
 
     def __init__(self, path: Path, remade: Callable[[sqlite3.Connection], None]) -> None:
         self._path, self._remade = path, remade
         self._lock = threading.RLock()
-        # Held while waiting for the lock, never by who has it.
-        self._turn = threading.Lock()
-        #: How often the file was made again: numbers in it mean something else then. To be read in a turn.
+        # FIFO turnstile: acquired before `_lock`, released as soon as `_lock` is held.
+        self._queue = threading.Lock()
+        #: How often the file was rebuilt: row numbers change their meaning with it. To be read in a turn.
         self.remakes = 0
         self._unfinished = False
         try:
@@ -76,13 +77,13 @@ class Database:
             self._connection.close()
 
     def run(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """`work` as one transaction; a file that turns out to be broken, or was not made again to the end, is made again and
-        `work` done once more.
+        """Run `work` as one transaction and return its result.
 
-        Not to be called from inside `work`.
+        A file that turns out to be broken, or whose rebuild did not finish, is rebuilt, and `work` is run once more. Not to be
+        called from inside `work`.
         """
-        # Whoever waits comes before who has just had it: a page fault does not wait until a resume has looked up everything.
-        with self._turn:
+        # Fairness: a page fault must not starve behind the many turns of a bulk lookup.
+        with self._queue:
             self._lock.acquire()
         try:
             self._require_finished()
@@ -100,13 +101,13 @@ class Database:
             self._lock.release()
 
     def remake(self) -> None:
-        """Throw everything away and have it made again."""
+        """Delete the file and rebuild it."""
         with self._lock, _not_again():
             self._remake(None)
 
     def _require_finished(self) -> None:
         if self._unfinished:
-            raise broken("it was not made again to the end")
+            raise broken("its rebuild did not finish")
 
     def _remake(self, error: Exception | None) -> None:
         self.remakes += 1
@@ -156,19 +157,19 @@ def batches(items: Iterable[_Item], size: int = 0) -> Iterator[list[_Item]]:
 
 
 def sealed(name: str, data: bytes) -> bytes:
-    """`data` with a checksum; SQLite notices a damaged structure, not damaged bytes."""
+    """Return `data` with a checksum in front; SQLite notices a damaged structure, not damaged bytes."""
     return zlib.crc32(data, zlib.crc32(name.encode())).to_bytes(4, "big") + data
 
 
 def unsealed(name: str, data: bytes | None) -> bytes | None:
-    """What `sealed` was given under this name; None where it is not that."""
+    """Return what `sealed` was given under this name; None where name or checksum do not match."""
     if not isinstance(data, bytes) or sealed(name, data[4:]) != data:
         return None
     return data[4:]
 
 
 def broken(why: str) -> sqlite3.DatabaseError:
-    """The error that has the file made again."""
+    """Return an error that makes `Database.run` rebuild the file."""
     error = sqlite3.DatabaseError(why)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
@@ -183,7 +184,7 @@ def _is_broken(error: sqlite3.DatabaseError) -> bool:
 
 @contextmanager
 def _not_again() -> Iterator[None]:
-    """Raise the error that callers expect where a file that was just made is broken too."""
+    """Raise OperationalError if a database that was just made is broken as well."""
     try:
         yield
     except sqlite3.DatabaseError as error:

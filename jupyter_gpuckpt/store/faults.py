@@ -1,4 +1,4 @@
-"""What the operating system and SQLite say about the store's disk, as errors of ours."""
+"""Translation of errors of the operating system and of SQLite to the store's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import StoreError, StoreFull, StoreUnavailable, is_disk_full
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that an ordinary user can still write to the file system of `path`."""
+    """Return how many bytes an ordinary user can still write to the file system of `path`."""
     facts = os.statvfs(path)
     return facts.f_bavail * facts.f_frsize
 
@@ -29,7 +29,7 @@ def store_errors(root: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 
 def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
-    """The error of ours for `error`, met anywhere below `root`."""
+    """Return the store's error for `error`, which came up anywhere below `root`."""
     if is_disk_full(error):
         return _full(root, needed_bytes)
     return StoreUnavailable(
@@ -40,7 +40,7 @@ def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
 
 
 def catalog_error(root: Path, error: sqlite3.OperationalError) -> StoreError:
-    """The error of ours for what SQLite says about its file."""
+    """Return the store's error for an error of SQLite."""
     # Errors of the sqlite3 module itself, or of ours, have neither code nor name.
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
         return _full(root, 0)

@@ -1,6 +1,6 @@
-"""The bytes of numbers sorted by their place in the number, so that those that repeat lie together: byte_groups.c from Python.
+"""Python interface of byte_groups.c, which groups the bytes of numbers by their place in the number, so that equal ones are neighbors.
 
-All calls are for any thread and do not hold Python's lock. Widths are 2, 4 and 8 bytes.
+All functions are thread-safe and release the GIL. Widths are 2, 4 and 8 bytes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ _LIBRARY = Path(__file__).with_name("byte-groups.so")
 
 
 def group(width: int, data: memoryview, into: memoryview) -> None:
-    """Fill the beginning of `into` with the bytes of `data`: one group after the other, then what is no whole number."""
+    """Fill the beginning of `into` with the bytes of `data`: group by group, then the bytes after the last whole number."""
     _library().group_bytes(width, _address(data), _address(into), len(data))
 
 
 def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: memoryview) -> None:
-    """Fill `into` with numbers: the groups whose bit is set in `mask` come from `these`, which ends with the bytes that are no
-    whole number, and the others from `those`. ValueError if there are too few bytes.
+    """Fill `into` with numbers put together from their groups. Raises ValueError if there are too few bytes.
+
+    Groups whose bit is set in `mask` come from `these`, which ends with the bytes after the last whole number, the others from
+    `those`.
     """
     count, rest = divmod(len(into), width)
     own = (mask & ((1 << width) - 1)).bit_count()
@@ -36,9 +38,9 @@ def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: m
 
 
 def expected_sizes(data: memoryview, enough: float) -> tuple[float, dict[int, float]] | None:
-    """What an entropy coder would make of a sample of `data` as it is, and by width what it would make of it grouped; parts of 1.
+    """Estimate how far an entropy coder shrinks a sample of `data` as it is, and grouped by each width, as shares of 1.
 
-    None if the smallest is not at least a factor of `enough` smaller.
+    Return None if the best width does not reach the share `enough` of what is reached without grouping.
     """
     sizes = (ctypes.c_float * 4)()
     if not _library().grouped_sizes(_address(data), len(data), enough, sizes):

@@ -1,4 +1,4 @@
-"""Files that a crash left in the store and that belong to no snapshot."""
+"""Removal of files that a crash left in the store and that belong to no snapshot."""
 
 from __future__ import annotations
 

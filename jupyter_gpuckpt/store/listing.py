@@ -1,8 +1,8 @@
-"""What lists show of all snapshots, kept in memory for as long as the files on the disk are the same: lists are asked for often.
+"""The list of snapshots, cached for as long as the files on the disk are the same, because lists are asked for often.
 
-The first time it is what is on record (`records.py`), where the manifest's file is still that one.
+It is first filled from the records (`records.py`) of manifests whose files have not changed.
 
-Nothing here takes a lock for the files: who changes them does (`local.py`).
+Nothing here locks files: the code that changes them does (`local.py`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 
 class Listed(NamedTuple):
-    """A snapshot as its user made it: `info` has the annotations' title, note and pin."""
+    """A snapshot in a list: `info` has the annotations' title, note and pin."""
 
     info: SnapshotInfo
     annotations: Annotations
 
 
 class Listing:
-    """Of one folder of manifests. Thread-safe."""
+    """The list of the snapshots in one folder of manifests. Thread-safe."""
 
     def __init__(self, directory: Path, records: Records) -> None:
         self._directory, self._records = directory, records
@@ -38,7 +38,10 @@ class Listing:
         self._on_record: dict[str, tuple[str, SnapshotInfo]] | None = None
 
     def all(self) -> list[Listed]:
-        """Newest first, deleted ones included. What cannot be read is logged and left out. Raises OSError if nothing can be."""
+        """Return all snapshots, newest first, deleted ones included.
+
+        What cannot be read is logged and left out. Raises OSError if nothing can be read.
+        """
         identities = identities_in(self._directory)
         names = [name for name in identities if name.endswith(manifests.SUFFIX)]
         found, broken = list[Listed](), None
@@ -58,20 +61,20 @@ class Listing:
         return sorted(found, key=lambda listed: listed.info.created, reverse=True)
 
     def find(self, snapshot_id: str) -> Listed | None:
-        """One of them; None where there is none that can be read. Raises OSError."""
+        """Return this snapshot; None if it is not there or cannot be read. Raises OSError."""
         path = manifests.path_of(self._directory, snapshot_id)
         beside = path.with_suffix(annotation_files.SUFFIX)
         return self._look(path.name, (identity_of(path), identity_of(beside)))
 
     def get(self, snapshot_id: str) -> Listed:
-        """One that is not deleted. Raises SnapshotNotFound, OSError."""
+        """Return this snapshot, which must not be deleted. Raises SnapshotNotFound, OSError."""
         listed = self.find(snapshot_id)
         if listed is None or listed.annotations.deleted:
             raise manifests.not_found(snapshot_id)
         return listed
 
     def alter(self, listed: Listed, changes: dict[str, Any]) -> Listed:
-        """Change annotations; on return that is on the disk. Raises FormatTooNew, OSError."""
+        """Change annotations, durably on return; return the snapshot as it is then. Raises FormatTooNew, OSError."""
         path = annotation_files.path_of(self._directory, listed.info.snapshot_id)
         before = annotation_files.read(path)  # raises what is only logged for lists
         altered = msgspec.structs.replace(before, **changes)

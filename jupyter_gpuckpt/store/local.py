@@ -36,9 +36,9 @@ from .packs import Entry
 from .places import Location, Places
 from .records import Records
 from .repack import Repacking
+from .space import Space
 from .staging import Staged, Staging, exists
 from .upkeep import Upkeep
-from .usage import Usage
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
 
@@ -46,11 +46,11 @@ logger = logging.getLogger(__name__)
 
 
 class LocalStore:
-    """Snapshots in the directory `root`, which is created (0700). All methods are thread-safe.
+    """The store in the directory `root`, which is created (0700). All methods are thread-safe.
 
-    One process has it open at a time: opening raises StoreUnavailable, which names the other one or says why the directory
-    cannot be used, and ConfigurationError when it holds other things. What a crash left half-written is removed, the catalog
-    is brought up to date. `close` when done (the end of the object or of the process does it as well).
+    One process has it open at a time: opening raises StoreUnavailable, which names the other process or the reason why the
+    directory cannot be used, and ConfigurationError if it holds other files. Opening removes what a crash left half-written and
+    updates the catalog. Call `close` when done (the end of the object or of the process closes it as well).
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class LocalStore:
         pack_bytes: int = PACK_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: Told of every change, in any thread, when it is on the disk.
+        #: Called for every change, in any thread, once it is on the disk.
         self.on_change: Callable[[SnapshotChange], None] = lambda change: None
         self.root = root
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
         self._leases = Leases(clock)
-        # Guards what decides whether a chunk stays: catalog answers together with leases. Held for moments.
+        # Guards what decides whether a chunk stays: answers of the catalog together with leases. Held for milliseconds.
         self._lock = threading.RLock()
-        # Keeps changes of annotations and removals of manifests apart. Held while small files are written; taken before `_lock`.
+        # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
         self._rebuilt = False
         with store_errors(root):
@@ -103,11 +103,11 @@ class LocalStore:
             lock=self._lock,
             pack_bytes=pack_bytes,
         )
-        self._usage = Usage(root, self._manifests, self._catalog, self._records)
+        self._space = Space(root, self._manifests, self._catalog, self._records)
         self._end = weakref.finalize(self, _close, upkeep, self._catalog, store_lock)
 
     def close(self) -> None:
-        """Release the directory; may be called again. The store is of no use afterwards."""
+        """Release the directory; may be called again. The store cannot be used afterwards."""
         self._end()
 
     def __enter__(self) -> Self:
@@ -117,7 +117,7 @@ class LocalStore:
         self.close()
 
     def writer(self) -> PackWriter:
-        """A writer for one operation, to be used as a context manager."""
+        """Return a writer for one operation, to be used as a context manager."""
         return PackWriter(
             self.root,
             self._packs,
@@ -129,11 +129,11 @@ class LocalStore:
         )
 
     def locate(self, digests: Collection[bytes]) -> Places:
-        """Where every one of `digests` lies. Raises ObjectCorrupt when one is not in the store."""
+        """Return the places of all `digests`. Raises ObjectCorrupt if one is not in the store."""
         with store_errors(self.root):
             found = self._catalog.locate(digests)
             if len(found) < len(set(digests)) and not self._rebuilt:
-                # Either a pack is gone or rows are; once, the packs are asked themselves.
+                # A pack or rows are missing; the packs themselves are indexed again, once.
                 self._rebuilt = True
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
@@ -147,26 +147,26 @@ class LocalStore:
         return found
 
     def find(self, digests: Collection[bytes]) -> Places:
-        """Return where those of `digests` lie that the store holds, as far as is known undamaged."""
+        """Return the places of those of `digests` that the store has and that are not known to be damaged."""
         with store_errors(self.root):
             return self._catalog.locate(digests).undamaged()
 
     def path_of(self, pack: str) -> Path:
-        """Where a pack lies that `locate` named; it may be gone by the time it is read."""
+        """Return the path of a pack that `locate` named; it may be gone by the time it is read."""
         return self._catalog.path_of(pack)
 
     def read_run(self, path: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset` of the pack at this path; bytes read, fewer where it is truncated or gone.
+        """Fill `into` from `offset` of the pack at this path; return the bytes read, fewer where it is truncated or gone.
 
-        For readers of many chunks that lie side by side; nothing is checked.
+        For readers of many chunks that lie next to each other; nothing is checked.
         """
         with store_errors(self.root):
             return packs.read_run(Path(path), offset, into)
 
     def read(self, digest: bytes) -> tuple[int, bytes, int]:
-        """Codec, payload and raw length of a chunk; the record's header is compared, the digest is for the caller to check.
+        """Return codec, payload and raw length of a chunk; the record's header is compared, the caller checks the digest.
 
-        Raises ObjectCorrupt when the chunk is not there or its record is damaged.
+        Raises ObjectCorrupt if the chunk is not there or its record is damaged.
         """
         place = self._place(digest)
         entry = Entry(digest, place.offset, *place[3:])
@@ -179,8 +179,10 @@ class LocalStore:
         return entry.codec, payload, entry.raw_length
 
     def load(self, digest: bytes) -> bytes:
-        """A chunk's bytes, decompressed and verified. Raises ObjectCorrupt, naming the pack (the next save stores it again), and
-        FormatTooNew."""
+        """Return a chunk, decompressed and verified.
+
+        Raises ObjectCorrupt, naming the pack (the next save stores the chunk again), and FormatTooNew.
+        """
         codec, payload, raw_length = self.read(digest)
         try:
             data = decompress(codec, payload, raw_length)
@@ -197,7 +199,7 @@ class LocalStore:
 
     @contextmanager
     def holding(self, digests: Collection[bytes]) -> Iterator[None]:
-        """Inside, no delete takes these chunks away."""
+        """Keep these chunks in the store inside the context."""
         with self._lock:
             lease = self._leases.take(digests)
         try:
@@ -207,15 +209,15 @@ class LocalStore:
                 self._leases.release(lease)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the snapshot exist: durable when this returns, and then only. Raises as `staged` does."""
+        """Make the snapshot exist, durably once this returns. Raises as `staged` does."""
         with self.staged(manifest) as staged:
             staged.publish()
 
     @contextmanager
     def staged(self, manifest: Manifest) -> Iterator[Staged]:
-        """Write a snapshot's manifest to the disk without making the snapshot exist; that takes `Staged.publish`.
+        """Write a snapshot's manifest to the disk; the snapshot exists once `Staged.publish` is called.
 
-        Raises SnapshotExists, ObjectCorrupt when a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
+        Raises SnapshotExists, ObjectCorrupt if a chunk that it refers to is not in the store, StoreFull, StoreUnavailable.
         """
         snapshot_id, digests = manifest.info.snapshot_id, manifests.references(manifest)
         with self._staging.alone(snapshot_id):
@@ -230,7 +232,7 @@ class LocalStore:
                     if not staged.published:
                         return
             except StoreFull:
-                # The snapshot will not be: what was stored for it gives its room back.
+                # The snapshot will not exist: the chunks that were stored for it are removed.
                 with self._lock:
                     self._leases.published(digests)
                 self.sweep()
@@ -238,35 +240,35 @@ class LocalStore:
         self._tell(staged.manifest.info, SnapshotChangeKind.ADDED)
 
     def require_absent(self, snapshot_id: str) -> None:
-        """Raise SnapshotExists if there is a snapshot of this id, also a deleted one that is still kept."""
+        """Raise SnapshotExists if there is a snapshot of this id, even a deleted one that is still kept."""
         if manifests.path_of(self._manifests, snapshot_id).exists():
             raise exists(snapshot_id)
 
     def manifest(self, snapshot_id: str) -> Manifest:
-        """The manifest, verified, with what was changed since. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
+        """Return the manifest, verified, with the annotations. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
         with store_errors(self.root):
             manifest = manifests.read(manifests.path_of(self._manifests, snapshot_id), Manifest)
             return msgspec.structs.replace(manifest, info=self._listing.get(snapshot_id).info)
 
     def manifest_file(self, snapshot_id: str) -> bytes:
-        """The manifest as it lies on the disk, for an export. Raises as `manifest` does."""
+        """Return the content of the manifest's file, for an export. Raises as `manifest` does."""
         self.manifest(snapshot_id)
         with store_errors(self.root):
             return manifests.path_of(self._manifests, snapshot_id).read_bytes()
 
     def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
-        """What lists show, newest first, of all snapshots or of one kernel's. A damaged manifest is logged and left out."""
+        """Return what lists show of all snapshots or of one kernel's, newest first; damaged manifests are logged and left out."""
         with store_errors(self.root):
             found = [one.info for one in self._listing.all() if not one.annotations.deleted]
         return [info for info in found if kernel_id in {None, info.kernel_id}]
 
     def deleted(self) -> list[Listed]:
-        """The snapshots that are there only until their deletion cannot be undone any more."""
+        """Return the deleted snapshots that are kept so that their deletion can be undone."""
         with store_errors(self.root):
             return [one for one in self._listing.all() if one.annotations.deleted]
 
     def annotate(self, snapshot_id: str, changes: dict[str, Any]) -> SnapshotInfo:
-        """Change title, note or pinned. Raises SnapshotNotFound, StoreFull, StoreUnavailable."""
+        """Change title, note or pin. Raises SnapshotNotFound, StoreFull, StoreUnavailable."""
         with self._changing, store_errors(self.root):
             before = self._listing.get(snapshot_id)
             after = self._listing.alter(before, changes)
@@ -275,9 +277,9 @@ class LocalStore:
         return after.info
 
     def mark_deleted(self, snapshot_id: str, undo_seconds: float) -> float:
-        """Take a snapshot out of lists and use; when it goes for good (seconds since the epoch), which `purge` does.
+        """Delete a snapshot for users; return when `purge` may remove it for good (seconds since the epoch).
 
-        On a full disk, and where the manifest cannot be read, it goes at once. Raises SnapshotNotFound.
+        On a full disk, or if its manifest cannot be read, it is removed at once. Raises SnapshotNotFound.
         """
         now = time.time()
         changes = {"deleted_at": now, "kept_until": now + undo_seconds}
@@ -296,7 +298,7 @@ class LocalStore:
         return now
 
     def undelete(self, snapshot_id: str) -> SnapshotInfo:
-        """Undo that; nothing to do for one that was not deleted. Raises SnapshotNotFound when it is too late."""
+        """Undo a deletion; do nothing if there was none. Raises SnapshotNotFound when it is too late."""
         with self._changing, store_errors(self.root):
             listed = self._listing.find(snapshot_id)
             if listed is not None and not listed.annotations.deleted:
@@ -308,9 +310,9 @@ class LocalStore:
         return back.info
 
     def purge(self) -> list[str]:
-        """Remove the deleted snapshots whose time is over; their ids."""
+        """Remove the deleted snapshots whose time is over; return their ids."""
         now = time.time()
-        # What is due cannot be undone any more.
+        # A deletion that is due cannot be undone any more.
         due = [one for one in self.deleted() if one.annotations.kept_until <= now]
         ids = [one.info.snapshot_id for one in due]
         if ids:
@@ -318,10 +320,10 @@ class LocalStore:
         return ids
 
     def delete(self, *snapshot_ids: str) -> int:
-        """Remove snapshots for good, readable or not, and what only they needed; bytes that became free on the disk.
+        """Remove snapshots for good, readable or not, and what only they needed; return how many bytes became free.
 
-        Chunks that others share, or that an operation in flight counts on, stay, and some that lie among those may stay for
-        a while. Raises SnapshotNotFound, and then removes none.
+        Chunks stay that other snapshots share or that an operation in flight relies on, and so may, for a while, chunks that lie
+        among those. Raises SnapshotNotFound, and then removes none.
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._changing, store_errors(self.root):
@@ -337,7 +339,7 @@ class LocalStore:
             packs.sync_directory(self._manifests)
             self._records.forget(identities)
         for snapshot_id, one in zip(snapshot_ids, listed, strict=True):
-            if one is None or not one.annotations.deleted:  # else it was told when that happened
+            if one is None or not one.annotations.deleted:  # else `mark_deleted` has reported it
                 kernel_id = one.info.kernel_id if one else ""
                 self.on_change(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.REMOVED))
         freed = self.sweep()
@@ -350,18 +352,18 @@ class LocalStore:
         return freed
 
     def sweep(self) -> int:
-        """Remove the packs that nothing refers to; bytes that became free."""
+        """Remove the packs that nothing refers to; return how many bytes became free."""
         with store_errors(self.root):
             return self._collector.run()
 
     def weights(self) -> Weights:
-        """Scales for retention."""
+        """Return scales for retention."""
         return Weights(self.root, self._catalog, self._records)
 
-    def usage(self) -> StoreUsage:
-        """What the snapshots take. Counted anew when there are others than the last time: to be called in a thread."""
+    def space(self) -> StoreUsage:
+        """Return what the snapshots take; counts anew if there are other snapshots than the last time, so call it in a thread."""
         with store_errors(self.root):
-            return self._usage.of(self.snapshots())
+            return self._space.of(self.snapshots())
 
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
@@ -371,7 +373,7 @@ class LocalStore:
                 self.load(place.digest)
 
     def free_bytes(self) -> int:
-        """What can still be written to the disk that the store is on."""
+        """Return how many bytes can still be written to the store's disk."""
         with store_errors(self.root):
             return faults.free_bytes(self.root)
 

@@ -1,4 +1,4 @@
-"""The lock that keeps a store to one process."""
+"""The lock that gives a store to one process at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoreLock:
-    """Held from construction to `release`, or until the process is gone, however it ends.
+    """Lock of a store, held from construction to `release` or to the end of the process.
 
     The lock is the kernel's (flock, which NFS carries to its server); what the file says only names the holder. A file that
     names another host although the lock was free is reported in the log: either that host crashed, or the file system does
@@ -53,7 +53,7 @@ class StoreLock:
             raise
 
     def release(self) -> None:
-        """Let others have it; may be called again."""
+        """Release the lock; may be called again."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, 0)

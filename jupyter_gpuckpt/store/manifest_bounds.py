@@ -1,4 +1,4 @@
-"""How much a manifest may make its reader hold, found out before it is decoded: one may come from anybody, in an archive.
+"""Bounds on the memory that decoding a manifest takes, checked before it is decoded: it may come from anybody, in an archive.
 
 A few bytes can stand for many: compressed, and as MessagePack, in which an empty list is one byte and takes 56 in memory. What
 this version writes stays far below these bounds: digests do not compress, and neighbouring chunks of zeros are one.

@@ -63,7 +63,7 @@ def problem_of_info(info: SnapshotInfo) -> str:
 
 
 def is_time(seconds: float) -> bool:
-    """Whether these are seconds since the epoch that have a date."""
+    """Return whether these are seconds since the epoch that have a date."""
     return 0 <= seconds <= LATEST
 
 
@@ -73,12 +73,12 @@ def problem_of(manifest: Manifest) -> str:
 
 
 def is_link(record: CapturedFile) -> bool:
-    """Whether it is one of CRIU's links, which lies beside a file of the user's."""
+    """Return whether it is one of CRIU's links, which lies beside a file of the user."""
     return posixpath.basename(record.path).startswith(LINK_REMAP)
 
 
 def is_private(path: str, *, private_shm: bool) -> bool:
-    """Whether a path lies in a file system that the kernel has for itself."""
+    """Return whether a path lies in a file system that the kernel has for itself."""
     return _on_scratch(path) or (private_shm and path.startswith(_SHM))
 
 
@@ -159,7 +159,7 @@ def _is_connection(connection: TcpConnection) -> bool:
 
 
 def _is_address(parts: list[str | int]) -> bool:
-    """Whether it is an address as Python's sockets have it, without a name that somebody would have to be asked for."""
+    """Return whether it is an address as Python's sockets have it, with a number for the host, not a name to be resolved."""
     host, *numbers = parts or [0]
     if not isinstance(host, str) or not 1 <= len(numbers) <= _ADDRESS_NUMBERS:
         return False
@@ -215,7 +215,7 @@ def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
 
 
 def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]) -> bool:
-    """Whether kind, mode, owner, time and content are those of a file that does no more than hold something."""
+    """Return whether kind, mode, owner, time and content are those of a file that only holds data."""
     # A group that is handed on to what is made in a directory gives nobody any right.
     harmless = 0o1777 | (stat.S_ISGID if record.kind == "directory" else 0)
     fits = {
@@ -234,7 +234,7 @@ def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]
 
 
 def _is_plain(path: str) -> bool:
-    """Whether a path is absolute, without dots and empty names."""
+    """Return whether a path is absolute, without dots and empty names."""
     if not path.startswith("/") or "\0" in path:
         return False
     return not {"", ".", ".."}.intersection(path.split("/")[1:])

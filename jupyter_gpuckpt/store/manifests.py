@@ -44,7 +44,7 @@ class Listed(msgspec.Struct):
 
 
 class References(msgspec.Struct):
-    """The part of a manifest that says what must stay in the store."""
+    """The part of a manifest that says which chunks the snapshot needs."""
 
     info: SnapshotInfo
     streams: list[Stream]
@@ -61,15 +61,15 @@ _Part = TypeVar("_Part", Manifest, Listed, References)
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
-    """Where the manifest of this snapshot is. SnapshotNotFound for what cannot be an id (it may come from a URL)."""
+    """Return the path of this snapshot's manifest. Raises SnapshotNotFound for what cannot be an id: it may come from a URL."""
     ids.require({"snapshot_id": snapshot_id})
     return directory / (snapshot_id + SUFFIX)
 
 
 def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
-    """Write the manifest beside the place where it will be; returns that file and the manifest as it was read back from it.
+    """Write the manifest under a temporary name; return that file and the manifest as it was read back from it.
 
-    Durable when this returns. `commit` gives it its name. Whether it is sound is for the caller to find out (`snapshots.rehearsal`).
+    It is durable when this returns; `commit` gives it its name. The caller checks whether it is sound (`snapshots.rehearsal`).
     Raises OSError, ManifestInvalid; then nothing is left.
     """
     path = path_of(directory, manifest.info.snapshot_id)
@@ -82,7 +82,7 @@ def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
 
 
 def encoded(manifest: Manifest) -> bytes:
-    """The content of a manifest's file."""
+    """Return the content of a manifest's file."""
     body = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(manifest))
     composed = any(chunk.parts for stream in manifest.streams for chunk in stream.chunks)
     version = COMPOSED_VERSION if composed else FORMAT_VERSION
@@ -90,7 +90,7 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file that has its new content or its old one, also after a power cut. Raises OSError."""
+    """Replace a file; a power cut leaves its old content or the new one. Raises OSError."""
     commit(write_temporary(path, content))
 
 
@@ -110,7 +110,7 @@ def write_temporary(path: Path, content: bytes) -> Path:
 
 
 def commit(temporary: Path) -> None:
-    """Give a file of `write_temporary` its name, so that it is there also after a power cut. Raises OSError."""
+    """Give a file of `write_temporary` its name, durably. Raises OSError."""
     try:
         temporary.rename(temporary.with_name(temporary.name.removesuffix(TEMPORARY)))
     except OSError:
@@ -120,7 +120,7 @@ def commit(temporary: Path) -> None:
 
 
 def read(path: Path, kind: type[_Part]) -> _Part:
-    """The manifest in `path`, or the part of it that `kind` names; the whole file is verified either way.
+    """Return the manifest in `path`, or the part of it that `kind` names; the whole file is verified either way.
 
     Raises SnapshotNotFound, ManifestInvalid (naming file and snapshot), FormatTooNew, OSError.
     """
@@ -132,7 +132,7 @@ def read(path: Path, kind: type[_Part]) -> _Part:
 
 
 def not_found(snapshot_id: str) -> SnapshotNotFound:
-    """The error for a snapshot that is not, or no longer, there."""
+    """Return the error for a snapshot that is not there."""
     return SnapshotNotFound(
         f"There is no snapshot {snapshot_id}.",
         hint="It may have been deleted; list the snapshots again.",
@@ -140,7 +140,7 @@ def not_found(snapshot_id: str) -> SnapshotNotFound:
 
 
 def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """What `read` makes of the content of `path`."""
+    """Return what `read` returns for this content of `path`."""
     part = _decoded(path, data, kind)
     problem = manifest_checks.problem_of_info(part.info)
     if not problem and isinstance(part, Manifest):
@@ -162,7 +162,7 @@ def _sources(chunk: Chunk) -> set[bytes]:
 
 
 def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """What the content of `path` says, sound or not."""
+    """Return the decoded content of `path`, without checking whether it is sound."""
     snapshot_id = path.name.removesuffix(SUFFIX)
     if len(data) < _HEADER.size:
         raise _invalid(path, "it is truncated")

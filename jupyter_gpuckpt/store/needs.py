@@ -1,7 +1,7 @@
-"""Which chunks a snapshot needs, by where they lie: of each pack a bit for every chunk, in the order of `contents.py`.
+"""The chunks that a snapshot needs, as a bitmap per pack with one bit for each of its chunks, in the order of `contents.py`.
 
-Packs are known by their names, which are never used again. A pack of 2,500 chunks takes 313 bytes of each snapshot that needs
-something in it, so what ten thousand snapshots need is some megabytes.
+Packs are known by their names, which are never reused. A pack of 2,500 chunks takes 313 bytes in the record of each snapshot that
+needs something in it, so the bitmaps of ten thousand snapshots take some megabytes.
 """
 
 from __future__ import annotations
@@ -16,39 +16,42 @@ from numpy.typing import NDArray
 
 from .. import decoding
 
-#: By pack, packed bits (`np.packbits`, the lowest first).
+#: Bitmaps by pack (`np.packbits`, lowest bit first).
 Needs = dict[str, NDArray[np.uint8]]
 
-#: Beyond so many packs all snapshots are taken to need one of them.
+#: For more packs than this every snapshot is assumed to need one of them.
 _ASK_FOR_EACH = 20
 
 
 class Newest(NamedTuple):
-    """The latest record at some moment. `remakes`: the database's count then; when it is made again, numbers begin anew."""
+    """The latest record at some moment.
+
+    `remakes`: the database's count at that moment; numbers start again when it is rebuilt.
+    """
 
     number: int
     remakes: int
 
 
 def pack_bits(chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """A truth value for every chunk of a pack, as bits."""
+    """Return a truth value per chunk of a pack as bits."""
     return np.packbits(chosen, bitorder="little")
 
 
 def chosen_of(bits: NDArray[np.uint8], count: int) -> NDArray[np.bool_]:
-    """Undo that, for a pack of `count` chunks."""
+    """Return the truth values in `bits`, for a pack of `count` chunks."""
     return np.unpackbits(bits, count=count, bitorder="little").astype(np.bool_)
 
 
 def add(total: Needs, more: Needs) -> None:
-    """Put `more` on `total`."""
+    """Add the chunks in `more` to `total`."""
     for name, bits in more.items():
         before = total.get(name)
         total[name] = bits if before is None else before | bits
 
 
 def union(all_needs: Iterable[Needs]) -> Needs:
-    """What they need together."""
+    """Return the chunks that are in any of these."""
     total: Needs = {}
     for needs in all_needs:
         add(total, needs)
@@ -56,18 +59,18 @@ def union(all_needs: Iterable[Needs]) -> Needs:
 
 
 def encoded(needs: Needs) -> bytes:
-    """The bytes in which the names of packs can be looked for."""
+    """Return `needs` as bytes in which the names of packs can be searched for."""
     return msgspec.msgpack.encode({name: needs[name].tobytes() for name in sorted(needs)})
 
 
 def decoded(data: bytes) -> Needs:
-    """Undo that."""
+    """Return what `encoded` was given."""
     found = decoding.from_msgpack(data, dict[str, bytes])
     return {name: np.frombuffer(bits, np.uint8) for name, bits in found.items()}
 
 
 def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> None:
-    """Forget what those snapshots need that need something in one of these packs; their manifests are read again."""
+    """Clear the needs of the snapshots that need something in one of these packs; their manifests are read again."""
     if len(packs) > _ASK_FOR_EACH:
         connection.execute("UPDATE snapshots SET needs = NULL")
         return
@@ -78,7 +81,7 @@ def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> No
 
 
 def newer_needs(pack: str, newest: Newest, remakes: int, connection: sqlite3.Connection) -> bool:
-    """Whether a snapshot that was put on record after `newest` may need something in this pack. `remakes`: of the database now."""
+    """Return whether a snapshot recorded after `newest` may need something in this pack. `remakes`: the database's count now."""
     if newest.remakes != remakes:
         return True
     query = "SELECT 1 FROM snapshots WHERE number > ? AND (needs IS NULL OR instr(needs, ?))"

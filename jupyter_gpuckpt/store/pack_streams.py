@@ -1,6 +1,6 @@
-"""Packs that are never files here: written for somebody else from chunks of the store, and read as they come in.
+"""Packs as streams: made of chunks of the store for an export, and read from an archive.
 
-Either way only some chunks are in memory at a time, and each is compared with its digest.
+In either direction only some chunks are in memory at a time, and each is compared with its digest.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .codecs import MOST_CHUNK_BYTES, CodecError, UnknownCodecError, decompress,
 from .packs import HEADER_BYTES, RECORD_BYTES, Entry
 from .writer import Record
 
-#: Gives the next bytes of a stream, exactly as many as are asked for.
+#: Returns the next bytes of a stream, exactly as many as are asked for.
 Take = Callable[[int], bytes]
 
 
 class PackPlan:
-    """A pack of some chunks of the store, each known by its digest and its lengths. `length`: what the pack will be long."""
+    """A pack to be made of chunks of the store, of which digests and lengths are known. `length`: that of the pack."""
 
     def __init__(self, chunks: Sequence[Entry]) -> None:
         end = HEADER_BYTES
@@ -31,7 +31,7 @@ class PackPlan:
         self.length = end + len(self._end)
 
     def pieces(self, read: Callable[[bytes], tuple[int, bytes, int]]) -> Iterator[bytes]:
-        """The pack, piece by piece; `read` gives codec, payload and raw length of a chunk. Raises ObjectCorrupt."""
+        """Yield the pack in pieces; `read` returns codec, payload and raw length of a chunk. Raises ObjectCorrupt."""
         yield packs.file_header()
         for entry in self._entries:
             codec, payload, raw_length = read(entry.digest)
@@ -50,7 +50,7 @@ class PackPlan:
 
 
 def records(name: str, length: int, take: Take) -> Iterator[Record]:
-    """The chunks of the pack `name`, of which `take` gives `length` bytes, all of which are taken; every chunk is verified.
+    """Yield the chunks of the pack `name`, verified; all of its `length` bytes are taken from `take`.
 
     Raises ArchiveInvalid naming the pack, FormatTooNew, and what `take` raises.
     """
@@ -65,7 +65,7 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
         entry = packs.parse_record_header(take(RECORD_BYTES), offset)
         offset += RECORD_BYTES
         if entry is None:
-            break  # the index: the records have said all that it says
+            break  # the index, which repeats what the records say
         most = min(MOST_CHUNK_BYTES, length - offset)
         if entry.stored_length > most or entry.raw_length > MOST_CHUNK_BYTES:
             raise _invalid(name, "a chunk in it is longer than can be")

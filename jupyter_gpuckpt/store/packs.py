@@ -5,8 +5,8 @@
     index     one entry per record
     trailer   where the index begins, how many entries, its digest, magic
 
-A pack describes itself: the catalog can be made again from indexes alone, and where an index is damaged the records' own
-headers say what is there. All numbers are little-endian. What a codec's number means is in codecs.py.
+A pack describes itself: the catalog can be rebuilt from indexes alone, and where an index is damaged, from the headers of the
+records. All numbers are little-endian. The numbers of codecs are defined in codecs.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..pwrite import pwrite_all
 from .codecs import MOST_CHUNK_BYTES, CodecError, decompress, digest_of
 
 SUFFIX = ".pack"
-#: Begins the names of packs that are being written; whatever is called so when a store opens was cut off.
+#: Prefix of the names of packs that are being written; a file with it that is there when a store opens is incomplete.
 TEMPORARY = "tmp-"
 
 _HEADER = struct.Struct("<8sI4x")
@@ -44,7 +44,7 @@ _TRAILER_MAGIC = b"GPUCKIX\n"
 
 # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2
-#: asm-generic/mman-common.h, since Linux 5.14; fails where the pages would give a SIGBUS.
+#: asm-generic/mman-common.h, since Linux 5.14; fails where an access would raise SIGBUS.
 _MADV_POPULATE_READ = 22
 # Two pieces each; pwritev takes 1024 (IOV_MAX).
 _RECORDS_PER_CALL = 512
@@ -63,7 +63,7 @@ RECORD_BYTES = _RECORD.size
 
 
 class Entry(NamedTuple):
-    """Where a chunk's payload lies in a pack. `offset` is that of the payload; its record begins RECORD_BYTES before."""
+    """A chunk in a pack. `offset` is that of its payload; its record begins RECORD_BYTES before it."""
 
     digest: bytes
     offset: int
@@ -73,15 +73,15 @@ class Entry(NamedTuple):
 
 
 def new_name() -> str:
-    """A new pack's name; names sort by age, also in a copy of the store that has other times."""
+    """Return a name for a new pack; names sort by age, also in a copy of the store whose files have other times."""
     return f"{time.time_ns():016x}-{token_hex(8)}"
 
 
 class PackFile:
-    """A pack being written. `reserve` and the counts belong to the writer's lock; `write` is for any thread.
+    """A pack that is being written. The writer's lock guards `reserve` and the counts; `write` is thread-safe.
 
-    Threads write at the same time, each at the place that it reserved, so a pack that was cut off can have holes: the index
-    lists complete records only.
+    Threads write at the same time, each where it reserved room, so an incomplete pack can have holes: the index lists complete
+    records only.
     """
 
     def __init__(self, directory: Path, name: str) -> None:
@@ -90,7 +90,7 @@ class PackFile:
         self._path = directory / (TEMPORARY + name + SUFFIX)
         self._end = HEADER_BYTES
         self.entries: list[Entry] = []
-        #: Threads that write just now.
+        #: How many threads are writing.
         self.in_flight = 0
         self._descriptor = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
@@ -103,11 +103,11 @@ class PackFile:
 
     @property
     def length(self) -> int:
-        """Bytes reserved so far."""
+        """The number of bytes reserved so far."""
         return self._end
 
     def reserve(self, digest: bytes, stored_length: int, raw_length: int, codec: int) -> Entry:
-        """A place for a record of this payload."""
+        """Reserve room for a record of this payload and return its entry."""
         entry = Entry(digest, self._end + RECORD_BYTES, stored_length, raw_length, codec)
         self._end = entry.offset + stored_length
         return entry
@@ -122,12 +122,12 @@ class PackFile:
             start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
             written = os.pwritev(self._descriptor, pieces, start)
             if written < end - start:
-                # A nearly full disk takes a part.
+                # A nearly full disk accepts a part.
                 pwrite_all(self._descriptor, b"".join(pieces)[written:], start + written)
             _write_back(self._descriptor, start, end - start)
 
     def seal(self) -> int:
-        """Write the index, bring all to the disk, give the file its final name; its length in bytes. Raises OSError."""
+        """Write the index, sync everything to the disk, give the file its final name; return its length. Raises OSError."""
         entries = sorted(self.entries, key=lambda entry: entry.offset)
         pwrite_all(self._descriptor, file_end(entries, self._end), self._end)
         os.fsync(self._descriptor)
@@ -138,7 +138,7 @@ class PackFile:
         return length
 
     def discard(self) -> None:
-        """Remove what was written, sealed or not."""
+        """Delete the file, sealed or not."""
         self.close()
         with suppress(OSError):
             self._path.unlink()
@@ -156,7 +156,7 @@ def read_index(path: Path) -> list[Entry]:
 
 
 def index_of(path: Path) -> bytes:
-    """The index of a sealed pack, verified: a row of `INDEX_ROW` for each entry.
+    """Return the index of a sealed pack, verified: a row of `INDEX_ROW` for each entry.
 
     Raises ObjectCorrupt when the pack is truncated or its index altered, FormatTooNew, OSError.
     """
@@ -186,9 +186,9 @@ def index_of(path: Path) -> bytes:
 
 
 def scan(path: Path) -> Iterator[Entry]:
-    """The entries of a pack whose index is of no use, from the records' headers; every payload is read and verified.
+    """Yield the entries of a pack whose index cannot be used, from the headers of its records; every payload is verified.
 
-    Ends at the first record that makes no sense. Raises FormatTooNew, OSError.
+    Ends at the first header that is invalid. Raises FormatTooNew, OSError.
     """
     with path.open("rb") as file:
         with suppress(ObjectCorrupt):  # the header's own bytes may be what is damaged
@@ -209,7 +209,7 @@ def scan(path: Path) -> Iterator[Entry]:
 
 
 def read_payload(path: Path, entry: Entry) -> bytes:
-    """The payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
+    """Return the payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
     length = RECORD_BYTES + entry.stored_length
     record = bytearray(length)
     got = read_run(path, entry.offset - RECORD_BYTES, memoryview(record))
@@ -219,7 +219,7 @@ def read_payload(path: Path, entry: Entry) -> bytes:
 
 
 def read_run(path: Path, offset: int, into: memoryview) -> int:
-    """Fill `into` from `offset` of a pack; bytes read, fewer where the pack ends or is gone. Raises OSError."""
+    """Fill `into` from `offset` of a pack; return the bytes read, fewer where the pack ends or is gone. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -234,16 +234,16 @@ def read_run(path: Path, offset: int, into: memoryview) -> int:
 
 
 def map_run(path: Path, start: int, end: int) -> memoryview | None:
-    """What lies from `start` to `end` of a pack, without copying it; None where that cannot be had, and `read_run` says more.
+    """Map the bytes from `start` to `end` of a pack; return None if that fails, and `read_run` finds the reason.
 
-    The memory may be written to, which changes nothing. When the file is truncated or cannot be read any more later, whoever
-    looks at it gets a SIGBUS: for processes that may be lost.
+    Writing to the memory does not change the file. If the file is truncated or becomes unreadable later, an access raises SIGBUS:
+    only for processes that may die.
     """
     begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     try:
         with path.open("rb", buffering=0) as file:
             found = mmap.mmap(file.fileno(), end - begin, access=mmap.ACCESS_COPY, offset=begin)
-        # First all is asked for at once, then waited for.
+        # The first call starts reading all of it, the second waits for that.
         found.madvise(mmap.MADV_WILLNEED)
         found.madvise(_MADV_POPULATE_READ)
     except (OSError, ValueError):
@@ -252,7 +252,7 @@ def map_run(path: Path, start: int, end: int) -> memoryview | None:
 
 
 def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:
-    """The error for a chunk that is not what its digest says."""
+    """Return the error for a chunk that does not match its digest."""
     return ObjectCorrupt(
         f"Chunk {digest.hex()[:16]} in pack {path.name} is damaged: {why}.",
         hint="Check the disk. Snapshots that use this chunk cannot be resumed; the next save stores a new copy of it.",
@@ -261,7 +261,7 @@ def damaged_chunk(path: Path, digest: bytes, why: str) -> ObjectCorrupt:
 
 
 def chunk_too_new(digest: bytes, codec: int) -> FormatTooNew:
-    """The error for a chunk that a newer version compressed."""
+    """Return the error for a chunk that a newer version compressed."""
     return FormatTooNew(
         f"Chunk {digest.hex()[:16]} was compressed by a newer version of jupyter-gpuckpt (codec {codec}).",
         hint="Upgrade jupyter-gpuckpt.",
@@ -269,7 +269,7 @@ def chunk_too_new(digest: bytes, codec: int) -> FormatTooNew:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the names in a directory to the disk."""
+    """Sync the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -278,19 +278,19 @@ def sync_directory(path: Path) -> None:
 
 
 def file_header() -> bytes:
-    """What a pack begins with."""
+    """Return the header of a pack."""
     return _HEADER.pack(_HEADER_MAGIC, FORMAT_VERSION)
 
 
 def record_header(entry: Entry) -> bytes:
-    """What a record begins with."""
+    """Return the header of the record of this entry."""
     return _RECORD.pack(
         _RECORD_MAGIC, entry.codec, entry.stored_length, entry.raw_length, entry.digest
     )
 
 
 def parse_record_header(header: bytes, offset: int) -> Entry | None:
-    """The record that `header`, found at `offset`, begins; None where it is no record, as after the last one."""
+    """Return the entry of the record that begins with `header` at `offset`; None where no record begins, as after the last."""
     magic, codec, stored_length, raw_length, digest = _RECORD.unpack(header)
     if magic != _RECORD_MAGIC:
         return None
@@ -298,7 +298,7 @@ def parse_record_header(header: bytes, offset: int) -> Entry | None:
 
 
 def file_end(entries: Sequence[Entry], start: int) -> bytes:
-    """Index and trailer, which follow the records at `start`; `entries` in the order of their offsets."""
+    """Return index and trailer, which follow the records at `start`; `entries` are in the order of their offsets."""
     index = b"".join(
         _INDEX.pack(e.digest, e.offset, e.stored_length, e.raw_length, e.codec) for e in entries
     )
@@ -306,7 +306,7 @@ def file_end(entries: Sequence[Entry], start: int) -> bytes:
 
 
 def check_header(path: Path, header: bytes) -> None:
-    """Raise ObjectCorrupt if a pack does not begin like this, FormatTooNew."""
+    """Raise ObjectCorrupt if this is not the header of a pack, FormatTooNew if it is a newer version's."""
     if len(header) < HEADER_BYTES:
         raise _damaged(path, "it is truncated")
     magic, version = _HEADER.unpack(header)
@@ -324,8 +324,10 @@ def _damaged(path: Path, why: str) -> ObjectCorrupt:
 
 
 def _write_back(descriptor: int, offset: int, length: int) -> None:
-    """Have the disk begin to write what was written, so that little is left for fsync (man sync_file_range). A hint: what it cannot
-    do, and what goes wrong, fsync says."""
+    """Start writing these bytes to the disk, so that little is left for fsync (man sync_file_range).
+
+    Errors are ignored: fsync reports them.
+    """
     _libc().sync_file_range(descriptor, offset, length, _SYNC_FILE_RANGE_WRITE)
 
 

@@ -1,7 +1,6 @@
-"""Where every chunk lies, in memory: for as long as so many snapshots are put on record that asking the catalog for the chunks of
-each would take a multiple of the time.
+"""An index of the places of all chunks in memory, used while many snapshots are recorded: asking the catalog takes several times as long.
 
-21 bytes for a chunk: digests are told apart by their first 8 bytes.
+It takes 21 bytes per chunk: only the first 8 bytes of digests are kept.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ _DIGEST_START = np.dtype(">u8")
 
 
 class Located(NamedTuple):
-    """Where chunks lie, damaged ones included, as columns: `pack` counts `names`. `whole`: all that were asked for are known
-    undamaged."""
+    """Places of chunks as columns, damaged ones included.
+
+    `pack`: index into `names`. `whole`: every chunk that was asked for is there and not known to be damaged.
+    """
 
     names: list[str]
     pack: NDArray[np.uint32]
@@ -29,9 +30,10 @@ class Located(NamedTuple):
 
 
 class PlaceIndex:
-    """As the catalog is while it is read. `moves`: its count before; what is found is right while it is the same.
+    """The places of all chunks at the moment of its making.
 
-    Reading it ends early when `stop` is set, and then it is not `usable`.
+    `moves`: the catalog's count before; answers are right while that count is the same. Reading ends early when `stop` is set, and
+    the index is not `usable` then.
     """
 
     def __init__(self, catalog: Catalog, stop: threading.Event | None = None) -> None:
@@ -51,12 +53,12 @@ class PlaceIndex:
         self._keys, self._pack = self._keys[order], self._pack[order]
         self._offset, self._damaged = self._offset[order], self._damaged[order]
         self._names = list(numbers)
-        #: Whether it has everything, and no two digests begin in the same way.
+        #: True if it is complete, and no two digests have the same first bytes.
         self.usable = bool(np.all(self._keys[1:] != self._keys[:-1]))
         self.usable &= stop is None or not stop.is_set()
 
     def find(self, digests: Collection[bytes]) -> Located:
-        """Where those of `digests` lie that the store holds."""
+        """Return the places of those of `digests` that the store has."""
         keys = _starts(b"".join(digests))
         at = np.searchsorted(self._keys, keys)
         inside = at < len(self._keys)

@@ -1,6 +1,6 @@
-"""Where chunks lie on the disk, for many at once.
+"""Places of many chunks on the disk, as columns.
 
-As columns: a GB has 4,000 chunks, and making Python objects of each would hold Python's lock when a resume can least afford it.
+A GB has 4,000 chunks, and an object of Python for each would hold the GIL at the wrong moment of a resume.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from .codecs import DIGEST_BYTES
 
-#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's of all before it.
+#: A chunk's place: `pack` is the number of its pack, `checksum` the catalog's checksum of the fields before it.
 PLACE = np.dtype(
     [
         ("offset", "<u8"),
@@ -28,15 +28,15 @@ PLACE = np.dtype(
         ("damaged", "u1"),
     ]
 )
-#: The beginning of a query whose answer is one text for all chunks that are asked for: their places in hexadecimal digits.
+#: Beginning of a query that returns one text with the places of all chunks that are asked for, in hexadecimal digits.
 LOCATE = (
     "SELECT group_concat(printf('%016x', offset) || hex(digest) || "
     "printf('%08x%08x%02x%016x%08x%02x', stored_length, raw_length, codec, pack, checksum, damaged), '') "
     "FROM chunks WHERE pack NOT IN temp.gone AND"
 )
-# PLACE as that writes it.
+# PLACE as that query writes it.
 _WRITTEN = np.dtype([(name, PLACE[name].newbyteorder(">")) for name in PLACE.names or ()])
-# What the checksum covers: all before it in PLACE.
+# The fields that the checksum covers: those before it in PLACE.
 _CHECKED = struct.Struct(f"<Q{DIGEST_BYTES}sIIBQ")
 
 #: An array of PLACE.
@@ -44,7 +44,7 @@ PlaceRows = NDArray[Any]
 
 
 class Location(NamedTuple):
-    """A chunk's pack (its name) and its place there."""
+    """The place of one chunk; `pack` is the name of its pack."""
 
     pack: str
     offset: int
@@ -55,7 +55,7 @@ class Location(NamedTuple):
 
 
 class Places:
-    """Chunks' places, in the order in which they lie on the disk. `packs`: the names of the packs that `pack` counts."""
+    """Places of chunks in the order in which they lie on the disk. `packs`: names of the packs, which `pack` indexes."""
 
     def __init__(self, parts: Sequence[PlaceRows], packs: Sequence[str]) -> None:
         rows = np.concatenate([np.empty(0, PLACE), *parts])
@@ -72,17 +72,17 @@ class Places:
             )
 
     def undamaged(self) -> Places:
-        """Return those that are not known to be damaged."""
+        """Return the places of the chunks that are not known to be damaged."""
         return Places([self.rows[self.rows["damaged"] == 0]], self.packs)
 
     @property
     def digests(self) -> list[bytes]:
-        """Of the chunks, in their order."""
+        """The digests of the chunks, in the same order."""
         return list(map(bytes, self.rows["digest"].tolist()))
 
 
 def rows_of(written: str) -> PlaceRows:
-    """The rows that `LOCATE` gave. Raises ValueError when they are not that, or were altered."""
+    """Return the rows in the text that `LOCATE` returned. Raises ValueError if it is malformed or a row was altered."""
     rows = np.frombuffer(bytes.fromhex(written), _WRITTEN).astype(PLACE)
     data = memoryview(rows.tobytes())
     checked = [
@@ -97,5 +97,5 @@ def rows_of(written: str) -> PlaceRows:
 def checksum_of(
     offset: int, digest: bytes, stored_length: int, raw_length: int, codec: int, pack: int
 ) -> int:
-    """What the catalog keeps beside a row; SQLite notices a damaged structure, not a damaged number."""
+    """Return the checksum of a row of the catalog; SQLite notices a damaged structure, not a damaged number."""
     return zlib.crc32(_CHECKED.pack(offset, digest, stored_length, raw_length, codec, pack))

@@ -1,7 +1,7 @@
-"""What is known of snapshots without reading their manifests: what lists show, and which chunks they need.
+"""Records of snapshots in the database: what lists show, and which chunks they need, without reading manifests.
 
-The manifests are the truth. A record is used while its manifest's file is the one that it was made from, and made again from
-there otherwise. One says nothing of needs where a chunk is missing or damaged: the next save may put it anywhere.
+The manifests are the truth. A record is used while its manifest's file is the one that it was made from; otherwise it is made again.
+A record has no needs if a chunk is missing or damaged, because the next save may store that chunk anywhere.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from .place_index import Located, PlaceIndex
 
 logger = logging.getLogger(__name__)
 
-# A record of other fields is one of another version, which may have left some out.
+# A record with other fields was written by another version and may lack some.
 _FIELDS = ",".join(SnapshotInfo.__struct_fields__)
-# From so many snapshots on that are to be put on record it is worth the time to look at all chunks first.
+# From so many snapshots on it is worth building an index of all chunks first.
 _MANY = 100
-# Snapshots in one turn: of each some kilobytes.
+# Snapshots read in one turn: each has some kilobytes.
 _AT_ONCE = 50
 
 
 class _Found(NamedTuple):
-    """What some chunks are in terms of packs. `moves`: the catalog's count when they were looked up."""
+    """Chunks as bitmaps per pack. `whole`: all are there. `moves`: the catalog's count when they were looked up."""
 
     needs: Needs
     whole: bool
@@ -48,7 +48,7 @@ class _Found(NamedTuple):
 
 
 class Records:
-    """Of one store. Thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
+    """The records of one store. Thread-safe. Raises sqlite3.OperationalError and OSError, which the store translates."""
 
     def __init__(self, manifests_directory: Path, catalog: Catalog) -> None:
         self._manifests, self._catalog = manifests_directory, catalog
@@ -56,7 +56,7 @@ class Records:
         self._index: PlaceIndex | None = None
 
     def infos(self) -> dict[str, tuple[str, SnapshotInfo]]:
-        """What lists show of every snapshot on record, and the identity of the manifest that says so."""
+        """Return, for every recorded snapshot, what lists show and the identity of the manifest that it comes from."""
 
         def read(connection: sqlite3.Connection) -> list[tuple[str, str, bytes]]:
             return connection.execute("SELECT name, identity, info FROM snapshots").fetchall()
@@ -70,7 +70,7 @@ class Records:
         return found
 
     def newest(self) -> Newest:
-        """The latest record."""
+        """Return the latest record."""
 
         def read(connection: sqlite3.Connection) -> Newest:
             (number,) = connection.execute("SELECT max(number) FROM snapshots").fetchone()
@@ -79,24 +79,24 @@ class Records:
         return self._catalog.database.run(read)
 
     def add(self, info: SnapshotInfo, digests: Collection[bytes]) -> Needs:
-        """Put a snapshot that was just published on record; what it needs of what the store has."""
+        """Record a snapshot that was just published; return what it needs of what the store has."""
         return self._add(info, digests, self.identity(info.snapshot_id))
 
     def _add(self, info: SnapshotInfo, digests: Collection[bytes], identity: str) -> Needs:
-        """Put on record what was read of a manifest when its file was `identity`."""
+        """Record what was read of a manifest when its file was `identity`."""
         while True:
             found = self._look_up(digests)
             if self._catalog.database.run(partial(self._put, info, identity, found)):
                 return found.needs
 
     def identity(self, snapshot_id: str) -> str:
-        """What tells a snapshot's manifest from another one of its id; empty where there is none. Raises OSError."""
+        """Return what tells a snapshot's manifest from another one of the same id; empty if there is none. Raises OSError."""
         return identity_of(manifests.path_of(self._manifests, snapshot_id))
 
     def forget(self, gone: dict[str, str]) -> None:
-        """Take snapshots that are gone off the record; `gone`: their ids, with the identities that their manifests had.
+        """Delete the records of snapshots that are gone; `gone`: their ids, with the identities that their manifests had.
 
-        There may be newer ones of these ids, which stay.
+        Records of newer snapshots of these ids stay.
         """
         query = "DELETE FROM snapshots WHERE name = ? AND identity = ?"
         try:
@@ -107,7 +107,7 @@ class Records:
             logger.warning("Snapshots that are gone stay on record for now: %s", error)
 
     def of(self, snapshot_id: str) -> Needs:
-        """What a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
+        """Return what a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
         identity = self.identity(snapshot_id)
 
         def read(connection: sqlite3.Connection) -> list[_Row]:
@@ -116,7 +116,7 @@ class Records:
 
         for row in self._catalog.database.run(read):
             needs = row.read() if row.identity == identity else None
-            # A record that names packs which are not there was left by a catalog that lost others.
+            # A record that names missing packs was left by a catalog that lost other rows.
             if needs is not None and needs.keys() <= self._catalog.names(needs.keys()):
                 return needs
         return self._read(snapshot_id)
@@ -126,9 +126,10 @@ class Records:
         unreadable: Callable[[StoreError | OSError], None] = lambda error: None,
         stop: threading.Event | None = None,
     ) -> Iterator[tuple[str, Needs]]:
-        """Every snapshot that there is, and what it needs of what the store has; puts on record what is not.
+        """Yield every snapshot and what it needs of what the store has; record those that are not recorded yet.
 
-        `unreadable` is told of manifests that cannot be read, and may raise. When `stop` is set the next one comes soon.
+        `unreadable` is called with the error of each manifest that cannot be read, and may raise. Once `stop` is set the next item
+        comes soon.
         """
         identities = identities_in(self._manifests)
         waiting = {
@@ -162,12 +163,12 @@ class Records:
         unreadable: Callable[[StoreError | OSError], None],
         stop: threading.Event | None,
     ) -> Iterator[tuple[str, Needs]]:
-        """The end of `all`: from manifests."""
+        """Yield the snapshots of `all` that have to be read from their manifests."""
         index = None
         try:
             for name in sorted(waiting):
                 try:
-                    # One thread at a time: what another has read meanwhile is on record.
+                    # One thread at a time: what another thread has read meanwhile is recorded.
                     with self._reading:
                         if len(waiting) >= _MANY and self._index is None:
                             index = self._index = PlaceIndex(self._catalog, stop)
@@ -182,13 +183,15 @@ class Records:
                 self._index = None
 
     def newer_needs(self, pack: str, newest: Newest) -> bool:
-        """Whether a snapshot that was put on record after `newest` may need something in this pack."""
+        """Return whether a snapshot recorded after `newest` may need something in this pack."""
         database = self._catalog.database
         return database.run(lambda c: newer_needs(pack, newest, database.remakes, c))
 
     def move(self, moves: dict[str, NDArray[np.int64]], name: str, count: int) -> None:
-        """Chunks of old packs lie in the new one of this name, which has `count`, now. `moves`: of each old pack, where there
-        every chunk of it went; -1 for one that stayed."""
+        """Change the records of snapshots whose chunks moved to the pack `name`, which has `count` chunks.
+
+        `moves`: for each old pack, the position in the new pack of every chunk; -1 for a chunk that stayed.
+        """
         last = 0
         while rows := self._catalog.database.run(partial(_rows_after, last)):
             last = rows[-1].number
@@ -205,7 +208,7 @@ class Records:
 
     @property
     def complete(self) -> bool:
-        """Whether every snapshot that there is is on record."""
+        """True if every snapshot is recorded."""
 
         def read(connection: sqlite3.Connection) -> set[str]:
             rows = connection.execute("SELECT name FROM snapshots WHERE needs IS NOT NULL")
@@ -215,7 +218,7 @@ class Records:
         return there <= self._catalog.database.run(read)
 
     def _read(self, snapshot_id: str) -> Needs:
-        # Before it is read: then another file's identity never stands beside what this one says.
+        # Before it is read: content and identity of two different files are never combined.
         identity = self.identity(snapshot_id)
         path = manifests.path_of(self._manifests, snapshot_id)
         found = manifests.read(path, manifests.References)
@@ -255,8 +258,10 @@ class Records:
     def _put(
         self, info: SnapshotInfo, identity: str, found: _Found, connection: sqlite3.Connection
     ) -> bool:
-        """Whether nothing has moved since it was looked up. Puts nothing on record whose manifest is gone or another one by now:
-        the record of that one has its place."""
+        """Record a snapshot; return False if chunks have moved since they were looked up.
+
+        Nothing is recorded if the manifest is gone or replaced by now: the newer manifest has its own record.
+        """
         if self._catalog.moves != found.moves:
             return False
         name = info.snapshot_id
@@ -264,7 +269,7 @@ class Records:
             return True
         needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
         told = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
-        # One that is there keeps its number: what a snapshot lacks a chunk for is put on record again each time that it is read.
+        # An existing record keeps its number: a snapshot that lacks a chunk is recorded again each time that it is read.
         row = (told, needs, name, identity)
         query = "UPDATE snapshots SET info = ?, needs = ? WHERE name = ? AND identity = ?"
         if not connection.execute(query, row).rowcount:
@@ -276,7 +281,7 @@ class Records:
 
 
 class _Row(NamedTuple):
-    """A row of the table."""
+    """A row of the table `snapshots`."""
 
     number: int
     name: str
@@ -285,7 +290,7 @@ class _Row(NamedTuple):
     needs: bytes | None
 
     def read(self) -> Needs | None:
-        """What the snapshot needs, if that is on record."""
+        """Return what the snapshot needs, if that is recorded and intact."""
         name = self.name + self.identity
         data = unsealed(name, self.needs)
         if data is None or unsealed(name + _FIELDS, self.info) is None:
@@ -322,7 +327,7 @@ def _moved(needs: Needs, moves: dict[str, NDArray[np.int64]], name: str, count: 
 
 
 def identity_of(path: Path | os.DirEntry[str]) -> str:
-    """What tells a file from another one under its name; empty where there is none. Raises OSError."""
+    """Return what tells a file from another one of the same name; empty if there is none. Raises OSError."""
     try:
         facts = path.stat()
     except FileNotFoundError:
@@ -331,11 +336,11 @@ def identity_of(path: Path | os.DirEntry[str]) -> str:
 
 
 def identities_in(directory: Path) -> dict[str, str]:
-    """The identities of all files in a folder, by their names; empty of one that cannot be looked at. Raises OSError."""
+    """Return the identities of all files in a folder by name, empty ones where stat fails. Raises OSError."""
     identities = {}
     with os.scandir(directory) as entries:
         for entry in entries:
             identities[entry.name] = ""
-            with suppress(OSError):  # also what reading it will meet
+            with suppress(OSError):  # reading the file reports it
                 identities[entry.name] = identity_of(entry)
     return identities

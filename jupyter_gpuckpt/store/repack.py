@@ -1,7 +1,7 @@
-"""Packs of which little is needed any more: what is goes into a new pack, so that the disk gets the rest back.
+"""Rewriting of packs of which little is needed: the needed chunks go into a new pack, and the rest becomes free.
 
-Without this, one chunk that outlives its snapshot would hold a pack of hundreds of megabytes, and a kernel that is saved over
-and over would fill the disk, however few of its snapshots stay.
+Without this, one chunk that outlives its snapshot would keep a pack of hundreds of megabytes, and a kernel that is saved over
+and over would fill the disk, however few of its snapshots are kept.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .records import Records
 
 logger = logging.getLogger(__name__)
 
-#: A pack is written anew when less than this part of it is needed: every byte is copied for at least one that becomes free.
+#: A pack is rewritten when less than this share of it is needed: for every byte that is copied at least one becomes free.
 WORTH_IT = 0.5
 
 
 class Repacking:
-    """Of one store; `lock` is the store's: it keeps leases as they are."""
+    """Rewriter of the packs of one store. `lock` is the store's, which guards the leases."""
 
     def __init__(
         self,
@@ -48,10 +48,10 @@ class Repacking:
         self._alone = threading.Lock()
 
     def run(self) -> int:
-        """Write packs anew of which little is needed, so that nothing refers to the old ones; bytes that the new ones take.
+        """Rewrite packs of which little is needed, so that nothing refers to the old ones; return the bytes of the new ones.
 
-        Nothing to do while another thread is at it. All goes on meanwhile. Packs that an operation counts on stay as they
-        are, also if it came to while they were being copied. Raises OSError, sqlite3.OperationalError.
+        Does nothing while another thread runs it. Other operations go on meanwhile. Packs that an operation relies on stay as
+        they are, also if it began while they were being copied. Raises OSError, sqlite3.OperationalError.
         """
         if not self._alone.acquire(blocking=False):
             return 0
@@ -62,7 +62,7 @@ class Repacking:
             self._alone.release()
 
     def _groups(self) -> list[dict[str, list[Entry]]]:
-        """Sparse packs with the chunks of theirs that are needed, each group for one new pack."""
+        """Return the sparse packs with those of their chunks that are needed, in groups that each make one new pack."""
         lengths = self._catalog.lengths()
         needed = needed_by_all(self._records)
         groups: list[dict[str, list[Entry]]] = []
@@ -95,7 +95,7 @@ class Repacking:
             if not copied:
                 return 0
             length = pack.seal()
-            # What a snapshot that came meanwhile needs of them may not have been copied.
+            # A snapshot that was published meanwhile may need chunks that were not copied.
             old = {
                 name: group[name]
                 for name in copied
@@ -114,7 +114,7 @@ class Repacking:
             else:
                 self._catalog.discard(pack)
                 self._release(lease)
-        # What fails from here on leaves the lease: old packs and new one stay until the next opening, which ends it.
+        # If the following fails, the lease remains: all packs stay until the next opening, which ends the move.
         self._move(pack, old)
         self._catalog.finish(pack.name, length, old)
         self._release(lease)
@@ -148,7 +148,7 @@ class Repacking:
             return self._leases.any_of(digests)
 
     def _copy(self, name: str, entries: list[Entry], pack: PackFile) -> bool:
-        """Whether all of them are in the new pack now."""
+        """Copy these chunks into the new pack; return whether all of them are there now."""
         for entry in entries:
             try:
                 payload = packs.read_payload(self._catalog.path_of(name), entry)
@@ -159,7 +159,7 @@ class Repacking:
             if intact != entry.digest:
                 logger.warning("Pack %s stays as it is: a chunk is damaged.", name)
                 return False
-            # A copy of damage must not count as the repaired chunk.
+            # Only intact chunks: a copy of a damaged one would count as repaired.
             placed = pack.reserve(entry.digest, entry.stored_length, entry.raw_length, entry.codec)
             pack.write([placed], [payload])
             pack.entries.append(placed)

@@ -1,4 +1,4 @@
-"""Which snapshots may go: a pure function of what there is, what is needed, and what the user wants to keep.
+"""Retention: which snapshots may be removed, as a pure function of the snapshots, of what is in use, and of the user's policy.
 
 Semantics are those of restic's `forget`: a snapshot stays if any keep rule holds of it, and `keep_within` counts back from the
 kernel's latest snapshot instead of from now, so that a notebook nobody opened for a month loses nothing.
@@ -23,24 +23,24 @@ NOT_KEPT = "no rule keeps it"
 
 
 class Scales(Protocol):
-    """What snapshots take together, what they share counted once (`store/weights.py`)."""
+    """Measures what snapshots take together, with shared chunks counted once (`store/weights.py`)."""
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Bytes that it takes beside those that were put on."""
+        """Return the bytes that this snapshot takes in addition to those that were put on."""
 
     def put_on(self, info: SnapshotInfo) -> None:
-        """It stays."""
+        """Count this snapshot among those that stay."""
 
 
 class Unshared:
-    """As if no two snapshots had anything in common, which is too much."""
+    """Scales that assume that snapshots share nothing, which overestimates."""
 
     def weight(self, info: SnapshotInfo) -> int:
-        """All that it refers to."""
+        """Return the bytes of all chunks that it refers to."""
         return info.sizes.stored_bytes
 
     def put_on(self, info: SnapshotInfo) -> None:
-        """Nothing changes."""
+        """Do nothing."""
 
 
 def judge(
@@ -51,13 +51,13 @@ def judge(
     living: Collection[str] = (),
     scales: Scales | None = None,
 ) -> list[Verdict]:
-    """What becomes of each of `snapshots`, newest first.
+    """Return the verdict on each of `snapshots`, newest first.
 
     `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each stays.
 
-    `scales` are used only where `max_bytes` is set (default: `Unshared`). What may not go is put on first, whatever it
-    takes, then the rest from the newest on. An old snapshot so weighs what its removal frees at least; one that weighs
-    nothing stays, and from the first that does not fit all others go.
+    `scales` are used only where `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are put on first,
+    then the others from the newest on. So an old snapshot weighs at least what its removal frees. One that weighs nothing
+    stays; from the first that does not fit on, all others are removed.
     """
     ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
     exempt = _exempt(ordered, policy)
@@ -74,7 +74,7 @@ def judge(
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
-    """Why no rule applies to these, by id; they use none up either."""
+    """Return, by id, why no rule applies to a snapshot; these do not count for the rules of others either."""
     exempt: dict[str, str] = {}
     for info in ordered:
         if info.pinned:
@@ -87,7 +87,7 @@ def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[st
 def _needed(
     ordered: Iterable[SnapshotInfo], needed: Collection[str], living: Collection[str]
 ) -> dict[str, str]:
-    """Why these stay whatever the rules say."""
+    """Return, by id, why a snapshot stays whatever the rules say."""
     held: dict[str, str] = {}
     seen: set[str] = set()
     for info in ordered:
@@ -107,7 +107,7 @@ def _by_kernel(infos: Iterable[SnapshotInfo]) -> Iterator[list[SnapshotInfo]]:
 
 
 def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
-    """Of one kernel's, newest first."""
+    """Return, by id, why the rules keep a snapshot of this one kernel; `infos` is newest first."""
     if not policy.keep_last and not policy.keep_within_seconds:
         return {info.snapshot_id: NO_RULE for info in infos}
     kept = {}
@@ -123,7 +123,7 @@ def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[s
 def _over_budget(
     wanted: list[SnapshotInfo], held: Collection[str], max_bytes: int, scales: Scales
 ) -> set[str]:
-    """Of those that the rules keep, newest first, the ones that the limit does not."""
+    """Return the ids of snapshots that the rules keep but that exceed `max_bytes`; `wanted` is newest first."""
     total = 0
     for info in wanted:
         if info.snapshot_id in held:

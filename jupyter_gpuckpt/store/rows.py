@@ -1,4 +1,4 @@
-"""Questions to the store's database and changes of it that are each done in one turn (`database.py`)."""
+"""Queries and changes of the store's database, each for one turn (`database.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .database import batches, broken, sealed, unsealed
 from .packs import Entry
 from .places import checksum_of
 
-#: Rows that are changed in one turn.
+#: Rows that one turn changes at most.
 CHANGES = 200
 
 _NAMES = "SELECT id, name FROM packs WHERE"
@@ -33,9 +33,9 @@ Placed = tuple[Entry, int]
 
 
 def select(query: str, digests: Collection[bytes], connection: sqlite3.Connection) -> list[Any]:
-    """The rows that `query` gives for `digests`.
+    """Return the rows of `query` for these digests.
 
-    One for many is best: between rows the sqlite3 module releases the GIL, and among busy threads each time it waits.
+    A query should return one row for many digests: between rows the sqlite3 module releases the GIL, and has to wait for it again.
     """
     found = []
     for batch in batches(digests):
@@ -45,18 +45,18 @@ def select(query: str, digests: Collection[bytes], connection: sqlite3.Connectio
 
 
 def parts() -> Iterator[Bounds]:
-    """The whole table of chunks in parts, each for one turn: of ten million chunks 2,400."""
+    """Yield the bounds of the parts of the table of chunks, each for one turn: of ten million chunks 2,400."""
     bounds = [(first << 4).to_bytes(2, "big") for first in range(1 << 12)]
     return pairwise([*bounds, b"\xff" * (DIGEST_BYTES + 1)])
 
 
 def between(query: str, bounds: Bounds, connection: sqlite3.Connection) -> list[Any]:
-    """The rows that `query` gives for a part."""
+    """Return the rows of `query` for one part."""
     return connection.execute(f"{query} digest >= ? AND digest < ?", bounds).fetchall()
 
 
 def names(connection: sqlite3.Connection, ids: list[int]) -> list[str]:
-    """Names of packs by their numbers, all of which must be there."""
+    """Return the names of the packs with these numbers, all of which must exist."""
     marks = ",".join("?" * len(ids))
     found: dict[int, str] = dict(connection.execute(f"{_NAMES} id IN ({marks})", ids))
     if len(found) < len(ids):
@@ -65,7 +65,7 @@ def names(connection: sqlite3.Connection, ids: list[int]) -> list[str]:
 
 
 def number_of(connection: sqlite3.Connection, name: str) -> int:
-    """The number of a pack that is there."""
+    """Return the number of a pack, which must exist."""
     found = connection.execute("SELECT id FROM packs WHERE name = ?", (name,)).fetchone()
     if found is None:
         raise broken(f"pack {name} is not there")
@@ -73,18 +73,18 @@ def number_of(connection: sqlite3.Connection, name: str) -> int:
 
 
 def lengths(connection: sqlite3.Connection) -> dict[str, int]:
-    """All packs that are there, with their lengths."""
+    """Return the lengths of all packs by name, without packs that are being registered."""
     query = "SELECT name, length FROM packs WHERE length AND id NOT IN temp.gone"
     return dict(connection.execute(query))
 
 
 def all_names(connection: sqlite3.Connection) -> set[str]:
-    """All packs, those that are being registered included."""
+    """Return the names of all packs, those that are being registered included."""
     return set(_some_names("", (), connection))
 
 
 def names_among(asked: Collection[str], connection: sqlite3.Connection) -> set[str]:
-    """Those of `asked` that are packs, as above."""
+    """Return those of `asked` that `all_names` returns."""
     found: set[str] = set()
     for batch in batches(asked):
         marks = ",".join("?" * len(batch))
@@ -100,7 +100,7 @@ _Columns = tuple[int, bytes | None, bytes | None]
 
 
 def contents_of(name: str, connection: sqlite3.Connection) -> _Columns | None:
-    """The number of a pack and what was kept of its contents; None where there is no such pack."""
+    """Return the number of a pack and the stored columns of its contents; None if there is no such pack."""
     query = (
         "SELECT id, numbers, digests FROM packs LEFT JOIN contents ON pack = id "
         "WHERE name = ? AND id NOT IN temp.gone"
@@ -110,7 +110,7 @@ def contents_of(name: str, connection: sqlite3.Connection) -> _Columns | None:
 
 
 def just_kept(connection: sqlite3.Connection, name: str) -> tuple[int, Contents]:
-    """The number and the contents of a pack that were entered in the same turn."""
+    """Return number and contents of a pack that was entered before, by the same work."""
     found = contents_of(name, connection)
     columns = [unsealed(str(found[0]), column) for column in found[1:]] if found else []
     if found is None or columns[0] is None or columns[1] is None:
@@ -119,14 +119,14 @@ def just_kept(connection: sqlite3.Connection, name: str) -> tuple[int, Contents]
 
 
 def numbers_of(name: str, connection: sqlite3.Connection) -> tuple[int, bytes] | None:
-    """The number of a pack and the first half of its contents; None where that was not kept."""
+    """Return the number of a pack and the column `numbers` of its contents; None if that is not stored."""
     query = "SELECT id, numbers FROM packs JOIN contents ON pack = id WHERE name = ?"
     found: tuple[int, bytes] | None = connection.execute(query, (name,)).fetchone()
     return found
 
 
 def begin(name: str, contents: Contents, connection: sqlite3.Connection) -> bool:
-    """Whether a pack's chunks are to be entered: not where it was read in by a rebuild in between."""
+    """Enter a pack; return whether its chunks are still to be entered, which a rebuild in between may have done."""
     found = connection.execute("SELECT length FROM packs WHERE name = ?", (name,)).fetchone()
     if found is None:
         put_pack(connection, name, 0, contents)
@@ -134,13 +134,13 @@ def begin(name: str, contents: Contents, connection: sqlite3.Connection) -> bool
 
 
 def is_entered(connection: sqlite3.Connection, name: str) -> bool:
-    """Whether there is a row of this pack, be it one that is being registered or is gone."""
+    """Return whether there is a row of this pack, even if it is being registered or is gone."""
     query = "SELECT 1 FROM packs WHERE name = ?"
     return connection.execute(query, (name,)).fetchone() is not None
 
 
 def put_pack(connection: sqlite3.Connection, name: str, length: int, contents: Contents) -> int:
-    """Enter a pack without its chunks, if it is not there; its number."""
+    """Enter a pack without its chunks, unless it is there; return its number."""
     query = "INSERT OR IGNORE INTO packs (name, length) VALUES (?, ?)"
     connection.execute(query, (name, length))
     pack = number_of(connection, name)
@@ -149,7 +149,7 @@ def put_pack(connection: sqlite3.Connection, name: str, length: int, contents: C
 
 
 def put_contents(connection: sqlite3.Connection, pack: int, contents: Contents) -> None:
-    """Keep what lies in a pack."""
+    """Store the contents of a pack."""
     columns = (contents.numbers.tobytes(), contents.digests)
     connection.execute(
         "INSERT OR REPLACE INTO contents VALUES (?, ?, ?)",
@@ -158,32 +158,32 @@ def put_contents(connection: sqlite3.Connection, pack: int, contents: Contents) 
 
 
 def insert(connection: sqlite3.Connection, placed: Iterable[Placed], *, replace: bool) -> None:
-    """Enter chunks. Those that are known stay where they are, unless they are damaged there, or gone, or `replace`."""
+    """Enter chunks; known ones keep their place unless they are damaged or gone there, or `replace` is set."""
     rows = ((e.offset, e.digest, *e[2:], pack) for e, pack in placed)
     connection.executemany(_INSERT, ((*row, checksum_of(*row), replace) for row in rows))
 
 
 def holders(connection: sqlite3.Connection, digests: Collection[bytes]) -> set[str]:
-    """The packs where those of `digests` lie that are known."""
+    """Return the names of the packs that have one of these chunks."""
     query = "SELECT DISTINCT name FROM packs JOIN chunks ON pack = id WHERE"
     return {name for (name,) in select(query, digests, connection)}
 
 
 def entries(connection: sqlite3.Connection, *, pack: int) -> list[Entry]:
-    """What is known to lie in a pack; looks through all chunks."""
+    """Return the chunks of a pack by a scan of all chunks."""
     query = "SELECT digest, offset, stored_length, raw_length, codec FROM chunks WHERE pack = ?"
     return [Entry(*row) for row in connection.execute(query, (pack,))]
 
 
 def drop(connection: sqlite3.Connection, name: str) -> None:
-    """Let a pack count as gone. Writes nothing to the disk."""
+    """Mark a pack as gone, in memory only."""
     connection.execute(
         "INSERT OR IGNORE INTO temp.gone SELECT id FROM packs WHERE name = ?", (name,)
     )
 
 
 def spare(dropped: Iterable[str], connection: sqlite3.Connection) -> None:
-    """Undo that."""
+    """Undo `drop` for these packs."""
     connection.executemany(
         "DELETE FROM temp.gone WHERE pack = (SELECT id FROM packs WHERE name = ?)",
         [(name,) for name in dropped],
@@ -191,15 +191,15 @@ def spare(dropped: Iterable[str], connection: sqlite3.Connection) -> None:
 
 
 def first_gone(connection: sqlite3.Connection) -> int | None:
-    """The number of a pack that is gone and still has rows."""
+    """Return the number of a pack that is gone and still has rows; None if there is none."""
     found = connection.execute("SELECT pack FROM temp.gone LIMIT 1").fetchone()
     return found[0] if found else None
 
 
 def deletions(pack: int, digests: bytes | None) -> Iterator[Callable[[sqlite3.Connection], None]]:
-    """Turns that delete all that is said of a pack that is gone; `digests` of what lay in it, where they are known.
+    """Yield the turns that delete all rows of a pack that is gone; `digests`: those of its chunks, where they are known.
 
-    They do nothing to a pack that has its number by then.
+    A turn does nothing if another pack has the number by then.
     """
     if digests is None:
         for bounds in parts():
@@ -213,7 +213,7 @@ def deletions(pack: int, digests: bytes | None) -> Iterator[Callable[[sqlite3.Co
 
 
 def digests_of(pack: int, connection: sqlite3.Connection) -> bytes | None:
-    """What lies in a pack by its number; None where that was not kept."""
+    """Return the digests of the chunks of a pack by its number; None if they are not stored."""
     query = "SELECT digests FROM contents WHERE pack = ?"
     found = connection.execute(query, (pack,)).fetchone()
     return unsealed(str(pack), found[0]) if found else None

@@ -1,4 +1,4 @@
-"""Memory that is used again and again, so that its pages are there."""
+"""Reusable memory, whose pages stay mapped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import suppress
 
 
 class Scratch:
-    """Reusable memory of one worker. What `get` gave is overwritten by what is done with the next one."""
+    """Reusable memory of one worker: every `get` returns the same memory again."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
 
     def get(self, length: int) -> memoryview:
-        """Writable memory, page-aligned; its content is undefined."""
+        """Return writable, page-aligned memory with undefined content."""
         if len(self._memory) < length:
             fresh = mmap.mmap(-1, length)
             # Fewer page faults; where the system has no huge pages, small ones do.

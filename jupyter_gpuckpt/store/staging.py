@@ -1,4 +1,4 @@
-"""A snapshot that is on the disk and does not exist yet: what happens between the two is up to the caller."""
+"""Staging of snapshots: a manifest is on the disk under a temporary name before its snapshot exists."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 
 class Staged:
-    """A manifest that was written to the disk under a temporary name; `manifest` is what was read back from there.
+    """A manifest on the disk under a temporary name; `manifest` is what was read back from there.
 
-    Use as a context manager: leaving it without `publish` removes the file, and a crash inside leaves a file that the next
-    opening of the store removes. Making it raises OSError.
+    Use as a context manager: leaving it without `publish` removes the file, and the file that a crash leaves is removed by the
+    next opening of the store. The constructor raises OSError.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._file, self.manifest = manifests.stage(directory, manifest)
-        #: Whether it has its final name; where `publish` raises nevertheless, it may not outlast a power cut.
+        #: True if it has its final name; if `publish` raised all the same, a power cut may undo that.
         self.published = False
 
     def __enter__(self) -> Self:
@@ -40,7 +40,7 @@ class Staged:
             self._file.unlink(missing_ok=True)
 
     def publish(self) -> None:
-        """Make the snapshot exist: durable when this returns, and then only. Raises StoreFull, StoreUnavailable."""
+        """Make the snapshot exist, durably once this returns. Raises StoreFull, StoreUnavailable."""
         directory = self._file.parent
         with store_errors(directory):
             try:
@@ -53,7 +53,7 @@ class Staged:
 
 
 class Staging:
-    """The staging of one store. `lock` is the store's: it keeps leases as they are."""
+    """Staging of snapshots in one store. `lock` is the store's, which guards the leases."""
 
     def __init__(self, records: Records, leases: Leases, lock: threading.RLock) -> None:
         self._records, self._leases, self._lock = records, leases, lock
@@ -61,7 +61,7 @@ class Staging:
 
     @contextmanager
     def alone(self, snapshot_id: str) -> Iterator[None]:
-        """Nobody else stages this snapshot inside. Raises SnapshotExists where somebody does already."""
+        """Exclude others from staging this snapshot. Raises SnapshotExists if one is doing so already."""
         with self._lock:
             if snapshot_id in self._ids:
                 raise exists(snapshot_id)
@@ -74,7 +74,7 @@ class Staging:
 
     @contextmanager
     def recorded(self, staged: Staged, digests: set[bytes]) -> Iterator[None]:
-        """Inside, `staged` may be published; where it was, it is on record after that."""
+        """Allow `staged` to be published inside, and record the snapshot afterwards if it was."""
         try:
             with staged:
                 yield
@@ -83,11 +83,11 @@ class Staging:
                 self._record(staged.manifest.info, digests)
 
     def _record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
-        """Put a snapshot that was just published on record, which protects its chunks from then on; leases need not any more."""
+        """Record a snapshot that was just published: the record protects its chunks from then on, instead of leases."""
         try:
             self._records.add(info, digests)
         except (OSError, sqlite3.OperationalError) as error:
-            # Its manifest will be read. A delete that is going on has not seen that one, so a lease lasts beyond it.
+            # Its manifest will be read. A collect in progress has not seen that manifest, so a lease outlasts it.
             logger.warning("Snapshot %s is not on record yet: %s", info.snapshot_id, error)
             with self._lock:
                 self._leases.await_publication(self._leases.take(digests))
@@ -97,7 +97,7 @@ class Staging:
 
 
 def exists(snapshot_id: str) -> SnapshotExists:
-    """The error for a snapshot that is there already."""
+    """Return the error for a snapshot that exists already."""
     return SnapshotExists(
         f"There is a snapshot {snapshot_id} in the store already.",
         hint="It is the same one: use it, undo its deletion, or delete it first.",

@@ -1,7 +1,7 @@
-"""What an opening leaves to be done in the background: it takes long in a large store, and nobody waits for it.
+"""Background work after the opening of a store; it takes long in a large store, and nobody waits for it.
 
-Snapshots that are not on record are put there (all of them when the catalog was lost, or is of an older version), and rows of
-packs that are gone are deleted.
+Snapshots without a record get one (all of them when the catalog was lost or is of an older version), and rows of packs that are
+gone are deleted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """A thread that ends when there is nothing left to do; none where there is nothing to begin with."""
+    """The thread that does this work; it is started only if there is any."""
 
     def __init__(self, catalog: Catalog, records: Records) -> None:
         self._catalog, self._records = catalog, records
@@ -28,7 +28,7 @@ class Upkeep:
             self._thread.start()
 
     def stop(self) -> None:
-        """Have it end soon, and wait for that; may be called again."""
+        """Stop the thread and wait for its end; may be called again."""
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
@@ -40,6 +40,6 @@ class Upkeep:
                 if self._stop.is_set():
                     return
         except Exception as error:
-            # What is not on record is read when it is asked for.
+            # What is not recorded is read when it is asked for.
             level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
             logger.log(level, "Not all snapshots are on record: %s", error)

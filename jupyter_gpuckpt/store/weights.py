@@ -1,7 +1,7 @@
-"""What snapshots take in the store together, as `retention.py` asks: the compressed bytes of their chunks, each counted once.
+"""Scales for retention: the compressed bytes of the chunks of several snapshots, each chunk counted once.
 
-The headers of chunks and packs are left out, and so is what no snapshot needs but is still there: a few per cent as a rule, and
-never more than half of a pack (`repack.py`).
+Headers of chunks and packs are left out, and so are chunks that are still there although no snapshot needs them: a few per cent as
+a rule, and never more than half of a pack (`repack.py`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from .records import Records
 
 
 class Weights:
-    """Scales of one store, for one judgement: to be used in a thread."""
+    """Scales of one store, for one call of `retention.judge`; slow, so to be used in a thread."""
 
     def __init__(self, root: Path, catalog: Catalog, records: Records) -> None:
         self._root, self._catalog, self._records = root, catalog, records
         self._on: Needs = {}
         self._lengths: dict[str, NDArray[Any] | None] = {}
-        #: The last that was read: what is weighed is put on next, as a rule.
+        #: The needs that were read last: a snapshot that is weighed is usually put on next.
         self._read: tuple[str, Needs] = ("", {})
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Bytes that it takes beside those that were put on; of one that cannot be read, all that it says it has."""
+        """Return the bytes that this snapshot takes in addition to those that were put on.
+
+        For one that cannot be read, return all bytes that its record states.
+        """
         try:
             needs = self._needs(info)
         except StoreError:
@@ -40,10 +43,10 @@ class Weights:
             return sum(self._weight(pack, bits) for pack, bits in needs.items())
 
     def put_on(self, info: SnapshotInfo) -> None:
-        """It stays."""
+        """Count this snapshot among those that stay."""
         try:
             add(self._on, self._needs(info))
-        except StoreError:  # what it shares is not known then
+        except StoreError:  # what it shares with others is unknown
             return
 
     def _weight(self, pack: str, bits: NDArray[np.uint8]) -> int:

@@ -1,4 +1,4 @@
-"""Putting chunks into a store: many threads, one writer per operation."""
+"""Writing of chunks into a store: one writer per operation, used by many threads."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .packs import Entry, PackFile, new_name
 
 logger = logging.getLogger(__name__)
 
-#: A pack is closed when it has grown to this; one record may go beyond it.
+#: A pack is closed when it has reached this size; the last write may exceed it.
 PACK_BYTES = 256 << 20
 #: Packs that one writer fills at the same time, at most.
 _OPEN_PACKS = 4
 
 
 class Record(NamedTuple):
-    """A chunk to be stored: `payload` is what `codec` made of its `raw_length` bytes, and digest their name."""
+    """A chunk to be stored: its digest, and the payload that `codec` made of its `raw_length` bytes."""
 
     digest: bytes
     payload: bytes | memoryview
@@ -34,15 +34,15 @@ class Record(NamedTuple):
 
 
 class PackWriter:
-    """Writes packs; made by `LocalStore.writer`, used as a context manager.
+    """Writer of packs, made by `LocalStore.writer` and used as a context manager.
 
     `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was asked for and found, or appended, stays in
-    the store until a manifest that refers to it is published (or, after an error, until the writer is left). A pack that is
-    full is brought to the disk in the background while the next one fills, so the disk is never idle. Whatever fails there
-    is raised by the next `append_all` or by `finish`.
+    the store until a manifest that refers to it is published (or, after an error, until the writer is left). A full pack is
+    synced to the disk in the background while the next one fills, so the disk is never idle. An error there is raised by the
+    next `append_all` or by `finish`.
 
-    `finish` makes all durable. Left without it, or by an exception, chunks that were written completely are kept for the next
-    save where the disk still takes them, and temporary files are removed. Methods raise StoreFull and StoreUnavailable.
+    `finish` makes everything durable. If the context is left without it or by an exception, complete chunks are kept for the
+    next save as far as the disk accepts them, and temporary files are removed. Methods raise StoreFull and StoreUnavailable.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class PackWriter:
             self._lease: Lease = leases.take()
         self._lock = threading.Lock()
         self._written: dict[bytes, int] = {}
-        # Asked for and not found: not asked for again by `append`.
+        # Asked for and not found: `append` does not ask again.
         self._absent: set[bytes] = set()
-        # Packs that take more; a thread takes one that no other writes to, as writes to one file exclude each other.
+        # Packs with room; a thread takes one that no other writes to, because writes to one file exclude each other.
         self._open: list[PackFile] = []
-        # Packs that are full, but into which some thread still writes.
+        # Full packs that some thread is still writing to.
         self._closing: list[PackFile] = []
         self._seals: list[Future[None]] = []
         self._sealer = ThreadPoolExecutor(1, "seal")
@@ -74,12 +74,12 @@ class PackWriter:
         self._finished = False
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
-        """Those of `digests` that need not be appended, with the bytes they take in the store. One question for many is cheap."""
+        """Return those of `digests` that need not be appended, with their stored lengths. One call for many is cheap."""
         with self._lock:
             found = {d: self._written[d] for d in digests if d in self._written}
         rest = [digest for digest in digests if digest not in found]
         if rest:
-            # One step under the store's lock: between the answer and the lease no sweep may take the chunk away.
+            # One step under the store's lock: no sweep may remove the chunk between the answer and the lease.
             with self._store_lock, store_errors(self._root):
                 stored = self._catalog.known(rest)
                 self._lease.digests.update(stored)
@@ -88,7 +88,7 @@ class PackWriter:
         return found
 
     def has(self, digest: bytes) -> bool:
-        """Whether `digest` need not be appended."""
+        """Return whether `digest` need not be appended."""
         return bool(self.known((digest,)))
 
     def append(
@@ -98,9 +98,9 @@ class PackWriter:
         return self.append_all([Record(digest, payload, raw_length, codec)])
 
     def append_all(self, records: Sequence[Record]) -> int:
-        """Write chunks side by side; bytes added to the store: 0 for a chunk that is there or that another thread writes.
+        """Write chunks next to each other; return the bytes added, 0 for a chunk that is there or that another thread writes.
 
-        Payloads are not kept. When another thread's write of the same chunk fails, `finish` raises.
+        Payloads are not kept. If another thread's write of the same chunk fails, `finish` raises.
         """
         if self._error is not None:
             raise self._error
@@ -134,7 +134,7 @@ class PackWriter:
         return sum(entry.stored_length for entry in entries)
 
     def finish(self) -> None:
-        """Bring everything to the disk and register it; returns when it is durable. May be called again."""
+        """Sync everything to the disk and register it; may be called again."""
         if self._finished:
             return
         self._seal_rest()
@@ -171,7 +171,7 @@ class PackWriter:
             self._sealer.shutdown()
 
     def _choose(self) -> PackFile:
-        """The open pack with the fewest writers, or a new one when all are busy."""
+        """Return the open pack with the fewest writers, or a new one if all are busy."""
         pack = min(self._open, key=lambda pack: pack.in_flight, default=None)
         if pack is None or (pack.in_flight and len(self._open) < _OPEN_PACKS):
             pack = PackFile(self._directory, new_name())
@@ -198,7 +198,7 @@ class PackWriter:
                 pack.discard()
                 return
             with self._store_lock:
-                # Leased before others can see them, also by a rebuild: a sweep must not take what this writer counts on.
+                # Leased before others can see them, a rebuild included: a sweep must not remove what this writer relies on.
                 self._lease.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root, pack.length):
                 length = pack.seal()
@@ -213,7 +213,7 @@ class PackWriter:
     def _abandon(self, error: BaseException | None) -> None:
         full = isinstance(error, StoreFull)
         if full:
-            # What is not sealed gives its room back; nobody can count on it yet.
+            # Packs that are not sealed are removed; nobody can rely on them yet.
             with self._lock:
                 for pack in (*self._closing, *self._open):
                     pack.discard()

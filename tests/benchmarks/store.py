@@ -1,4 +1,4 @@
-"""A store of a million chunks: opening, lists, usage, deletes and what they hold up, memory.
+"""A store of a million chunks: opening, lists, its space, deletes and what they hold up, memory.
 
 GPUCKPT_BENCH_CHUNKS names other sizes (10000000 takes 6 GB of disk and some minutes). Budgets are those of a million, and in
 proportion from there on; a delete may not hold up anything for longer, however large the store is.
@@ -30,7 +30,7 @@ from .room import GB, Skipped, folder
 SIZES = [int(size) for size in os.environ.get("GPUCKPT_BENCH_CHUNKS", "1000000").split(",")]
 MILLION = 10**6
 #: What a million chunks take at most, in seconds and MB.
-OPEN, LIST, USAGE, MEMORY = 1.0, 0.3, 2.0, 150.0
+OPEN, LIST, SPACE, MEMORY = 1.0, 0.3, 2.0, 150.0
 HELD_UP_MS = 50.0
 #: For how long is looked at what waits without a delete.
 IDLE_SECONDS = 0.5
@@ -60,8 +60,8 @@ def measure(root: Path, size: int) -> Iterator[Row]:
     yield Row(f"{label}opening", [found["open"]], budget=OPEN * scale)
     yield Row("    first list", [found["list"]], budget=LIST * scale)
     yield Row("    list", [found["list again"]])
-    yield Row("    first usage", [found["usage"]], budget=USAGE * scale)
-    yield Row("    usage after another save", [found["usage again"]])
+    yield Row("    first count of the space", [found["space"]], budget=SPACE * scale)
+    yield Row("    the same after another save", [found["space again"]])
     for what in ("one", "many"):
         yield Row(f"    delete of {what}", [found[what]], facts=found[f"{what} facts"])
         for probe in ("look-up", "list", "publish"):
@@ -93,11 +93,11 @@ def _again(root: Path) -> dict[str, object]:
         found["open"] = time.monotonic() - began
         found["list"] = _timed(store.snapshots)
         found["list again"] = _timed(store.snapshots)
-        found["usage"] = _timed(store.usage)
+        found["space"] = _timed(store.space)
         some = store.manifest(ids[-1]).streams[0].chunks
         digests = [chunk.digest for chunk in some]
         _publish(store, digests, "another")
-        found["usage again"] = _timed(store.usage)
+        found["space again"] = _timed(store.space)
         # Of the first notebook all but the last snapshot go, so that the pack with the libraries is written anew.
         gone = ids[: large_store.SNAPSHOTS_PER_NOTEBOOK - 1]
         for what, names in (("nothing", []), ("one", gone[:1]), ("many", gone[1:])):

@@ -165,5 +165,10 @@ def test_a_notebook_is_code(notebook):
 def test_the_store_is_measured_whatever_its_size(monkeypatch):
     monkeypatch.setattr(store, "SIZES", [3000])
     rows = {row.name.strip(): row for row in store.run()}
-    for name in ("first list", "first usage", "delete of many", "longest wait of a publish"):
+    for name in (
+        "first list",
+        "first count of the space",
+        "delete of many",
+        "longest wait of a publish",
+    ):
         assert rows[name].samples[0] > 0

@@ -185,5 +185,5 @@ def test_whatever_lies_in_the_place_of_a_file_costs_one_snapshot_at_most(
     store = reopened()
     assert ids(store)[:2] == ["s3", "s2"]
     store.delete("s3")
-    assert store.usage().snapshots == len(ids(store))
+    assert store.space().snapshots == len(ids(store))
     assert store.manifest("s2").info.snapshot_id == "s2"

@@ -206,7 +206,7 @@ def test_a_page_fault_does_not_wait_for_a_long_look_up(tmp_path, monkeypatch):
             asked.extend(batch)
             if len(asked) == 3:
                 fault.start()
-                wait_for(opened.database._turn.locked)
+                wait_for(opened.database._queue.locked)
             return select(query, batch, connection)
 
         monkeypatch.setattr(rows, "select", with_a_fault_in_between)

@@ -230,7 +230,7 @@ def test_nobody_waits_for_a_delete(store, monkeypatch):
         store.publish(manifest("s3", THREE))
         store.annotate("s3", {"title": "new"})
         assert {info.snapshot_id for info in store.snapshots()} == {"s2", "s3"}
-        assert store.usage().stored_bytes == len(TWO + THREE)
+        assert store.space().stored_bytes == len(TWO + THREE)
         store.verify("s3")
     finally:
         go_on.set()
@@ -289,7 +289,7 @@ def test_a_catalog_of_the_first_version_is_taken_over(store):
         connection.commit()
     with LocalStore(root) as again:
         wait_for(lambda: again._records.complete)
-        assert again.usage().stored_bytes == len(ONE + TWO)
+        assert again.space().stored_bytes == len(ONE + TWO)
         again.verify("s1")
     with closing(sqlite3.connect(root / "catalog.sqlite")) as connection:
         assert connection.execute("SELECT * FROM chunks").fetchall() == before

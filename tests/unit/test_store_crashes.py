@@ -148,7 +148,7 @@ def check(root, caplog, *, made_again=False):
         store.delete(*(name for name in left if name != "s4"))
         store.verify("s4")
         assert on_disk(root) < 2 * len(LASTING) * SIZE, "garbage stays"
-        assert store.usage().stored_bytes == len(LASTING) * SIZE
+        assert store.space().stored_bytes == len(LASTING) * SIZE
     assert ("made again" in caplog.text) == made_again, caplog.text
     with LocalStore(root) as store:
         assert [info.snapshot_id for info in store.snapshots()] == ["s4"]

@@ -1,7 +1,7 @@
-"""Reading packs into the catalog that it does not know: one that a crash left, or all, when the catalog was lost.
+"""Indexing of packs that the catalog does not know: one that a crash left, or all of them when the catalog was lost.
 
-First what lies in every pack is kept, then chunks are entered in the order of their digests, a part of all digests at a time: each
-page of the table is written once, however many packs there are.
+The contents of every pack are entered first, then the chunks in the order of their digests, a range of digests at a time: each page
+of the table is written once, however many packs there are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .packs import Entry
 
 logger = logging.getLogger(__name__)
 
-# Chunks in memory at a time, about.
+# Approximate number of chunks in memory at a time.
 _CHUNKS_AT_ONCE = 500_000
 # Packs in a transaction.
 _PACKS_AT_ONCE = 100
@@ -32,10 +32,10 @@ _PACKS_AT_ONCE = 100
 _PREFIXES = 1 << 16
 
 
-def adopt(connection: sqlite3.Connection, paths: dict[str, Path]) -> None:
-    """Enter these packs, the oldest first, by name; in several transactions. One that was begun is begun again.
+def index_packs(connection: sqlite3.Connection, paths: dict[str, Path]) -> None:
+    """Enter these packs, oldest first, in several transactions; a pack that was entered in part is entered again.
 
-    A chunk that was stored again because it was damaged lies in the newer pack, so that one wins. Raises OSError.
+    A chunk that was stored again because it was damaged lies in the newer pack, so the newer pack wins. Raises OSError.
     """
     lengths: dict[str, int] = {}
     chunks = 0
@@ -59,7 +59,7 @@ def adopt(connection: sqlite3.Connection, paths: dict[str, Path]) -> None:
 
 
 def contents_of(path: Path) -> Contents | None:
-    """What the pack says that it holds; None where nothing can be said."""
+    """Return what the pack's index says, or its records where the index is damaged; None where neither can be read."""
     try:
         try:
             return Contents.of_index(packs.index_of(path))
@@ -74,9 +74,9 @@ def contents_of(path: Path) -> Contents | None:
 
 
 def _enter(connection: sqlite3.Connection, names: Iterable[str], low: int, high: int) -> None:
-    """Enter the chunks whose digests begin with a number from `low` to before `high`.
+    """Enter the chunks whose digests begin with a number from `low` up to, but not including, `high`.
 
-    Who needed them where they were before is forgotten.
+    Records of snapshots that needed such a chunk in another pack are cleared.
     """
     parts: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
     for name in names:
@@ -101,5 +101,5 @@ def _enter(connection: sqlite3.Connection, names: Iterable[str], low: int, high:
 
 
 def _bytes(digests: NDArray[Any]) -> list[bytes]:
-    """The digests whole: as text they would end where zeros begin."""
+    """Return the digests in full length: as numpy strings they would lose trailing zeros."""
     return list(map(bytes, digests.view(f"V{DIGEST_BYTES}").tolist()))

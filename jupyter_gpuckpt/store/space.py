@@ -1,6 +1,6 @@
-"""What the snapshots of a store take, as a picture of it needs: how much of it is the same, whose it is, how it came about.
+"""The space that the snapshots of a store take: how much they share, how much each name has, and how it grew.
 
-Which name needs which chunk is on record (`records.py`); what comes of it is kept until there are other snapshots.
+The records (`records.py`) say which name needs which chunk; the result is cached until there are other snapshots.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .records import Records
 MOST_POINTS = 60
 
 
-class Usage:
-    """Of one store. Thread-safe. `root` and `manifests_directory` are its folders."""
+class Space:
+    """Counter of the space in one store. Thread-safe. `root` and `manifests_directory` are its folders."""
 
     def __init__(
         self, root: Path, manifests_directory: Path, catalog: Catalog, records: Records
@@ -36,7 +36,7 @@ class Usage:
         self._known: tuple[frozenset[tuple[str, str]], _Shares] | None = None
 
     def of(self, snapshots: Iterable[SnapshotInfo]) -> StoreUsage:
-        """What `snapshots`, all there are, take. Raises OSError, sqlite3.OperationalError."""
+        """Return what `snapshots`, which are all there are, take. Raises OSError, sqlite3.OperationalError."""
         by_name: dict[str, list[SnapshotInfo]] = {}
         infos = sorted(snapshots, key=lambda info: info.created)
         for info in infos:
@@ -66,14 +66,14 @@ class Usage:
 
     def _shares(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
         key = frozenset((info.snapshot_id, name) for name in by_name for info in by_name[name])
-        with self._lock:  # who comes second needs not count it all again
+        with self._lock:  # a second caller waits for the result of the first
             if self._known is None or self._known[0] != key:
                 self._known = (key, self._count(by_name))
             return self._known[1]
 
     def _count(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
         name_of = {info.snapshot_id: name for name in by_name for info in by_name[name]}
-        # Of every pack what each name needs in it.
+        # For every pack, what each name needs in it.
         packs: dict[str, Needs] = {}
         for snapshot_id, needs in self._records.all():
             name = name_of.get(snapshot_id)
@@ -89,7 +89,7 @@ class Usage:
 
 
 class _Shares:
-    """Who needs which chunk. A chunk that is damaged counts for nothing: it has to be stored again."""
+    """Sums of what each name needs, and of what only one name needs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.stored = dict.fromkeys(names, 0)
@@ -97,7 +97,7 @@ class _Shares:
         self.stored_bytes = self.unique_bytes = 0
 
     def count(self, numbers: NDArray[Any], wanted: Needs) -> None:
-        """A pack, of which each name wants some chunks."""
+        """Add one pack, of which each name needs some chunks."""
         stored = numbers["stored_length"].astype(np.int64)
         chosen = {name: chosen_of(bits, len(numbers)) for name, bits in wanted.items()}
         times = np.sum(list(chosen.values()), axis=0)
@@ -109,7 +109,7 @@ class _Shares:
 
 
 def growth(infos: list[SnapshotInfo]) -> list[Growth]:
-    """What `infos`, oldest first, brought one after the other; the last point is always that of the last one."""
+    """Return how much `infos`, oldest first, added one after the other; the last point is always that of the last one."""
     total, points = 0, []
     for info in infos:
         total += info.sizes.new_bytes

@@ -8,7 +8,7 @@ import pytest
 from jupyter_gpuckpt.model import Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.usage import MOST_POINTS, growth
+from jupyter_gpuckpt.store.space import MOST_POINTS, growth
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files, put
 
@@ -33,7 +33,7 @@ def test_shared_chunks_count_once_and_belong_to_nobody_alone(store):
     publish(store, "s1", "a.ipynb", A, B, created=1)
     publish(store, "s2", "a.ipynb", B, C, C, created=2)
     publish(store, "s3", "b.ipynb", B, D, created=3)
-    usage = store.usage()
+    usage = store.space()
     assert (usage.snapshots, usage.path) == (3, str(store.root))
     assert usage.stored_bytes == usage.unique_bytes == len(A + B + C + D)
     assert usage.raw_bytes == len(A + B + B + C + C + B + D)
@@ -54,24 +54,24 @@ def test_shared_chunks_count_once_and_belong_to_nobody_alone(store):
 
 
 def test_it_follows_the_snapshots(store):
-    assert (store.usage().snapshots, store.usage().by_name, store.usage().growth) == (0, [], [])
+    assert (store.space().snapshots, store.space().by_name, store.space().growth) == (0, [], [])
     publish(store, "s1", "a.ipynb", A, created=1)
     publish(store, "s2", "b.ipynb", A, B, created=2)
-    assert [one.exclusive_bytes for one in store.usage().by_name] == [len(B), 0]
+    assert [one.exclusive_bytes for one in store.space().by_name] == [len(B), 0]
     store.mark_deleted("s2", 60)
-    usage = store.usage()
+    usage = store.space()
     assert [(one.name, one.exclusive_bytes) for one in usage.by_name] == [("a.ipynb", len(A))]
     assert usage.stored_bytes == len(A)
     assert usage.disk_bytes > len(A + B)  # it may come back
     store.undelete("s2")
-    assert store.usage().stored_bytes == len(A + B)
+    assert store.space().stored_bytes == len(A + B)
 
 
 def test_manifests_are_read_once(store, monkeypatch):
     publish(store, "s1", "a.ipynb", A, created=1)
-    first = store.usage()
+    first = store.space()
     monkeypatch.setattr(manifests, "read", lambda *_: pytest.fail("read again"))
-    assert store.usage().by_name == first.by_name
+    assert store.space().by_name == first.by_name
 
 
 def test_growth_is_thinned_out_but_ends_where_it_ends():
