@@ -1,6 +1,6 @@
 """Every request that the daemon answers, as a value: its route, its record and the type of its reply. The client sends them.
 
-`send(calls.save(kernel_id))` sends one, `stream(calls.events(owner))` reads one that is answered by lines of JSON.
+`send(calls.save(kernel_id))` sends one, `stream(calls.owner_events(owner))` reads one that is answered by lines of JSON.
 """
 
 from __future__ import annotations
@@ -51,8 +51,6 @@ from .snapshot_records import (
 ANSWER_SECONDS = 30.0
 #: A launch makes namespaces and mounts; a kill waits for the operation that it cancels.
 LAUNCH_SECONDS, KILL_SECONDS = 120.0, 300.0
-#: How long one question of `wait` stays open.
-LONG_POLL_SECONDS = 25.0
 
 _Reply = TypeVar("_Reply")
 
@@ -183,15 +181,15 @@ def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Ca
     return Call(Kernel, "PUT", _path("kernels", kernel_id, "jupyter"), SaveRequest(name, jupyter))
 
 
-def operation(operation_id: str, wait: float = 0) -> Call[Operation]:
-    """Return an operation when it is over, or how it stands after `wait` seconds (60 at most)."""
-    path, params = _path("operations", operation_id), {"wait": wait} if wait else {}
-    return Call(Operation, "GET", path, params=params, seconds=ANSWER_SECONDS + wait)
+def operation(operation_id: str) -> Call[Operation]:
+    """Return how an operation stands."""
+    return Call(Operation, "GET", _path("operations", operation_id))
 
 
-def follow(operation_id: str) -> Call[Operation]:
-    """Stream an operation at every change, the last time when it is over. A stage may be silent for any time."""
-    return Call(Operation, "GET", _path("operations", operation_id, "progress"), seconds=None)
+def operation_events(operation_id: str) -> Call[Event]:
+    """Stream the events of one operation, until it is over."""
+    path = _path("operations", operation_id, "events")
+    return Call(Event, "GET", path, seconds=SILENCE_SECONDS)
 
 
 def cancel(operation_id: str) -> Call[Operation]:
@@ -281,7 +279,7 @@ def leave(owner_id: str) -> Call[None]:
     return Call(type(None), "DELETE", _path("owners", owner_id))
 
 
-def events(owner: Owner) -> Call[Event]:
+def owner_events(owner: Owner) -> Call[Event]:
     """Stream the events of an owner's kernels for as long as the connection is open."""
     return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)
 

@@ -20,11 +20,21 @@ from .snapshot_records import SnapshotChange
 from .states import KernelState
 
 #: Clients and daemon refuse each other when this differs.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: The daemon breaks the silence of a stream this often; a client takes one that is silent for longer for a daemon that hangs.
 KEEP_ALIVE_SECONDS, SILENCE_SECONDS = 10.0, 30.0
 #: How long an owner may take to come back to a daemon that was started again, and how long its requests wait for that.
 RESTART_SECONDS = 15.0
+
+
+class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
+    """How much of the daemon's history a record knows: of two records about one thing the later one counts.
+
+    `incarnation`: which daemon of this place, a larger number for a later one. `number`: how many changes it had told.
+    """
+
+    incarnation: int = 0
+    number: int = 0
 
 
 def package_version() -> str:
@@ -115,7 +125,7 @@ class OperationState(StrEnum):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """POST /kernels/{id}/save|suspend|resume, GET /operations/{id}[?wait=seconds], GET /operations/{id}/progress (JSON lines)."""
+    """POST /kernels/{id}/save|suspend|resume|park, GET /operations/{id}, and what streams tell of it."""
 
     operation_id: str
     kind: OperationKind
@@ -124,6 +134,7 @@ class Operation(msgspec.Struct, frozen=True):
     progress: ProgressRecord = ProgressRecord()
     result: Result | None = None
     error: ErrorRecord | None = None
+    position: Position = Position()
 
     @property
     def is_over(self) -> bool:
@@ -188,12 +199,29 @@ class Kernel(msgspec.Struct, frozen=True):
     suspended_bytes: int = 0
     #: How long its resume may take, by earlier ones on this machine; None: it has a process, or nothing is known.
     resume_seconds: float | None = None
+    position: Position = Position()
+
+
+class State(msgspec.Struct, frozen=True):
+    """All kernels and operations of a stream. Ended operations are among them for a while."""
+
+    kernels: list[Kernel] = []
+    operations: list[Operation] = []
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One line of an owner's stream: a kernel of this owner changed (state or progress), a snapshot did, or a keep-alive."""
+    """One line of an owner's stream (POST /owners) or of an operation's (GET /operations/{id}/events), in order.
 
+    The first one holds the full state; so does one in place of those that a slow reader has missed. Without anything but its
+    position it only says that the daemon lives.
+    """
+
+    position: Position
+    #: In place of everything that was told before.
+    state: State | None = None
     kernel: Kernel | None = None
+    #: It began, went on or ended. What its end did to the kernel has been told by then.
+    operation: Operation | None = None
     #: The kernel is forgotten (killed, or ended by itself).
     gone: str = ""
     #: Of any kernel: all owners hear of it.
@@ -318,32 +346,6 @@ class SuspendedKernel(msgspec.Struct, frozen=True):
     cwd: str = ""
     cause: Cause = Cause.MANUAL
     secrets: dict[str, Any] = {}
-
-
-class SuspendOutcome(msgspec.Struct, frozen=True):
-    """What became of one kernel when many were to be suspended. `error`: why it was not saved; it runs on then."""
-
-    kernel_id: str
-    name: str = ""
-    saved: bool = False
-    snapshot_id: str = ""
-    #: Memory and GPU memory that it used.
-    size_bytes: int = 0
-    #: How long its suspend took; 0 for one that was suspended before.
-    seconds: float = 0.0
-    error: ErrorRecord | None = None
-
-
-class SuspendReport(msgspec.Struct, frozen=True):
-    """What became of all of them, in the order in which they were tried."""
-
-    kernels: list[SuspendOutcome] = []
-    seconds: float = 0.0
-
-    @property
-    def all_saved(self) -> bool:
-        """Whether nothing would be lost with this machine."""
-        return all(outcome.saved for outcome in self.kernels)
 
 
 class Change(StrEnum):

@@ -139,7 +139,7 @@ def _operate(
         operation = start(client, kernel_id)
         try:
             with output.ProgressBar(title) as bar:
-                for operation in client.stream(calls.follow(operation.operation_id)):  # noqa: B020 - the same one, later
+                for operation in client.follow(operation.operation_id):  # noqa: B020 - the same one, later
                     bar.show(operation.progress)
         except KeyboardInterrupt:
             output.warn(f"{title} goes on in the daemon; `jupyter gpuckpt ps` shows how far it is.")

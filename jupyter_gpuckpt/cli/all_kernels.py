@@ -19,19 +19,14 @@ from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..progress import ProgressRecord
-from ..protocol import (
-    Kernel,
-    Operation,
-    SaveRequest,
-    SuspendOutcome,
-    SuspendReport,
-)
+from ..protocol import Kernel, Operation, SaveRequest
 from ..states import ALIVE
 from ..statuses import SOME_NOT_SAVED
 from . import output, triage
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
+    from ..client.batch import SuspendOutcome, SuspendReport
     from ..model import SnapshotInfo
 
 _T = TypeVar("_T")
@@ -53,7 +48,7 @@ def suspend(given: Namespace) -> int:
 
 async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
     """What became of the kernels, and whether all daemons could be asked for theirs."""
-    from ..client.batch import suspend_each  # noqa: PLC0415 - an HTTP library, too slow for --help
+    from ..client import batch  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     began = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
@@ -87,14 +82,14 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                 stage = f"{len(done)} of {len(running)} kernels"
                 bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
 
-            outcomes = await suspend_each(
+            outcomes = await batch.suspend_each(
                 [running[one.kernel_id] for one in first_to_last],
                 asked,
                 _left(within_seconds, began),
                 on_outcome,
                 snapshots,
             )
-    return SuspendReport(outcomes, time.monotonic() - began), all_seen
+    return batch.SuspendReport(outcomes, time.monotonic() - began), all_seen
 
 
 async def _daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], bool]:
@@ -167,12 +162,7 @@ class _AskedOfTheDaemons:
         )
 
     async def finish(self, operation: Operation) -> Operation:
-        daemon = self._daemons[operation.kernel_id]
-        while not operation.is_over:
-            operation = await daemon.send(
-                calls.operation(operation.operation_id, calls.LONG_POLL_SECONDS)
-            )
-        return operation
+        return await self._daemons[operation.kernel_id].finish(operation.operation_id)
 
     async def cancel(self, operation: Operation) -> None:
         await self._daemons[operation.kernel_id].send(calls.cancel(operation.operation_id))

@@ -13,9 +13,10 @@ from .. import calls
 from ..calls import Call
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable, GpuCkptError
-from ..protocol import Event, Owner, Result
+from ..protocol import Event, Operation, Owner, Result
 from . import starting, transport
 from .holding import Backoff, OnLoss
+from .mirror import Mirror
 from .starting import Target
 
 _Reply = TypeVar("_Reply")
@@ -73,28 +74,41 @@ class AsyncClient:
 
     async def wait(self, operation_id: str) -> Result:
         """Wait until an operation is over; return its result, or raise its error as its own class."""
-        while True:
-            operation = await self.send(calls.operation(operation_id, calls.LONG_POLL_SECONDS))
-            if operation.is_over:
-                return operation.outcome()
+        return (await self.finish(operation_id)).outcome()
+
+    async def finish(self, operation_id: str) -> Operation:
+        """Wait until an operation is over and return it."""
+        async with aclosing(self.follow(operation_id)) as changes:
+            return [operation async for operation in changes][-1]
+
+    async def follow(self, operation_id: str) -> AsyncGenerator[Operation]:
+        """Yield an operation at every change, the last time when it is over."""
+        mirror = Mirror()
+        async with aclosing(self.stream(calls.operation_events(operation_id))) as events:
+            async for event in events:
+                for change in mirror.apply(event):
+                    if change.operation is not None:
+                        yield change.operation
+                        if change.operation.is_over:
+                            return
+        raise DaemonUnavailable("gpuckptd ended the connection.")
 
     async def events(
-        self, owner: Owner, on_loss: OnLoss = lambda error: None
-    ) -> AsyncGenerator[Event]:
-        """Keep an owner's connection open for as long as this is iterated; opened again, after `on_loss`, when it is lost.
+        self, owner: Owner, mirror: Mirror, on_loss: OnLoss = lambda error: None
+    ) -> AsyncGenerator[list[Event]]:
+        """Keep an owner's connection open for as long as this is iterated, and yield what each of its events changes.
 
-        After each (re)connect comes one event for each kernel of the owner, then an empty one, then changes. Raises only
-        when the first connection fails.
+        When the connection is lost it is opened again, after `on_loss`. Raises only when the first connection fails.
         """
         backoff, connected = Backoff(), False
         while True:
             try:
                 await asyncio.to_thread(starting.ensure, self._target)
-                async with aclosing(self.stream(calls.events(owner))) as events:
+                async with aclosing(self.stream(calls.owner_events(owner))) as events:
                     async for event in events:
                         connected = True
                         backoff.succeeded()
-                        yield event
+                        yield mirror.apply(event)
                 loss: GpuCkptError = DaemonUnavailable("gpuckptd ended the connection.")
             except GpuCkptError as error:
                 loss = error

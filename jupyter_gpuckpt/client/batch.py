@@ -10,9 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import msgspec
+
 from ..errors import ErrorRecord, GpuCkptError, KernelBusy, OperationCancelled, record_of
 from ..model import SnapshotInfo
-from ..protocol import Kernel, Operation, OperationState, SuspendOutcome
+from ..protocol import Kernel, Operation, OperationState
 from ..save_rates import FIXED_SECONDS, TELLING_BYTES, measured_rates
 
 #: As many as the daemon works on; more would wait there, where they cannot be cancelled quickly.
@@ -24,6 +26,32 @@ UNDO_SECONDS = 10.0
 _CAREFUL_BYTES_PER_SECOND, _MARGIN = 100e6, 1.25
 
 _NO_TIME_HINT = "It runs on. Allow more time, or save big kernels earlier."
+
+
+class SuspendOutcome(msgspec.Struct, frozen=True):
+    """Result of one kernel when many were to be suspended. `error`: why it was not saved; it runs on then."""
+
+    kernel_id: str
+    name: str = ""
+    saved: bool = False
+    snapshot_id: str = ""
+    #: Memory and GPU memory that it used.
+    size_bytes: int = 0
+    #: How long its suspend took; 0 for one that was suspended before.
+    seconds: float = 0.0
+    error: ErrorRecord | None = None
+
+
+class SuspendReport(msgspec.Struct, frozen=True):
+    """Results of all of them, in the order in which they were tried."""
+
+    kernels: list[SuspendOutcome] = []
+    seconds: float = 0.0
+
+    @property
+    def all_saved(self) -> bool:
+        """Whether nothing would be lost with this machine."""
+        return all(outcome.saved for outcome in self.kernels)
 
 
 class Suspender(Protocol):

@@ -17,6 +17,7 @@ from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..protocol import Event, Owner
 from . import starting, transport
+from .mirror import Mirror
 from .starting import Target
 
 _log = logging.getLogger(__name__)
@@ -46,13 +47,14 @@ class Backoff:
 class Hold:
     """An owner's connection, kept open, and opened again when it is lost, until `close`.
 
-    `on_event` is called from the thread with every line of the stream: after each (re)connect one event for each kernel of
-    the owner, then an empty one, then changes. `on_loss` is called when the connection is lost, before it is tried again.
+    `on_event` is called from the thread with every change that the stream tells, after each (re)connect with all kernels and
+    operations, and what has gone meanwhile. `on_loss` is called when the connection is lost, before it is tried again.
     """
 
     def __init__(self, target: Target, owner: Owner, on_event: OnEvent, on_loss: OnLoss) -> None:
         self._target, self._owner = target, owner
         self._on_event, self._on_loss = on_event, on_loss
+        self._mirror = Mirror()
         self._connection: socket.socket | None = None
         self._closed = threading.Event()
         self._first: Future[None] = Future()
@@ -108,7 +110,7 @@ class Hold:
             self._closed.wait(backoff.seconds())
 
     def _events(self) -> Iterator[Event]:
-        call = calls.events(self._owner)
+        call = calls.owner_events(self._owner)
         over_socket = transport.UnixTransport(self._target.socket)
         with (
             transport.transport_errors(),
@@ -124,8 +126,9 @@ class Hold:
                 yield call.parse(response.status_code, line.encode())
 
     def _deliver(self, event: Event) -> None:
-        self._call(lambda: self._on_event(event))
-        if not self._first.done() and event == Event():
+        for change in self._mirror.apply(event):
+            self._call(lambda change=change: self._on_event(change))  # type: ignore[misc]
+        if not self._first.done():
             self._first.set_result(None)
 
     def _call(self, callback: Callable[[], None]) -> None:

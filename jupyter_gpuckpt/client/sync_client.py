@@ -12,9 +12,11 @@ import httpx
 from .. import calls
 from ..calls import Call
 from ..daemon_settings import Settings
-from ..protocol import Owner, Result
+from ..errors import DaemonUnavailable
+from ..protocol import Operation, Owner, Result
 from . import starting, transport
 from .holding import Hold, OnEvent, OnLoss
+from .mirror import Mirror
 from .starting import Target
 
 _Reply = TypeVar("_Reply")
@@ -77,10 +79,19 @@ class Client:
 
     def wait(self, operation_id: str) -> Result:
         """Wait until an operation is over; return its result, or raise its error as its own class."""
-        while True:
-            operation = self.send(calls.operation(operation_id, calls.LONG_POLL_SECONDS))
-            if operation.is_over:
-                return operation.outcome()
+        *_, ended = self.follow(operation_id)
+        return ended.outcome()
+
+    def follow(self, operation_id: str) -> Iterator[Operation]:
+        """Yield an operation at every change, the last time when it is over."""
+        mirror = Mirror()
+        for event in self.stream(calls.operation_events(operation_id)):
+            for change in mirror.apply(event):
+                if change.operation is not None:
+                    yield change.operation
+                    if change.operation.is_over:
+                        return
+        raise DaemonUnavailable("gpuckptd ended the connection.")
 
     def hold(self, owner: Owner, on_event: OnEvent, on_loss: OnLoss = lambda error: None) -> Hold:
         """Keep an owner's connection open from a thread, until the answer is closed; return when the daemon knows the owner."""

@@ -25,6 +25,7 @@ from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files
 from ..place import Place, here, runtime_dir, socket_path
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
+from ..snapshot_records import SnapshotChange
 from . import lifetime
 from .base_handler import UnknownRoute
 from .endings import Endings
@@ -32,12 +33,13 @@ from .handlers import ROUTES
 from .inventory import Inventory
 from .kernels import Kernels
 from .machine import Machine
+from .measuring import Measuring
 from .operations import Operations
-from .owners import Owners, Streams
+from .owners import Owners
 from .records import Records
 from .removal import Removal
+from .streams import Streams
 from .transfers import Transfers
-from .usage import Measuring
 from .verbs import Verbs
 
 #: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
@@ -53,8 +55,8 @@ class Daemon:
         self.settings, self.place, self.records = settings, place, records
         self.machine = Machine(settings, place)
         self.streams = Streams()
-        self.operations = Operations()
-        self.kernels = Kernels(records, self.machine, self.streams.tell)
+        self.operations = Operations(self.streams)
+        self.kernels = Kernels(records, self.machine, self.streams)
         every = settings.measure_every_seconds
         self.measuring = Measuring(self.kernels, self.machine, every)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
@@ -68,10 +70,10 @@ class Daemon:
         self.transfers = Transfers(self.machine)
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
-        self.owners = Owners(self.streams, self.kernels, self.verbs, records)
+        self.owners = Owners(self.streams, self.kernels, self.operations, self.verbs, records)
         loop = asyncio.get_running_loop()
         self.machine.on_snapshot = lambda change: _from_thread(
-            loop, self.streams.tell_all, Event(snapshot=change)
+            loop, lambda: self._on_snapshot(change)
         )
         self._left = asyncio.Event()
         self._touched = time.monotonic()
@@ -84,6 +86,9 @@ class Daemon:
     def touch(self) -> None:
         """Somebody is there."""
         self._touched = time.monotonic()
+
+    def _on_snapshot(self, change: SnapshotChange) -> None:
+        self.streams.publish(Event(self.streams.advance(), snapshot=change))
 
     def leave(self) -> None:
         """End."""
@@ -145,11 +150,9 @@ class Daemon:
                     await self._left.wait()
 
 
-def _from_thread(
-    loop: asyncio.AbstractEventLoop, tell: Callable[[Event], None], event: Event
-) -> None:
+def _from_thread(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
     with suppress(RuntimeError):  # the daemon leaves: nobody listens any more
-        loop.call_soon_threadsafe(tell, event)
+        loop.call_soon_threadsafe(tell)
 
 
 def application(daemon: Daemon) -> Application:

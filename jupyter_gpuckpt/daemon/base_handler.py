@@ -53,14 +53,6 @@ class BaseHandler(RequestHandler):
             ) from error
         return found
 
-    def seconds(self, name: str, most: float) -> float:
-        """A query argument that is a number of seconds, at most `most`; 0 if it is left out. Raises ConfigurationError."""
-        text = self.get_query_argument(name, "0")
-        try:
-            return max(0.0, min(float(text), most))
-        except ValueError as error:
-            raise ConfigurationError(f"{name} is not a number of seconds: {text!r}") from error
-
     def reply(self, record: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
         """Answer with a record as JSON."""
         self.set_status(status)

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 
 from ..protocol import (
     BranchRequest,
     EndRequest,
+    Event,
     LaunchRequest,
     Owner,
     ParkRequest,
     ResumeRequest,
     SaveRequest,
     SignalRequest,
+    State,
 )
 from . import snapshot_handlers
 from .base_handler import BaseHandler
-from .owners import Stream
+from .streams import Stream
 
-#: A client may wait this long for an answer about an operation.
-LONGEST_WAIT_SECONDS = 60.0
+
+class StreamHandler(BaseHandler):
+    """A handler that answers with a stream of events."""
+
+    _stream: Stream | None = None
+
+    async def send_events(self, stream: Stream, until: Callable[[], bool] = lambda: False) -> None:
+        """Send a line for every event until either side goes, or `until` it is enough."""
+        self._stream = stream
+        while event := await stream.next():
+            await self.send_line(event)
+            if until():
+                return
+
+    def on_connection_close(self) -> None:
+        """Stop waiting for events: the reader has gone."""
+        super().on_connection_close()
+        if self._stream is not None:
+            self._stream.close()
 
 
 class HandshakeHandler(BaseHandler):
@@ -172,19 +192,23 @@ class OperationHandler(BaseHandler):
     """One operation."""
 
     async def get(self, operation_id: str) -> None:
-        """Show it; with `wait`, when it is over or after that many seconds."""
-        operation = self.daemon.operations.get(operation_id)
-        await operation.until_ended(self.seconds("wait", LONGEST_WAIT_SECONDS))
-        self.reply(operation.public())
+        """Show it."""
+        self.reply(self.daemon.operations.get(operation_id).public())
 
 
-class ProgressHandler(BaseHandler):
-    """How an operation goes on."""
+class OperationEventsHandler(StreamHandler):
+    """What happens to one operation."""
 
     async def get(self, operation_id: str) -> None:
-        """One line at once and for every change, the last one when it is over."""
-        async for operation in self.daemon.operations.get(operation_id).changes():
-            await self.send_line(operation.public())
+        """Send its events until it is over."""
+        streams, operation = self.daemon.streams, self.daemon.operations.get(operation_id)
+        with streams.opened(
+            lambda: Event(streams.position, State(operations=[operation.public()])),
+            lambda event, _: (
+                event.operation is not None and event.operation.operation_id == operation_id
+            ),
+        ) as stream:
+            await self.send_events(stream, until=lambda: operation.ended and stream.is_empty)
 
 
 class CancelHandler(BaseHandler):
@@ -197,22 +221,13 @@ class CancelHandler(BaseHandler):
         self.reply(operation.public())
 
 
-class OwnersHandler(BaseHandler):
+class OwnersHandler(StreamHandler):
     """Connections of owners."""
 
-    _stream: Stream | None = None
-
     async def post(self) -> None:
-        """A stream of events until either side goes."""
-        with self.daemon.owners.connected(self.record(Owner)) as self._stream:
-            while event := await self._stream.next():
-                await self.send_line(event)
-
-    def on_connection_close(self) -> None:
-        """The owner went."""
-        super().on_connection_close()
-        if self._stream:
-            self._stream.close()
+        """Send events until either side goes."""
+        with self.daemon.owners.connected(self.record(Owner)) as stream:
+            await self.send_events(stream)
 
 
 class OwnerHandler(BaseHandler):
@@ -251,7 +266,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/kernels/{kernel_id}/jupyter": JupyterHandler,
     "/branches": BranchesHandler,
     "/operations/{operation_id}": OperationHandler,
-    "/operations/{operation_id}/progress": ProgressHandler,
+    "/operations/{operation_id}/events": OperationEventsHandler,
     "/operations/{operation_id}/cancel": CancelHandler,
     **snapshot_handlers.ROUTES,
     "/owners": OwnersHandler,

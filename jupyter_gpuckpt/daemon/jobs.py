@@ -40,7 +40,7 @@ class Job:
     entering: dict[str, Any] = field(default_factory=dict)
     retention: RetentionPolicy | None = None
     #: Nobody asked for it, so it is refused where it would cost something.
-    hesitant: bool = False
+    is_automatic: bool = False
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
@@ -85,10 +85,10 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         if stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
-    hesitant = request.cause is Cause.IDLE
+    is_automatic = request.cause is Cause.IDLE
     # At once: a server that starts while this is under way lists the kernel by it.
     entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
-    return Job(*what, work, entering, request.retention, hesitant)
+    return Job(*what, work, entering, request.retention, is_automatic)
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:

@@ -30,6 +30,7 @@ from .machine import Machine
 from .operations import RunningOperation
 from .records import KernelRecord, Records, lost, settled
 from .resume_times import ResumeTimes
+from .streams import Streams
 from .usage import Usage
 
 _log = logging.getLogger(__name__)
@@ -38,8 +39,6 @@ _log = logging.getLogger(__name__)
 _CUT_OFF = frozenset(
     {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
 )
-#: Tells an owner's streams; the last argument is True for progress, which may be dropped.
-Tell = Callable[[str, Event, bool], None]
 
 
 class ManagedKernel:
@@ -48,11 +47,12 @@ class ManagedKernel:
     def __init__(
         self,
         record: KernelRecord,
-        announce: Callable[[ManagedKernel, bool], None],
+        announce: Callable[[ManagedKernel, RunningOperation], None],
         resume_times: ResumeTimes,
+        streams: Streams,
     ) -> None:
         self.record, self._announce = record, announce
-        self._resume_times = resume_times
+        self._resume_times, self._streams = resume_times, streams
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
@@ -71,6 +71,11 @@ class ManagedKernel:
         return self.record.kernel_id
 
     @property
+    def owner_id(self) -> str:
+        """Whose it is."""
+        return self.record.owner.owner_id
+
+    @property
     def state(self) -> KernelState:
         """Where it is in its life."""
         return self.record.state
@@ -80,9 +85,9 @@ class ManagedKernel:
         """The operation that its state comes from."""
         return self.operation if self.operation and not self.operation.ended else None
 
-    def on_progress(self, operation: RunningOperation) -> None:
-        """Tell the owner that its operation went on or ended."""
-        self._announce(self, not operation.ended)
+    def on_operation(self, operation: RunningOperation) -> None:
+        """Tell the owner that an operation on this kernel began, went on or ended."""
+        self._announce(self, operation)
 
     def public(self) -> Kernel:
         """What clients see."""
@@ -91,7 +96,7 @@ class ManagedKernel:
         return Kernel(
             kernel_id=self.kernel_id,
             state=record.state,
-            owner_id=record.owner.owner_id,
+            owner_id=self.owner_id,
             pid=tree.kernel_pid if tree else 0,
             init_pid=tree.init_pid if tree else 0,
             exit_path=record.exit_path,
@@ -108,6 +113,7 @@ class ManagedKernel:
             gpu_utilization=usage.gpu_utilization,
             suspended_bytes=record.sizes.raw_bytes if record.state in ABSENT else 0,
             resume_seconds=self._resume_seconds(),
+            position=self._streams.position,
         )
 
     def _resume_seconds(self) -> float | None:
@@ -121,8 +127,8 @@ class ManagedKernel:
 class Kernels:
     """All of them, by id."""
 
-    def __init__(self, records: Records, machine: Machine, tell: Tell) -> None:
-        self._records, self._machine, self._tell = records, machine, tell
+    def __init__(self, records: Records, machine: Machine, streams: Streams) -> None:
+        self._records, self._machine, self._streams = records, machine, streams
         self._kernels: dict[str, ManagedKernel] = {}
         self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -145,7 +151,7 @@ class Kernels:
 
     def of_owner(self, owner_id: str) -> list[ManagedKernel]:
         """An owner's kernels."""
-        return [kernel for kernel in self if kernel.record.owner.owner_id == owner_id]
+        return [kernel for kernel in self if kernel.owner_id == owner_id]
 
     @property
     def any_alive(self) -> bool:
@@ -156,7 +162,7 @@ class Kernels:
         """Manage a kernel from now on; `update` writes its record."""
         record.since = record.since or time.time()
         kernel = self._kernels[record.kernel_id] = ManagedKernel(
-            record, self.announce, self._machine.resume_times
+            record, self.announce, self._machine.resume_times, self._streams
         )
         kernel.ports.hold()
         return kernel
@@ -188,13 +194,22 @@ class Kernels:
             return
         del self._kernels[kernel.kernel_id]
         self._writer.submit(self._records.forget, kernel.kernel_id)
-        self._tell(kernel.record.owner.owner_id, Event(gone=kernel.kernel_id), False)
+        event = Event(self._streams.advance(), gone=kernel.kernel_id)
+        self._streams.publish(event, kernel.owner_id)
 
-    def announce(self, kernel: ManagedKernel, progress: bool = False) -> None:
-        """Tell the kernel's owner how it stands; `progress` may be dropped when the owner is slow."""
-        if not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel:
-            kernel.told_usage = kernel.usage
-            self._tell(kernel.record.owner.owner_id, Event(kernel=kernel.public()), progress)
+    def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
+        """Tell the kernel's owner how it stands, and how an operation on it does. A slow owner hears of the end of it at least."""
+        is_listed = not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel
+        if not is_listed and operation is None:
+            return
+        kernel.told_usage = kernel.usage
+        event = Event(
+            self._streams.advance(),
+            kernel=kernel.public() if is_listed else None,
+            operation=operation.public() if operation else None,
+        )
+        droppable = operation is not None and not operation.ended
+        self._streams.publish(event, kernel.owner_id, droppable=droppable)
 
     def give(self, kernel: ManagedKernel, owner: Owner) -> Awaitable[None]:
         """Make `owner` its owner."""

@@ -6,11 +6,14 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Protocol
 
 from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, OperationNotFound, record_of
 from ..progress import Progress, ProgressRecord
 from ..protocol import Operation, OperationKind, OperationState, Result, summary
+from .streams import Streams
 
 #: Ended operations can be asked for this long.
 KEEP_SECONDS = 600.0
@@ -18,24 +21,40 @@ KEEP_SECONDS = 600.0
 _log = logging.getLogger(__name__)
 
 
+class Subject(Protocol):
+    """The kernel of an operation (`kernels.ManagedKernel`)."""
+
+    @property
+    def kernel_id(self) -> str:
+        """Its id."""
+
+    @property
+    def owner_id(self) -> str:
+        """Whose it is now."""
+
+    def on_operation(self, operation: RunningOperation) -> None:
+        """Tell the owner that an operation began, went on or ended."""
+
+
 class RunningOperation:
-    """One operation. Its methods belong to the event loop's thread; `progress` is counted by the worker's."""
+    """One operation. Its methods belong to the event loop's thread; `progress` is counted by the worker's.
+
+    `is_automatic`: nobody asked for it, so it may be refused where it would cost something, and nobody else counts on it.
+    """
 
     def __init__(
-        self, kind: OperationKind, kernel_id: str, on_change: Callable[[RunningOperation], None]
+        self, kind: OperationKind, kernel: Subject, streams: Streams, *, is_automatic: bool
     ) -> None:
         self.operation_id = uuid.uuid4().hex
-        self.kind, self.kernel_id = kind, kernel_id
-        self._on_change = on_change
+        self.kind, self.kernel, self.is_automatic = kind, kernel, is_automatic
+        self._streams = streams
         self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
         self._last: ProgressRecord | None = None
         self.state = OperationState.RUNNING
         self.result: Result | None = None
         self.error: ErrorRecord | None = None
         self.ended_at = 0.0
-        #: See `Job`: nobody else may count on what becomes of it.
-        self.hesitant = False
         self.progress = Progress(self._listen)
 
     @property
@@ -44,91 +63,81 @@ class RunningOperation:
         return self.state is not OperationState.RUNNING
 
     def public(self) -> Operation:
-        """What clients see."""
+        """Return the record that clients see."""
         return Operation(
             operation_id=self.operation_id,
             kind=self.kind,
-            kernel_id=self.kernel_id,
+            kernel_id=self.kernel.kernel_id,
             state=self.state,
             progress=self._last or self.progress.record(),
             result=self.result,
             error=self.error,
+            position=self._streams.position,
         )
 
     def cancel(self) -> None:
         """Ask it to stop; nothing happens when it is over or past the point where it can."""
         if not self.ended:
             self.progress.cancel()
-            self._tell()
+            self.kernel.on_operation(self)
 
     def succeed(self, result: Result) -> None:
-        """It did what it should."""
+        """End it with what it did."""
         self.result = result
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:
-        """It ended with an error. One that is not ours is a defect: its traceback goes to the log, here and only here."""
+        """End it with an error. One that is not ours is a defect: its traceback goes to the log, here and only here."""
         if not isinstance(error, GpuCkptError):
-            _log.error("%s of kernel %s failed", self.kind, self.kernel_id, exc_info=error)
+            _log.error("%s of kernel %s failed", self.kind, self.kernel.kernel_id, exc_info=error)
         self.error = record_of(error)
         cancelled = isinstance(error, OperationCancelled)
         self._end(OperationState.CANCELLED if cancelled else OperationState.FAILED)
 
-    async def changes(self) -> AsyncIterator[RunningOperation]:
-        """Itself now, and whenever it changed; the last time when it is over."""
-        while True:
-            changed, over = self._changed, self.ended
-            yield self
-            if over:
-                return
-            await changed.wait()
-
-    async def until_ended(self, seconds: float | None = None) -> bool:
-        """Wait; whether it is over."""
-        try:
+    async def until_ended(self, seconds: float | None = None) -> None:
+        """Wait until it is over, at most so long."""
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                async for _ in self.changes():
-                    pass
-        except TimeoutError:
-            return self.ended
-        return True
+                await self._over.wait()
 
     def _end(self, state: OperationState) -> None:
         self.state, self.ended_at = state, time.monotonic()
         self._last = self.progress.record()
         _log.info("%s", summary(self.public(), self.progress.seconds_by_stage))
-        self._tell()
+        self._over.set()
+        self.kernel.on_operation(self)
 
     def _listen(self, record: ProgressRecord) -> None:
         self._loop.call_soon_threadsafe(self._advanced)
 
     def _advanced(self) -> None:
         if not self.ended:
-            self._tell()
-
-    def _tell(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
-        self._on_change(self)
+            self.kernel.on_operation(self)
 
 
 class Operations:
-    """All that run or ended a short while ago."""
+    """All operations that run or ended a short while ago."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
         self._operations: dict[str, RunningOperation] = {}
 
-    def add(
-        self, kind: OperationKind, kernel_id: str, on_change: Callable[[RunningOperation], None]
-    ) -> RunningOperation:
-        """A new one."""
+    def __iter__(self) -> Iterator[RunningOperation]:
         self._drop_old()
-        operation = RunningOperation(kind, kernel_id, on_change)
+        return iter(list(self._operations.values()))
+
+    def add(
+        self, kind: OperationKind, kernel: Subject, *, is_automatic: bool = False
+    ) -> RunningOperation:
+        """Begin an operation."""
+        self._drop_old()
+        operation = RunningOperation(kind, kernel, self._streams, is_automatic=is_automatic)
         self._operations[operation.operation_id] = operation
+        kernel.on_operation(operation)
         return operation
 
     def get(self, operation_id: str) -> RunningOperation:
-        """The operation of this id; raises OperationNotFound."""
+        """Return the operation of this id; raise OperationNotFound."""
         self._drop_old()
         operation = self._operations.get(operation_id)
         if operation is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -15,17 +16,19 @@ import msgspec
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
 from ..protocol import (
-    KEEP_ALIVE_SECONDS,
     RESTART_SECONDS,
     Event,
     Kernel,
     Owner,
     OwnerKind,
+    State,
     SuspendedKernel,
 )
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
+from .operations import Operations
 from .records import KernelRecord, Records
+from .streams import Stream, Streams
 from .verbs import Verbs
 
 #: An owner may lose its connection and come back within this time as if nothing had been.
@@ -34,91 +37,49 @@ GRACE_SECONDS = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Stream:
-    """One open connection of an owner."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-
-    def tell(self, event: Event, progress: bool) -> None:
-        """Queue an event. Progress is dropped while others wait: the next one says more."""
-        if not progress or self._events.empty():
-            self._events.put_nowait(event)
-
-    def close(self) -> None:
-        """Let `next` return None after what is queued."""
-        self._events.put_nowait(None)
-
-    async def next(self) -> Event | None:
-        """The next event; an empty one after a while without any; None when the stream is closed."""
-        try:
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                return await self._events.get()
-        except TimeoutError:
-            return Event()
-
-
-class Streams:
-    """The open connections, by owner. Apart from `Owners` because kernels tell them what happens."""
-
-    def __init__(self) -> None:
-        self._streams: dict[str, list[Stream]] = {}
-
-    def __contains__(self, owner_id: str) -> bool:
-        return owner_id in self._streams
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def tell(self, owner_id: str, event: Event, progress: bool) -> None:
-        """To every connection of this owner."""
-        for stream in self._streams.get(owner_id, []):
-            stream.tell(event, progress)
-
-    def tell_all(self, event: Event) -> None:
-        """To every connection."""
-        for streams in self._streams.values():
-            for stream in streams:
-                stream.tell(event, progress=False)
-
-    @contextmanager
-    def opened(self, owner_id: str) -> Iterator[Stream]:
-        """A connection, for as long as it is open."""
-        stream = Stream()
-        self._streams.setdefault(owner_id, []).append(stream)
-        try:
-            yield stream
-        finally:
-            # A reconnect may have come before the end of the old connection was noticed.
-            self._streams[owner_id].remove(stream)
-            if not self._streams[owner_id]:
-                del self._streams[owner_id]
-
-
 class Owners:
     """Who is connected, or was a moment ago."""
 
-    def __init__(self, streams: Streams, kernels: Kernels, verbs: Verbs, records: Records) -> None:
-        self._streams, self._kernels = streams, kernels
+    def __init__(
+        self,
+        streams: Streams,
+        kernels: Kernels,
+        operations: Operations,
+        verbs: Verbs,
+        records: Records,
+    ) -> None:
+        self._streams, self._kernels, self._operations = streams, kernels, operations
         self._verbs, self._records = verbs, records
         self._known: dict[str, Owner] = {}
+        #: How many connections each has: a new one may come before the end of the old one is noticed.
+        self._connections: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
 
     @contextmanager
     def connected(self, owner: Owner) -> Iterator[Stream]:
-        """Hold an owner's connection. Its kernels are told first, then an empty event: from there on it is up to date."""
-        self._known[owner.owner_id] = owner
+        """Hold an owner's connection; yield the stream of its kernels and operations, and of all changes of snapshots."""
+        owner_id = owner.owner_id
+        self._known[owner_id] = owner
+        self._connections[owner_id] += 1
         arrived, self._arrived = self._arrived, asyncio.Event()
         arrived.set()
         try:
-            with self._streams.opened(owner.owner_id) as stream:
-                for kernel in self._kernels.of_owner(owner.owner_id):
-                    stream.tell(Event(kernel=kernel.public()), progress=False)
-                stream.tell(Event(), progress=False)
+            with self._streams.opened(
+                lambda: self._state(owner_id),
+                lambda event, whose: whose == owner_id or event.snapshot is not None,
+            ) as stream:
                 yield stream
         finally:
+            self._connections[owner_id] -= 1
+            if not self._connections[owner_id]:
+                del self._connections[owner_id]
             self._spawn(self._expire(owner, GRACE_SECONDS))
+
+    def _state(self, owner_id: str) -> Event:
+        kernels = [kernel.public() for kernel in self._kernels.of_owner(owner_id)]
+        operations = [one.public() for one in self._operations if one.kernel.owner_id == owner_id]
+        return Event(self._streams.position, State(kernels, operations))
 
     def get(self, owner_id: str) -> Owner:
         """The owner of this id; raises ConfigurationError if it is not connected."""
@@ -175,7 +136,7 @@ class Owners:
     async def claimable(self, owner_id: str) -> list[Kernel]:
         """The kernels that this owner could claim if their servers had ended."""
         claimant = self.get(owner_id)
-        ours = [k for k in self._kernels if k.record.owner.owner_id != owner_id]
+        ours = [k for k in self._kernels if k.owner_id != owner_id]
         left = [kernel.public() for kernel in ours if belongs(kernel.record, claimant)]
         known = {kernel.kernel_id for kernel in left}
         for record in await asyncio.to_thread(self._records.of_others):
@@ -193,11 +154,11 @@ class Owners:
     def _is_dead(self, owner: Owner) -> bool:
         if not owner.pid:
             return True
-        return owner.owner_id not in self._streams and start_time(owner.pid) != owner.start_time
+        return not self._connections[owner.owner_id] and start_time(owner.pid) != owner.start_time
 
     async def _expire(self, owner: Owner, seconds: float) -> None:
         await asyncio.sleep(seconds)
-        if owner.owner_id in self._streams:
+        if self._connections[owner.owner_id]:
             return
         self._known.pop(owner.owner_id, None)
         if owner.kind is OwnerKind.SERVER:

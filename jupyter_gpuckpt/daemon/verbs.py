@@ -224,22 +224,18 @@ class Verbs:
         return decision
 
     def _decide_job(self, kernel: ManagedKernel, job: Job) -> Answer:
-        """The same for a job; one that is really wanted does not count on a hesitant one in flight, which may be refused."""
+        """Return the same for a job. An explicit request waits for an automatic one, which may be refused, instead of joining it."""
         decision = self._decide(kernel, job.verb)
-        hesitant = kernel.in_flight is not None and kernel.in_flight.hesitant
-        return (
-            Answer.WAIT
-            if decision is Answer.NOTHING and hesitant and not job.hesitant
-            else decision
-        )
+        automatic = kernel.in_flight is not None and kernel.in_flight.is_automatic
+        joins = decision is Answer.NOTHING and automatic and not job.is_automatic
+        return Answer.WAIT if joins else decision
 
     def _begin(self, kernel: ManagedKernel, job: Job) -> RunningOperation:
         """A new operation, or the one in flight if it does the same. A refusal is raised; later ones are its error."""
         decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
             return kernel.in_flight
-        operation = self._operations.add(job.kind, kernel.kernel_id, kernel.on_progress)
-        operation.hesitant = job.hesitant
+        operation = self._operations.add(job.kind, kernel, is_automatic=job.is_automatic)
         if decision is Answer.NOTHING:
             operation.succeed(Result(kernel.record.snapshot_id, 0.0))
         else:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from ..client.batch import SuspendReport
     from ..errors import ErrorRecord
-    from ..protocol import Kernel, Operation, SuspendReport
+    from ..protocol import Kernel, Operation
     from ..snapshot_records import Snapshot
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, Hold, this_owner
-from jupyter_gpuckpt.errors import HostError, KernelNotFound
-from jupyter_gpuckpt.protocol import Event, Kernel, OwnerKind, SuspendedKernel
+from jupyter_gpuckpt.errors import HostError
+from jupyter_gpuckpt.protocol import Event, Kernel, OwnerKind, Position, SuspendedKernel
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
@@ -29,12 +29,8 @@ class Watcher(Protocol):
     def note(self, kernel: Kernel) -> None:
         """The kernel changed."""
 
-    def note_gone(self) -> None:
-        """The daemon has forgotten the kernel: it ended or was killed."""
-
-    @property
-    def incarnation(self) -> str:
-        """What tells this life of the kernel from an earlier one under the same id: its exit path."""
+    def note_gone(self, position: Position) -> None:
+        """The daemon had forgotten the kernel at this position: it ended or was killed."""
 
 
 class KernelOwner(Protocol):
@@ -133,13 +129,12 @@ class ScriptOwner:
                 self._client = None
 
     def _on_event(self, event: Event) -> None:
-        if event.kernel is not None:
-            watcher = self._watchers.get(event.kernel.kernel_id)
-            if watcher is not None:
+        kernel_id = event.kernel.kernel_id if event.kernel else event.gone
+        if watcher := self._watchers.get(kernel_id):
+            if event.kernel is not None:
                 watcher.note(event.kernel)
-        client = self._client
-        if event.gone and client is not None:
-            confirm_gone(client, event.gone, self._watchers.get(event.gone))
+            else:
+                watcher.note_gone(event.position)
 
 
 def connected(settings: Settings) -> Client:
@@ -150,18 +145,3 @@ def connected(settings: Settings) -> Client:
         client.close()
         raise HostError(handshake.reason, hint=handshake.hint)
     return client
-
-
-def confirm_gone(client: Client, kernel_id: str, watcher: Watcher | None) -> None:
-    """Tell `watcher` that its kernel is gone, unless the news is about an earlier life of the kernel.
-
-    A restart kills and launches under one id, and the news of the end may come after the launch.
-    """
-    if watcher is None:
-        return
-    incarnation = watcher.incarnation
-    try:
-        client.send(calls.kernel(kernel_id))
-    except KernelNotFound:
-        if watcher.incarnation == incarnation:
-            watcher.note_gone()

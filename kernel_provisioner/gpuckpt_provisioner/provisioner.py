@@ -38,13 +38,11 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
     from jupyter_gpuckpt.client import Client
-    from jupyter_gpuckpt.protocol import Kernel, SuspendedKernel
+    from jupyter_gpuckpt.protocol import Kernel, Position, SuspendedKernel
 
 _T = TypeVar("_T")
 
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-#: No exit path: between the end of one kernel and the launch of the next, all news are old.
-_NOBODY = "-"
 
 
 class GpuCkptProvisioner(LocalProvisioner):
@@ -81,8 +79,8 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._ended: int | None = None
         #: Of the process with our pid: the two together name one for ever.
         self._began_at: float | None = None
-        #: The exit path of the only incarnation to believe news of; empty: of any.
-        self._awaited = ""
+        #: What the daemon told before this is about an earlier life of the kernel; None: whatever it tells is.
+        self._position: Position | None = None
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
@@ -104,7 +102,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     ) -> KernelConnectionInfo:
         """Start the kernel; returns when its process exists. Raises what the local provisioner would raise."""
         self._launched = True
-        self._ended = self.kernel = None
+        self._ended = self.kernel = self._position = None
         self.plain_reason = self.plain_hint = ""
         if self._saved is not None:
             saved, self._saved = self._saved, None
@@ -198,21 +196,25 @@ class GpuCkptProvisioner(LocalProvisioner):
         return self.kernel.exit_path if self.kernel is not None else ""
 
     def _began(self, kernel: Kernel) -> None:
-        self._awaited = kernel.exit_path
+        self._position = kernel.position
         self.note(kernel)
 
     def note(self, kernel: Kernel) -> None:
-        """The daemon's news of this kernel; called from any thread."""
-        # After a restart there may still be news of the kernel before under way.
-        if self._awaited in {"", kernel.exit_path}:
-            self._awaited = ""
-            self.kernel = kernel
-            if kernel.pid != self.pid:
-                self._began_at = start_time(kernel.pid) if kernel.pid else None
-            self.pid = self.pgid = kernel.pid or None
+        """Take in the daemon's record of this kernel, unless a newer one is known; called from any thread."""
+        if self._position is None or kernel.position < self._position:
+            return
+        self._position, self.kernel = kernel.position, kernel
+        if kernel.pid != self.pid:
+            self._began_at = start_time(kernel.pid) if kernel.pid else None
+        self.pid = self.pgid = kernel.pid or None
 
-    def note_gone(self) -> None:
-        """The daemon has forgotten the kernel, so it ended; without a recorded status it was killed."""
+    def note_gone(self, position: Position) -> None:
+        """Take in that the daemon had forgotten the kernel at this position, unless it was an earlier life of it."""
+        if self._position is not None and position >= self._position:
+            self._note_end()
+
+    def _note_end(self) -> None:
+        """The kernel has ended; without a recorded status it was killed."""
         if self.kernel is not None and self._ended is None:
             code = exit_code(self.kernel.exit_path)
             self._ended = KILLED if code is None else code
@@ -306,7 +308,7 @@ class GpuCkptProvisioner(LocalProvisioner):
                 await self._end()
             if not restart:
                 await _in_thread(lambda: self._owner_here().detach(self.kernel_id))
-        self.kernel, self._awaited = None, _NOBODY
+        self.kernel = self._position = None
         await super().cleanup(restart=restart)
 
     def release(self) -> None:
@@ -318,7 +320,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def _end(self) -> None:
         """Make the daemon end and forget the kernel."""
         await self._ask(lambda client: client.send(calls.kill(self.kernel_id)))
-        self.note_gone()
+        self._note_end()
 
     async def _ask(self, request: Callable[[Client], object]) -> None:
         """Ask something of the daemon that a kernel which has just ended makes pointless; never raises."""

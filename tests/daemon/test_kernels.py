@@ -148,7 +148,7 @@ def test_what_is_not_there_is_not_found(client):
         with pytest.raises(OperationNotFound):
             client.send(ask("unknown"))
     with pytest.raises(OperationNotFound):
-        list(client.stream(calls.follow("unknown")))
+        list(client.follow("unknown"))
     with pytest.raises(OperationNotFound):
         client.wait("unknown")
     for ask in (calls.manifest_summary, calls.delete_snapshot):
@@ -184,13 +184,6 @@ def test_a_wrong_body_is_refused(http, body):
 def test_an_unknown_field_is_refused(http, kernel):
     answer = http.post(f"/kernels/{kernel.kernel_id}/resume", content='{"snapshot": "x"}')
     assert answer.status_code == 400
-
-
-def test_a_wrong_wait_is_refused(client, http, kernel):
-    operation = client.send(calls.save(kernel.kernel_id))
-    answer = http.get(f"/operations/{operation.operation_id}", params={"wait": "soon"})
-    assert answer.status_code == 400
-    client.wait(operation.operation_id)
 
 
 def test_what_the_door_keeps_replaces_what_it_kept(client, kernel, settings):

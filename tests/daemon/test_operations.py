@@ -11,6 +11,7 @@ import pytest
 
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import AsyncClient, Client, this_owner
+from jupyter_gpuckpt.client.mirror import Mirror
 from jupyter_gpuckpt.errors import (
     KernelBusy,
     KernelNotCheckpointable,
@@ -95,7 +96,7 @@ def test_verbs_that_change_nothing_succeed_at_once(client, kernel):
 
 
 def test_an_operation_can_be_followed(client, large):
-    seen = list(client.stream(calls.follow(client.send(calls.save(large.kernel_id)).operation_id)))
+    seen = list(client.follow(client.send(calls.save(large.kernel_id)).operation_id))
     assert seen[-1].state is OperationState.SUCCEEDED
     stages = [operation.progress.stage for operation in seen]
     assert {"freeze", "store"} <= set(stages)
@@ -266,17 +267,15 @@ def test_the_asynchronous_client_does_the_same(client, settings, spec):
             ended = asyncio.Event()
 
             async def listen():
-                async for event in asynchronous.events(owner):
-                    heard.append(event)
-                    if event.gone:
+                async for changes in asynchronous.events(owner, Mirror()):
+                    heard.extend(changes)
+                    if any(change.gone for change in changes):
                         ended.set()
 
             listener = asyncio.create_task(listen())
             kernel = await asynchronous.send(calls.launch(owner.owner_id, spec()))
             operation = await asynchronous.send(calls.suspend(kernel.kernel_id))
-            followed = [
-                step async for step in asynchronous.stream(calls.follow(operation.operation_id))
-            ]
+            followed = [step async for step in asynchronous.follow(operation.operation_id)]
             result = await asynchronous.wait(operation.operation_id)
             with pytest.raises(KernelStateConflict):
                 await asynchronous.send(calls.save(kernel.kernel_id))

@@ -38,7 +38,7 @@ def look(data):
         except msgspec.DecodeError:
             continue
         msgspec.json.encode(found)
-    for call in (calls.kernels(), calls.operation("x", 0), calls.snapshots(), calls.store()):
+    for call in (calls.kernels(), calls.operation("x"), calls.snapshots(), calls.store()):
         for status in (200, 404, 500):
             with suppress(GpuCkptError):
                 call.parse(status, data)

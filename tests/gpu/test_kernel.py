@@ -263,7 +263,7 @@ def kill_in(stage: Stage, verb: str, stages: tuple[Stage, ...], kernel_id: str) 
     with Client.connect() as daemon:
         pid = daemon.send(calls.handshake()).pid
         operation = daemon.send(getattr(calls, verb)(kernel_id))
-        for shown in daemon.stream(calls.follow(operation.operation_id)):
+        for shown in daemon.follow(operation.operation_id):
             if shown.progress.stage in late:
                 time.sleep(random.uniform(0.0, 0.1))
                 os.kill(pid, signal.SIGKILL)

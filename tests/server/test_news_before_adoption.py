@@ -13,19 +13,14 @@ from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):
-    daemon, states, note = link.daemon, {}, link._on_kernel
-    def on_kernel(kernel):
-        states[kernel.kernel_id] = str(kernel.state)
-        note(kernel)
-    link._on_kernel = on_kernel
+    daemon = link.daemon
     for kernel in await daemon.send(calls.kernels()):
         verb = calls.resume if kernel.state == "suspended" else calls.save
         await daemon.send(verb(kernel.kernel_id))
     claimed = await claim(link)
     print("claimed", sorted(str(saved.kernel.state) for saved in claimed), flush=True)
-    while set(states.values()) - {"running"}:
+    while {str(kernel.state) for kernel in link.mirror.kernels.values()} - {"running"}:
         await asyncio.sleep(0.01)
-    del link._on_kernel
     for saved in claimed:
         if saved.jupyter["path"] == "ends.ipynb":
             await daemon.send(calls.kill(saved.kernel.kernel_id))

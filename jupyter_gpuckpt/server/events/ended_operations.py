@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from jupyter_events import EventLogger
 
     from ...model import Sizes
-    from ...protocol import Kernel
     from ..messages.served_kernel import ServedKernel
 
 SCHEMA = Path(__file__).parent / "operation.yaml"
@@ -67,16 +66,13 @@ class EndedOperations(KernelListener):
             gauge = _metrics().kernels.labels(state=str(state))
             gauge.set_function(functools.partial(_count, served, state))
 
-    def kernel_reported(self, kernel: Kernel) -> None:
+    def operation_changed(self, operation: Operation, name: str) -> None:
         """Note an operation that began; publish the end of one that had begun."""
-        operation = kernel.operation
-        if operation is None:
-            return
-        if operation.state is OperationState.RUNNING:
+        if not operation.is_over:
             self._running.add(operation.operation_id)
         elif operation.operation_id in self._running:
             self._running.discard(operation.operation_id)
-            self._publish(operation, kernel.name)
+            self._publish(operation, name)
 
     def _publish(self, operation: Operation, name: str) -> None:
         failed = operation.state is not OperationState.SUCCEEDED

@@ -115,7 +115,7 @@ class Adoption:
             self._operations.spawn(self._connect(manager, served, recovered))
             if recovered is not None:
                 self._expect_asker(manager, served)
-        await link.catch_up(kernel_id)
+        link.catch_up(kernel_id)
 
     async def _claim(self) -> list[Kernel]:
         """List the kernels that no server owns; return those that another server has not let go of.

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from ... import calls
 from ...client import AsyncClient, Client
-from ...errors import DaemonUnavailable, GpuCkptError, HostError, KernelNotFound
-from ...protocol import RESTART_SECONDS, Event, Kernel, Owner, SuspendedKernel
+from ...client.mirror import Mirror
+from ...errors import DaemonUnavailable, GpuCkptError, HostError
+from ...protocol import RESTART_SECONDS, Event, Kernel, Owner, Position, SuspendedKernel
 from ...states import KernelState
 from ..messages.output import KernelOutput
 from ..messages.served_kernel import Provisioner, ServedKernel
@@ -56,9 +57,9 @@ class DaemonLink:
         #: What was being done with kernels that are gone.
         self._ending: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
-        self._heard_of: set[str] = set()
-        #: The last news of kernels that are not attached: of one that is being adopted it is newer than what was claimed.
-        self._early: dict[str, Kernel] = {}
+        #: What the daemon has sent of all kernels of this owner, attached or not, and of the operations on them.
+        self.mirror = Mirror()
+        self._giving_up: asyncio.TimerHandle | None = None
         self._failure: GpuCkptError | None = None
         self._sync: Client | None = None
         self._sync_lock = threading.Lock()
@@ -120,18 +121,23 @@ class DaemonLink:
         """Have the provisioner that is started with this kernel's id adopt it."""
         self._adoptions[saved.kernel.kernel_id] = saved
 
-    async def catch_up(self, kernel_id: str) -> None:
-        """Apply to an adopted kernel what became of it between its claim and its adoption."""
-        kernel = self._early.pop(kernel_id, None)
-        if kernel is not None:
-            self._apply(self.served[kernel_id], kernel)
-        elif kernel_id not in self._heard_of:
-            await self._on_gone(self.daemon, kernel_id)
+    def catch_up(self, kernel_id: str) -> None:
+        """Apply to an adopted or launched kernel what became of it since the daemon handed it over."""
+        served = self.served.get(kernel_id)
+        if served is None or served.kernel is None:
+            return
+        kernel = self.mirror.expect(served.kernel)
+        if kernel is None:
+            self._on_gone(kernel_id, self.mirror.position)
+        else:
+            self._apply(served, kernel)
 
     async def close(self) -> None:
         """Let go; the daemon keeps the kernels for the next server."""
         for served in self.served.values():
             self._end(served)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -189,6 +195,7 @@ class DaemonLink:
 
     def launched(self, kernel_id: str) -> None:
         """A new kernel's process exists."""
+        self.catch_up(kernel_id)
         self._reconnector.begin(self.served[kernel_id])
 
     def detach(self, kernel_id: str) -> None:
@@ -207,66 +214,63 @@ class DaemonLink:
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
-        """Hear the daemon's events until the server ends; the client connects again by itself."""
+        """Apply what the daemon sends until the server ends; the client connects again by itself."""
+        events = client.events(self._owner, self.mirror, self._on_loss)
         try:
-            async with aclosing(client.events(self._owner, self._on_loss)) as events:
-                async for event in events:
-                    await self._on_event(client, event)
-                    if self.ready and not first.done():
-                        first.set_result(None)
+            async with aclosing(events):
+                async for changes in events:
+                    for change in changes:
+                        self._on_change(change)
+                    if not self.ready:
+                        self._on_connect(first)
         except GpuCkptError as error:
             if first.done():
                 raise
             first.set_exception(error)
 
+    def _on_connect(self, first: asyncio.Future[None]) -> None:
+        """Go on after the first full state of a connection: a kernel that is not in it is gone."""
+        for kernel_id in set(self.served) - set(self.mirror.kernels):
+            self._on_gone(kernel_id, self.mirror.position)
+        self._up.set()
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+        if not first.done():
+            first.set_result(None)
+
     def _on_loss(self, error: GpuCkptError) -> None:
         self._log.warning("gpuckptd: %s", error)
         self._up.clear()
-        self._heard_of.clear()
-        self._early.clear()
+        if self._giving_up is None:
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(RESTART_SECONDS, self._give_up)
 
-    async def _on_event(self, client: AsyncClient, event: Event) -> None:
-        if event.snapshot is not None:
-            self._listener.snapshot_changed(event.snapshot)
-        elif event.kernel is not None:
-            self._heard_of.add(event.kernel.kernel_id)
-            self._on_kernel(event.kernel)
-        elif event.gone:
-            await self._on_gone(client, event.gone)
-        elif not self.ready:
-            # All kernels have been told after a gap: those that were not are gone.
-            self._up.set()
-            for kernel_id in set(self.served) - self._heard_of:
-                await self._on_gone(client, kernel_id)
+    def _give_up(self) -> None:
+        """End the operations whose end no daemon has told in time: whoever waits for them goes on."""
+        for change in self.mirror.lose():
+            self._on_change(change)
 
-    def _on_kernel(self, kernel: Kernel) -> None:
-        served = self.served.get(kernel.kernel_id)
-        if served is None:
-            self._early[kernel.kernel_id] = kernel
-        else:
-            self._early.pop(kernel.kernel_id, None)
-            self._apply(served, kernel)
-        self._listener.kernel_reported(kernel)
+    def _on_change(self, change: Event) -> None:
+        if change.kernel is not None and change.kernel.kernel_id in self.served:
+            self._apply(self.served[change.kernel.kernel_id], change.kernel)
+        if change.operation is not None:
+            kernel = self.mirror.kernels.get(change.operation.kernel_id)
+            self._listener.operation_changed(change.operation, kernel.name if kernel else "")
+        if change.gone:
+            self._on_gone(change.gone, change.position)
+        if change.snapshot is not None:
+            self._listener.snapshot_changed(change.snapshot)
 
     def _apply(self, served: ServedKernel, kernel: Kernel) -> None:
         before = served.kernel.state if served.kernel else KernelState.SUSPENDED
         served.apply(kernel)
-        if kernel.state is KernelState.SUSPENDED and before is not KernelState.SUSPENDED:
+        is_suspended = served.kernel is kernel and kernel.state is KernelState.SUSPENDED
+        if is_suspended and before is not KernelState.SUSPENDED:
             self._listener.kernel_suspended(kernel)
 
-    async def _on_gone(self, client: AsyncClient, kernel_id: str) -> None:
-        """The news may be about an earlier life of the kernel: a restart kills and launches under one id."""
+    def _on_gone(self, kernel_id: str, position: Position) -> None:
         served = self.served.get(kernel_id)
-        if served is None:
-            self._early.pop(kernel_id, None)
-            self._heard_of.discard(kernel_id)
-            return
-        incarnation = served.provisioner.incarnation
-        try:
-            await client.send(calls.kernel(kernel_id))
-        except KernelNotFound:
-            if served.provisioner.incarnation == incarnation:
-                served.provisioner.note_gone()
-                self._listener.kernel_changed(kernel_id)
-        except DaemonUnavailable:
-            self._log.debug("gpuckptd went while it was asked about kernel %s", kernel_id)
+        if served is not None:
+            served.provisioner.note_gone(position)
+            self._listener.kernel_changed(kernel_id)

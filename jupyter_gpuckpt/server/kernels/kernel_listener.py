@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ...protocol import Kernel
+    from ...protocol import Kernel, Operation
     from ...snapshot_records import SnapshotChange
     from ..messages.served_kernel import ServedKernel
 
@@ -21,8 +21,8 @@ class KernelListener:
     def kernel_changed(self, kernel_id: str) -> None:
         """Note that a kernel's state, operation or use of resources changed, or that it is gone."""
 
-    def kernel_reported(self, kernel: Kernel) -> None:
-        """Note a record of a kernel that the daemon has sent."""
+    def operation_changed(self, operation: Operation, name: str) -> None:
+        """Note how an operation on the kernel of this name stands, whoever asked for it."""
 
     def kernel_suspended(self, kernel: Kernel) -> None:
         """Note that a kernel was just suspended, whoever asked for it."""
@@ -94,7 +94,7 @@ class KernelListeners(KernelListener):
         self.listeners += listeners
 
     kernel_changed = _notify("kernel_changed")
-    kernel_reported = _notify("kernel_reported")
+    operation_changed = _notify("operation_changed")
     kernel_suspended = _notify("kernel_suspended")
     kernel_wanted = _notify("kernel_wanted")
     snapshot_changed = _notify("snapshot_changed")

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from ... import calls
 from ...errors import (
@@ -19,7 +18,6 @@ from ...errors import (
     KernelNotFound,
     KernelNotManaged,
     KernelStateConflict,
-    record_of,
 )
 from ...model import Cause, RetentionPolicy, Variables
 from ...protocol import Kernel, Operation, OperationKind, OperationState, SaveRequest
@@ -42,15 +40,12 @@ if TYPE_CHECKING:
         ServerKernelManager,
     )
 
-    from ...client import AsyncClient
     from ...snapshot_records import Snapshot
     from .daemon_link import DaemonLink
     from .descriptions import KernelDescriptions
 
 _DRAIN_SECONDS = 2.0
 _INFO_SECONDS = 2.0
-#: The daemon's event about the end of an operation comes on another connection than the end itself.
-_EVENT_SECONDS = 5.0
 _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save looks at what the variables hold, so that they can be compared later, while cells wait; less where time may
 #: be short, or where nobody has asked for it.
@@ -152,7 +147,12 @@ class ServerOperations(KernelListener):
         if ours := await self.tracked.wait(operation_id, timeout_seconds):
             return ours
         # It was started by somebody else, the command line for instance.
-        return await self._link.daemon.send(calls.operation(operation_id, timeout_seconds))
+        daemon = self._link.daemon
+        operation = await daemon.send(calls.operation(operation_id))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_seconds):
+                return await daemon.finish(operation_id)
+        return operation
 
     async def finish(self, operation: Operation) -> Operation:
         """Wait for the end, however long it takes."""
@@ -333,38 +333,21 @@ class ServerOperations(KernelListener):
         self, served: ServedKernel, started: Operation, release: Release, changes: int
     ) -> None:
         try:
-            daemon = self._link.daemon
-            async for operation in daemon.stream(calls.follow(started.operation_id)):
+            async for operation in self._link.mirror.follow(started):
                 self.tracked.note(started.operation_id, operation)
                 if is_past_freeze(operation):
                     release()
-            ended = self.tracked.latest(started.operation_id)
-            await self._wait_until_seen(served, ended, daemon, changes)
-        except GpuCkptError as error:
-            failed = msgspec.structs.replace(
-                started, state=OperationState.FAILED, error=record_of(error)
-            )
-            self.tracked.note(started.operation_id, failed)
+            await self._wait_until_back(served, self.tracked.latest(started.operation_id), changes)
         finally:
             release()
 
-    async def _wait_until_seen(
-        self, served: ServedKernel, operation: Operation, daemon: AsyncClient, changes: int
+    async def _wait_until_back(
+        self, served: ServedKernel, operation: Operation, changes: int
     ) -> None:
-        """Wait until this server sees the kernel as the operation left it."""
-        expected = {
-            OperationKind.SAVE: _PRESENT,
-            OperationKind.SUSPEND: frozenset({KernelState.SUSPENDED}),
-            OperationKind.RESUME: _PRESENT,
-            OperationKind.BRANCH: _PRESENT,
-            OperationKind.PARK: frozenset({KernelState.PARKED}),
-            OperationKind.UNPARK: _PRESENT,
-        }[operation.kind]
-        succeeded = operation.state is OperationState.SUCCEEDED
-        if succeeded and operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:
-            served.note_saved(changes)
-        if succeeded and await served.reaches(expected, _EVENT_SECONDS):
+        """Wait until the pages of a kernel that has come back are connected. Its state came before the operation's end."""
+        if operation.state is not OperationState.SUCCEEDED:
             return
-        served.apply(await daemon.send(calls.kernel(served.kernel_id)))
-        if succeeded:
-            await served.reaches(expected, self._reconnect_timeout + _EVENT_SECONDS)
+        if operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:
+            served.note_saved(changes)
+        if operation.kind in {OperationKind.RESUME, OperationKind.BRANCH, OperationKind.UNPARK}:
+            await served.reaches(_PRESENT, self._reconnect_timeout)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import ErrorRecord
 from ...progress import Stage
-from ...protocol import Kernel, Operation, OperationKind
+from ...protocol import Kernel, Operation, OperationKind, Position
 from ...states import ABSENT, GPU_AWAY, KernelState
 from .comms import SavedComms
 from .output import KernelOutput
@@ -33,8 +33,8 @@ class Provisioner(Protocol):
     def note(self, kernel: Kernel) -> None:
         """Take a record of the kernel that the daemon has sent."""
 
-    def note_gone(self) -> None:
-        """Note that the daemon has forgotten the kernel."""
+    def note_gone(self, position: Position) -> None:
+        """Note that the daemon had forgotten the kernel at this position."""
 
     @property
     def incarnation(self) -> str:

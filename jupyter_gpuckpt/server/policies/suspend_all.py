@@ -7,10 +7,10 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...client.batch import no_time, not_saved, suspend_each
+from ...client.batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each
 from ...errors import ErrorRecord, GpuCkptError, record_of
 from ...model import Cause
-from ...protocol import Kernel, SuspendOutcome, SuspendReport
+from ...protocol import Kernel
 from ...states import KernelState
 
 if TYPE_CHECKING:

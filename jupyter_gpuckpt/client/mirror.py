@@ -1,0 +1,115 @@
+"""What a reader of the daemon's ordered stream knows: kernels and operations at the position of the event read last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+
+from ..errors import DaemonUnavailable, ErrorRecord, record_of
+from ..protocol import Event, Kernel, Operation, OperationState, Position, State
+
+#: How many ended operations are remembered.
+_REMEMBERED = 200
+
+
+class Mirror:
+    """Kernels and operations of one stream, by id. A record never takes the place of a newer one, whatever brings it."""
+
+    def __init__(self) -> None:
+        self.position = Position()
+        self.kernels: dict[str, Kernel] = {}
+        self.operations: dict[str, Operation] = {}
+        self._changed = asyncio.Event()
+
+    def apply(self, event: Event) -> list[Event]:
+        """Take in the next event; return what it changes, a full state as the single changes that lead to it."""
+        told = [event] if event.state is None else self._changes(event, event.state)
+        changes = [self._without_outdated(change) for change in told]
+        self.position = event.position
+        for change in changes:
+            if change.kernel is not None:
+                self.kernels[change.kernel.kernel_id] = change.kernel
+            if change.operation is not None:
+                self.operations[change.operation.operation_id] = change.operation
+            self.kernels.pop(change.gone, None)
+        self._forget_old()
+        self._wake()
+        return changes
+
+    def expect(self, kernel: Kernel) -> Kernel | None:
+        """Take in a kernel that an answer has told of; return what is known of it, None if it has gone meanwhile."""
+        known = self.kernels.get(kernel.kernel_id)
+        if known is None and kernel.position <= self.position:
+            return None
+        if known is None or known.position < kernel.position:
+            self.kernels[kernel.kernel_id] = known = kernel
+        return known
+
+    async def follow(self, started: Operation) -> AsyncIterator[Operation]:
+        """Yield an operation whenever it has changed, the last time when it is over."""
+        # The answer may be here before the stream has told of the operation.
+        last = self.operations.setdefault(started.operation_id, started)
+        yield last
+        while not last.is_over:
+            await self._changed.wait()
+            if last != (last := self.operations[started.operation_id]):
+                yield last
+
+    def lose(self) -> list[Event]:
+        """Give up what runs, because the daemon has not come back; return the changes."""
+        error = record_of(DaemonUnavailable("gpuckptd ended and did not come back."))
+        lost = [
+            Event(self.position, operation=_failed(operation, error))
+            for operation in self.operations.values()
+            if not operation.is_over
+        ]
+        for change in lost:
+            if change.operation is not None:
+                self.operations[change.operation.operation_id] = change.operation
+        self._wake()
+        return lost
+
+    def _changes(self, event: Event, state: State) -> Iterator[Event]:
+        position = event.position
+        for kernel in state.kernels:
+            yield Event(position, kernel=kernel)
+        for kernel_id in set(self.kernels) - {kernel.kernel_id for kernel in state.kernels}:
+            yield Event(position, gone=kernel_id)
+        told = {operation.operation_id for operation in state.operations}
+        for operation in state.operations:
+            yield Event(position, operation=operation)
+        for operation in self.operations.values():
+            is_new = operation.position > position
+            if operation.operation_id not in told and not (operation.is_over or is_new):
+                now = "".join(
+                    f"The kernel is {kernel.state} now."
+                    for kernel in state.kernels
+                    if kernel.kernel_id == operation.kernel_id
+                )
+                error = DaemonUnavailable("gpuckptd ended during the operation.", hint=now)
+                yield Event(position, operation=_failed(operation, record_of(error)))
+
+    def _without_outdated(self, change: Event) -> Event:
+        """Return a change without what it tells of a kernel or operation of which an answer has told something newer."""
+        kernel = self.kernels.get(change.kernel.kernel_id if change.kernel else change.gone)
+        if kernel is not None and change.position < kernel.position:
+            change = msgspec.structs.replace(change, kernel=None, gone="")
+        operation = change.operation and self.operations.get(change.operation.operation_id)
+        if operation is not None and change.position < operation.position:
+            change = msgspec.structs.replace(change, operation=None)
+        return change
+
+    def _forget_old(self) -> None:
+        ended = [key for key, operation in self.operations.items() if operation.is_over]
+        for key in ended[:-_REMEMBERED]:
+            del self.operations[key]
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _failed(operation: Operation, error: ErrorRecord) -> Operation:
+    return msgspec.structs.replace(operation, state=OperationState.FAILED, error=error)
