@@ -82,3 +82,24 @@ def test_the_next_server_has_the_kernels_of_one_that_hangs_at_its_end(make_serve
     assert second.page(page.kernel_id).run("print(x + 1)") == "42\n"
     end.touch()
     first.process.wait(10)
+
+
+#: The stop fails before any kernel is suspended.
+FAILING = """
+from jupyter_gpuckpt.server.policies.server_stop import ServerStop
+async def fail(self):
+    raise OSError("not today")
+ServerStop.server_stops = fail
+"""
+
+
+def test_a_server_ends_though_its_stop_fails_and_the_next_one_has_its_kernels(make_server):
+    server = make_server()
+    configure(server, FAILING)
+    server.start()
+    page = server.open()
+    page.run("x = 41")
+    server.stop()
+    assert "not today" in server.log()
+    server.start()
+    assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"

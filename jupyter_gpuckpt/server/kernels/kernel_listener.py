@@ -55,10 +55,10 @@ class KernelListener:
         return False
 
     async def server_stops(self) -> None:
-        """Suspend and release kernels before Jupyter shuts down those that are left. Never raise."""
+        """Suspend and release kernels before Jupyter shuts down those that are left."""
 
     async def server_stopped(self) -> None:
-        """Let go of everything: no kernel is left. Never raise."""
+        """Let go of everything: no kernel is left."""
 
 
 def _notify(note: str) -> Any:

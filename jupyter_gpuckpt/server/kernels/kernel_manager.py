@@ -216,12 +216,16 @@ class GpuCkptKernels(_Base):
         await asyncio.shield(self.gpuckpt_stop)
 
     async def _stop(self, *, now: bool) -> None:
-        await self.gpuckpt_listener.server_stops()
         try:
+            await self.gpuckpt_listener.server_stops()
+            # Not reached after a failure: it would end kernels that were not suspended.
             await ensure_async(super().shutdown_all(now=now))
         except Exception:
-            self.log.exception("Shutting down the other kernels failed.")
-        await self.gpuckpt_listener.server_stopped()
+            self.log.exception("Kernels that were not suspended run on; the next server has them.")
+        try:
+            await self.gpuckpt_listener.server_stopped()
+        except Exception:
+            self.log.exception("The server stops although not everything was closed.")
 
     def gpuckpt_detach(self, kernel_id: str) -> None:
         """Forget a kernel without touching it or its connection file, which the kernel still uses."""

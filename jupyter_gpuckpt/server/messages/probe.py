@@ -1,4 +1,4 @@
-"""Questions to a kernel's sockets: is it connected, is anything still in transit, what is the kernel?"""
+"""Requests on sockets of our own: whether a kernel is connected, whether anything is still in transit, what the kernel is."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class ServerStop(KernelListener):
         self._shut_downs, self._within_seconds, self._log = shut_downs, within_seconds, log
 
     async def server_stops(self) -> None:
-        """Suspend all kernels under the engine and let go of them. Never raises."""
+        """Suspend all kernels under the engine and let go of them."""
         self._operations.stopping = True
         if starting := pending_starts(self._kernels):  # these cannot be suspended yet
             await asyncio.wait(starting)
@@ -60,20 +60,16 @@ class ServerStop(KernelListener):
                 self._kernels.gpuckpt_detach(kernel_id)
             except Exception:
                 self._log.exception("Kernel %s was not detached.", kernel_id)
-        try:
-            await self._operations.close()
-            # From here on nothing of this server may keep the kernels from the next one.
-            await self._link.leave()
-        except Exception:
-            self._log.exception("The kernels were not released; they are when this process ends.")
+        await self._operations.close()
+        # From here on nothing of this server may keep the kernels from the next one.
+        await self._link.leave()
 
     async def server_stopped(self) -> None:
-        """Disconnect from the daemon and end the requests in flight. Never raises."""
+        """Disconnect from the daemon and end the requests in flight."""
         try:
             await self._link.close()
-        except Exception:
-            self._log.exception("The connection to the daemon was not closed.")
-        await _end_requests()
+        finally:
+            await _end_requests()
 
 
 async def _end_requests() -> None:
