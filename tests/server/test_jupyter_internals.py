@@ -8,6 +8,7 @@ import inspect
 import signal
 import threading
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import anyio.to_thread
 from jupyter_client.kernelspec import KernelSpec
@@ -36,7 +37,7 @@ def with_kernel(work):
     """Run a coroutine function with jupyter_server's own kernel manager, a kernel's id, and that kernel's manager."""
 
     async def main():
-        kernels = AsyncMappingKernelManager()
+        kernels = AsyncMappingKernelManager(connection_dir=folder)
         kernel_id = await kernels.start_kernel(kernel_name="python3")
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -44,7 +45,8 @@ def with_kernel(work):
         finally:
             await kernels.shutdown_all(now=True)
 
-    asyncio.run(main())
+    with TemporaryDirectory() as folder:
+        asyncio.run(main())
 
 
 def with_handler(get, ask):

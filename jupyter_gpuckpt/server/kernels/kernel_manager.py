@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from jupyter_client.kernelspec import KernelSpec, NoSuchKernel
 from jupyter_core.utils import ensure_async
 from jupyter_server.services.kernels.kernelmanager import AsyncMappingKernelManager
 from tornado import web
+from traitlets import TraitError
 
 from ...errors import GpuCkptError
 from ...states import KernelState
 from .. import jupyter_internals
 from ..messages.probe import AGENT_MESSAGES
-from .sessions import mixed
+from .sessions import manager_of, mixed
 
 if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel
@@ -84,7 +86,15 @@ class GpuCkptKernels(_Base):
 
     def kernel_model(self, kernel_id: str) -> dict[str, Any]:
         """Return Jupyter's model, whose `execution_state` shows what keeps the kernel from answering."""
-        model: dict[str, Any] = super().kernel_model(kernel_id)
+        try:
+            model: dict[str, Any] = super().kernel_model(kernel_id)
+        except (
+            AttributeError,
+            TraitError,
+        ):  # Jupyter sets these a moment after it has listed a kernel
+            manager = manager_of(self, kernel_id)
+            manager.execution_state, manager.last_activity = "starting", datetime.now(UTC)
+            model = super().kernel_model(kernel_id)
         served = self._served(kernel_id)
         if served is not None and served.state in _SHOWN:
             model["execution_state"] = str(served.state)
