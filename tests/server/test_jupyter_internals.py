@@ -3,8 +3,10 @@
 What fails here after an upgrade of jupyter_server, jupyter_client, tornado or AnyIO names the function to mend.
 """
 
+import ast
 import asyncio
 import inspect
+import re
 import signal
 import threading
 from pathlib import Path
@@ -262,3 +264,34 @@ def test_rows_of_the_table_of_sessions_are_as_they_were():
     list_sessions(sessions, [row], saved_root="", root="/home")
     assert sessions_of(sessions, "k") == [row]
     sessions.close()
+
+
+#: The one private method of another package that is overridden.
+OVERRIDDEN = {"_link_jupyter_server_extension"}
+
+
+def private_names_of_others(source):
+    """The private attributes that a module uses and does not define itself."""
+    used, defined = set(), set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            stored = isinstance(node.ctx, ast.Store) and own
+            (defined if stored else used).add(node.attr)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return used - defined
+
+
+def test_private_names_of_others_are_touched_in_one_module():
+    server = Path(internals.__file__).parent
+    touched = {
+        path.name: names
+        for path in server.rglob("*.py")
+        if (names := private_names_of_others(path.read_text()) - OVERRIDDEN)
+    }
+    assert set(touched) == {"jupyter_internals.py"}
+    assert len(touched["jupyter_internals.py"]) > 10  # else nothing is found
