@@ -19,7 +19,12 @@ from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
 from jupyter_gpuckpt.host import doctor, privileges, processes
 
 #: Files that take longest, mostly by waiting: begun last they would go on alone when all others are done.
-LONGEST = ("tests/upstream/", "tests/test_linters.py", "tests/browser/test_sessions_panel.py")
+LONGEST = (
+    "tests/test_ordinary_user.py",
+    "tests/upstream/",
+    "tests/test_linters.py",
+    "tests/browser/test_sessions_panel.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt.errors import FreezeFailed
-from tests.as_user import ROOT
+
+pytestmark = pytest.mark.skipif(os.geteuid() == 0, reason="Linux does not bound root's pipes")
 
 F_SETPIPE_SZ, F_GETPIPE_SZ, PAGE = 1031, 1032, 4096
 PROGRAM = """
@@ -31,20 +30,6 @@ PROGRAM = """
             os.unlink("read")
         time.sleep(0.01)
 """
-
-
-def as_user(test: str) -> None:
-    """Run one test of this file as a user without a right: Linux does not bound root's pipes."""
-    words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "pytest", "-q"]
-    named = f"{__file__}::{test}"
-    done = subprocess.run(
-        [*words, "-p", "no:cacheprovider", named],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.fixture
@@ -69,9 +54,6 @@ def no_room() -> Iterator[None]:
 
 
 def test_pipes_with_little_in_them_come_back(request, run) -> None:
-    if not os.geteuid():
-        as_user(request.node.name)
-        return
     program = run(PROGRAM.format(length=1000))
     program.lines(more_than=3)
     request.getfixturevalue("no_room")
@@ -86,9 +68,6 @@ def test_pipes_with_little_in_them_come_back(request, run) -> None:
 
 
 def test_a_full_pipe_is_refused_and_the_program_runs_on(request, run) -> None:
-    if not os.geteuid():
-        as_user(request.node.name)
-        return
     program = run(PROGRAM.format(length=60_000))
     program.lines(more_than=3)
     request.getfixturevalue("no_room")
@@ -97,13 +76,13 @@ def test_a_full_pipe_is_refused_and_the_program_runs_on(request, run) -> None:
     assert program.fresh_line().endswith("b'y'")
 
 
-def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run) -> None:
+def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run, engine, tmp_path) -> None:
     """Programs with large libraries have many such pages, and two fit into a pipe."""
-    if not os.geteuid():
-        as_user(request.node.name)
-        return
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
-    program = run("""
+    limited = tmp_path / "criu"
+    limited.write_text(f'#!/bin/sh\nulimit -n 4096\nexec {engine.criu} "$@"\n')
+    limited.chmod(0o755)
+    program = run(
+        """
         import mmap, os, time
         file = os.memfd_create("file")
         os.truncate(file, 32 << 20)
@@ -112,7 +91,9 @@ def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run) -> None:
         while True:
             print(memory[:] == bytes(range(256)) * (128 << 10), flush=True)
             time.sleep(0.05)
-    """)
+        """,
+        engine=replace(engine, criu=limited),
+    )
     program.lines()
     request.getfixturevalue("no_room")
     suspended = program.save(stop=True)

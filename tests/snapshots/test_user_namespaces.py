@@ -69,16 +69,6 @@ def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
     assert program.fresh_line().split(maxsplit=2)[2] == before[2]
 
 
-def test_an_ordinary_user_needs_no_right():
-    """The others, by somebody who has none."""
-    if os.geteuid():
-        pytest.skip("is one")
-    words = [sys.executable, "-m", "tests.as_user", sys.executable, "-m", "pytest", "-q"]
-    chosen = "capability or only_mapped or closed or lets_nobody"
-    done = _done([*words, "-p", "no:cacheprovider", "-k", chosen, __file__])
-    assert "4 passed" in done, done
-
-
 def test_snapshots_of_earlier_versions_find_their_scratch(run, monkeypatch):
     """Their images and manifests name it in /run."""
     program = run(STATUS)

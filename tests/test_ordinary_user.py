@@ -1,0 +1,47 @@
+"""The engine's tests as an ordinary user, where the suite runs as root: whatever launches, saves or resumes a tree runs twice."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.as_user import ROOT
+
+#: Words for pytest. Of the crashes, those in steps that a user takes in another way; by hand all of them can be run.
+PARTS = {
+    "GPU memory": ["tests/engine/test_gpu_order*.py"],
+    "snapshots, a to h": ["tests/snapshots/test_[a-h]*.py"],
+    "snapshots, i to r": ["tests/snapshots/test_[i-r]*.py"],
+    "snapshots, s to z": ["tests/snapshots/test_[s-z]*.py"],
+    "crashes": [
+        "tests/daemon/test_crashes_at_every_step.py",
+        *("-k", "freeze or capture or images or restore or pages or go or write"),
+    ],
+}
+
+
+def test_every_file_of_snapshots_is_in_a_part():
+    matched = [path for words in PARTS.values() for path in ROOT.glob(words[0])]
+    assert {*ROOT.glob("tests/snapshots/test_*.py")} <= {*matched}
+    assert len(matched) == len({*matched})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as one")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("part", PARTS)
+def test_an_ordinary_user_needs_no_right(part):
+    pattern, *options = PARTS[part]
+    python = [sys.executable, "-m"]
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+    words = [*python, "tests.as_user", *python, "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, *options, *files],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    print(done.stdout)
+    assert done.returncode == 0
