@@ -112,15 +112,23 @@ class Progress:
 
     @contextmanager
     def stage(
-        self, stage: Stage, total_bytes: int | None = None, *, undo: bool = False
+        self,
+        stage: Stage,
+        total_bytes: int | None = None,
+        *,
+        done_bytes: int = 0,
+        undo: bool = False,
     ) -> Iterator[None]:
-        """One stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled."""
+        """One stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled.
+
+        `done_bytes`: what an earlier part of the same stage has done of the total.
+        """
         if not undo:
             self.check()
         name, began = str(stage), self._clock()
         with self._lock:
             outer = (self._stage, self._done, self._total)
-            self._stage, self._done, self._total = name, 0, total_bytes
+            self._stage, self._done, self._total = name, done_bytes, total_bytes
         self._tell(force=True)
         try:
             yield

@@ -222,7 +222,7 @@ class Machine:
                 found = parking.room(record.tree)
             elif record.state is KernelState.SUSPENDED:
                 manifest = self.manifest(record, request.snapshot_id or record.snapshot_id)
-                found = resume.room(manifest, request.visible_gpus)
+                found = resume.gpu_room(manifest, request.visible_gpus)
         return GpuRoom(found.needed_bytes, found.free_bytes)
 
     def resume(

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..protocol import Check
-from . import criu_program, gpu, limits, privileges, processes
+from . import criu_program, gpu, limits, pagemap_scan, privileges, processes
 
 #: From this driver on (CUDA 13) the newer line of cuda-bindings fits.
 CUDA_13_DRIVER = 580
 #: Less room than this for snapshots fails the check.
 LOW_BYTES = 2 << 30
+
+#: CRIU sees no more memory of a process than this where its large areas are hidden (engine/criu/hidden_pages.py).
+_VISIBLE_BYTES = 1 << 30
 
 SETUP = "make setup"
 #: For the shell from which Jupyter is started.
@@ -80,15 +83,21 @@ def init(place: Place) -> Iterator[Check]:
 
 
 def descriptors(_: Place) -> Iterator[Check]:
-    """How large a process may be for the fast way of saving."""
+    """How large a process may be for the fast way of saving: CRIU needs descriptors for all memory that is not hidden from it."""
     largest = limits.largest_skeleton_bytes()
     count = limits.dump_descriptors()
-    message = f"Processes with up to {largest / 1e9:.0f} GB of CPU memory are saved the fast way"
-    if largest >= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        yield Check("descriptors", True, f"{message} ({count} descriptors).")
+    hiding = pagemap_scan.is_supported()
+    every = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if largest >= (_VISIBLE_BYTES if hiding else every):
+        message = f"Processes of any size are saved the fast way ({count} descriptors)."
+        yield Check("descriptors", True, message)
         return
     fix = MORE_DESCRIPTORS_CONTAINER if privileges.in_container() else MORE_DESCRIPTORS
-    message += f", larger ones through files, which takes longer ({count} descriptors)."
+    memory = "scattered memory" if hiding else "CPU memory"
+    message = (
+        f"Processes with up to {largest / 1e9:.1f} GB of {memory} are saved the fast way,"
+        f" larger ones through files, which takes longer ({count} descriptors)."
+    )
     yield Check("descriptors", False, message, fix)
 
 

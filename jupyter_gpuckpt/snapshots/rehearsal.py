@@ -24,6 +24,7 @@ from ..model import Host, Manifest
 from ..store import manifest_checks
 from ..store.local import LocalStore
 from .resume import obstacles
+from .room import disk_shortage
 from .stored_images import FILES, PROCESSES, write_images
 
 #: What reading a damaged image or manifest raises.
@@ -31,7 +32,12 @@ _UNREADABLE = (ValueError, IndexError, KeyError, StopIteration, OSError, struct.
 
 
 def rehearse(
-    manifest: Manifest, store: LocalStore, tree: Tree, here: Host, digests: FileDigests
+    manifest: Manifest,
+    store: LocalStore,
+    tree: Tree,
+    here: Host,
+    digests: FileDigests,
+    spill_dir: Path,
 ) -> list[str]:
     """Say what would keep the snapshot from being resumed on this machine, a sentence each; empty when nothing would.
 
@@ -49,6 +55,10 @@ def rehearse(
             found += missing_files.missing(images, tree.inside, manifest.captured)[1]
             found += _incomplete(manifest, images)
             found += _limits(images)
+        # The images of a plain dump are still on the disk, and make room before a resume.
+        if manifest.method == "skeleton":
+            shortage = disk_shortage(manifest, store, spill_dir)
+            found += [shortage] if shortage else []
     except _UNREADABLE as error:
         found.append(f"The images cannot be read back: {type(error).__name__}: {error}.")
     return found

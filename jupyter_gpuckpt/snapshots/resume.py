@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from ..engine import thaw
 from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
-from ..engine.memory import page_plan
 from ..engine.memory.filling import PageSink
 from ..engine.settings import EngineSettings
 from ..engine.tree.tree import Tree
 from ..errors import HostIncompatible
-from ..host import fingerprint, gpu, processes
+from ..host import fingerprint, gpu
 from ..host.file_digests import FileDigests
 from ..images.sinks import FileSink
 from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import stored_secrets
-from .stored_images import IMAGES_STREAM, MEMORY, write_images
+from . import room, stored_secrets
+from .stored_images import IMAGES_STREAM
 
 #: How much of a digest is shown.
 _SHOWN_DIGEST = 12
@@ -60,7 +58,7 @@ def resume(
     with progress.stage(Stage.PREFLIGHT):
         here = fingerprint.host()
         allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
-        check(manifest, here, allowed, digests, store=store)
+        check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
     content = _StoredContent(manifest, store, settings, progress)
     thawed = thaw.thaw(
         manifest,
@@ -86,28 +84,23 @@ def check(
     digests: FileDigests | None = None,
     *,
     store: LocalStore,
+    spill_dir: Path,
 ) -> None:
     """Check that this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming what differs."""
     problems = obstacles(manifest, here, digests)
-    needed = sum(
-        stream.length for stream in manifest.streams if stream.name.startswith(("pages/", "gpu"))
-    )
-    free = processes.mem_available()
-    if needed > free:
-        needed -= _shared_bytes(manifest, store)
-    shortages = []
-    if needed > free:
-        shortages.append(f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free.")
-    if shortage := _placement(manifest, allowed_gpus).shortage:
-        shortages.append(shortage)
+    of_memory = [room.memory_shortage(manifest, store), _placement(manifest, allowed_gpus).shortage]
+    of_disk = room.disk_shortage(manifest, store, spill_dir)
+    shortages = [text for text in (*of_memory, of_disk) if text]
     if problems or shortages:
         hints = []
         if problems:
             hints.append(
                 "Undo these changes (for a package: install the version of the snapshot), or resume where they were not made."
             )
-        if shortages:
+        if any(of_memory):
             hints.append("Suspend or shut down another kernel to free memory, then try again.")
+        if of_disk:
+            hints.append(f"Free space where {spill_dir} lies, then try again.")
         raise HostIncompatible(
             "The kernel cannot be resumed here as things are. "
             + " ".join([*shortages, *problems[:5]]),
@@ -116,17 +109,7 @@ def check(
         )
 
 
-def _shared_bytes(manifest: Manifest, store: LocalStore) -> int:
-    """Return what forked processes share with their parents and will share again: it is in the streams of both."""
-    if manifest.method != "skeleton":
-        return 0
-    with TemporaryDirectory() as directory:
-        images = Path(directory)
-        write_images(manifest, store, images, MEMORY)
-        return sum(plan.shared_bytes for plan in page_plan.plan(manifest, images))
-
-
-def room(manifest: Manifest, visible_gpus: str = "") -> Placement:
+def gpu_room(manifest: Manifest, visible_gpus: str = "") -> Placement:
     """The GPU memory that the kernel needs, and what is free where it would go."""
     return _placement(manifest, _allowed_gpus(manifest, visible_gpus, gpu.gpus()))
 

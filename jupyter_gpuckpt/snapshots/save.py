@@ -29,7 +29,6 @@ from ..images.pack import BytesSource, FileSource, Packed, Source, pack
 from ..model import (
     SHOWN_VARIABLES,
     Cause,
-    Host,
     ImageFile,
     LaunchSpec,
     Manifest,
@@ -150,7 +149,8 @@ def save(
         )
         with store.staged(manifest) as staged:
             with progress.stage(Stage.REHEARSAL):
-                warnings += _rehearse(staged.manifest, store, tree, host, digests, stop=stop)
+                problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
+                warnings += _told(problems, stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
                 staged.publish()
@@ -272,17 +272,8 @@ def _programs(
     ]
 
 
-def _rehearse(
-    manifest: Manifest,
-    store: LocalStore,
-    tree: Tree,
-    here: Host,
-    digests: FileDigests,
-    *,
-    stop: bool,
-) -> list[str]:
-    """Check that the snapshot can be resumed. Raises KernelNotCheckpointable for a suspend, and warns after a save."""
-    problems = rehearse(manifest, store, tree, here, digests)
+def _told(problems: Sequence[str], *, stop: bool) -> list[str]:
+    """Raise KernelNotCheckpointable for a suspend whose rehearsal found problems; return the warning of a save."""
     if not problems:
         return []
     if stop:

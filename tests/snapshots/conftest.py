@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 import time
@@ -137,3 +138,15 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
     yield start
     for program in started:
         launch.kill(program.tree)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 30 MB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "small", path], check=False)
+    if mounted.returncode:
+        pytest.skip("tmpfs cannot be mounted here")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -65,18 +64,6 @@ def assert_runs_on(program) -> None:
     assert not any(processes.state(pid) in ("T", "t") for pid in launch.pids(program.tree))
     images = program.tree.inside(criu_options.IMAGES)
     assert list(images.iterdir()) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 30 MB."""
-    path = tmp_path / "small"
-    path.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "small", path], check=False)
-    if mounted.returncode:
-        pytest.skip("tmpfs cannot be mounted here")
-    yield path
-    subprocess.run(["umount", "--lazy", path], check=True)
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["save", "suspend"])

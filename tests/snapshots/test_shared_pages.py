@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jupyter_gpuckpt.engine import preflight
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
-from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible
+from jupyter_gpuckpt.errors import FreezeFailed, HostIncompatible, KernelNotCheckpointable
 from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.progress import Progress, ProgressRecord, Stage
 from tests.conftest import left_in
 
 MB = 1 << 20
@@ -69,10 +72,35 @@ def test_a_pool_shares_its_memory_after_a_resume_and_needs_no_more(
         program.resume(snapshot_id)
     # Of the worker with pages here and there it is not known before; together they have 800 MB.
     monkeypatch.setattr(processes, "mem_available", lambda pid=None: 600 * MB)
-    program.resume(snapshot_id)
+    told: list[ProgressRecord] = []
+    program.resume(snapshot_id, progress=Progress(told.append, interval=0))
+    pages = [record for record in told if record.stage == Stage.PAGES]
+    assert [record.done_bytes for record in pages] == sorted(record.done_bytes for record in pages)
+    assert {record.total_bytes for record in pages} == {pages[-1].done_bytes}
     assert said(program, count) == before
     assert launch.memory_bytes(program.tree) < used + 50 * MB
     assert left_in(engine.spill_dir) == set()
+
+
+def test_a_disk_without_room_for_what_forked_processes_share_is_named_before_anything_is_tried(
+    pool, engine: EngineSettings, small_disk
+):
+    program, before = pool
+    program.engine = replace(engine, spill_dir=small_disk / "spill")
+    count = len(program.lines())
+    with pytest.raises(KernelNotCheckpointable, match=r"[5-9].. MB are needed on the disk"):
+        program.save(stop=True)
+    assert said(program, count) == before
+    saved = program.save()
+    assert "needed on the disk" in saved.warnings[0]
+    launch.kill(program.tree)
+    count = len(program.lines())
+    with pytest.raises(HostIncompatible, match="MB are needed on the disk") as caught:
+        program.resume(saved.manifest.info.snapshot_id)
+    assert str(small_disk) in caught.value.hint
+    program.engine = engine
+    program.resume(saved.manifest.info.snapshot_id)
+    assert said(program, count) == before
 
 
 def test_copies_of_what_forked_processes_share_are_counted_before_a_save(

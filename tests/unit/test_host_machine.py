@@ -14,7 +14,16 @@ import pytest
 import yaml
 
 from jupyter_gpuckpt.engine.settings import INIT
-from jupyter_gpuckpt.host import criu_program, doctor, fingerprint, gpu, limits, mends, privileges
+from jupyter_gpuckpt.host import (
+    criu_program,
+    doctor,
+    fingerprint,
+    gpu,
+    limits,
+    mends,
+    pagemap_scan,
+    privileges,
+)
 from jupyter_gpuckpt.model import Gpu, Host
 from jupyter_gpuckpt.protocol import Check
 from tests.filters import NO_SUCH_CALL, refuse
@@ -121,6 +130,23 @@ def test_the_rights_of_a_user_namespace_raise_no_limit():
     count, largest = map(int, done.stdout.split())
     assert count == 5000
     assert largest < count // 2 * limits.PIPE_BYTES
+
+
+@needs_root
+@pytest.mark.skipif(not pagemap_scan.is_supported(), reason="every page takes descriptors")
+@pytest.mark.parametrize(("limit", "enough"), [(1500, False), (8192, True)])
+def test_descriptors_are_short_only_for_memory_that_is_not_hidden(limit, enough):
+    code = """
+from jupyter_gpuckpt.host import checks
+[found] = checks.descriptors(checks.Place(None, None, None))
+print(found.ok, bool(found.fix), found.message)
+"""
+    unshare = ["prlimit", f"--nofile={limit}:{limit}", "unshare", "--user", "--map-root-user"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", code], capture_output=True, check=True, text=True
+    )
+    assert done.stdout.startswith(f"{enough} {not enough} Processes")
+    assert f"({limit} descriptors)" in done.stdout
 
 
 def test_the_report_is_quick_and_complete(tmp_path):

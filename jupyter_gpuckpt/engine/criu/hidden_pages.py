@@ -10,16 +10,14 @@ See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
 
 from __future__ import annotations
 
-import fcntl
 import struct
 from collections.abc import Iterator
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from ...host import processes
+from ...host import pagemap_scan, processes
 from ...model import SCRATCH
 from . import images as criu_images
 from . import memory_images
@@ -29,9 +27,6 @@ from .images import Extent
 LIST = f"{SCRATCH}/hidden"
 VARIABLE = "GPUCKPT_HIDDEN"
 
-_SCAN = 0xC0606610
-_ARGUMENT = struct.Struct("<12Q")
-_FILE, _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 << 8
 #: Not more: a scan for more regions than its buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
 _REGIONS = 512
 #: Smaller areas are left to CRIU.
@@ -46,7 +41,7 @@ class HiddenPages:
     """The hidden areas of one tree, from the moment it stands still until the images are complete."""
 
     def __init__(self, pids: list[int]) -> None:
-        self._areas = {pid: _hideable(pid) for pid in pids} if _supported() else {}
+        self._areas = {pid: _hideable(pid) for pid in pids} if pagemap_scan.is_supported() else {}
 
     def write(self, path: Path) -> None:
         """List the areas for CRIU."""
@@ -77,7 +72,7 @@ def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
 
 def visible_bytes(pid: int) -> int:
     """Return at least the size of the private memory of a process that CRIU sees: not all that is mapped need be there."""
-    hidden = set(_hideable(pid)) if _supported() else set()
+    hidden = set(_hideable(pid)) if pagemap_scan.is_supported() else set()
     return sum(
         area.end - area.start
         for area in processes.maps(pid)
@@ -114,42 +109,8 @@ def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
 
 
 def _scanned(descriptor: int, start: int, end: int) -> Iterator[Area]:
-    unwanted = _FILE | _PFNZERO | (_GUARD if _knows_guards() else 0)
     regions = np.zeros((_REGIONS, 3), np.uint64)
     while start < end:
-        argument = bytearray(
-            _ARGUMENT.pack(
-                *(_ARGUMENT.size, 0, start, end, 0, regions.ctypes.data, _REGIONS, 0),
-                *(unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT),
-            )
-        )
-        count = fcntl.ioctl(descriptor, _SCAN, argument)
+        count, start = pagemap_scan.own_pages(descriptor, start, end, regions.ctypes.data, _REGIONS)
         for first, last, _ in regions[:count].tolist():
             yield first, last
-        start = _ARGUMENT.unpack(argument)[4]
-
-
-@cache
-def _supported() -> bool:
-    """Return whether Linux has PAGEMAP_SCAN (6.7 and newer)."""
-    return _accepts(_PFNZERO)
-
-
-@cache
-def _knows_guards() -> bool:
-    return _accepts(_GUARD)
-
-
-def _accepts(category: int) -> bool:
-    region = np.zeros(3, np.uint64)
-    argument = bytearray(
-        _ARGUMENT.pack(
-            _ARGUMENT.size, 0, 0, 4096, 0, region.ctypes.data, 1, 0, category, category, 0, _PRESENT
-        )
-    )
-    try:
-        with Path("/proc/self/pagemap").open("rb") as pagemap:
-            fcntl.ioctl(pagemap.fileno(), _SCAN, argument)
-    except OSError:
-        return False
-    return True

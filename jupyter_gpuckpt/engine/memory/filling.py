@@ -38,7 +38,8 @@ class Filling:
         self._to_memory, self._progress, self._folder = to_memory, progress, folder
         self._sinks: list[tuple[str, StoppedPages]] = []
         self._beside = ThreadPoolExecutor(1, "look-up-pages")
-        self._length = 0
+        #: What CRIU's part and ours advance the progress by: both go through all of a stream that they take something from.
+        self._criu_length = self._length = 0
         self._has_folder = False
 
     def __enter__(self) -> Self:
@@ -52,13 +53,15 @@ class Filling:
     def prepare(self, manifest: Manifest, images: Path) -> None:
         """Give CRIU its part, and begin to look up where the rest lies. Of a plain dump CRIU has everything."""
         plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
-        self._give_to_criu([plan for plan in plans if plan.by_criu], images)
+        for_criu = [plan for plan in plans if plan.by_criu]
+        self._criu_length = sum(plan.stream.length for plan in for_criu)
+        self._length = sum(plan.stream.length for plan in plans if plan.by_us)
+        self._give_to_criu(for_criu, images)
         for plan in plans:
             if not plan.by_criu:
                 memory_images.replace_lazy(images, plan.nspid, [])
             if plan.by_us:
                 self._sinks.append((plan.stream.name, StoppedPages(plan.nspid, plan.by_us)))
-                self._length += plan.stream.length
         if self._sinks:
             self._write = self._beside.submit(self._to_memory, self._sinks)
 
@@ -71,7 +74,7 @@ class Filling:
             (plan.stream.name, PagesFile(images, plan.nspid, plan.by_criu, self._folder))
             for plan in plans
         ]
-        with self._progress.stage(Stage.PAGES, sum(plan.stream.length for plan in plans)):
+        with self._progress.stage(Stage.PAGES, self._criu_length + self._length):
             self._to_memory(files)()
 
     def finish(self, init_pid: int) -> None:
@@ -79,7 +82,8 @@ class Filling:
         if not self._sinks:
             return
         by_nspid = {processes.nspid(pid): pid for pid in processes.descendants(init_pid)}
-        with self._progress.stage(Stage.PAGES, self._length):
+        total = self._criu_length + self._length
+        with self._progress.stage(Stage.PAGES, total, done_bytes=self._criu_length):
             for _, sink in self._sinks:
                 if sink.nspid not in by_nspid:
                     raise ThawFailed(

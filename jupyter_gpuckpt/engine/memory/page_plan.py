@@ -61,6 +61,11 @@ class PagePlan:
         return [piece for piece, area in self._pieces if self._is_by_criu(area)]
 
     @property
+    def criu_bytes(self) -> int:
+        """Return how long they are."""
+        return sum(piece.length for piece in self.by_criu)
+
+    @property
     def by_us(self) -> list[Piece]:
         """Return the pages that we write into the task."""
         return [piece for piece, area in self._pieces if not self._is_by_criu(area)]
