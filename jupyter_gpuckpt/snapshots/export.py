@@ -14,9 +14,6 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-import msgspec
-
-from ..model import Manifest
 from ..store import annotation_files, manifests, packs
 from ..store.annotation_files import Annotations
 from ..store.codecs import CodecError, decompress, digest_of
@@ -41,7 +38,10 @@ class Export:
         name = f"manifests/{snapshot_id}"
         self._modified = int(info.created)
         self._first = (name + annotation_files.SUFFIX, annotation_files.encoded(said))
-        self._last = (name + manifests.SUFFIX, _manifest_file(store, manifest))
+        self._last = (
+            name + manifests.SUFFIX,
+            manifests.to_share(manifest, store.manifest_file(snapshot_id)),
+        )
         self._plans = _plans(store, manifests.references(manifest), pack_bytes)
         self.length = (
             sum(map(_length_as_member, (len(self._first[1]), len(self._last[1]))))
@@ -99,14 +99,6 @@ def export(
     digests = manifests.references(store.manifest(snapshot_id))
     with store.holding(digests):
         yield Export(store, snapshot_id, pack_bytes)
-
-
-def _manifest_file(store: LocalStore, manifest: Manifest) -> bytes:
-    """Return the manifest's file; without the environment where an older version wrote that into it."""
-    launch = manifest.launch.written_down()
-    if launch == manifest.launch:
-        return store.manifest_file(manifest.info.snapshot_id)
-    return manifests.encoded(msgspec.structs.replace(manifest, launch=launch))
 
 
 def _plans(store: LocalStore, digests: set[bytes], pack_bytes: int) -> list[PackPlan]:

@@ -89,6 +89,14 @@ def encoded(manifest: Manifest) -> bytes:
     return _HEADER.pack(_MAGIC, version, digest_of(body)) + body
 
 
+def to_share(manifest: Manifest, content: bytes) -> bytes:
+    """Return the content of a manifest's file for another store: without the environment where an older version wrote that into it."""
+    launch = manifest.launch.written_down()
+    if launch == manifest.launch:
+        return content
+    return encoded(msgspec.structs.replace(manifest, launch=launch))
+
+
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file; a power cut leaves its old content or the new one. Raises OSError."""
     commit(write_temporary(path, content))

@@ -15,6 +15,8 @@ from email.utils import formatdate
 from pathlib import Path
 
 import httpx
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
 
 from jupyter_gpuckpt.remote_records import Remote
 from tests.conftest import missing, wait_for
@@ -46,8 +48,7 @@ def seaweedfs(folder: Path) -> Iterator[str]:
     words += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
     url = f"http://127.0.0.1:{ports['s3']}"
     with running(words, folder / "log", env=os.environ | s3_variables()) as log:
-        # A bucket that is there is refused to strangers, any other is missing.
-        wait_for(lambda: status_of(f"{url}/{BUCKET}/") == 403, 60, log.read_text)
+        wait_for(lambda: takes_objects(url), 60, log.read_text)
         yield url
 
 
@@ -127,6 +128,25 @@ def status_of(url: str) -> int:
         return httpx.get(url, trust_env=False, timeout=10).status_code
     except httpx.TransportError:
         return 0
+
+
+def takes_objects(url: str) -> bool:
+    """Whether the bucket of an S3 is there by now."""
+    try:
+        store = S3Store(
+            BUCKET,
+            endpoint=url,
+            access_key_id=ACCESS_KEY,
+            secret_access_key=SECRET_KEY,
+            region="us-east-1",
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
+        store.put("ready", b"")
+        store.get("ready")
+    except (OSError, BaseError):
+        return False
+    return True
 
 
 def program(name: str) -> str:

@@ -37,6 +37,9 @@ def test_what_was_written_is_read_as_it_was(bucket):
     assert bucket.get("packs/one").data == data
     assert bucket.get_range("packs/one", 10, 20) == data[10:20]
     assert bucket.get_range("packs/one", 99_990, 100_000) == data[-10:]
+    assert bucket.get_range("packs/one", 99_990, 200_000) == data[-10:]
+    with pytest.raises(FarObjectInvalid):
+        bucket.get_range("packs/one", 100_010, 100_020)
     found = bucket.head("packs/one")
     assert (found.name, found.size) == ("packs/one", len(data))
 

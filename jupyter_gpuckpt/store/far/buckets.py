@@ -52,6 +52,8 @@ _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _NO_SPACE = "os error 28"
 #: As obstore says that an answer is the whole object.
 _NO_RANGE = "non-partial response"
+#: As stores without HTTP say 416.
+_OUTSIDE = re.compile(r"[Ii]nvalid range|range was invalid")
 _TRY_AGAIN = frozenset({408, 409, 425, 429})
 _NO_ACCESS = frozenset({401, 403})
 _CLOCK_CODES = frozenset({"RequestTimeTooSkewed", "AuthenticationFailed"})
@@ -288,6 +290,8 @@ class Bucket:
         details = " ".join([f"status {number}"] * bool(number) + ([code[1]] if code else []))
         if _NO_RANGE in said:
             return FarObjectInvalid(f"Remote {self.name} does not keep to ranges.")
+        if _OUTSIDE.search(said):
+            return FarObjectInvalid(f"{name} in remote {self.name} is shorter than it should be.")
         if _NO_SPACE in said:
             return StoreFull(f"The disk of remote {self.name} is full.")
         if 400 <= number < 500 and number not in _TRY_AGAIN:

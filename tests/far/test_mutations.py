@@ -1,0 +1,184 @@
+"""Whatever is made of an object of a remote, with its key or without: an error that names it, or a sound record; nothing else.
+
+Without the key nothing opens. Whoever has the key, or a defect of an earlier version, can seal what makes no sense.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jupyter_gpuckpt.errors import FarObjectInvalid, FormatTooNew, ManifestInvalid
+from jupyter_gpuckpt.store.codecs import CodecError, decompress
+from jupyter_gpuckpt.store.far import epochs, far_manifests, far_packs, indexes
+from jupyter_gpuckpt.store.far.sealing import HEADER_BYTES, NONCE_BYTES, Seal
+from tests.far.conftest import memory_bucket
+from tests.far.mutations import mutations
+from tests.far.stores import Machine, chunks
+
+REFUSED = (FarObjectInvalid, FormatTooNew)
+QUICKLY = settings(max_examples=34, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Kind(NamedTuple):
+    """An object of the remote, and what reads it."""
+
+    name: str
+    data: bytes
+    read: Callable[[], object]
+
+
+class World(NamedTuple):
+    """A remote with one object of each kind."""
+
+    machine: Machine
+    seal: Seal
+    kinds: dict[str, Kind]
+
+
+@cache
+def world() -> World:
+    """A remote with one object of each kind."""
+    machine = Machine(memory_bucket(), Path(tempfile.mkdtemp(prefix="gpuckpt-")))
+    machine.save("s1", *chunks(1, 6))
+    snapshot = machine.upload("s1", pack_bytes=1 << 20).snapshot
+    bucket, seal = machine.bucket, machine.seal
+    now = epochs.read(bucket, seal, machine.seen)
+    [pack] = [one.name for one in bucket.list("packs")]
+    epochs.write_list(bucket, seal, 1, {pack})
+    epochs.advance(bucket, seal, now, epochs.Epoch(2, 1))
+    [index] = [one.name for one in bucket.list("indexes")]
+    sessions = machine.sessions
+    readers = {
+        "sessions/session-1": lambda: sessions.get("session-1"),
+        snapshot.manifest: lambda: far_manifests.read(bucket, seal, snapshot.manifest).manifest(),
+        index: lambda: indexes.FarIndex(indexes._read(bucket, seal, index)),
+        epochs.NAME: lambda: epochs.read(bucket, seal, machine.seen),
+        epochs.list_name(1): lambda: epochs.read_list(bucket, seal, 1),
+    }
+    machine.close()
+    kinds = {
+        name.partition("/")[0]: Kind(name, bucket.get(name).data, read)
+        for name, read in readers.items()
+    }
+    return World(machine, seal, kinds)
+
+
+KINDS = ["sessions", "manifests", "indexes", "epoch", "condemned"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@QUICKLY
+@given(chance=st.randoms(use_true_random=False))
+def test_an_object_that_was_altered_is_refused(kind, chance):
+    machine, _, kinds = world()
+    name, data, read = kinds[kind]
+    for changed in mutations(chance, data):
+        machine.bucket.overwrite(name, changed)
+        with pytest.raises(REFUSED):
+            read()
+    machine.bucket.overwrite(name, data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@QUICKLY
+@given(chance=st.randoms(use_true_random=False))
+def test_a_sealed_object_that_makes_no_sense_is_refused_or_is_sound(kind, chance):
+    machine, seal, kinds = world()
+    name, data, read = kinds[kind]
+    content = zstandard.decompress(seal.open(name, data))
+    for changed in mutations(chance, content):
+        sealed = seal.seal(name, zstandard.compress(changed))
+        machine.bucket.overwrite(name, sealed)
+        with suppress(*REFUSED):
+            read()
+    machine.bucket.overwrite(name, data)
+
+
+@QUICKLY
+@given(st.randoms(use_true_random=False))
+def test_a_pack_that_was_altered_is_refused(chance):
+    machine, seal, kinds = world()
+    ref, data = _pack(machine, seal, kinds)
+    whole = _chunks_in(seal, ref, data)
+    for changed in mutations(chance, data):
+        try:
+            found = _chunks_in(seal, ref, changed)
+        except REFUSED:
+            continue
+        # An end that was lengthened is not read.
+        assert found == whole
+        assert changed[: len(data)] == data
+
+
+@QUICKLY
+@given(st.randoms(use_true_random=False))
+def test_a_sealed_index_of_a_pack_that_leads_elsewhere_is_refused(chance):
+    machine, seal, kinds = world()
+    ref, data = _pack(machine, seal, kinds)
+    header = data[:HEADER_BYTES]
+    rows = far_packs.rows_of(seal, ref, header, data[-ref.index_length :]).tobytes()
+    key, nonce = seal.key_of(ref.name, header), bytes(NONCE_BYTES)
+    for changed in mutations(chance, rows):
+        sealed = nonce + key.encrypt(nonce, changed, seal.said_beside(ref.name, header))
+        end = sealed + far_packs._TRAILER.pack(
+            len(sealed), len(changed) // far_packs.ROW.itemsize, far_packs._TRAILER_MAGIC
+        )
+        altered = data[: -ref.index_length] + end
+        its = far_packs.PackRef(ref.name, len(altered), len(end))
+        with suppress(*REFUSED, CodecError):
+            _chunks_in(seal, its, altered)
+
+
+def _pack(machine, seal, kinds):
+    far = far_manifests.read(machine.bucket, seal, kinds["manifests"].name)
+    return far.packs[0], machine.bucket.get(far.packs[0].name).data
+
+
+def _chunks_in(seal, ref, data):
+    """Everything that is in a pack."""
+    header, end = data[:HEADER_BYTES], data[ref.length - ref.index_length : ref.length]
+    rows = far_packs.rows_of(seal, ref, header, end)
+    key = seal.key_of(ref.name, header)
+    found = []
+    for row in rows:
+        start, stop = far_packs.record_bounds(row)
+        one = far_packs.open_chunk(ref.name, key, row, bytes(data[start:stop]))
+        found.append(decompress(one.codec, one.payload, one.raw_length))
+    return found
+
+
+def test_an_index_finds_every_chunk_and_no_other():
+    machine, seal, kinds = world()
+    packs = indexes._read(machine.bucket, seal, kinds["indexes"].name)
+    index = indexes.FarIndex(packs)
+    ids = [row["id"].tobytes() for row in np.frombuffer(packs[0].rows, far_packs.ROW)]
+    assert len(index) == len(ids) == 6
+    almost = [one[:8] + bytes(24) for one in ids]
+    found = index.find([*ids, *almost, bytes(32), b"\xff" * 32])
+    assert set(found) == set(ids)
+    assert index.find(ids, {packs[0].ref.name}) == {}
+    assert indexes.FarIndex([]).find(ids) == {}
+
+
+def test_a_manifest_of_another_snapshot_is_refused():
+    machine, seal, kinds = world()
+    name = kinds["manifests"].name
+    far = far_manifests.read(machine.bucket, seal, name)
+    other = far_manifests.FarManifest("s2", far.content, far.packs)
+    with pytest.raises((FarObjectInvalid, ManifestInvalid)):
+        other.manifest()
+    machine.bucket.overwrite(name, seal.seal_record(name, other))
+    with pytest.raises(FarObjectInvalid, match="does not make sense"):
+        far_manifests.read(machine.bucket, seal, name)
+    machine.bucket.overwrite(name, kinds["manifests"].data)
