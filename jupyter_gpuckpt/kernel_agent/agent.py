@@ -10,7 +10,7 @@ its own, so that no IPython event is triggered.
     gpuckpt_request {"op": "prepare"}   from now on keep output and replies; what was said before has left. The reply names the
                                         open comms; its buffers are the states of all widgets, if they can be told
     gpuckpt_request {"op": "probe"}     say something on iopub, past what is kept
-    gpuckpt_request {"op": "thaw"}      say what was kept, in order
+    gpuckpt_request {"op": "thaw"}      flush what was kept, in order
     gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume, and whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply tells whether that was possible
@@ -81,8 +81,8 @@ class Agent:
         #: When each was given, and its parts.
         self._kept_replies: deque[tuple[float, list[bytes]]] = deque()
         self._answering = False
-        #: When the kernel was told to speak again; peers connect again some time after that.
-        self._thawed = -_PATIENCE
+        #: When output was flushed last; peers connect again some time after that.
+        self._flushed = -_PATIENCE
         self._said = Said()
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
@@ -97,7 +97,7 @@ class Agent:
     def silent(self) -> bool:
         """Whether output is kept just now; never in a forked child."""
         if self._silent and time.monotonic() - self._since > _LONGEST_SILENCE:
-            self._thaw()
+            self._flush_output()
             if self._peers.was_switched:
                 threading.Thread(target=self._peers.on, daemon=True).start()
         return self._silent and os.getpid() == self._pid
@@ -117,7 +117,7 @@ class Agent:
     def _reply(self, message: Any, *arguments: Any, **options: Any) -> None:
         with self._lock:
             now = time.monotonic()
-            careful = self._silent or self._kept_replies or now < self._thawed + _PATIENCE
+            careful = self._silent or self._kept_replies or now < self._flushed + _PATIENCE
             self._said.note_reply(message)
             if careful:
                 self._kept_replies.append((now, copied(message)))
@@ -159,7 +159,7 @@ class Agent:
             parts = [b"gpuckpt_probe", *self._kernel.session.serialize(message)]
             self._iopub.schedule(lambda: self._say(parts))
         elif op == "thaw":
-            self._thaw()
+            self._flush_output()
         elif op == "count":
             callbacks = self._kernel.shell.events.callbacks
             content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
@@ -197,7 +197,7 @@ class Agent:
         said, content["complete"] = self._said.after(asked["after"])
         content["counts"] = [len(parts) for parts in said]
         with self._lock:
-            now = self._thawed = time.monotonic()
+            now = self._flushed = time.monotonic()
             self._kept_replies.extend((now, r) for r in self._said.replies_to(asked["requests"]))
         self._answer_soon()
         return [part for parts in said for part in parts]
@@ -240,13 +240,13 @@ class Agent:
         # Looking at it ends a silence that has lasted too long.
         self._kernel.control_stream.io_loop.call_later(_LONGEST_SILENCE + 1, lambda: self.silent)
 
-    def _thaw(self) -> None:
+    def _flush_output(self) -> None:
         def say_all() -> None:
             # Until nothing is left: what is said meanwhile comes behind it.
             while True:
                 with self._lock:
                     if not self._kept_output:
-                        self._silent, self._thawed = False, time.monotonic()
+                        self._silent, self._flushed = False, time.monotonic()
                         break
                     message, arguments, options = self._kept_output.popleft()
                 self._said.note(message)
@@ -271,7 +271,7 @@ class Agent:
                 continue
             socket = self._shell.socket
             sent = _offered(socket, lambda: socket.send_multipart(reply, zmq.NOBLOCK))  # noqa: B023
-            if not sent and time.monotonic() < max(given, self._thawed) + _PATIENCE:
+            if not sent and time.monotonic() < max(given, self._flushed) + _PATIENCE:
                 away.add(reply[0])
                 continue
             with self._lock:
