@@ -156,7 +156,7 @@ def test_a_thread_that_may_not_be_traced_leaves_private_memory(driver, directory
     def trace():
         with Tracee(driver.pid, driver.tid) as tracee:
             ready.set()
-            tracee.resume(7)
+            tracee.restart(7)
             done.wait()
 
     other = threading.Thread(target=trace)

@@ -147,7 +147,7 @@ class FileStaging:
         """Follow the thread from call to call while it is worth it, or until the block is left; it stands still then."""
         replaced: _Replaced | None = None
         calls_left = _CALLS_BEFORE
-        tracee.resume(ptrace.SYSCALL)
+        tracee.restart(ptrace.SYSCALL)
         while True:
             stop = self._next(tracee)
             if stop.kind is Kind.SYSCALL:
@@ -165,7 +165,7 @@ class FileStaging:
                 return
             # LISTEN leaves a thread stopped that the user stopped; everything else goes on.
             request = ptrace.LISTEN if stop.kind is Kind.GROUP else ptrace.SYSCALL
-            tracee.resume(request, stop.signal if stop.kind is Kind.SIGNAL else 0)
+            tracee.restart(request, stop.signal if stop.kind is Kind.SIGNAL else 0)
 
     def _next(self, tracee: Tracee) -> ptrace.Stop:
         """The thread's next stop; once the block is left, it is asked for one.

@@ -113,7 +113,7 @@ class Kind(Enum):
     EVENT = "event"
     #: Entry to or exit from a system call.
     SYSCALL = "syscall"
-    #: A signal is about to be delivered; it is lost unless the tracee is resumed with it.
+    #: A signal is about to be delivered; it is lost unless the tracee is restarted with it.
     SIGNAL = "signal"
 
 
@@ -208,8 +208,8 @@ def syscall_stop(tid: int) -> SyscallStop:
     )
 
 
-def resume(number: int, tid: int, signum: int = 0) -> None:
-    """Let a stopped tracee go on by CONT, SYSCALL, LISTEN or DETACH, with `signum` delivered (0: none)."""
+def restart(number: int, tid: int, signum: int = 0) -> None:
+    """Restart a stopped tracee by CONT, SYSCALL, LISTEN or DETACH, with `signum` delivered (0: none)."""
     request(number, tid, None, signum or None)
 
 

@@ -78,7 +78,7 @@ class ThreadsHeld:
             while self._held:
                 _, tracee = self._held.popitem()
                 # Not waiting for state T: after a SIGCONT it never comes.
-                all_of_them.callback(tracee.detach, settle=False)
+                all_of_them.callback(tracee.detach, wait=False)
 
     def _hold_all(self) -> None:
         """Threads make threads: only a look that finds no new one proves that all are held."""

@@ -49,7 +49,7 @@ _BROKEN_OFF = (-512, -513, -514, -516)
 _TRIES = 100
 _STOP_SECONDS = 10.0
 _CALL_SECONDS = 60.0
-_SETTLE_SECONDS = 1.0
+_GROUP_STOP_SECONDS = 1.0
 
 
 class RegistersRecord(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class Tracee:
     ) -> None:
         self.pid, self.tid = pid, pid if tid is None else tid
         self.events: list[tuple[int, int]] = []
-        #: The last stop; RUNNING from `resume` on.
+        #: The last stop; RUNNING from `restart` on.
         self.stop = RUNNING
         self._options = options | ptrace.TRACESYSGOOD
         self._wants_home = way_home
@@ -145,17 +145,17 @@ class Tracee:
             raise
         self._was_stopped = self.stop.kind is Kind.GROUP
 
-    def adopt(self) -> None:
-        """Take over a task that the kernel attached to this thread at its birth (PTRACE_O_TRACECLONE and its like)."""
+    def await_attached(self) -> None:
+        """Wait for the first stop of a task that the kernel attached to this thread at its birth (PTRACE_O_TRACECLONE ...)."""
         self._owner = threading.get_native_id()
         self._attached = True
         self._wait_for_trap()
 
-    def detach(self, *, settle: bool = True) -> None:
+    def detach(self, *, wait: bool = True) -> None:
         """Put everything back and let the thread go: it runs on, or is stopped again if its process is stopped (T).
 
         The kernel stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`),
-        but only when it gets a processor; `settle` waits for that. A thread that has ended is no error.
+        but only when it gets a processor; `wait`: return after that. A thread that has ended is no error.
         """
         if not self._attached:
             return
@@ -168,9 +168,9 @@ class Tracee:
             self.finish()
             # A signal stop is left with its signal, else that signal is lost.
             left = self.stop.signal if self.stop.kind is Kind.SIGNAL else 0
-            ptrace.resume(ptrace.DETACH, self.tid, left)
-            if settle and self._was_stopped:
-                self._settle()
+            ptrace.restart(ptrace.DETACH, self.tid, left)
+            if wait and self._was_stopped:
+                self._wait_for_group_stop()
 
     def kill(self) -> None:
         """End the thread's process by SIGKILL and take its exit status; returns when it is gone."""
@@ -192,9 +192,9 @@ class Tracee:
         call's errno; ProcessLookupError when the thread was killed; EINTR when the call never ran to its end.
         """
         self._mine()
-        parked = self._begin()
+        prepared = self._begin()
         for _ in range(_TRIES):
-            values = parked.copy()
+            values = prepared.copy()
             values.rax, values.rip = number, self._instruction
             for name, value in zip(_ARGUMENTS, arguments, strict=False):
                 setattr(values, name, value & (1 << 64) - 1)
@@ -258,10 +258,10 @@ class Tracee:
         ptrace.set_registers(self.tid, values)
         self._skipped = True
 
-    def resume(self, request: int, signum: int = 0) -> None:
-        """Let it go on by CONT, SYSCALL (up to the next entry or exit) or LISTEN (stay in group-stop), with a signal."""
+    def restart(self, request: int, signum: int = 0) -> None:
+        """Restart the thread by CONT, SYSCALL (up to the next entry or exit) or LISTEN (stay in group-stop), with a signal."""
         self._mine()
-        ptrace.resume(request, self.tid, signum)
+        ptrace.restart(request, self.tid, signum)
         self.stop = RUNNING
 
     def interrupt(self) -> None:
@@ -331,22 +331,23 @@ class Tracee:
             elif not self._instruction:
                 self._instruction = task_memory.syscall_instruction(self.tid)
             self._original = original
-            ptrace.set_registers(self.tid, self._parked(original))
+            ptrace.set_registers(self.tid, self._prepared(original))
             ptrace.set_signal_mask(self.tid, ALL_SIGNALS)
-        return self._parked(self._original)
+        return self._prepared(self._original)
 
-    def _parked(self, original: Registers) -> Registers:
-        parked = original.copy()
-        parked.rbx, parked.orig_rax, parked.rip = _MARK, _NO_CALL, self._instruction
+    def _prepared(self, original: Registers) -> Registers:
+        """Return the registers between calls: marked, in no call, and at the way home if there is one."""
+        prepared = original.copy()
+        prepared.rbx, prepared.orig_rax, prepared.rip = _MARK, _NO_CALL, self._instruction
         if self._home is not None:
-            parked.rip, parked.rsp = self._home.go, self._home.stack
-        return parked
+            prepared.rip, prepared.rsp = self._home.go, self._home.stack
+        return prepared
 
     def _run(self, number: int) -> int:
         """Let the thread execute the call that is loaded, and nothing else; the result as the kernel gives it."""
         entered, deliver = False, 0
         while True:
-            self.resume(ptrace.SYSCALL, deliver)
+            self.restart(ptrace.SYSCALL, deliver)
             deliver = 0
             self._wait(_CALL_SECONDS)
             kind = self.stop.kind
@@ -374,7 +375,7 @@ class Tracee:
             self._wait(_STOP_SECONDS)
             if self.stop.kind in (Kind.TRAP, Kind.GROUP):
                 return
-            self.resume(ptrace.CONT, self.stop.signal)
+            self.restart(ptrace.CONT, self.stop.signal)
 
     def _wait(self, timeout: float) -> None:
         self._stopped(ptrace.wait(self.tid, timeout))
@@ -385,9 +386,9 @@ class Tracee:
             self._attached = False
             raise ProcessLookupError(errno.ESRCH, f"thread {self.tid} has ended")
 
-    def _settle(self) -> None:
+    def _wait_for_group_stop(self) -> None:
         """Wait until the thread is in state T again. Another state that lasts means that somebody sent SIGCONT."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
+        deadline = time.monotonic() + _GROUP_STOP_SECONDS
         while processes.state(self.tid) in ("t", "R") and time.monotonic() < deadline:
             time.sleep(50e-6)
 

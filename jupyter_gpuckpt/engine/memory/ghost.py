@@ -125,7 +125,7 @@ class Ghost:
                 raise OSError(errno.EPROTO, f"the twin of process {self._of} was not seen")
             twin = Tracee(pids[0])
             try:
-                twin.adopt()
+                twin.await_attached()
                 twin.set_options(ptrace.EXITKILL)
             except BaseException:
                 twin.kill()
