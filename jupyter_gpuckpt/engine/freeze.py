@@ -98,12 +98,12 @@ def frozen(
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
     stop = options.stop
-    # `inside` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
+    # `tree_cleanup` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
     # soon be somebody else's.
-    with ExitStack() as outside, ExitStack() as inside, ExitStack() as undo:
+    with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
         gpu = GpuProcesses(tree, progress)
-        undo.callback(gpu.give_back)
-        inside.callback(gpu.drop_files)
+        rollback.callback(gpu.give_back)
+        tree_cleanup.callback(gpu.drop_files)
         gpu.take(
             settings.gpu_lock_seconds,
             parked=options.parked,
@@ -111,14 +111,16 @@ def frozen(
         )
 
         standstill = Standstill(tree)
-        undo.callback(standstill.end)
+        rollback.callback(standstill.end)
         # No thread runs from a Checkpoint to its Restore: what it shares with the GPU is not mapped meanwhile.
-        undo.callback(gpu.hold)
+        rollback.callback(gpu.hold)
         standstill.begin_with(gpu.threads)
-        images, unforked, gone = _dump(tree, plan, settings, standstill, progress, inside, outside)
+        images, unforked, gone = _dump(
+            tree, plan, settings, standstill, progress, tree_cleanup, host_cleanup
+        )
         links = [link for link, _ in criu_images.link_remaps(images)]
         # CRIU leaves its hard links behind; they must be gone before the tasks run, or the next save fails on them.
-        inside.callback(_unlink, tree, links)
+        tree_cleanup.callback(_unlink, tree, links)
 
         with progress.stage(Stage.CAPTURE):
             captured = capture(
@@ -126,15 +128,15 @@ def frozen(
                 private_shm=plan.private_shm,
                 link_remaps=links,
                 copy=not stop,
-                held=outside,
+                held=host_cleanup,
             )
-            inside.callback(drop_copies, tree)
+            tree_cleanup.callback(drop_copies, tree)
             listed = _processes(tree, images, standstill.user_stopped)
             memory = _memory(tree, images, listed) if plan.method == "skeleton" else []
-            kept = memory if stop else _keep(tree, memory, unforked, settings, outside)
+            kept = memory if stop else _keep(tree, memory, unforked, settings, host_cleanup)
             _unlink(tree, links)
             tcp = tcp_record.Recorded(tree, widening=stop)
-            undo.callback(tcp.close)
+            rollback.callback(tcp.close)
         result = _result(images, listed, kept, captured, gpu)
         result.connections, result.connections_queues = tcp.connections, tcp.queues
         result.connections_lost = tcp.lost
@@ -150,15 +152,15 @@ def frozen(
                 gpu_files_taken(result.gpu_files)
                 gpu.give_back(later=True)
                 result.frozen_seconds = time.monotonic() - standstill.began
-            undo.pop_all()
+            rollback.pop_all()
             # What found no room on the GPU is tried again when the snapshot is complete.
-            undo.callback(gpu.give_back)
+            rollback.callback(gpu.give_back)
         yield result
         if stop:
             result.frozen_seconds = time.monotonic() - standstill.began
             tcp.reset()
-            inside.pop_all()
-            undo.pop_all()
+            tree_cleanup.pop_all()
+            rollback.pop_all()
 
 
 def _dump(
@@ -167,23 +169,23 @@ def _dump(
     settings: EngineSettings,
     standstill: Standstill,
     progress: Progress,
-    inside: ExitStack,
-    outside: ExitStack,
+    tree_cleanup: ExitStack,
+    host_cleanup: ExitStack,
 ) -> tuple[Path, list[Area], dict[str, str]]:
     """Return CRIU's images (on scratch for a skeleton, on disk for a plain dump), the areas that a ghost of the kernel lacks, and
     the names of files that have others in the images."""
     if plan.method == "skeleton":
         images = tree.inside(criu_options.IMAGES)
         _empty(images)
-        inside.callback(_empty, images)
+        tree_cleanup.callback(_empty, images)
     else:
         # The same path inside and outside; from outside it is there also when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
         images.mkdir(parents=True)
-        outside.callback(shutil.rmtree, images, ignore_errors=True)
+        host_cleanup.callback(shutil.rmtree, images, ignore_errors=True)
 
     gone = DeletedFiles(tree)
-    inside.callback(gone.remove)
+    tree_cleanup.callback(gone.remove)
 
     def halt() -> None:
         progress.check()  # the last chance: CRIU is not interrupted when it has begun
@@ -281,7 +283,7 @@ def _keep(
     memory: list[ProcessMemory],
     unforked: list[Area],
     settings: EngineSettings,
-    outside: ExitStack,
+    host_cleanup: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
     """The memory so that it can be read when the tasks run again: a ghost of the kernel, copies of the others.
 
@@ -293,11 +295,11 @@ def _keep(
         if part.pid == tree.kernel_pid:
             part.keep(unforked)
             try:
-                ghost = outside.enter_context(Ghost(part.pid))
+                ghost = host_cleanup.enter_context(Ghost(part.pid))
             except (OSError, CheckpointError) as error:
                 logger.warning("no ghost of process %d (%s); its memory is copied", part.pid, error)
             else:
-                outside.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
+                host_cleanup.enter_context(MemoryWatch(ghost, part.pid, settings.headroom_bytes))
                 kept.append(part.of(ghost.pid))
                 continue
         kept.append(part.copied(settings.threads))

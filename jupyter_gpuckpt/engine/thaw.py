@@ -110,9 +110,9 @@ def thaw(
     ids = user_namespaces.for_resume(settings, manifest)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
-    with ExitStack() as undo, ExitStack() as always, _refused_calls_told():
+    with ExitStack() as rollback, ExitStack() as cleanup, _refused_calls_told():
         with progress.stage(Stage.NAMESPACES):
-            connections = always.enter_context(_connections(manifest, content))
+            connections = cleanup.enter_context(_connections(manifest, content))
             namespaces = start_namespaces(
                 settings,
                 "restore",
@@ -128,16 +128,16 @@ def thaw(
                 descriptors=connections.descriptors,
                 cwd="/",
             )
-            undo.callback(namespaces.destroy)
+            rollback.callback(namespaces.destroy)
             server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         restore = _Restore(
             manifest, content, settings, progress, namespaces, user_namespace=ids is not None
         )
         images = restore.inside(directory)
         images.mkdir(parents=True, exist_ok=True)
-        always.callback(_remove, images, itself=not skeleton)
-        always.callback(restore.placing.remove_links)
-        undo.callback(restore.placing.remove_folders)
+        cleanup.callback(_remove, images, itself=not skeleton)
+        cleanup.callback(restore.placing.remove_links)
+        rollback.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
             # First all that is the kernel's own; nothing else is touched before all is checked.
             content.images(images)
@@ -147,19 +147,19 @@ def thaw(
                 owners.mend(images, ids)
             folders = restore.placing.make_folders
             made = missing_files.put_in_place(images, manifest.captured, folders)
-            undo.callback(missing_files.remove, made)
+            rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
             restore.placing.finish()
             _separate_sockets(restore, images)
             ports = _new_ports(manifest.launch.own_ports, own_ports)
             moved = socket_images.move(images / "files.img", namespaces.init_pid, ports)
-            always.callback(moved.release)
+            cleanup.callback(moved.release)
             connections.enter(images)
-        filling = always.enter_context(Filling(content.to_memory, progress, spilled))
+        filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
         gpu = _GpuFiles(restore)
-        always.callback(gpu.join)
+        cleanup.callback(gpu.join)
         with _Watch(restore, images / "restore.log") as watch:
             _run_criu(restore, images, filling, watch)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
@@ -168,7 +168,7 @@ def thaw(
         gpu_restore.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
             _let_go(tree, manifest)
-        undo.pop_all()
+        rollback.pop_all()
         namespaces.close()
     return Thawed(tree, made, moved.ports, connections.lost)
 

@@ -40,10 +40,10 @@ class ThreadsHeld:
         self._held: dict[int, Tracee] = {}
 
     def __enter__(self) -> Self:
-        with ExitStack() as undo:
-            undo.callback(self.release)
+        with ExitStack() as rollback:
+            rollback.callback(self.release)
             self._hold_all()
-            undo.pop_all()
+            rollback.pop_all()
         return self
 
     def __exit__(

@@ -168,8 +168,8 @@ class RemadeConnections:
 
 def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.socket]:
     """Return the sockets of the ends, connected, with what each has to deliver in its queue."""
-    with ExitStack() as undo:
-        both = [undo.enter_context(closing(made)) for made in _pair(connection.ends)]
+    with ExitStack() as rollback:
+        both = [rollback.enter_context(closing(made)) for made in _pair(connection.ends)]
         first, second = both
         for end, made in zip(connection.ends, both, strict=False):
             options.choose_sizes(end.options, made)
@@ -187,7 +187,7 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
         for end, made in zip(connection.ends, both, strict=True):
             if end.reads_no_more:
                 made.shutdown(socket.SHUT_RD)
-        undo.pop_all()
+        rollback.pop_all()
     return both
 
 
