@@ -110,7 +110,7 @@ class Daemon:
 
     async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
         """Adopt what the last daemon left, then answer until nobody needs it any more."""
-        await self.kernels.adopt(await asyncio.to_thread(self.records.mine))
+        await self.kernels.recover(await asyncio.to_thread(self.records.mine))
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
         self.owners.expect_after_restart()

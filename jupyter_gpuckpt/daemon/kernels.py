@@ -28,7 +28,7 @@ from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, KernelState, may_follow
 from .machine import Machine
 from .operations import RunningOperation
-from .records import KernelRecord, Records, lost, settled
+from .records import KernelRecord, Records, lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
 from .usage import Usage
@@ -174,7 +174,7 @@ class Kernels:
             raise AssertionError(f"{kernel} may not become {state}")
         record.previous, record.state, record.since = record.state, state, time.time()
         if state is KernelState.SUSPENDED:
-            kernel.ports.hold()  # it listened there when this daemon adopted it
+            kernel.ports.hold()  # it listened there when this daemon recovered it
         return self.update(kernel, **changes)
 
     def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
@@ -228,19 +228,19 @@ class Kernels:
             if kernel.state is KernelState.RUNNING and (tree := kernel.record.tree) is not None:
                 await asyncio.to_thread(self._machine.learn_programs, tree)
 
-    async def adopt(self, found: list[KernelRecord]) -> None:
-        """Manage kernels that another daemon left, as what they are now (`records.settled`)."""
+    async def recover(self, found: list[KernelRecord]) -> None:
+        """Manage kernels that another daemon left, each in the state that `records.recovered` finds."""
         for record in found:
             try:
-                await self._adopt(record)
+                await self._recover(record)
             except StoreError as error:  # it is managed; the next change writes its record
                 _log.error("kernel %s: %s", record.kernel_id, error)
             except Exception:  # a record that makes no sense costs that kernel, not all of them
-                _log.exception("kernel %s cannot be adopted", record.kernel_id)
+                _log.exception("kernel %s cannot be recovered", record.kernel_id)
                 self._kernels.pop(record.kernel_id, None)
 
-    async def _adopt(self, record: KernelRecord) -> None:
-        kept = await asyncio.to_thread(self._settle_record, record)
+    async def _recover(self, record: KernelRecord) -> None:
+        kept = await asyncio.to_thread(self._recover_record, record)
         if kept is None:
             _log.info("kernel %s ended while no daemon ran", record.kernel_id)
             await asyncio.to_thread(self._records.forget, record.kernel_id)
@@ -248,16 +248,16 @@ class Kernels:
         kernel = self.add(kept)
         kernel.launched.set()
         await self.update(kernel)
-        _log.info("adopted kernel %s, which is %s", kernel.kernel_id, kernel.state)
+        _log.info("recovered kernel %s, which is %s", kernel.kernel_id, kernel.state)
 
-    async def settle(self, kernel: ManagedKernel, error: ErrorRecord | None = None) -> bool:
-        """After an operation or the end of init: forget a kernel that ended, mark one that vanished; whether it lives."""
+    async def reap_if_ended(self, kernel: ManagedKernel, error: ErrorRecord | None = None) -> bool:
+        """Forget a kernel that ended, mark one as lost whose init is gone without an exit status; return whether it was either."""
         tree = kernel.record.tree
         if tree is None or await asyncio.to_thread(self._machine.alive, tree):
-            return True
+            return False
         await asyncio.to_thread(self._machine.kill, tree)  # reaps it
         if kernel.doomed or kernel.record.tree is not tree:
-            return False
+            return True
         if await asyncio.to_thread(Path(kernel.record.exit_path).exists):
             _log.info("kernel %s ended by itself", kernel.kernel_id)
             self.forget(kernel)
@@ -265,7 +265,7 @@ class Kernels:
             _log.error("kernel %s is lost: init is gone without an exit status", kernel.kernel_id)
             why = error or record_of(lost())
             await self.move(kernel, KernelState.LOST, tree=None, error=why)
-        return False
+        return True
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
         """Return what the next server needs and no record holds; never raises."""
@@ -283,26 +283,26 @@ class Kernels:
             kernel.ports.release()
         await asyncio.to_thread(self._writer.shutdown)
 
-    def _settle_record(self, record: KernelRecord) -> KernelRecord | None:
+    def _recover_record(self, record: KernelRecord) -> KernelRecord | None:
         tree, exit_path = record.tree, record.exit_path
         alive = tree is not None and self._machine.alive(tree)
         if tree and alive:
-            self._machine.adopt(tree)
-        was = record.state  # `settled` changes it
+            self._machine.prepare_found(tree)
+        was = record.state  # `recovered` changes it
         cut_off = was in _CUT_OFF
-        kept = settled(record, alive=alive, snapshots=self._committed(record))
+        kept = recovered(record, alive=alive, snapshots=self._committed(record))
         self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
             self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
         elif tree and alive and cut_off:
-            self._machine.settle(tree)
+            self._machine.recover(tree)
         elif tree and alive and not record.ends_at:
             self._machine.go_on(tree)  # its user may just have wanted it back
         elif tree is None:
             self._machine.kill_strays(exit_path)
         if was is KernelState.RESUMING:
             try:
-                self._machine.settle_resume(record)
+                self._machine.remove_links_of_resume(record)
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
         return kept
@@ -361,7 +361,7 @@ class Kernels:
         while kernel.in_flight:
             await kernel.in_flight.until_ended()
         if kernel.record.tree is tree and not kernel.doomed:
-            await self.settle(kernel)
+            await self.reap_if_ended(kernel)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

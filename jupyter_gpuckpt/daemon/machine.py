@@ -14,7 +14,7 @@ import msgspec
 
 from ..daemon_settings import Settings
 from ..engine import park as parking
-from ..engine import placing, settle
+from ..engine import placing, recovery
 from ..engine.gpu import cuda
 from ..engine.gpu.placement import Placement
 from ..engine.settings import EngineSettings
@@ -120,15 +120,15 @@ class Machine:
                 _log.warning("ending process tree %d, which was left half started", pid)
                 trees.kill_init(pid)
 
-    def adopt(self, tree: Tree) -> None:
+    def prepare_found(self, tree: Tree) -> None:
         """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
         former_scratch.lay_over(tree)
 
-    def settle(self, tree: Tree) -> None:
-        """Let a tree run on whose freeze was cut off when a daemon was killed."""
-        settle.settle(tree)
+    def recover(self, tree: Tree) -> None:
+        """Let a tree run on whose freeze was interrupted when a daemon was killed."""
+        recovery.recover(tree)
 
-    def settle_resume(self, record: KernelRecord) -> None:
+    def remove_links_of_resume(self, record: KernelRecord) -> None:
         """Remove the files that a resume which was cut off laid beside a kernel's own."""
         possible = {info.snapshot_id for info in self.snapshots(record.kernel_id)}
         if record.parent_snapshot_id:

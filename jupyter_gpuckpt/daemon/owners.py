@@ -99,7 +99,7 @@ class Owners:
         return self.get(owner_id)
 
     def expect_after_restart(self) -> None:
-        """Give the owners of adopted kernels time to come back."""
+        """Give the owners of recovered kernels time to come back."""
         for owner in {kernel.record.owner for kernel in self._kernels}:
             self._spawn(self._expire(owner, RESTART_SECONDS))
 
@@ -113,7 +113,7 @@ class Owners:
             raise ConfigurationError("Only a server can claim kernels.")
         wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
         found = await asyncio.to_thread(self._records.take_over, wanted)
-        await self._kernels.adopt(found)
+        await self._kernels.recover(found)
         taken = {record.kernel_id for record in found}
         claimed = []
         for kernel in list(self._kernels):

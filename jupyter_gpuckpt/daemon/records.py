@@ -233,10 +233,10 @@ def check_kernel_id(kernel_id: str) -> None:
         )
 
 
-def settled(
+def recovered(
     record: KernelRecord, *, alive: bool, snapshots: Sequence[SnapshotInfo]
 ) -> KernelRecord | None:
-    """What becomes of a record whose daemon is gone; None: the kernel ended and is forgotten.
+    """Return what becomes of a record whose daemon is gone; None: the kernel ended and is forgotten.
 
     `alive`: its init still runs. `snapshots`: those of this kernel, newest first. Changes and returns `record`.
     """

@@ -310,7 +310,7 @@ class Verbs:
                 await asyncio.to_thread(self._machine.kill, record.tree)
             if job.state is KernelState.RESUMING:
                 self._kernels.move(kernel, record.previous, **changes)
-            elif await self._kernels.settle(kernel, why):
+            elif not await self._kernels.reap_if_ended(kernel, why):
                 self._kernels.move(kernel, as_before(record), **changes)
         operation.fail(error)
 

@@ -38,7 +38,7 @@ from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp.record import LostConnection
 from .tree import affinity, user_namespaces
-from .tree.context_switches import settled, that_has_run
+from .tree.context_switches import counted_once_stopped, that_has_run
 from .tree.launch import alive, pids
 from .tree.standstill import Standstill
 from .tree.tree import Tree
@@ -142,7 +142,7 @@ def frozen(
         result.connections_lost = tcp.lost
         result.gone = gone
         if stop:
-            result._switches = settled(tree)
+            result._switches = counted_once_stopped(tree)
             gpu_files_taken(result.gpu_files)
         else:
             with progress.stage(Stage.THAW):

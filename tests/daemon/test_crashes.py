@@ -37,8 +37,8 @@ def crashed(client, settings, owner_of, spec, counts, eventually):
 
 def test_a_running_kernel_is_adopted(client, crashed, counts, eventually):
     kernel = crashed()
-    adopted = client.send(calls.kernel(kernel.kernel_id))
-    assert (adopted.state, adopted.pid) == (KernelState.RUNNING, kernel.pid)
+    recovered = client.send(calls.kernel(kernel.kernel_id))
+    assert (recovered.state, recovered.pid) == (KernelState.RUNNING, kernel.pid)
     before = counts(kernel.kernel_id)
     eventually(lambda: counts(kernel.kernel_id) > before)
     result = client.wait(client.send(calls.suspend(kernel.kernel_id)).operation_id)
@@ -82,14 +82,14 @@ def test_a_record_that_makes_no_sense_costs_its_kernel_only(client, settings, cr
     def spoil(kernel):
         kernels = settings.state / "kernels"
         record = json.loads((kernels / kernel.kernel_id / "record.json").read_bytes())
-        record |= {"state": "suspended", "tree": None, "since": 1.0}  # the first to be adopted
+        record |= {"state": "suspended", "tree": None, "since": 1.0}  # the first to be recovered
         record["spec"] |= {"kernel_id": "other", "own_ports": [1 << 40]}
         (kernels / "other").mkdir()
         (kernels / "other" / "record.json").write_text(json.dumps(record))
 
     kernel = crashed(after=spoil)
     assert [one.kernel_id for one in client.send(calls.kernels())] == [kernel.kernel_id]
-    assert "kernel other cannot be adopted" in settings.log_file.read_text()
+    assert "kernel other cannot be recovered" in settings.log_file.read_text()
 
 
 def test_the_end_of_an_adopted_kernel_is_noticed(client, crashed, eventually):

@@ -171,7 +171,7 @@ def test_a_connection_is_opened_again_and_says_what_is_there(client, kernel, eve
     first = client.send(calls.handshake()).pid
     count = len(events)
     os.kill(first, signal.SIGKILL)
-    # The holding thread notices the loss and starts the next daemon, which adopts the kernel.
+    # The holding thread notices the loss and starts the next daemon, which recovers the kernel.
     eventually(lambda: len(events) > count, 20)
     again = events[count].kernel
     assert (again.kernel_id, again.state) == (kernel.kernel_id, KernelState.RUNNING)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt import place
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records, check_kernel_id, settled
+from jupyter_gpuckpt.daemon.records import KernelRecord, Records, check_kernel_id, recovered
 from jupyter_gpuckpt.engine.tree.tree import Tree
 from jupyter_gpuckpt.errors import ConfigurationError, DaemonUnavailable
 from jupyter_gpuckpt.model import LaunchSpec, SnapshotInfo
@@ -63,7 +63,7 @@ SUSPENDED = snapshot("suspend", NOW + 1)
     ],
 )
 def test_a_state_becomes_what_is_true(here, state, alive, snapshots, becomes):
-    record = settled(make(here, state, tree=TREE), alive=alive, snapshots=snapshots)
+    record = recovered(make(here, state, tree=TREE), alive=alive, snapshots=snapshots)
     assert (record and record.state) == becomes
     if record and record.state is S.LOST and state is not S.LOST:
         assert record.error.code == "kernel_lost"
@@ -72,14 +72,14 @@ def test_a_state_becomes_what_is_true(here, state, alive, snapshots, becomes):
 @pytest.mark.parametrize("before", [S.SUSPENDED, S.LOST])
 def test_a_resume_that_was_cut_off_leaves_what_was_before(here, before):
     record = make(here, S.RESUMING, previous=before, snapshot_id="s")
-    assert settled(record, alive=False, snapshots=[]).state is before
+    assert recovered(record, alive=False, snapshots=[]).state is before
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.SAVING, S.SUSPENDING])
 def test_a_kernel_that_ended_by_itself_is_forgotten(here, tmp_path, state):
     (tmp_path / "exit").write_text("0")
     record = make(here, state, tree=TREE, exit_path=str(tmp_path / "exit"))
-    assert settled(record, alive=False, snapshots=[]) is None
+    assert recovered(record, alive=False, snapshots=[]) is None
 
 
 def test_a_record_comes_back_as_it_was(here, tmp_path):

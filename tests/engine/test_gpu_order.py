@@ -163,7 +163,7 @@ def test_one_that_cannot_be_given_back_does_not_keep_the_others(scripted, which,
     assert scripted.done(stays) == (steps if step == "Restore" else [*steps, "Unlock"])
     # Its data are in RAM still, and the next that asks gets them.
     scripted.driver.failures.clear()
-    GpuProcesses(scripted.program.tree, Progress()).settle()
+    GpuProcesses(scripted.program.tree, Progress()).recover()
     park.unpark(scripted.program.tree, Progress())
     scripted.check_running()
 
@@ -174,7 +174,7 @@ def test_a_failed_process_is_left_alone(scripted):
     with pytest.raises(GpuCkptError, match="restore"):
         scripted.unpark()
     done = scripted.done(lost)
-    assert GpuProcesses(scripted.program.tree, Progress()).settle(), "nothing is left to do"
+    assert GpuProcesses(scripted.program.tree, Progress()).recover(), "nothing is left to do"
     assert cuda.bring_back(scripted.pids()[1]) is cuda.ProcessState.FAILED
     assert scripted.done(lost) == done
     for number in scripted.numbers() - {lost}:
@@ -292,14 +292,14 @@ def test_an_old_driver_is_named_before_anything_is_locked(scripted, monkeypatch)
         scripted.park()
 
 
-def test_a_daemon_that_died_in_the_middle_is_settled(scripted):
+def test_a_daemon_that_died_in_the_middle_is_recovered_from(scripted):
     """What it left locked, checkpointed or running is found by asking the driver."""
     checkpointed, locked, _ = scripted.pids()
     for pid in (checkpointed, locked):
         cuda.lock(pid, 1)
     cuda.checkpoint(checkpointed)
     assert [cuda.state(pid).value for pid in scripted.pids()] == [CHECKPOINTED, LOCKED, RUNNING]
-    assert GpuProcesses(scripted.program.tree, Progress()).settle()
+    assert GpuProcesses(scripted.program.tree, Progress()).recover()
     ends = [scripted.done(number)[-2:] for number in scripted.all_numbers()]
     assert ends == [["Restore", "Unlock"], ["Lock", "Unlock"], []]
     scripted.check_running()

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from jupyter_gpuckpt.engine.criu import options as criu_options
-from jupyter_gpuckpt.engine.settle import settle
+from jupyter_gpuckpt.engine.recovery import recover
 from jupyter_gpuckpt.engine.tcp import options as tcp_options
 from jupyter_gpuckpt.engine.tcp import record as tcp_record
 from jupyter_gpuckpt.engine.tcp import remake as tcp_remake
@@ -363,7 +363,7 @@ def test_an_option_that_was_changed_for_a_moment_is_put_back_after_a_crash(run) 
         mark = tcp_record._Mark(end.pid, end.descriptor, int(end.row.inode), 1)
         journal.write_bytes(msgspec.json.encode(mark))
         same.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1000)
-        settle(program.tree)
+        recover(program.tree)
         assert same.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 1
     assert not journal.exists()
 

@@ -252,10 +252,10 @@ class GpuProcesses:
                 with suppress(CheckpointError):
                     self.threads.hold(pid, thread)
 
-    def settle(self) -> bool:
-        """Give back what another daemon left locked or checkpointed; whether nothing is left to do.
+    def recover(self) -> bool:
+        """Give back what another daemon left locked or checkpointed; return whether nothing is left to do.
 
-        Nothing is waited for, and what fails is logged: the next save tries it again.
+        It waits for nothing. What fails is logged; the next save tries it again.
         """
         with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
         states = {pid: cuda.state(pid) for pid in with_driver}

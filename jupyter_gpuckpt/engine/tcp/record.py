@@ -273,8 +273,8 @@ class Recorded:
         self.close()
 
 
-def settle(tree: Tree) -> None:
-    """Put back what a caller that was killed has left changed in a socket."""
+def recover(tree: Tree) -> None:
+    """Put back what a caller that was killed had changed in a socket."""
     journal = tree.inside(_JOURNAL)
     with suppress(OSError, msgspec.DecodeError):
         mark = decoding.from_json(journal.read_bytes(), _Mark)

@@ -14,7 +14,7 @@ from .tree import Tree
 _RUNS, _COUNTS = b"running\n", 100
 
 
-def settled(tree: Tree) -> dict[int, dict[int, int]]:
+def counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
     """Return the context switches of every thread, by process, once all have left their processors.
 
     A task shows as stopped just before it does. Reading its `syscall` file waits until it has (fs/proc/base.c,
@@ -37,7 +37,7 @@ def settled(tree: Tree) -> dict[int, dict[int, int]]:
 
 
 def that_has_run(counted: Mapping[int, Mapping[int, int]]) -> int | None:
-    """Return a process that has run since `settled` counted, or has gone; None if none has."""
+    """Return a process that has run since `counted_once_stopped` looked, or has gone; None if none has."""
     return next(
         (pid for pid, before in counted.items() if processes.context_switches(pid) != before), None
     )

@@ -1,7 +1,7 @@
-"""Putting right what a freeze left in a tree when the process that was at it was killed.
+"""Recovery of a tree from a freeze that was interrupted when the daemon was killed.
 
-What was done is found out by looking: the standstill's journal and CRIU's images lie on the tree's own scratch tmpfs, the
-driver tells the state of every CUDA process, a ghost has died with its tracer.
+How far the freeze had come is found out by looking: the standstill's journal and CRIU's images lie on the tree's own scratch
+tmpfs, the driver tells the state of every CUDA process, a ghost has died with its tracer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 _CRIU_SECONDS = 15.0
 
 
-def settle(tree: Tree) -> None:
-    """Let `tree` run on as before a freeze that was cut off anywhere. Safe to repeat, and when nothing was cut off.
+def recover(tree: Tree) -> None:
+    """Let `tree` run on as before a freeze that was interrupted anywhere.
 
-    What cannot be put right is logged: the next save tries again what concerns the GPU.
+    It may be called again, and without such a freeze. What fails is logged; the next save tries again what concerns the GPU.
     """
     if not wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS):
         for pid in _strangers(tree):
@@ -40,7 +40,7 @@ def settle(tree: Tree) -> None:
                 os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS)
     unlink_strays(tree)
-    tcp_record.settle(tree)
+    tcp_record.recover(tree)
     gpu = GpuProcesses(tree, Progress())
     standstill = Standstill.found(tree)
     if standstill is not None:
@@ -51,12 +51,12 @@ def settle(tree: Tree) -> None:
     drop_copies(tree)
     deleted_files.remove(tree)
     clear(tree.inside(criu_options.IMAGES))
-    if gpu.settle():
+    if gpu.recover():
         clear(tree.inside(DIRECTORY))
 
 
 def _strangers(tree: Tree) -> list[int]:
-    """Processes in the tree's PID namespace that do not descend from its init: programs that were sent into it."""
+    """Return processes in the tree's PID namespace that do not descend from its init: programs that entered it, like CRIU."""
     namespace = processes.namespace(tree.init_pid, "pid")
     own = {tree.init_pid, *processes.descendants(tree.init_pid)}
     return [
