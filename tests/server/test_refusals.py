@@ -71,6 +71,31 @@ def test_without_an_engine_everything_works_but_saving(make_server):
     assert server.log_path.read_text().count("cannot be saved:") == 1
 
 
+def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernels(make_server):
+    manager = "jupyter_server.services.kernels.kernelmanager.MappingKernelManager"
+    server = make_server(
+        f"--ServerApp.kernel_manager_class={manager}",
+        "--ServerApp.session_manager_class=jupyter_server.services.sessions.sessionmanager.SessionManager",
+    ).start()
+    page = server.open()
+    assert page.run("print(1)") == "1\n"
+    listed = server.get("api/gpuckpt/kernels")
+    assert [kernel["managed"] for kernel in listed["kernels"]] == [False]
+    assert listed["elsewhere"] == []
+    for method, path in (
+        ("POST", f"kernels/{page.kernel_id}/save"),
+        ("POST", f"kernels/{page.kernel_id}/resume"),
+        ("POST", "suspend_all"),
+        ("GET", "snapshots"),
+        ("GET", "shut_down"),
+    ):
+        status, error = server.refused(method, path)
+        assert (status, error["code"]) == (503, "daemon_unavailable"), path
+        assert "do not run under jupyter-gpuckpt" in error["message"]
+    assert server.get("api/gpuckpt/host")["engine_available"]
+    server.stop()
+
+
 def test_a_second_save_is_refused_while_one_is_in_flight(server):
     page = server.open()
     page.run("import os; data = os.urandom(300_000_000)")
