@@ -1,1 +1,1 @@
-"""One process tree and its frozen form: launch, freeze, thaw. The only package that uses CRIU, ptrace and the CUDA checkpoint API."""
+"""One process tree and its frozen form: launch, freeze, thaw, park. The only package that uses CRIU, ptrace and CUDA's checkpoints."""

@@ -1,6 +1,6 @@
-"""Files that CRIU leaves to us: the private /dev/shm, the keeper's program and the secrets on scratch, and CRIU's own `link_remap` links.
+"""Files that CRIU does not save: the private /dev/shm, the keeper's program and the secrets on scratch, and CRIU's `link_remap` links.
 
-They are linked files, so they are in no image; the snapshot takes them along and `put_back` makes them again before a restore.
+They have names, so CRIU expects to find them at a restore. The snapshot contains them, and `placing.py` makes them again before.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _COPIES = f"{SCRATCH}/copies"
 
 @dataclass
 class Capture:
-    """What was found: the records, and for every stream where its bytes can be read from now on."""
+    """The captured files: their records, and for every stream the path from which its bytes can be read."""
 
     files: list[CapturedFile] = field(default_factory=list)
     sources: dict[str, Path] = field(default_factory=dict)
@@ -34,10 +34,11 @@ class Capture:
 def capture(
     tree: Tree, *, private_shm: bool, link_remaps: list[str], copy: bool, held: ExitStack
 ) -> Capture:
-    """List the files; every task is stopped. Paths are those of the kernel's mount namespace.
+    """List the files while every task is stopped. Paths are those of the kernel's mount namespace.
 
-    With `copy` their bytes are copied aside first (the tasks are about to go on); otherwise the files themselves are read
-    later, CRIU's links through descriptors, which `held` closes: they may be unlinked at once. Hard links stay hard links.
+    With `copy` their bytes are copied first, because the tasks are about to go on. Otherwise the files themselves are read
+    later. CRIU's links are then read through descriptors, which `held` closes, so they may be unlinked at once. Hard links stay
+    hard links.
     """
     found, first_of = Capture(), dict[tuple[int, int], str]()
     for path in _paths(tree, private_shm=private_shm, link_remaps=link_remaps):
@@ -89,7 +90,7 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
 
 
 def _harmless(mode: int) -> int:
-    """Return the permissions without those that hand on rights, which mean nothing there: the kernel's mounts are nosuid."""
+    """Return the permissions without setuid, and for files without setgid: they mean nothing on the kernel's nosuid mounts."""
     dropped = stat.S_ISUID if stat.S_ISDIR(mode) else stat.S_ISUID | stat.S_ISGID
     return stat.S_IMODE(mode) & ~dropped
 
@@ -108,16 +109,16 @@ def _aside(tree: Tree, source: Path, number: int) -> Path:
 
 
 def _opened(path: Path, held: ExitStack) -> Path:
-    """Another path to the same file, good until `held` is closed whatever becomes of its name (man proc, /proc/PID/fd)."""
+    """Return a path of the same file that is valid until `held` is closed, even if its name is removed (man proc, /proc/PID/fd)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     held.callback(os.close, descriptor)
     return Path(f"/proc/self/fd/{descriptor}")
 
 
 def unlink_strays(tree: Tree) -> None:
-    """Remove CRIU's links, whatever its images say: one that was killed may have made some that are in none of them.
+    """Remove all links of CRIU, also those that no image names: a CRIU that was killed may have left some.
 
-    They lie beside the names that deleted open or mapped files of the tree had, and are the same files.
+    They lie beside the former names of deleted files that the tree has open or mapped, and are the same files.
     """
     for pid in pids(tree):
         for name, file in processes.deleted_files(pid):
@@ -136,12 +137,12 @@ def _unlink_stray(tree: Tree, name: str, file: str) -> None:
 
 
 def clear(directory: Path) -> None:
-    """Remove the files in a directory as far as that can be done."""
+    """Remove the files in a directory; files that cannot be removed stay."""
     for path in directory.glob("*"):
         with suppress(OSError):
             path.unlink()
 
 
 def drop_copies(tree: Tree) -> None:
-    """Free what `capture` copied aside."""
+    """Remove the copies that `capture` made."""
     shutil.rmtree(tree.inside(_COPIES), ignore_errors=True)

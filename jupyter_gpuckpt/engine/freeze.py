@@ -1,7 +1,7 @@
-"""Freezing a process tree: everything that must happen while nothing in it runs, each step with its undo beside it.
+"""Freezing a process tree: all that must happen while nothing in it runs, each step with its undo beside it.
 
-Covers: GPU memory out of the way, the skeleton dump, the ghost, what CRIU leaves to us, letting the tasks go on.
-Does not cover: cutting, compressing and storing what was frozen (`images`, `store`), the order of a whole save
+Covers: moving GPU memory to RAM, the skeleton dump, the ghost, captured files, letting the tasks go on.
+Does not cover: cutting, compressing and storing the frozen memory (`images`, `store`), the order of a whole save
 (`snapshots.save`). See also: ARCHITECTURE.md, "A save, step by step".
 """
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Frozen:
-    """A tree as it was at one moment. Everything in it can be read until the `frozen` block ends."""
+    """A tree as it was at one moment; all of it can be read until the `frozen` block ends."""
 
     images: Path
     processes: list[Process]
@@ -57,11 +57,11 @@ class Frozen:
     captured_files: dict[str, Path]
     gpu: list[GpuProcess]
     gpu_files: dict[str, Path]
-    #: Those of the tree with itself, what they have to deliver, and those that cannot be kept.
+    #: TCP connections with both ends in the tree, the bytes in their queues, and connections that cannot be kept.
     connections: list[TcpConnection] = field(default_factory=list)
     connections_queues: bytes = b""
     connections_lost: list[LostConnection] = field(default_factory=list)
-    #: Deleted files: what they are called in the images, and what they were.
+    #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = field(default_factory=dict)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
@@ -88,18 +88,17 @@ def frozen(
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
-    `gpu_files_taken` is called once, with what `Frozen.gpu_files` will be, as soon as no task of a save stands still any more:
-    before the GPU gets its memory back.
+    `gpu_files_taken` is called once, with the later value of `Frozen.gpu_files`: in a save after the tasks were let go and before
+    GPU memory is restored.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
-    disk. Leaving it normally gives up the ghost and
-    the images; a suspended tree has been killed by then.
+    disk. Leaving it normally drops the ghost and the images; a suspended tree must have been killed by then.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
     stop = options.stop
-    # `tree_cleanup` removes what lies in the tree's own namespaces: not after a suspend, when they are gone and init's pid may
-    # soon be somebody else's.
+    # `tree_cleanup` removes files in the tree's own namespaces. After a suspend it must not run: the namespaces are gone, and
+    # init's pid may belong to another process.
     with ExitStack() as host_cleanup, ExitStack() as tree_cleanup, ExitStack() as rollback:
         gpu = GpuProcesses(tree, progress)
         rollback.callback(gpu.give_back)
@@ -112,7 +111,7 @@ def frozen(
 
         standstill = Standstill(tree)
         rollback.callback(standstill.end)
-        # No thread runs from a Checkpoint to its Restore: what it shares with the GPU is not mapped meanwhile.
+        # No thread may run between Checkpoint and Restore: the memory that it shares with the GPU is not mapped meanwhile.
         rollback.callback(gpu.hold)
         standstill.begin_with(gpu.threads)
         images, unforked, gone = _dump(
@@ -153,7 +152,7 @@ def frozen(
                 gpu.give_back(later=True)
                 result.frozen_seconds = time.monotonic() - standstill.began
             rollback.pop_all()
-            # What found no room on the GPU is tried again when the snapshot is complete.
+            # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
         yield result
         if stop:
@@ -172,14 +171,16 @@ def _dump(
     tree_cleanup: ExitStack,
     host_cleanup: ExitStack,
 ) -> tuple[Path, list[Area], dict[str, str]]:
-    """Return CRIU's images (on scratch for a skeleton, on disk for a plain dump), the areas that a ghost of the kernel lacks, and
-    the names of files that have others in the images."""
+    """Dump the tree; return the folder of the images, the areas that a ghost of the kernel lacks, and names of deleted files.
+
+    The images of a skeleton dump are on scratch, those of a plain dump on the disk. The names: as in `Frozen.gone`.
+    """
     if plan.method == "skeleton":
         images = tree.inside(criu_options.IMAGES)
         _empty(images)
         tree_cleanup.callback(_empty, images)
     else:
-        # The same path inside and outside; from outside it is there also when the tree is gone.
+        # This path is the same in the kernel's mount namespace and here, where it still exists when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
         images.mkdir(parents=True)
         host_cleanup.callback(shutil.rmtree, images, ignore_errors=True)
@@ -215,9 +216,9 @@ def _dump_skeleton(
     images: Path,
     halt: Callable[[], None],
 ) -> list[Area]:
-    """CRIU's part, and beside it what we look up ourselves in the stopped tasks."""
+    """Let CRIU dump the skeleton while a thread scans the hidden pages; return the areas that a ghost would lack."""
     listed = tree.inside(hidden_pages.LIST)
-    listed.unlink(missing_ok=True)  # one from before would be taken for this one
+    listed.unlink(missing_ok=True)  # CRIU must not take an older list for this one
     looks = list[Future[tuple[dict[int, list[Extent]], list[Area]]]]()
     with ThreadPoolExecutor(1, "look") as beside:
 
@@ -285,10 +286,10 @@ def _keep(
     settings: EngineSettings,
     host_cleanup: ExitStack,
 ) -> list[ProcessMemory | CopiedMemory]:
-    """The memory so that it can be read when the tasks run again: a ghost of the kernel, copies of the others.
+    """Return the memory in a form that can be read when the tasks run again: a ghost of the kernel, copies of other processes.
 
-    Only the kernel gets a ghost: its parent is our keeper, which reaps anything; in another parent a ghost would turn up in
-    os.wait(). Where no ghost can be made everything is copied.
+    Only the kernel gets a ghost: its parent is our keeper, which reaps any child. Another parent would see the ghost in
+    os.wait(). If no ghost can be made, all memory is copied.
     """
     kept: list[ProcessMemory | CopiedMemory] = []
     for part in memory:

@@ -1,6 +1,6 @@
-"""Parking: a running tree's GPU memory in RAM, the GPU free, the processes alive; and back.
+"""Parking: the GPU memory of a running tree is moved to RAM, which frees the GPU, and back.
 
-CUDA calls of a parked process wait. What is parked can be frozen as it is (`freeze.frozen` with `parked`).
+CUDA calls of a parked process wait. A parked tree can be frozen as it is (`SaveOptions.parked`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ def park(
     peer_access_off: bool,
     progress: Progress,
 ) -> int:
-    """Move the GPU memory of every CUDA process into RAM; the bytes that were moved. `gpu_bytes`: what it holds by NVML.
+    """Move the GPU memory of every CUDA process into RAM; return how many bytes were moved.
 
-    `peer_access_off`: see `gpu/refusals.py`. Raises KernelNotCheckpointable without a GPU in use or for what could not come
-    back, FreezeFailed when RAM is too short or the driver refuses; then the kernel computes on as before.
+    `gpu_bytes`: how much GPU memory the tree uses, by NVML. `peer_access_off`: see `gpu/refusals.py`. Raises
+    KernelNotCheckpointable if no GPU is in use or its memory could not be restored, FreezeFailed when RAM is short or the
+    driver refuses. After an error the kernel computes on as before.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
@@ -61,12 +62,15 @@ def park(
 
 
 def room(tree: Tree) -> Placement:
-    """The GPU memory that `unpark` needs, and what is free where it would go."""
+    """Return where the GPU memory of a parked tree would go, how much is needed and how much is free there."""
     return GpuProcesses(tree, Progress()).parked_room()
 
 
 def unpark(tree: Tree, progress: Progress) -> None:
-    """Move it back, and let CUDA calls go on. Raises FreezeFailed when the GPU has no room: the kernel stays parked."""
+    """Move the memory back to the GPU and let CUDA calls go on.
+
+    Raises FreezeFailed when the GPU has no room; the kernel stays parked then.
+    """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
     GpuProcesses(tree, progress).give_back_parked()

@@ -1,10 +1,10 @@
-"""Captured files where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
+"""Captured files, put where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
 
-A link is made complete beside its place and gets its name last, where nothing is: whatever lies there already is somebody's. What
-was made goes again when the restore is over or has failed, folders only when it has failed. Where the daemon was killed
-meanwhile, `remove_links` finds the links by what they are.
+A link is written under a temporary name and renamed last, never over an existing file, which may be the user's. Links are
+removed when the restore is over or has failed, folders only when it has failed. If the daemon is killed meanwhile, the next one
+calls `remove_links`, which recognizes the links by their attributes.
 
-See also: `store.manifest_checks`, which says what a manifest may name at all.
+See also: `store.manifest_checks`, which checks the names in a manifest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from ..model import CapturedFile, Manifest
 from ..store import manifest_checks
 from .criu import images as criu_images
 
-#: Follows the name of a link that is being written.
+#: The suffix of a link that is being written.
 _UNFINISHED = ".gpuckpt-unfinished"
 
 
 class Placing:
-    """Files of one restore. `inside` gives a path as the kernel will see it. `owners`: whether its files can have several.
+    """The captured files of one restore. `inside` translates a path of the kernel's. `owners`: its files may have several.
 
-    Files of the user's are reached from here: what was made has to go also where the kernel's mounts have gone.
+    Links beside the user's files are made by paths of our own mount namespace: they must be removed even when the kernel's
+    mounts are gone.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Placing:
         self._folders: list[Path] = []
 
     def check(self, images: Path) -> None:
-        """Raise ThawFailed if the images do not name every link, or somebody's file is where a link has to be."""
+        """Raise ThawFailed if the images do not name every link, or if another file is where a link has to be."""
         if problem := problem_of_images(self._manifest, images):
             raise ThawFailed(
                 f"The snapshot is not one that a save made: {problem}.",
@@ -55,7 +56,7 @@ class Placing:
                 )
 
     def prepare(self) -> list[tuple[str, Path]]:
-        """Make directories; returns (stream, path) of every regular file to be written."""
+        """Make directories; return (stream, path) of every regular file that is to be written."""
         jobs = []
         for record in self._manifest.captured:
             path = self._at(record.path)
@@ -71,7 +72,7 @@ class Placing:
         return jobs
 
     def finish(self) -> None:
-        """After the bytes are written: links, owners, modes and times as they were."""
+        """Make links, and set owners, modes and times, when the bytes have been written."""
         for record in self._manifest.captured:
             path = self._at(record.path)
             if record.path in self._links:
@@ -83,7 +84,7 @@ class Placing:
                 _finish_private(record, path, owner=self._owners)
 
     def make_folders(self, folder: Path, mode: int = 0o777) -> None:
-        """Make a folder and those above it, as far as they are missing."""
+        """Make a folder and its missing parents."""
         missing = []
         while not folder.exists():
             missing.append(folder)
@@ -93,14 +94,14 @@ class Placing:
             self._folders.append(one)
 
     def remove_links(self) -> None:
-        """Remove the links that were made and are there: CRIU does so itself where a restore succeeds."""
+        """Remove the links that were made and still exist; after a successful restore CRIU has removed them itself."""
         for path, identity in self._made.items():
             with suppress(OSError):
                 if _identity(path.lstat()) == identity:
                     path.unlink()
 
     def remove_folders(self) -> None:
-        """Remove the folders that were made, as far as they are empty."""
+        """Remove those folders that were made and are empty."""
         for folder in reversed(self._folders):
             with suppress(OSError):
                 folder.rmdir()
@@ -109,7 +110,7 @@ class Placing:
         return Path(path) if path in self._links else self._inside(path)
 
     def _begun(self, path: Path) -> Path:
-        """Make the file that becomes the link; returns its path."""
+        """Make the file that becomes the link; return its path."""
         unfinished = _unfinished(path)
         unfinished.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -119,7 +120,7 @@ class Placing:
         return unfinished
 
     def _finish_link(self, record: CapturedFile, path: Path) -> None:
-        """Give a link its name. It belongs to whoever resumes the kernel, whatever the manifest says."""
+        """Give a link its name. Its owner is the user who resumes the kernel, whatever the manifest says."""
         if record.kind == "hardlink":
             source = self._at(record.target)
         else:
@@ -140,7 +141,7 @@ class Placing:
 
 
 def problem_of_images(manifest: Manifest, images: Path) -> str:
-    """Return what the manifest or the images name that no save would; an empty string if there is nothing.
+    """Return a name in the manifest or the images that no save would write there; an empty string if there is none.
 
     Raises ObjectCorrupt for images that cannot be read, OSError.
     """
@@ -156,7 +157,7 @@ def problem_of_images(manifest: Manifest, images: Path) -> str:
 
 
 def remove_links(manifest: Manifest) -> None:
-    """Remove what a restore that was cut off may have left beside the user's files."""
+    """Remove links that an interrupted restore may have left beside the user's files."""
     for record in _links(manifest):
         path = Path(record.path)
         with suppress(OSError):
@@ -167,7 +168,7 @@ def remove_links(manifest: Manifest) -> None:
 
 
 def _links(manifest: Manifest) -> list[CapturedFile]:
-    """Return the records that lie outside of the kernel's own mounts."""
+    """Return the records of files outside of the kernel's own mounts."""
     private = manifest.launch.private_shm
     return [
         record
@@ -188,7 +189,7 @@ def _finish_private(record: CapturedFile, path: Path, *, owner: bool) -> None:
 
 
 def _is_left_over(record: CapturedFile, path: Path, manifest: Manifest) -> bool:
-    """Whether a file is the link that an earlier restore made and that a crash left: time to the nanosecond, length and mode."""
+    """Return whether a file is a link that an interrupted restore left: its time in nanoseconds, length and mode are those."""
     if record.kind == "hardlink":
         record = next(one for one in manifest.captured if one.path == record.target)
     try:

@@ -1,4 +1,4 @@
-"""What is looked at before a save touches anything: whether it can work, and by which method."""
+"""Checks before a save touches anything: whether it can work, and by which method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "pid_for_children", "user",
 
 @dataclass(frozen=True)
 class Plan:
-    """How a tree will be frozen. Sizes in bytes."""
+    """A plan for freezing a tree. Sizes are in bytes."""
 
     method: str  # skeleton | plain
     ghost_limit_bytes: int
@@ -34,7 +34,7 @@ class Plan:
 def plan(
     tree: Tree, settings: EngineSettings, *, private_shm: bool, stop: bool, gpu_bytes: int
 ) -> Plan:
-    """Look at the tree and choose. Raises FreezeFailed or StoreFull when memory or disk are too short to begin."""
+    """Examine the tree and choose the method. Raises FreezeFailed or StoreFull when there is not enough memory or disk space."""
     members = pids(tree)
     _refuse_other_versions(tree)
     _refuse_sandboxes(tree, members)
@@ -46,8 +46,8 @@ def plan(
     visible = min(private, sum(hidden_pages.visible_bytes(pid) for pid in members))
     large = visible >= limits.largest_skeleton_bytes()
     method = "plain" if settings.plain or large else "skeleton"
-    # Staged GPU memory, CRIU's copies of shared memory and, for a save, what the kernel rewrites meanwhile and copies of all that
-    # the other processes have: only the kernel gets a ghost.
+    # Staged GPU memory, CRIU's copies of shared memory and, for a save, the pages that the kernel rewrites meanwhile and copies
+    # of the memory of all other processes: only the kernel gets a ghost.
     kernel = by_process.get(tree.kernel_pid, 0)
     copies = 0 if stop else kernel // 8 + private - kernel
     needed = gpu_bytes + shared + copies + settings.headroom_bytes
@@ -95,7 +95,7 @@ def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
 
 
 def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
-    """Raise KernelNotCheckpointable for a process that left the tree's namespaces: CRIU saves some such and restores none."""
+    """Raise KernelNotCheckpointable for a process in other namespaces than the tree: CRIU saves some of those, restores none."""
     shared = _namespaces(tree.keeper_pid)
     for pid in members:
         others = [kind for kind, name in _namespaces(pid).items() if name != shared.get(kind)]
@@ -108,7 +108,7 @@ def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
 
 
 def _refuse_closed(members: list[int]) -> None:
-    """Raise KernelNotCheckpointable for a process that lets nobody look into its memory (man 2 prctl, PR_SET_DUMPABLE)."""
+    """Raise KernelNotCheckpointable for a process whose memory may not be read (man 2 prctl, PR_SET_DUMPABLE)."""
     for pid in members:
         try:
             os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC))
@@ -125,13 +125,13 @@ def _refuse_closed(members: list[int]) -> None:
 
 
 def _namespaces(pid: int) -> dict[str, str]:
-    """Return the namespaces of a process by their kind, of those that can be read."""
+    """Return those namespaces of a process that can be read, by kind."""
     found = {kind: processes.namespace(pid, kind) for kind in _NAMESPACES}
     return {kind: name for kind, name in found.items() if name is not None}
 
 
 def _ghost_limit(members: list[int]) -> int:
-    """Return at least the size of the largest deleted file that the tree has open or mapped: CRIU takes those into its images."""
+    """Return an upper bound for the size of deleted files that the tree has open or mapped: CRIU puts them into its images."""
     largest = 0
     for pid in members:
         for _, file in processes.deleted_files(pid):

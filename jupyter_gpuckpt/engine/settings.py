@@ -1,4 +1,4 @@
-"""What the engine needs to know of its surroundings: found once by the daemon, handed down, never looked up below."""
+"""The engine's settings: the daemon makes them once and passes them down; the engine looks nothing up by itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class EngineSettings:
     spill_dir: Path
     threads: int
     init: Path = INIT
-    #: Preloaded into a dump; see criu/preload.c.
+    #: The library that is preloaded into CRIU; see criu/preload.c.
     criu_preload: Path = CRIU_PRELOAD
-    #: Give every kernel a user namespace of its own, in which it has no capability: where one is missing to do without.
+    #: Give every kernel a user namespace of its own, without capabilities: needed where the daemon lacks rights.
     user_namespace: bool = False
     #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
     plain: bool = False
@@ -33,5 +33,5 @@ class EngineSettings:
     gpu_lock_seconds: float = 30.0
     #: A ghost is dropped, and the save fails, when less memory than this is left.
     headroom_bytes: int = 128 << 20
-    #: What chunks on their way may take; 0: a quarter of what is free.
+    #: Memory for chunks that are being packed; 0: a quarter of the free memory.
     memory_bytes: int = 0

@@ -1,6 +1,6 @@
-"""Bringing a frozen process tree back: fresh namespaces, files and images in place, memory filled, GPU restored, tasks let go.
+"""Bringing a frozen process tree back: new namespaces, files and images in place, memory filled, GPU restored, tasks let go.
 
-Covers: one restore as a transaction; a failure leaves nothing behind. Does not cover: whether this machine fits
+Covers: one restore as a transaction, of which a failure leaves nothing behind. Does not cover: whether the snapshot fits this machine
 (`snapshots.resume`), where the bytes come from (the caller's `Content`). See also: ARCHITECTURE.md, "A resume, step by step".
 """
 
@@ -44,35 +44,34 @@ _ERROR_SECONDS = 5.0
 
 
 class Content(Protocol):
-    """Where the bytes of a snapshot come from. Both verify digests."""
+    """The source of a snapshot's bytes. All methods verify digests."""
 
     def to_file(self, jobs: Sequence[tuple[str, Path]]) -> None:
         """Write whole streams into files, in parallel."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
-        """Look up where the pieces of streams lie that the sinks want; what is returned writes them, in parallel."""
+        """Look up where the pieces lie that the sinks need; return a function that writes them, in parallel."""
 
     def images(self, directory: Path) -> None:
         """Write all image files into `directory`."""
 
     def reader(self, stream: str) -> Callable[[int, int], bytes]:
-        """(offset, length) -> bytes."""
+        """Return a function that reads `stream`: (offset, length) -> bytes."""
 
 
 class Thawed(NamedTuple):
-    """A tree that runs again, the files that had to be made for it because they were gone, and its listeners' ports that were
-    taken, old to new."""
+    """A tree that runs again, missing files that were made for it, and ports of listeners that changed, old to new."""
 
     tree: Tree
     made: list[str]
     moved_ports: dict[int, int]
-    #: Those of the tree with itself that could not be made anew, with the reason.
+    #: TCP connections within the tree that could not be made anew, with the reason.
     lost_connections: list[str]
 
 
 @dataclass
 class _Restore:
-    """What the steps of one thaw share."""
+    """The data that the steps of one thaw share."""
 
     manifest: Manifest
     content: Content
@@ -99,11 +98,10 @@ def thaw(
     allowed_gpus: Collection[str] | None = None,
     progress: Progress,
 ) -> Thawed:
-    """Restore the tree of `manifest`; on return its tasks run. On any error nothing of it is left and ThawFailed (or what the
-    content raised) says why.
+    """Restore the tree of `manifest`; on return its tasks run.
 
-    `own_ports`: where it is to listen instead of on the ports that its launch names, in their order. `allowed_gpus`: UUIDs of
-    those that may be used; None: all.
+    On any error nothing of the tree is left, and ThawFailed, or the content's error, is raised. `own_ports`: the ports on which
+    it is to listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of GPUs that may be used; None: all.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
@@ -139,7 +137,7 @@ def thaw(
         cleanup.callback(restore.placing.remove_links)
         rollback.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
-            # First all that is the kernel's own; nothing else is touched before all is checked.
+            # First files below the kernel's own mounts; nothing else is changed before all is checked.
             content.images(images)
             restore.placing.check(images)
             file_images.mend(images / "files.img")
@@ -180,11 +178,11 @@ def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
 
 
 def _separate_sockets(restore: _Restore, images: Path) -> None:
-    """See to it that sockets in the file system find their directories, and take nobody's place."""
+    """Make the directories of sockets in the file system, and separate those on which another kernel listens."""
     private = restore.manifest.launch.private_shm
     paths = socket_images.listening_files(images / "files.img", private_shm=private)
     for path in paths:
-        # Of a temporary directory that was cleaned up meanwhile, or of another machine.
+        # Missing where a temporary directory was removed meanwhile, or where the snapshot comes from another machine.
         restore.placing.make_folders(Path(path).parent, 0o700)
     if taken := set(paths) & socket_images.names_in_use():
         init_pid = restore.namespaces.init_pid
@@ -198,7 +196,7 @@ def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int
 
 @contextmanager
 def _refused_calls_told() -> Iterator[None]:
-    """What the system refuses (no room in memory, a namespace that somebody ended) as a ThawFailed."""
+    """Raise ThawFailed where the system refuses a call (no memory, namespaces that were killed)."""
     try:
         yield
     except OSError as error:
@@ -210,16 +208,16 @@ def _refused_calls_told() -> Iterator[None]:
 
 
 def _remove(directory: Path, *, itself: bool) -> None:
-    """Images are of no use after a restore, and on scratch they take memory."""
+    """Remove images: they are of no use after a restore, and on scratch they take memory."""
     clear(directory)
     if itself:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _GpuFiles:
-    """The staging files of GPU memory, written by a thread of their own while CRIU restores the rest.
+    """A writer of the GPU's staging files, in a thread of its own while CRIU restores the rest.
 
-    CRIU compares their size and mode, so they get these first; `finish` returns when their bytes are complete and verified.
+    CRIU compares size and mode of the files, so these are set first; `finish` returns when the bytes are complete and verified.
     """
 
     def __init__(self, restore: _Restore) -> None:
@@ -245,12 +243,12 @@ class _GpuFiles:
             self._error = error
 
     def join(self) -> None:
-        """Wait for the thread; its error, if any, is dropped: something else failed first."""
+        """Wait for the thread and drop its error: another step has failed before."""
         if self._thread.ident is not None:
             self._thread.join()
 
     def finish(self) -> None:
-        """Wait until all is written; raises what went wrong."""
+        """Wait until all is written. Raises the thread's error."""
         if not self._jobs:
             return
         with self._progress.stage(Stage.GPU_FILES):
@@ -291,7 +289,7 @@ def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) 
 
 
 def _not_filled(error: BaseException, watch: _Watch) -> BaseException:
-    """Return what is said of memory that was not filled: where init was killed meanwhile, why it was."""
+    """Return the error for memory that was not filled: the watcher's, if it killed init meanwhile."""
     if not watch.killed:
         return error
     return ThawFailed(
@@ -302,9 +300,9 @@ def _not_filled(error: BaseException, watch: _Watch) -> BaseException:
 
 
 class _Watch:
-    """Watcher that kills a restore without progress: `criu restore` has no time-out of its own and can hang for ever.
+    """A watcher that kills a restore without progress: `criu restore` has no timeout of its own and can hang for ever.
 
-    It is given less time when CRIU has logged an error: a task that failed may leave the others waiting for it.
+    The restore gets less time when CRIU has logged an error: other tasks may wait for ever for one that failed.
     """
 
     def __init__(self, restore: _Restore, log: Path) -> None:
@@ -314,7 +312,7 @@ class _Watch:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
         self.killed = False
-        #: What CRIU had logged when it was killed, which goes with init's mount namespace.
+        #: The diagnosis of CRIU's log, read before the kill: the log disappears with init's mount namespace.
         self.found: criu_log.Diagnosis | None = None
 
     def __enter__(self) -> Self:
@@ -345,12 +343,12 @@ class _Watch:
         )
 
     def _ticks(self) -> int:
-        # CRIU itself, and what it reads, shows in its use of the processor only.
+        # CRIU's own work, reading included, is visible only as processor time.
         return self._progress.ticks + processes.processor_ticks(self._init)
 
 
 def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> ThawFailed:
-    """Describe a restore that failed. `ending`: what became of CRIU."""
+    """Return the error of a restore that failed. `ending`: how CRIU ended."""
     found = watch.found or criu_log.diagnose(
         images / "restore.log",
         errors=restore.namespaces.errors.text(),
@@ -363,7 +361,7 @@ def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> Tha
 
 
 def _let_go(tree: Tree, manifest: Manifest) -> None:
-    """SIGCONT deepest first, but not to what the user had stopped; returns when the kernel runs."""
+    """Send SIGCONT to all tasks that the user had not stopped, deepest first; return when the kernel runs."""
     saved = {process.pid: process for process in manifest.processes}
     stopped = {pid for pid, process in saved.items() if process.stopped}
     for pid in reversed(pids(tree)):

@@ -1,5 +1,4 @@
-"""CRIU's action script, from our side: before a dump touches a task, and when a restore has mapped all memory, CRIU waits until we
-say that it may go on.
+"""Our side of CRIU's action script, which makes CRIU wait before a dump touches a task, and when a restore has mapped all memory.
 
 The script is `gpuckpt-init` under the name `notify` (init.c); it connects to a socket on the scratch tmpfs and reads one
 byte. See man criu, `--action-script`.
@@ -12,14 +11,14 @@ from pathlib import Path
 
 from ...model import SCRATCH
 
-#: What CRIU runs, and where it finds us, in the kernel's mount namespace.
+#: The program that CRIU runs, and the socket to which it connects, in the kernel's mount namespace.
 PROGRAM = f"{SCRATCH}/notify"
 SOCKET = f"{SCRATCH}/notify.socket"
 _GO_ON = b"1"
 
 
 def listen(path: Path) -> socket.socket:
-    """A listening unix socket at `path`, whatever lay there before."""
+    """Return a listening unix socket at `path`; replace a file that is there."""
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
     try:
@@ -32,5 +31,5 @@ def listen(path: Path) -> socket.socket:
 
 
 def go_on(connection: socket.socket) -> None:
-    """Let CRIU go on. A connection that is closed without this makes CRIU give up."""
+    """Let CRIU go on. If the connection is closed without this, CRIU gives up."""
     connection.sendall(_GO_ON)

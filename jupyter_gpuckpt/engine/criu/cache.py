@@ -1,7 +1,7 @@
-"""What an unprivileged CRIU has found out about Linux: kept from one kernel's scratch to the next, as each begins without it.
+"""The cache of an unprivileged CRIU's findings about Linux, copied from one kernel's scratch to the next kernel's.
 
-CRIU takes 40 ms to find it out. It writes it to `$XDG_RUNTIME_DIR/criu.kdat` if that is a tmpfs, and knows by itself which version
-of it wrote what it finds there. The copy lies where the daemon spills, which belongs to one boot and one place.
+CRIU needs 40 ms to examine Linux. It writes its findings to `$XDG_RUNTIME_DIR/criu.kdat` if that is a tmpfs, and checks by itself
+which version of CRIU wrote the file. The copy lies in the spill directory, which belongs to one boot and one place.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 from ...model import SCRATCH
 from ..settings import EngineSettings
 
-#: For CRIU's environment: where it looks, in the kernel's mount namespace.
+#: The variable that tells CRIU where its cache is, and its value, a directory in the kernel's mount namespace.
 VARIABLE, DIRECTORY = "XDG_RUNTIME_DIR", SCRATCH
 NAME = "criu.kdat"
 _MOST_BYTES = 1 << 16
 
 
 def bring(settings: EngineSettings, scratch: Path) -> None:
-    """Copy what is known onto a kernel's scratch; never raises."""
+    """Copy the cache to a kernel's scratch, if there is one; never raises."""
     with suppress(OSError):
         _copy(settings.spill_dir / NAME, scratch / NAME)
 
 
 def keep(settings: EngineSettings, scratch: Path) -> None:
-    """Copy what CRIU has found out from a kernel's scratch, if nothing is known yet; never raises."""
+    """Copy the cache from a kernel's scratch, if there is no copy yet; never raises."""
     with suppress(OSError):
         if (scratch / NAME).exists():
             settings.spill_dir.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,10 +1,9 @@
-"""Mapped files whose name is gone, as an unprivileged CRIU finds them: semaphores, replaced libraries, memfds.
+"""Deleted files that a tree has mapped, made accessible to an unprivileged CRIU: semaphores, replaced libraries, memfds.
 
-Linux lets nobody open /proc/PID/map_files without a right over the whole machine, and CRIU then goes by the file's name. Of one
-whose name is gone it gets another way here, through its preload (preload.c): a descriptor that a process of the tree has of
-the same file, another name of it, or else a substitute on scratch with what the processes have mapped of it. CRIU takes a descriptor
-and a substitute for what they are, deleted files, whose content goes into its images; all that had the file mapped share it again
-afterwards.
+Opening /proc/PID/map_files needs a right over the whole machine; without it CRIU opens a mapped file by its name. For a file whose
+name is gone CRIU gets another path, through its preload (preload.c): a descriptor of the same file in a process of the tree, another
+name of it, or else a substitute on scratch with the bytes that the processes have mapped. Descriptors and substitutes are deleted
+files to CRIU, so their content goes into its images; after a restore all processes that had the file mapped share it again.
 """
 
 from __future__ import annotations
@@ -23,23 +22,23 @@ from ..tree.tree import Tree
 
 logger = logging.getLogger(__name__)
 
-#: Where the ways are listed for CRIU, in the kernel's mount namespace, and the variable that says so.
+#: The file that lists the paths for CRIU, in the kernel's mount namespace, and the variable with its name.
 LIST = f"{SCRATCH}/gone"
 VARIABLE = "GPUCKPT_GONE"
 
-#: As in preload.c: pid, start, end and a path.
+#: A record of the list, as in preload.c: pid, start, end and a path.
 _MOST_PATH = 232
 _RECORD = struct.Struct(f"<3Q{_MOST_PATH}s")
 _MOST = 4096
 _DELETED = " (deleted)"
-#: What CRIU knows without opening it.
+#: Names that CRIU recognizes without opening a file.
 _KNOWN = ("/dev/zero", "/SYSV", "/anon_hugepage", "/[aio]")
 _PREFIX = f"{SCRATCH}/gone-"
 _PAGE, _PIECE = 4096, 1 << 20
-#: How much of a name a substitute keeps.
+#: How many characters of a file's name its substitute keeps.
 _SHOWN = 60
-#: Marks the pid where it is about memory that processes share without a file: CRIU asks for its content only. Read through the
-#: process's own mapping it would have no holes, and all of it would be in the images.
+#: Marks the pid in a record for shared anonymous memory, of which CRIU only reads the content. Read through the process's own
+#: mapping it would have no holes, and all of it would be in the images.
 _CONTENT = 1 << 63
 _SHARED_MEMORY = f"/dev/zero{_DELETED}"
 
@@ -48,15 +47,15 @@ _Areas = list[tuple[int, Mapping]]
 
 
 class DeletedFiles:
-    """The list of ways to the deleted files that a tree has mapped. Its tasks stand still."""
+    """The list of paths of deleted files that a tree has mapped. Its tasks stand still."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        #: The names that files had, by those of their substitutes.
+        #: The former names of files, by the names of their substitutes.
         self.names: dict[str, str] = {}
 
     def find(self, pids: Iterable[int]) -> None:
-        """Find all deleted files, fill the substitutes and list the ways for CRIU. Raises OSError."""
+        """Find all deleted files, fill the substitutes and write the list for CRIU. Raises OSError."""
         members = list(pids)
         files, shared = _mapped(members)
         other = self._named(files) | _held(members, files) if files else {}
@@ -79,11 +78,11 @@ class DeletedFiles:
         listed.write_bytes(b"".join(_RECORD.pack(*record) for record in sorted(records)[:_MOST]))
 
     def remove(self) -> None:
-        """Remove the list, and substitutes that CRIU has not taken."""
+        """Remove the list, and substitutes that CRIU has not removed."""
         remove(self._tree)
 
     def _named(self, files: dict[_File, _Areas]) -> dict[_File, str]:
-        """Return other names that these files have: sem_open makes a file under another name than it is given."""
+        """Return other names of these files: sem_open creates a file under a temporary name."""
         inodes = {file[1]: file for file in files}
         found: dict[_File, str] = {}
         for folder in {os.path.dirname(areas[0][1].path) for areas in files.values()}:
@@ -109,7 +108,7 @@ class DeletedFiles:
         )
         try:
             read = set()
-            # Last what cannot have been changed by one process alone; that is the same for all.
+            # Last the areas that no process can have changed for itself alone: their bytes are the file's.
             for pid, area in sorted(
                 areas, key=lambda one: not (one[1].private and "w" in one[1].perms)
             ):
@@ -133,7 +132,7 @@ def remove(tree: Tree) -> None:
 
 
 def shared_bytes(pids: Iterable[int]) -> int:
-    """Return the size of what these processes share without a file: all of it is in memory when it has been read."""
+    """Return the size of shared anonymous memory of these processes: reading it fills all of it."""
     _, shared = _mapped(list(pids))
     return sum(
         max(area.offset + area.end - area.start for _, area in areas) for areas in shared.values()
@@ -141,7 +140,7 @@ def shared_bytes(pids: Iterable[int]) -> int:
 
 
 def _mapped(pids: list[int]) -> tuple[dict[_File, _Areas], dict[_File, _Areas]]:
-    """Return the areas of every deleted file, by its device and inode, and those of memory that is shared without a file."""
+    """Return the areas of every deleted file, by its device and inode, and those of shared anonymous memory."""
     files: dict[_File, _Areas] = {}
     shared: dict[_File, _Areas] = {}
     for pid in pids:
@@ -157,7 +156,7 @@ def _mapped(pids: list[int]) -> tuple[dict[_File, _Areas], dict[_File, _Areas]]:
 
 
 def _held(pids: list[int], files: dict[_File, _Areas]) -> dict[_File, str]:
-    """Return paths, as CRIU sees them, of descriptors of these files."""
+    """Return paths of descriptors of these files, as CRIU sees them."""
     inodes = {file[1]: file for file in files}
     found: dict[_File, str] = {}
     for pid in pids:
@@ -167,7 +166,7 @@ def _held(pids: list[int], files: dict[_File, _Areas]) -> dict[_File, str]:
             with suppress(OSError):
                 status = os.stat(f"/proc/{pid}/fd/{number}")
                 file = inodes.get(status.st_ino)
-                # Some file systems tell another device here than in /proc/PID/maps.
+                # Some file systems report another device here than in /proc/PID/maps.
                 if file and (_device(status.st_dev) == file[0] or link == files[file][0][1].path):
                     found.setdefault(file, f"/proc/{processes.nspid(pid)}/fd/{number}")
     return found
@@ -178,7 +177,7 @@ def _device(number: int) -> str:
 
 
 def _copy(pid: int, area: Mapping, descriptor: int) -> None:
-    """Copy what an area shows of its file, as far as the file goes."""
+    """Copy the bytes of an area into its file's substitute, up to the end of the file."""
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for at, data in _pieces(memory.fileno(), area):
             place = area.offset + at - area.start

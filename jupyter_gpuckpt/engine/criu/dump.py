@@ -1,7 +1,7 @@
 """Running `criu dump`: the skeleton dump and the plain dump.
 
-The skeleton dump is `criu dump --lazy-pages` with a page server that wants no pages: CRIU writes every image but the private
-memory and leaves the tasks stopped; the memory is then ours to read. CRIU runs in the kernel's own PID and mount namespaces,
+The skeleton dump is `criu dump --lazy-pages` with a page server that requests no pages: CRIU writes every image but the private
+memory and leaves the tasks stopped, and we read the memory. CRIU runs in the kernel's own PID and mount namespaces,
 so that neither is part of the images; it stays outside the time namespace, so that the kernel's clock is.
 """
 
@@ -39,8 +39,8 @@ def dump_skeleton(
     """Write all images but the private pages into `directory` (a path inside); every task is stopped (state T) on return.
 
     `halt` is called once, at the last moment before CRIU looks at the tasks; it must stop them all (state T), and may raise.
-    Raises FreezeFailed with CRIU's reason, or what `halt` raised. The tasks stay stopped in either case, and where CRIU was
-    killed in the middle they are as it left them.
+    Raises FreezeFailed with CRIU's reason, or what `halt` raised. The tasks stay stopped in either case; if CRIU was
+    killed in the middle they are in the state in which it left them.
     """
     ours, theirs = socket.socketpair()
     ready, tell = os.pipe()
@@ -84,7 +84,7 @@ def dump_plain(
 
 
 class _Run:
-    """One `criu dump`, from its start to its end. It is killed only when it does nothing any more: tasks are in its hands."""
+    """One run of `criu dump`. CRIU is killed only when it makes no progress, because it traces tasks."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class _Run:
         self._errors.close()
 
     def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
-        """Wait for its end. `answers` are called once when their descriptor can be read."""
+        """Wait for CRIU's end. `answers` are called once when their descriptor can be read."""
         error: BaseException | None = None
         asked = False
         with commands.watched(self._process) as ended:
@@ -173,13 +173,13 @@ class _Run:
             raise self._failure(status, stalled=ended not in found)
 
     def _halt(self, halt: Callable[[], None]) -> BaseException | None:
-        """CRIU asks whether it may begin: what `halt` raised makes it give up before it touches anything."""
+        """Call `halt` before CRIU begins; if it raises, CRIU gives up before it touches a task, and the error is returned."""
         with self._server.accept()[0] as connection:
             try:
                 halt()
             except BaseException as error:
                 return error
-            with suppress(OSError):  # it was killed; its end says so
+            with suppress(OSError):  # CRIU was killed; its exit status says so
                 action_script.go_on(connection)
             return None
 

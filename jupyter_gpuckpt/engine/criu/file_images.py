@@ -1,4 +1,4 @@
-"""Edits of files.img before a restore: what CRIU would restore wrongly, or refuse, is written as it can be restored.
+"""Edits of files.img before a restore: entries that CRIU would restore wrongly, or refuse, are changed.
 
 Field numbers are those of CRIU's images/fdinfo.proto, regfile.proto and timerfd.proto.
 """
@@ -16,7 +16,7 @@ from .images import Field
 _VARINT = 0
 _REG, _TIMERFD = 3, 12
 _REG_POSITION, _REG_NAME, _REG_SIZE, _REG_BUILD_ID = 3, 6, 8, 11
-#: size, build_id, checksum and its parameters: what `criu restore` compares with the file that it finds.
+#: Fields that `criu restore` compares with the file that it finds: size, build_id, checksum and its parameters.
 _REG_VALIDATION = frozenset({8, 11, 12, 13, 14})
 _VALUE_SECONDS, _VALUE_NANOSECONDS, _INTERVAL_SECONDS, _INTERVAL_NANOSECONDS = 7, 8, 9, 10
 
@@ -25,13 +25,13 @@ _Change = Callable[[list[Field]], list[Field]]
 
 @criu_images.strict
 def mend(path: Path) -> None:
-    """Make `criu restore` find files on scratch, accept others whose size changed, and let timers go on that it would switch off."""
+    """Make `criu restore` find files on scratch, accept other files whose size changed, and keep timers that it would stop."""
     _edit(path, {_REG: _mended, _TIMERFD: _rearmed})
 
 
 @criu_images.strict
 def rewind(path: Path, names: Collection[str]) -> None:
-    """Set the offset of the files of these paths to 0: they were made anew, empty, and would begin with a hole otherwise."""
+    """Set the offset of these files to 0: they were made anew, empty, and writing at the old offset would leave a hole."""
     wanted = {name.lstrip("/") for name in names}
 
     def rewound(parts: list[Field]) -> list[Field]:
@@ -51,7 +51,7 @@ def _mended(parts: list[Field]) -> list[Field]:
 
 
 def _moved(part: Field) -> Field:
-    """Return the name of a file on scratch as it is now."""
+    """Return the name of a file on scratch, translated to scratch's present path."""
     number, wire, value = part
     if number == _REG_NAME and isinstance(value, bytes):
         return number, wire, os.fsencode(current(os.fsdecode(value)))
@@ -59,7 +59,7 @@ def _moved(part: Field) -> Field:
 
 
 def _relaxed(parts: list[Field]) -> list[Field]:
-    """Return a file without what CRIU compares, unless it has a build id (programs and libraries).
+    """Return a file's entry without the fields that CRIU compares, unless it has a build id (programs and libraries).
 
     Databases and logs grow while a kernel is away; IPython's own history.sqlite is written by every other kernel.
     """
@@ -70,10 +70,9 @@ def _relaxed(parts: list[Field]) -> list[Field]:
 
 
 def _rearmed(parts: list[Field]) -> list[Field]:
-    """Return a timer that expires at once if it is periodic, had expired and was not read.
+    """Return a timer's entry that expires at once if the timer is periodic, had expired and was not read.
 
-    Linux stops such a timer until it is read, and reports no time until its next expiry; CRIU restores that as a timer that
-    was switched off.
+    Linux stops such a timer until it is read, and reports no time until its next expiry; CRIU restores it as a disarmed timer.
     """
     numbers = {number: value for number, _, value in parts}
     if not (numbers.get(_INTERVAL_SECONDS) or numbers.get(_INTERVAL_NANOSECONDS)):

@@ -23,11 +23,11 @@ from . import images as criu_images
 from . import memory_images
 from .images import Extent
 
-#: Where the areas are listed for CRIU, in the kernel's mount namespace, and the variable that says so.
+#: The file that lists the areas for CRIU, in the kernel's mount namespace, and the variable with its name.
 LIST = f"{SCRATCH}/hidden"
 VARIABLE = "GPUCKPT_HIDDEN"
 
-#: Not more: a scan for more regions than its buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
+#: Regions per scan: a scan for more than Linux's buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
 _REGIONS = 512
 #: Smaller areas are left to CRIU.
 _SMALLEST = 1 << 20
@@ -62,16 +62,16 @@ class HiddenPages:
 
 
 def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
-    """Enter pages into CRIU's pagemap images, where it did not see them itself."""
+    """Enter pages into CRIU's pagemap images, unless CRIU saw them itself."""
     for nspid, hidden in pages.items():
         seen = criu_images.pagemap(images, nspid)
-        # Not hidden after all (a CRIU that takes no library, or has another way to look): it has listed them.
+        # If they overlap nothing was hidden (a CRIU that loads no library, or scans in another way): CRIU has listed them.
         if hidden and not _overlap(seen, hidden):
             memory_images.add_lazy(images, nspid, hidden)
 
 
 def visible_bytes(pid: int) -> int:
-    """Return at least the size of the private memory of a process that CRIU sees: not all that is mapped need be there."""
+    """Return an upper bound for the private memory of a process that CRIU sees: not all that is mapped need be present."""
     hidden = set(_hideable(pid)) if pagemap_scan.is_supported() else set()
     return sum(
         area.end - area.start
@@ -86,7 +86,7 @@ def _overlap(seen: list[Extent], hidden: list[Extent]) -> bool:
 
 
 def _hideable(pid: int) -> list[Area]:
-    """Return the large private areas. Locked ones would be filled by mlock in a restore, before any page is there."""
+    """Return the large private areas; none of a process with locked memory, which mlock would fill in a restore before us."""
     if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
         return []
     found = [

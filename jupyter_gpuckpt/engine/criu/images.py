@@ -4,7 +4,7 @@ The images are magic numbers followed by length-prefixed messages (criu/protobuf
 named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte
 for byte. See https://protobuf.dev/programming-guides/encoding/ for the format.
 
-They come out of snapshots, which may come from anybody: what makes no sense raises ObjectCorrupt, and nothing else.
+Snapshots may come from anybody: an image that makes no sense raises ObjectCorrupt, and nothing else.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 def strict(
     read: Callable[_Parameters, _Result],
 ) -> Callable[_Parameters, _Result]:
-    """Make a function that reads images raise ObjectCorrupt for whatever makes no sense in them."""
+    """Make a function that reads images raise ObjectCorrupt for any image that makes no sense."""
 
     @wraps(read)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -96,7 +96,7 @@ def _encode_varint(value: int) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[Field]:
-    """(number, wire type, value) of every field, in order; a value is an int (varint) or bytes."""
+    """Yield (number, wire type, value) of every field, in order; a value is an int (varint) or bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -118,7 +118,7 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def encode(parts: list[Field]) -> bytes:
-    """The message of these fields: the inverse of `fields`."""
+    """Return the message of these fields: the inverse of `fields`."""
     out = bytearray()
     for number, wire, value in parts:
         out += _encode_varint(number << 3 | wire)
@@ -130,7 +130,7 @@ def encode(parts: list[Field]) -> bytes:
 
 
 def messages(path: Path) -> Iterator[bytes]:
-    """The messages of an image file."""
+    """Yield the messages of an image file."""
     data = path.read_bytes()
     at = _MAGIC_BYTES
     while at < len(data):
@@ -142,7 +142,7 @@ def messages(path: Path) -> Iterator[bytes]:
 
 
 def replace(path: Path, entries: list[bytes]) -> None:
-    """Replace the messages of an image file."""
+    """Replace all messages of an image file."""
     out = bytearray(path.read_bytes()[:_MAGIC_BYTES])
     for message in entries:
         out += _LENGTH.pack(len(message)) + message
@@ -150,7 +150,7 @@ def replace(path: Path, entries: list[bytes]) -> None:
 
 
 def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace the first message of an image file, whatever follows it."""
+    """Replace the first message of an image file, and keep all bytes that follow it."""
     with path.open("rb") as source:
         head = source.read(_MAGIC_BYTES)
         (length,) = _LENGTH.unpack(source.read(_LENGTH.size))
@@ -181,7 +181,7 @@ class Extent:
 
 @strict
 def pagemap(images: Path, nspid: int) -> list[Extent]:
-    """The pages of a process in the order of its pagemap; lazy ones are those that CRIU left to us."""
+    """Return the pages of a process in the order of its pagemap; the bytes of lazy pages are not in the images."""
     entries = messages(images / f"pagemap-{nspid}.img")
     next(entries)
     found = []
@@ -194,13 +194,13 @@ def pagemap(images: Path, nspid: int) -> list[Extent]:
 
 @strict
 def pages_id(images: Path, nspid: int) -> int:
-    """The number in the name of the file that holds the pages of a process."""
+    """Return the number in the name of the file that holds the pages of a process."""
     return numbers(next(messages(images / f"pagemap-{nspid}.img")))[1]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageProcess:
-    """A process as the images have it."""
+    """A process in the images."""
 
     pid: int
     parent: int
@@ -209,7 +209,7 @@ class ImageProcess:
 
 @strict
 def processes(images: Path) -> list[ImageProcess]:
-    """The processes of the tree, root first. Zombies are among them: they have no pagemap."""
+    """Return the processes of the tree, root first, zombies included, which have no pagemap."""
     found = []
     for message in messages(images / "pstree.img"):
         values = numbers(message)
@@ -237,7 +237,7 @@ def highest_pid(images: Path) -> int:
 
 @strict
 def clocks(images: Path) -> list[int]:
-    """Return what the clocks of the tree showed, monotonic and since boot, each as seconds and nanoseconds; [] if unknown."""
+    """Return the readings of the tree's clocks, monotonic and since boot, each as seconds and nanoseconds; [] if unknown."""
     path = next(images.glob("timens-*.img"), None)
     if path is None:
         return []
@@ -250,7 +250,7 @@ def clocks(images: Path) -> list[int]:
 
 
 def _comm(path: Path) -> str:
-    """core_entry.tc.comm; empty when the image has none."""
+    """Return core_entry.tc.comm; empty when the image has none."""
     for message in messages(path):
         for number, _, value in fields(message):
             if number == 3 and isinstance(value, bytes):  # task_core_entry
@@ -274,7 +274,7 @@ class RegularFile:
 
 @strict
 def regular_files(images: Path) -> list[RegularFile]:
-    """Every regular file of files.img."""
+    """Return every regular file of files.img."""
     found = []
     for message in messages(images / "files.img"):
         for number, _, value in fields(message):
@@ -337,7 +337,7 @@ def ghost_images(images: Path) -> list[str]:
 
 @strict
 def link_remaps(images: Path) -> list[tuple[str, str]]:
-    """(`link_remap.N` path, original path) of the hard links that CRIU made for files whose name is gone or taken.
+    """Return (`link_remap.N` path, original path) of hard links that CRIU made for files whose name is gone or taken.
 
     With --leave-stopped CRIU leaves these links behind: a second save would fail on them (criu/files-reg.c, linkat).
     """
@@ -351,11 +351,11 @@ def link_remaps(images: Path) -> list[tuple[str, str]]:
 
 @strict
 def remapped(images: Path) -> set[int]:
-    """The ids of files that CRIU finds in another way than by their name: deleted ones, mostly."""
+    """Return the ids of files that CRIU restores in another way than by their name, most of them deleted."""
     return {values[1] for values in _remaps(images)}
 
 
 def _remaps(images: Path) -> list[dict[int, int]]:
-    """The entries of remap-fpath.img: 1 is the id of the file, 2 that of what stands for it, 3 what kind that is."""
+    """Return the entries of remap-fpath.img by field: 1 is the file's id, 2 the id of its replacement, 3 the replacement's kind."""
     path = images / "remap-fpath.img"
     return [numbers(message) for message in messages(path)] if path.exists() else []

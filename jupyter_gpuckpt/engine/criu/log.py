@@ -1,4 +1,4 @@
-"""From CRIU's log to a cause in words and a hint: one table."""
+"""A table that translates errors in CRIU's log into a cause and a hint for users."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Harmless where the process lacks CAP_SYS_RESOURCE; it is in every log of a container.
+#: An error that is harmless where the process lacks CAP_SYS_RESOURCE; it is in every log of a container.
 _HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
 _ERROR = re.compile(r"Error \((?P<where>[^)]*)\): (?P<text>.*)")
 
-#: What Linux calls descriptors without a file (anon_inode), in words.
+#: Names for users of descriptors without a file (anon_inode), by Linux's names.
 _KINDS = {
     "anon_inode:[userfaultfd]": "a userfaultfd",
     "anon_inode:[perf_event]": "a performance counter (perf)",
@@ -160,7 +160,7 @@ _TABLE: list[tuple[str, str, str]] = [
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a log says: a cause and a hint in words, and the lines behind them."""
+    """A diagnosis of a log: a cause and a hint for users, and the lines on which they are based."""
 
     cause: str
     hint: str
@@ -170,7 +170,7 @@ class Diagnosis:
 def diagnose(log: Path, *, errors: str = "", fallback: str) -> Diagnosis:
     """Find the cause of a failure in a CRIU log; a missing log is no error.
 
-    `errors`: what was printed on standard error, by CRIU or by the programs that started it. `fallback` is the cause when
+    `errors`: the standard error of CRIU or of the programs that started it. `fallback` is the cause if
     none is known. The details are never empty.
     """
     text = _read(log)

@@ -1,6 +1,6 @@
-"""A process's memory in CRIU's images: which areas it has, and which of its pages lie where (images/mm.proto, pagemap.proto).
+"""A process's memory in CRIU's images: its areas, and the places of its pages (images/mm.proto, pagemap.proto).
 
-What makes no sense raises ObjectCorrupt, as in `images.py`.
+An image that makes no sense raises ObjectCorrupt, as in `images.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _IS_GUARD = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """A memory area of a process, with what mmap was told: protection and flags."""
+    """A memory area of a process, with mmap's protection and flags."""
 
     start: int
     end: int
@@ -58,13 +58,13 @@ def areas(images: Path, nspid: int) -> list[Area]:
 
 @strict
 def program_id(images: Path, nspid: int) -> int:
-    """Return the number of the file that a process runs; two that run the same have the same."""
+    """Return the id of the program file of a process; processes of one program have the same id."""
     return numbers(next(messages(images / f"mm-{nspid}.img")))[_PROGRAM]
 
 
 @strict
 def replace_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
-    """Take the lazy pages of a process out of its pagemap, and enter these as pages that are in its pages file."""
+    """Remove the lazy pages of a process from its pagemap, and enter `extents` as pages that are in its pages file."""
     path = images / f"pagemap-{nspid}.img"
     head, *entries = messages(path)
     own = [entry for entry in entries if not numbers(entry).get(PAGEMAP_FLAGS, 0) & PE_LAZY]
@@ -74,7 +74,7 @@ def replace_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
 
 @strict
 def add_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
-    """Enter lazy pages into a process's pagemap, at their place in the order of addresses."""
+    """Enter lazy pages into a process's pagemap, in the order of addresses."""
     path = images / f"pagemap-{nspid}.img"
     head, *entries = messages(path)
     added = [_entry(extent, PE_LAZY, wide=_are_wide(entries)) for extent in extents]
@@ -86,7 +86,7 @@ def _address(entry: bytes) -> int:
 
 
 def _are_wide(entries: Sequence[bytes]) -> bool:
-    """Return whether pages are counted in a field of 64 bits, as newer CRIUs do; they leave the old one 0."""
+    """Return whether the number of pages is in the field of 64 bits; CRIUs that use it set the older field to 0."""
     return any(PAGEMAP_COUNT in numbers(entry) for entry in entries)
 
 

@@ -1,8 +1,8 @@
-"""Files that a kernel had open and that are gone when it is to be resumed.
+"""Files that a kernel had open and that are missing when it is to be resumed.
 
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
-IPython's history) is made anew, empty: what was in it is lost anyway, and the kernel's memory is worth more. One that it was
-reading is named, so that somebody can put it back.
+IPython's history) is made anew, empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
+reading is named in the error, so that the user can put it back.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...model import FORMER_SCRATCH, CapturedFile
 from . import images as criu_images
 
 _SHOWN = 5
-#: Made anew with the namespaces, or none of ours to make.
+#: Folders whose files are made with the namespaces, or cannot be made by us.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 
 
 def missing(
     images: Path, inside: Callable[[str], Path], captured: Iterable[CapturedFile] = ()
 ) -> tuple[dict[str, int], list[str]]:
-    """Find the files of files.img that are gone and are not among those that were `captured` with the snapshot.
+    """Find files of files.img that are missing and were not `captured` with the snapshot.
 
-    Returns path and mode of those that can be made anew, and a sentence about each of the others. `inside` gives a path as the
-    kernel will see it.
+    Return path and mode of those that can be made anew, and a sentence about each of the others. `inside` translates a path of the
+    kernel's.
     """
     renamed = criu_images.remapped(images)
     travelling = {record.path for record in captured}
@@ -48,7 +48,7 @@ def missing(
             lost[path] = f"The file {path}, which the kernel has open, is gone."
         else:
             can_be_made[path] = stat.S_IMODE(file.mode)
-    for path in lost:  # one that several have open, some to write to it
+    for path in lost:  # a file that several descriptors have open, some for writing
         can_be_made.pop(path, None)
     return can_be_made, [lost[path] for path in sorted(lost)]
 
@@ -56,9 +56,9 @@ def missing(
 def put_in_place(
     images: Path, captured: Iterable[CapturedFile], make_folders: Callable[[Path], None]
 ) -> list[str]:
-    """Make what is missing and was open for writing; returns the paths of what was made.
+    """Make missing files that were open for writing; return their paths.
 
-    Raises HostIncompatible naming files that were only read; then nothing was made.
+    Raises HostIncompatible, which names missing files that were only read; nothing is made then.
     """
     found, lost = missing(images, Path, captured)
     if lost:
@@ -85,7 +85,7 @@ def put_in_place(
 
 
 def remove(made: list[str]) -> None:
-    """Undo `put_in_place`: remove what is still empty."""
+    """Undo `put_in_place`: remove those files that are still empty."""
     for path in made:
         with suppress(OSError):
             if Path(path).lstat().st_size == 0:

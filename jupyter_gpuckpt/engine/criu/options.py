@@ -14,7 +14,7 @@ from . import action_script, cache, watched_files
 #: Where images lie inside the kernel's mount namespace when they are on the scratch tmpfs.
 IMAGES = f"{SCRATCH}/images"
 
-#: Right for every dump and restore.
+#: Options of every dump and restore.
 _COMMON = [
     "-v1",
     "--tcp-close",
@@ -22,9 +22,9 @@ _COMMON = [
     "--link-remap",
     "--manage-cgroups=ignore",
 ]
-#: For tasks in a user namespace of their own, in which CRIU has every capability.
+#: Options for tasks in a user namespace of their own, in which CRIU has every capability.
 _UNPRIVILEGED = ["--unprivileged"]
-#: What a descriptor takes in the queue in which CRIU keeps those that it inherits (criu/fdstore.c), and how many it may have besides.
+#: CRIU keeps inherited descriptors in a socket's queue (criu/fdstore.c): the bytes that one takes, and how many others there may be.
 _KEPT_BYTES, _OTHERS_KEPT = 800, 100
 _SO_SNDBUFFORCE, _LARGEST_BUFFER = 32, (1 << 30) - 1
 
@@ -50,7 +50,7 @@ def _unprivileged(tree: Tree) -> Iterator[str]:
 
 
 def restore_words(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
-    """The command that init runs to restore `directory` as a child of its own, every task stopped."""
+    """Return the command that init runs to restore the images in `directory` as a child of its own, with every task stopped."""
     return [
         *(
             "env",
@@ -65,7 +65,7 @@ def restore_words(settings: EngineSettings, directory: str, *, unprivileged: boo
 
 
 def most_inherited() -> int:
-    """Return how many descriptors a restore may inherit: without a right the queue in which they are kept is short."""
+    """Return how many descriptors a restore may inherit: without rights the queue in which CRIU keeps them is short."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as queue:
         try:
             queue.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _LARGEST_BUFFER)

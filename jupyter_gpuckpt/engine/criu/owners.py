@@ -1,6 +1,6 @@
-"""Owners and credentials in CRIU's images, edited for a kernel that comes back in a user namespace of its own.
+"""Owners and credentials in CRIU's images, edited for a kernel that is resumed in a user namespace of its own.
 
-See also: `tree/user_namespaces.py`, which says who needs one and with which ids.
+See also: `tree/user_namespaces.py`, which decides who needs one and with which ids.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _SECUREBITS, _GROUPS = 13, 14
 #: SECBIT_NOROOT and its lock (linux/securebits.h): uid 0 gains no capability by an exec.
 _NO_ROOT = 3
 _VARINT = 0
-#: Where uid and gid are in memfd_inode_entry, ghost_file_entry, tty_info_entry and file_perms_entry.
+#: The fields of uid and gid in memfd_inode_entry, ghost_file_entry, tty_info_entry and file_perms_entry.
 _MEMFD_IDS, _GHOST_IDS, _TTY_IDS, _PERMS_IDS = (2, 3), (1, 2), (14, 15), (2, 3)
 #: file_entry (images/fdinfo.proto), reg_file_entry and unix_sk_entry.
 _REG, _UNIX, _REG_ID, _REG_NAME, _UNIX_PERMS = 3, 16, 1, 6, 13
-#: How much of the name of a deleted file is kept where it gets another.
+#: How many characters of a deleted file's name are kept in its new one.
 _SHOWN = 60
 
 
 @criu_images.strict
 def mend(images: Path, ids: Ids) -> None:
-    """Give what is in these images the owners that there are in a namespace of `ids`, and its tasks no capability.
+    """Set owners that exist in a namespace of `ids`, and take all capabilities from the tasks.
 
     CRIU sets groups and owners that differ from its own, which Linux refuses there.
     """
@@ -52,7 +52,7 @@ def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
-    """Make a file that has no name, and therefore no other user, the kernel's own: of other ids nobody can make one there."""
+    """Give a file without a name, which no other user can open, to the kernel's user: no other owner exists there."""
     values = dict(zip(numbers, ids, strict=True))
     parts: list[Field] = [
         (n, wire, values.get(n, value)) for n, wire, value in criu_images.fields(message)
@@ -61,7 +61,7 @@ def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
 
 
 def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
-    """Return a file that can be made again: a socket that is ours, a deleted file in a folder in which we may make one."""
+    """Return an entry that can be restored: a socket with our owner, a deleted file in a folder that we may write to."""
     entry = _edited(entry, _REG, lambda file: _reachable(file, ghosts))
     return _edited(
         entry,
@@ -71,9 +71,9 @@ def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
 
 
 def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
-    """Return a deleted file under a name in a folder where we may make one.
+    """Return a deleted file with a name in a folder that we may write to.
 
-    CRIU makes the file under its name, for all that had it open, and removes the name again.
+    CRIU makes the file under that name, for all processes that had it open, and removes the name again.
     """
     parts = list(criu_images.fields(file))
     name = next(
@@ -94,7 +94,7 @@ def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
 
 
 def _without_owner(tty: bytes) -> bytes:
-    """Return a terminal that has the owner with which Linux makes it."""
+    """Return a terminal without an owner, so that CRIU leaves it the one with which Linux makes it."""
     return criu_images.encode([part for part in criu_images.fields(tty) if part[0] not in _TTY_IDS])
 
 

@@ -1,6 +1,6 @@
-"""What is done at CRIU's `post-restore`: all memory is mapped, and the tasks wait in CRIU's own code with every signal blocked.
+"""Work at CRIU's `post-restore`: all memory is mapped, and the tasks wait in CRIU's own code with every signal blocked.
 
-Later would be too late for their memory: CRIU lets each task return to the program, and Linux then writes the frame of a signal
+Filling memory later would be too late: CRIU lets each task return to the program, and Linux may then write the frame of a signal
 handler onto its stack before the task stops. See man criu, `--action-script`.
 """
 
@@ -17,12 +17,12 @@ from . import action_script
 
 
 class PostRestore:
-    """A thread that does `work` when CRIU asks whether it may go on; where that raises CRIU gives up. Use as a context manager."""
+    """A thread that calls `work` when CRIU reaches post-restore; if `work` raises, CRIU gives up. Use it as a context manager."""
 
     def __init__(self, path: Path, work: Callable[[], None]) -> None:
         self._server, self._work = action_script.listen(path), work
         self._thread = threading.Thread(target=self._serve, name="post-restore", daemon=True)
-        #: What `work` raised.
+        #: The error that `work` raised.
         self.error: BaseException | None = None
 
     def __enter__(self) -> Self:
@@ -34,7 +34,7 @@ class PostRestore:
         self._server.close()
 
     def end(self) -> None:
-        """Wait for the thread, which ends at once if CRIU has not asked. May be called again."""
+        """Wait for the thread, which ends at once if CRIU has not come so far. May be called again."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # it wakes accept
         self._thread.join()

@@ -1,8 +1,8 @@
-"""Sockets in CRIU's images: given other ports and names where the snapshot's are taken, e.g. by the kernel it was branched from.
+"""Sockets in CRIU's images, moved to other ports and names where theirs are in use, e.g. by the kernel from which it was branched.
 
 CRIU restores listeners with SO_REUSEADDR and SO_REUSEPORT (criu/sk-inet.c) and removes a unix socket's file before it binds it
-anew (criu/sk-unix.c). So a second copy of a snapshot would come back without an error, and share ports or take over names with
-the first. Here is where that is seen before.
+anew (criu/sk-unix.c). So a second copy of a snapshot would be restored without an error, and share ports with the first or take
+over its names. This module finds such conflicts before.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ _LISTEN = 10
 _MOST_PORT = 65535
 #: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
 _CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
-#: A kernel's own copies of these are no names of anybody else's.
+#: Folders of which a kernel has its own: sockets there do not conflict with others.
 _PRIVATE = ("/dev/shm/", f"{SCRATCH}/")  # noqa: S108 - the kernel's own
 
 
 @dataclass
 class Moved:
-    """What was changed. `ports`: of the tree's listeners, old to new, but those that the caller had named."""
+    """The changed ports of the tree's listeners, old to new, without those that the caller had named."""
 
     ports: dict[int, int] = field(default_factory=dict)
-    #: The new ones are held until the tree listens on them.
+    #: Sockets that reserve the new ports until the tree listens on them.
     held: list[HeldPorts] = field(default_factory=list)
 
     def release(self) -> None:
-        """Let go of the new ports: the tree has them."""
+        """Release the new ports when the tree listens on them."""
         for ports in self.held:
             ports.release()
 
 
 def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
-    """Edit files.img so that its tree can live beside whatever has its ports now.
+    """Edit files.img so that its tree does not conflict with processes that use its ports now.
 
-    `ports`: old to new, or to the same, for those that somebody outside has to know. Raises ThawFailed if one of them is taken. A
-    listener on any other port that is taken gets a free one.
+    `ports`: old to new, or to the same, for ports that clients outside know. Raises ThawFailed if one of them is in use. A
+    listener on any other port that is in use gets a free one.
     """
     entries, listeners = _read(files)
     moved = Moved()
-    # What the frozen tree's own connections left is in the way for a minute. All at once: a table of hundreds takes a while.
+    # Ended connections of the saved tree occupy ports for a minute. They are removed all at once: a table of hundreds takes a while.
     lingering.end({ports.get(port, port) for port, _, _ in listeners})
     for port, family, address in listeners:
         if port in moved.ports or not _is_taken(ports.get(port, port), family, address):
@@ -84,7 +84,7 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
 
 @criu_images.strict
 def _read(files: Path) -> tuple[list[bytes], list[tuple[int, int, str]]]:
-    """Return the messages of files.img, and what is listened on."""
+    """Return the messages of files.img, and port, address family and address of its TCP listeners."""
     entries = list(criu_images.messages(files))
     for entry in entries:
         _edited(entry, {}, 0)  # can be read as a whole
@@ -101,7 +101,7 @@ def _inner(entry: bytes, kind: int) -> Iterator[list[Field]]:
 
 
 def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
-    """Port, address family and address of every TCP listener."""
+    """Yield port, address family and address of every TCP listener."""
     for entry in entries:
         for parts in _inner(entry, _INET):
             values = {number: value for number, _, value in parts if isinstance(value, int)}
@@ -114,7 +114,7 @@ def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_taken(port: int, family: int, address: str) -> bool:
-    """Whether somebody listens there. Without SO_REUSEPORT, which would let us in beside a restored listener."""
+    """Return whether the address is in use; tried without SO_REUSEPORT, which would allow it beside a restored listener."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -127,7 +127,7 @@ def _is_taken(port: int, family: int, address: str) -> bool:
 
 @criu_images.strict
 def listening_files(files: Path, *, private_shm: bool) -> list[str]:
-    """The paths of files.img's listening unix sockets that are seen outside of the kernel too."""
+    """Return the paths of listening unix sockets in files.img that are visible outside of the kernel, too."""
     private = _PRIVATE if private_shm else _PRIVATE[1:]
     found = []
     for entry in criu_images.messages(files):
@@ -138,14 +138,14 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
                 path = os.fsdecode(name.rstrip(b"\0"))
                 if "\0" in path:
                     raise ValueError("the name of a socket goes on after its end")
-                # Two dots lead anywhere, and nobody needs a folder for them.
+                # A path with ".." could lead anywhere, and no folder is made for it.
                 if not path.startswith(private) and ".." not in path.split("/"):
                     found.append(path)
     return found
 
 
 def names_in_use() -> set[str]:
-    """The paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
+    """Return the paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
     found = set()
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
@@ -169,14 +169,14 @@ def _edited(entry: bytes, ports: Mapping[int, int], namespace: int) -> bytes:
 
 def _with_ports(part: Field, ports: Mapping[int, int]) -> Field:
     number, wire, value = part
-    # Also of closed connections: CRIU binds them to where they were.
+    # Closed connections, too: CRIU binds their sockets to the former port.
     if number in {_SOURCE, _DESTINATION} and isinstance(value, int):
         return number, wire, ports.get(value, value)
     return part
 
 
 def _with_namespace(part: Field, namespace: int) -> Field:
-    """The driver names its socket by its namespace, and a copy of the process lives in another one."""
+    """Replace the PID namespace in the name of the CUDA driver's socket: a resumed process is in another one."""
     number, wire, value = part
     if number == _UNIX_NAME and isinstance(value, bytes) and (match := _CUDA_NAME.match(value)):
         renamed = b"\0cuda-uvmfd-%d-%s" % (namespace, match[2])

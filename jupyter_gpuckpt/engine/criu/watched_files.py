@@ -1,8 +1,8 @@
 """Paths of the files and folders that a tree watches by inotify, for an unprivileged CRIU.
 
-Linux names a watched file by a number, which is opened with a right over the whole machine only. CRIU takes paths instead that lead
-to it (`--irmap-scan-path`). They are looked for from where programs watch: working directories, open folders, the user's home and
-the folders for temporary files, nearest first.
+Linux reports a watched file by its inode number; opening it by that needs a right over the whole machine. CRIU also accepts paths
+to try (`--irmap-scan-path`). They are searched for where programs watch files: in working directories, open folders, the user's
+home and folders for temporary files, nearest first.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..tree.launch import pids
 from ..tree.tree import Tree
 
 _INOTIFY = "anon_inode:inotify"
-#: man proc_pid_fdinfo: both numbers are hexadecimal, the device as Linux itself keeps it.
+#: A watch in man proc_pid_fdinfo: both numbers are hexadecimal, the device in Linux's internal form.
 _WATCH = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
 _MINOR_BITS = 20
-#: A home may have millions of files, or lie on a disk that does not answer soon.
+#: Limits of the search: a home may have millions of files, or lie on a slow disk.
 _SECONDS, _MOST = 1.0, 100_000
 
 _File = tuple[int, int]
 
 
 def paths(tree: Tree) -> list[str]:
-    """Return a path to every watched file that is found; CRIU refuses the others by name."""
+    """Return a path of every watched file that is found; CRIU names the others in its error."""
     members = pids(tree)
     wanted = {file for pid in members for file in _watched(pid)}
     found: dict[_File, str] = {}
@@ -77,7 +77,7 @@ def _near(tree: Tree, members: list[int], inodes: set[int]) -> Iterator[tuple[st
 
 
 def _begin(members: list[int]) -> list[str]:
-    """Yield folders to begin with, and last the one above every working directory."""
+    """Return the folders where the search begins, nearest first, and last the parents of working directories."""
     working = []
     for pid in members:
         with suppress(OSError):

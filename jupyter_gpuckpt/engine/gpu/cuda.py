@@ -1,4 +1,4 @@
-"""The CUDA driver's checkpoint functions: another process's GPU memory into its own RAM and back, its CUDA calls held.
+"""The CUDA driver's checkpoint functions: they move a process's GPU memory to its RAM and back, and hold its CUDA calls.
 
 Covers: the calls, by the package cuda-bindings, and what their errors mean. Does not cover: where the memory goes
 (`staging.py`), forked children (`release.py`), peer access (the agent in the kernel switches it off before).
@@ -29,7 +29,7 @@ from .release import DEVICES
 
 logger = logging.getLogger(__name__)
 
-#: What the oldest driver that will do (`gpu.MINIMUM_DRIVER`) says of itself.
+#: The version that the oldest usable driver (`gpu.MINIMUM_DRIVER`) reports by cuDriverGetVersion.
 _OLDEST_CUDA = 12080
 _once = threading.Lock()
 _found: list[tuple[ModuleType | None, str]] = []
@@ -40,7 +40,7 @@ _NO_SUPPORT = (
     "It uses managed memory (cudaMallocManaged), memory shared with another process, or MIG or MPS, which the driver "
     "cannot checkpoint."
 )
-#: What the driver's errors mean here: (cause, hint). By step where the same error has several meanings.
+#: (cause, hint) by the driver's error, and by step where one error has several meanings.
 _MEANINGS: dict[str, tuple[str, str]] = {
     "lock CUDA_ERROR_NOT_READY": (
         "GPU work that was still running did not end in time.",
@@ -86,19 +86,19 @@ _PROFILED = (
 
 
 class ProcessState(Enum):
-    """The driver's word on a process; numbers as in CUprocessState."""
+    """The state of a process as the driver reports it; numbers as in CUprocessState."""
 
     RUNNING = 0
     LOCKED = 1
     CHECKPOINTED = 2
-    #: For good: only killing it helps.
+    #: This state is final: the process can only be killed.
     FAILED = 3
 
 
 def available() -> tuple[bool, str]:
-    """Whether GPU checkpoints can work here, and if not why; looked up once per process, never raises.
+    """Return whether GPU checkpoints can work here, and if not the reason. Looked up once per process; never raises.
 
-    Calls cuInit, which Restore needs and which makes no context: no GPU memory is taken.
+    It calls cuInit, which Restore needs. cuInit makes no context, so it takes no GPU memory.
     """
     with _once:
         if not _found:
@@ -108,24 +108,24 @@ def available() -> tuple[bool, str]:
 
 
 def is_cuda_process(pid: int) -> bool:
-    """Whether it has a CUDA context of its own, as opposed to descriptors inherited from a process that has.
+    """Return whether a process has a CUDA context of its own; one that only inherited GPU descriptors has none.
 
-    A checkpointed (parked) process has no descriptors: False; ask `state`. GetState alone proves nothing: it succeeds for
-    some forked children.
+    A checkpointed (parked) process has no descriptors, so the answer is False; ask `state`. GetState alone proves nothing: it
+    succeeds for some forked children.
     """
     return holds_gpu(pid) and restore_thread(pid) is not None
 
 
 def holds_gpu(pid: int) -> bool:
-    """Whether it has descriptors of GPU devices, its own or inherited."""
+    """Return whether a process has descriptors of GPU devices, its own or inherited."""
     held = processes.descriptors(living_thread(pid)).values()
     return any(path.startswith(DEVICES) for path in held)
 
 
 def may_be_parked(pid: int) -> bool:
-    """Whether it has loaded the driver but holds no GPU: checkpointed, or it never used one. `state` tells."""
+    """Return whether a process has loaded the driver but holds no GPU: it is checkpointed, or never used one (ask `state`)."""
     try:
-        # As bytes: this is asked of every process in every save.
+        # Searched as bytes, for speed: every save asks this of every process.
         maps = Path(f"/proc/{living_thread(pid)}/maps").read_bytes()
     except OSError:
         return False
@@ -133,7 +133,7 @@ def may_be_parked(pid: int) -> bool:
 
 
 def state(pid: int) -> ProcessState | None:
-    """The state of a CUDA process; None where the driver knows of none, or there is no driver."""
+    """Return the state of a CUDA process; None for another process, or without a driver."""
     if not available()[0]:
         return None
     driver = _driver()
@@ -142,7 +142,7 @@ def state(pid: int) -> ProcessState | None:
 
 
 def restore_thread(pid: int) -> int | None:
-    """The thread (host id) in which the driver works for Checkpoint and Restore; None: no CUDA context of its own."""
+    """Return the thread (host id) in which the driver does Checkpoint and Restore; None without a CUDA context of its own."""
     if not available()[0]:
         return None
     error, tid = _driver().cuCheckpointProcessGetRestoreThreadId(pid)
@@ -155,9 +155,10 @@ def restore_thread(pid: int) -> int | None:
 
 
 def lock(pid: int, timeout_seconds: float) -> None:
-    """Hold the process's CUDA calls, once those that run have ended; raises FreezeFailed after `timeout_seconds`.
+    """Wait for running CUDA calls of the process to end, and hold later ones.
 
-    It runs on unlocked then. 0 is no timeout for the driver, so at least 1 ms is asked for.
+    Raises FreezeFailed after `timeout_seconds`; the process is unlocked then. To the driver 0 means no timeout, so at least 1 ms
+    is passed.
     """
     driver = _driver()
     arguments = driver.CUcheckpointLockArgs()
@@ -168,13 +169,13 @@ def lock(pid: int, timeout_seconds: float) -> None:
 def checkpoint(pid: int) -> None:
     """Move the GPU memory of a locked process into its RAM and free the GPU.
 
-    Raises FreezeFailed when the driver refuses; the process is locked still: `bring_back` unlocks it unharmed.
+    Raises FreezeFailed when the driver refuses. The process is still locked then, and `bring_back` unlocks it unharmed.
     """
     _check(pid, "checkpoint", _driver().cuCheckpointProcessCheckpoint(pid, None))
 
 
 def was_refused_by_system(error: FreezeFailed) -> bool:
-    """Return whether a Checkpoint failed because of a call of the operating system, and may work when it is tried again."""
+    """Return whether a Checkpoint failed because of a system call, and may work when it is tried again."""
     return error.details.endswith("CUDA_ERROR_OPERATING_SYSTEM")
 
 
@@ -205,11 +206,11 @@ def unlock(pid: int) -> None:
 
 
 def bring_back(pid: int, gpu_map: Mapping[str, str] | None = None) -> ProcessState | None:
-    """Undo whatever was done: restore if checkpointed, unlock if locked; the state it was found in.
+    """Restore a process if it is checkpointed, unlock it if it is locked; return the state in which it was found.
 
-    For every way out of a save, a refused Checkpoint among them (measured: Unlock, not Restore, brings it back), and for a
-    daemon that finds what another left. Nothing happens to a running process, nor to one that FAILED: only killing helps
-    that. Raises CheckpointError.
+    It serves every way out of a save, a refused Checkpoint included (measured: Unlock, not Restore, is right then), and recovery
+    after a daemon was killed. A running process is left alone, and so is one that FAILED, which can only be killed. Raises
+    CheckpointError.
     """
     found = state(pid)
     if found is ProcessState.CHECKPOINTED:
@@ -259,18 +260,18 @@ def _pair(driver: Any, old: str, new: str) -> Any:  # noqa: ANN401
 
 def _uuid(driver: Any, text: str) -> Any:  # noqa: ANN401
     value = driver.CUuuid()
-    # Its `bytes` can only be read.
+    # The attribute `bytes` of the structure is read-only.
     ctypes.memmove(value.getPtr(), uuid.UUID(text.removeprefix("GPU-")).bytes, 16)
     return value
 
 
 def _is_profiled(pid: int) -> bool:
-    """Return whether a process has loaded CUDA's profiling library, without which no profiler can have been used."""
+    """Return whether a process has loaded CUDA's profiling library; without it no profiler was used."""
     return any("/libcupti" in area.path for area in processes.maps(living_thread(pid)))
 
 
 def _check(pid: int, step: str, result: tuple[Any, ...]) -> None:
-    """Raise what `result` of `step` means, unless that is success."""
+    """Raise the error for `result` of `step`, unless that is success."""
     error = result[0]
     if int(error) == 0:
         return

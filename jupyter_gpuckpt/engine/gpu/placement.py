@@ -1,7 +1,7 @@
-"""On which GPUs memory goes that comes back: those where it was, or others of the same model that have room.
+"""The choice of GPUs to which memory returns: those where it was, or others of the same model that have room.
 
-Pure: what is free is asked by the caller. The driver wants a pair for every GPU that it knows, also for one that a process may
-not see (measured: one pair fewer is CUDA_ERROR_INVALID_VALUE, and the process stays as it was).
+These are pure functions: the caller asks how much memory is free. The driver wants a pair for every GPU that it knows, also for one
+that a process may not see (measured: one pair fewer is CUDA_ERROR_INVALID_VALUE, and the process stays as it was).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ UNKNOWN = ""
 
 
 class Placement(NamedTuple):
-    """Where memory goes. `gpu_map`: old to new UUID of every GPU, as Restore wants it; empty: everything where it was.
+    """A choice of GPUs. `gpu_map`: old to new UUID of every GPU, as Restore wants it; empty: the same GPUs.
 
-    `needed_bytes` and `free_bytes` are those of the GPU that lacks most, or has least to spare.
+    `needed_bytes` and `free_bytes` belong to the GPU that lacks most, or has least to spare.
     """
 
     gpu_map: dict[str, str]
@@ -28,7 +28,7 @@ class Placement(NamedTuple):
 
     @property
     def shortage(self) -> str:
-        """Why there is no room, as a sentence; empty if there is."""
+        """A sentence that says which room is missing; empty if there is enough."""
         if self.needed_bytes <= self.free_bytes:
             return ""
         return f"{self.needed_bytes >> 20} MB of GPU memory are needed, {self.free_bytes >> 20} MB are free."
@@ -44,13 +44,13 @@ def place(
 ) -> Placement:
     """Choose a GPU for each of `needs` (bytes by UUID).
 
-    `known`: the GPUs of the machine where the memory was taken; `here`: those of this one; `free`: their free bytes;
-    `allowed`: those that may be chosen, None: all. What fits where it was stays there; else the one that needs most gets the
-    emptiest GPU of its model.
+    `known`: the GPUs of the machine where the memory was saved; `here`: this machine's GPUs; `free`: their free bytes;
+    `allowed`: UUIDs that may be chosen, None: all. Memory that fits where it was stays there; else the largest need gets the
+    GPU of its model with the most free memory.
     """
     models = {gpu.uuid: gpu for gpu in known}
     chosen: dict[str, str] = {}
-    #: Free and needed bytes of each.
+    #: Free and needed bytes of each chosen GPU.
     rooms: list[tuple[int, int]] = []
     for uuid in sorted(needs, key=lambda uuid: -needs[uuid]):
         if uuid == UNKNOWN:
@@ -79,7 +79,7 @@ def place(
 def reserved(
     free: Mapping[str, int], needs: Mapping[str, int], placement: Placement
 ) -> dict[str, int]:
-    """What is free when `needs` are where `placement` says."""
+    """Return the bytes that are free when `needs` are placed as `placement` says."""
     left = dict(free)
     for uuid, count in needs.items():
         target = placement.gpu_map.get(uuid, uuid)
@@ -90,7 +90,7 @@ def reserved(
 
 
 def together(needs: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    """What several processes need together."""
+    """Return the sum of the needs of several processes, by GPU."""
     total: dict[str, int] = {}
     for each in needs:
         for uuid, count in each.items():
@@ -99,10 +99,10 @@ def together(needs: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 
 def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
-    """The UUIDs of GPUs that a value of CUDA_VISIBLE_DEVICES allows; None: all.
+    """Return the UUIDs of GPUs that a value of CUDA_VISIBLE_DEVICES allows; None: all.
 
-    A comma separated list of numbers or of beginnings of UUIDs; the first that is neither ends it (CUDA C++ Programming
-    Guide, "CUDA Environment Variables"). Numbers are taken as NVML's, which are CUDA's where all GPUs are of one model.
+    The value is a comma separated list of numbers or of prefixes of UUIDs; the first invalid entry ends it (CUDA C++ Programming
+    Guide, "CUDA Environment Variables"). Numbers are taken as NVML's, which equal CUDA's where all GPUs are of one model.
     """
     if not devices:
         return None
@@ -121,7 +121,7 @@ def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
 def _completed(
     chosen: Mapping[str, str], known: Sequence[Gpu], here: Sequence[Gpu]
 ) -> dict[str, str]:
-    """`chosen` with a partner for every other GPU that was known, its own self where that is still to be had."""
+    """Return `chosen` with a pair for every other known GPU: itself if it is still available, else a free GPU of its model."""
     pairs = dict(chosen)
     others = [gpu for gpu in known if gpu.uuid not in pairs]
     present = {gpu.uuid for gpu in here}

@@ -1,8 +1,8 @@
 """The GPU side of a freeze and of a thaw: every process of the tree that has a CUDA context.
 
-Covers: Lock, Checkpoint with the driver's staging memory as files of ours, Restore, Unlock, forked children released.
+Covers: Lock, Checkpoint with the driver's staging memory in files, Restore, Unlock, releasing forked children.
 Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), what is refused
-(`refusals.py`), which GPU it comes back to (`placement.py`).
+(`refusals.py`), the choice of GPUs (`placement.py`).
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from .staging import FileStaging, StagingFile
 logger = logging.getLogger(__name__)
 
 DIRECTORY = f"{SCRATCH}/gpu"
-#: What each checkpointed process needs on which GPU, by its pid in the kernel's namespace; for whoever gives it back.
+#: The file that lists how much each checkpointed process needs on which GPU, by its pid in the kernel's namespace.
 _NEEDS = "needs.json"
 
 
 class _TakenFromGpu(msgspec.Struct, frozen=True):
-    """The content of the file: bytes by GPU UUID, by process."""
+    """The content of `needs.json`: bytes by GPU UUID, by process."""
 
     needs: dict[int, dict[str, int]] = {}
 
 
 class GpuProcesses:
-    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what was done."""
+    """The CUDA processes of one tree during one freeze. `take` frees the GPU; `give_back` undoes exactly what `take` did."""
 
     def __init__(self, tree: Tree, progress: Progress) -> None:
         self._tree, self._progress = tree, progress
-        #: Host pids of those that are locked or checkpointed.
+        #: Host pids of processes that are locked or checkpointed.
         self._locked: list[int] = []
         self._staged: dict[int, list[StagingFile]] = {}
         self._bytes: dict[int, int] = {}
-        #: Those that were parked before, and stay so whatever becomes of this freeze.
+        #: Processes that were parked before this freeze, and stay parked after it.
         self._parked: set[int] = set()
-        #: What each needs on which GPU.
+        #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
-        #: Held from before the first Checkpoint. Whoever calls `take` stops or releases them.
+        #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
     def take(
         self, lock_seconds: float, *, parked: bool = False, peer_access_off: bool = False
     ) -> None:
-        """Lock and checkpoint every CUDA process; forked children lose the descriptors and mappings they cannot use.
+        """Lock and checkpoint every CUDA process, and take from forked children the descriptors and mappings they cannot use.
 
-        `lock_seconds`: how long running GPU work of each is waited for. What was `parked` is taken as it is. Otherwise what an
-        earlier save could not give back is given back first. On an error `give_back` undoes what was done. Without a GPU
-        nothing happens. Raises KernelNotCheckpointable, before anything is done, for what could not come back;
+        `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays as it is. Otherwise memory
+        that an earlier save could not give back is given back first. After an error `give_back` undoes what was done. Without
+        a GPU nothing happens. Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored;
         `peer_access_off`: see `refusals.py`.
         """
         if parked:
@@ -96,7 +96,7 @@ class GpuProcesses:
             self._note_needs()
             for pid in owners:
                 self.threads.hold(pid, driver_thread(pid, FreezeFailed))
-            # Two processes take half of the time that one after the other takes, on one GPU as well.
+            # Two processes side by side take half of the time, on one GPU as well.
             side_by_side(self._checkpoint, owners, self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
@@ -117,28 +117,28 @@ class GpuProcesses:
         except FreezeFailed as error:
             if not cuda.was_refused_by_system(error):
                 raise
-            # Seen once in 40; the driver's own way, into private memory, has one part less that can fail.
+            # Seen once in 40 checkpoints. The driver's own way, into private memory, has one part less that can fail.
             logger.warning("%s It is tried again without staging files.", error)
             cuda.checkpoint(pid)
         self._staged[pid], size = files, sum(file.length for file in files)
         self._bytes[pid] = size or max(0, processes.memory(pid).private_bytes - before)
-        if not any(self._needs[pid].values()):  # the driver does not tell
+        if not any(self._needs[pid].values()):  # the driver does not report it
             self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - TOLERANCE_BYTES)}
 
     def _note_needs(self) -> None:
-        """For a daemon that finds the processes checkpointed: it must not try where there is no room."""
+        """Write the needs for a daemon that finds the processes checkpointed: it must not restore them without room."""
         needs = {processes.nspid(pid) or 0: needs for pid, needs in self._needs.items()}
         path = self._needs_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(_TakenFromGpu(needs)))
 
     def give_back(self, *, later: bool = False) -> None:
-        """Restore and unlock whatever was taken. Needs the tasks running: the driver works in a thread of the target.
+        """Restore and unlock all processes that were taken. Their tasks must run: the driver works in a thread of the target.
 
-        One process that cannot be brought back does not keep the others from it; the first such error is raised at the end.
-        Where other programs took the GPU's memory meanwhile it goes to another GPU of the same model, if the process may see
-        that one; else nothing is tried, because the driver would lose the process: it stays checkpointed, its data in RAM,
-        for the next call. With `later` nothing is waited for and nothing raised: there must be a next call.
+        If one process cannot be restored, the others still are; the first error is raised at the end. If other programs took
+        the GPU's memory meanwhile, another GPU of the same model is used, if the process may see it. Without room Restore is
+        not tried, because the driver would lose the process: it stays checkpointed, its data in RAM, for the next call. With
+        `later` the call neither waits nor raises; there must be another call.
         """
         if not self._locked:
             self.threads.release()
@@ -150,7 +150,7 @@ class GpuProcesses:
             self.threads.release()
 
     def hold(self) -> None:
-        """Hold the user's threads of what is to be given back, if they are not held yet; never raises."""
+        """Hold the user's threads of the processes that are to be given back, if they are not held yet; never raises."""
         for pid in self._locked:
             try:
                 self.threads.hold(pid, driver_thread(pid, FreezeFailed))
@@ -189,7 +189,7 @@ class GpuProcesses:
             raise next(failed[pid] for pid in waiting if pid in failed)
 
     def _needs_now(self, pid: int) -> dict[str, int]:
-        # One that the driver refused to take has its memory still, and is to be unlocked only.
+        # A process whose Checkpoint was refused still has its memory on the GPU, and only needs to be unlocked.
         taken = cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
         return self._needs.get(pid, {}) if taken else {}
 
@@ -201,7 +201,7 @@ class GpuProcesses:
         )
 
     def _wait(self, pid: int, patience: float) -> Placement:
-        """Its place as soon as there is one; raises FreezeFailed when there is none for so many seconds."""
+        """Wait for room on the GPUs and return the placement. Raises FreezeFailed after `patience` seconds."""
         placement = when_there_is_room(lambda: self._place(pid, gpu.free_bytes()), patience)
         if placement.shortage:
             raise _no_room(pid, placement.shortage)
@@ -226,14 +226,14 @@ class GpuProcesses:
             self._parked.add(pid)
 
     def give_back_parked(self) -> None:
-        """Give back what is checkpointed though no freeze is under way; raises as `give_back`."""
+        """Give back the memory of processes that are checkpointed without a freeze; raises as `give_back`."""
         if parked := self._checkpointed():
             self._needs |= self._parked_needs(parked)
             self._locked += parked
             self.give_back()
 
     def parked_room(self) -> Placement:
-        """Where what is parked would go now: of several processes the one that lacks most."""
+        """Return where the parked memory would go now; with several processes, the placement that lacks most."""
         self._needs |= self._parked_needs(self._checkpointed())
         free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
         for pid, needs in self._needs.items():
@@ -243,9 +243,9 @@ class GpuProcesses:
         return shortest
 
     def hold_taken(self) -> None:
-        """Hold the user's threads of what another daemon left checkpointed, before stopped processes run on; never raises.
+        """Hold the user's threads of processes that another daemon left checkpointed, before they run on; never raises.
 
-        The driver tells the state of a process only when it runs: those that have no device open may be parked as well.
+        The driver reports the state of a running process only, so processes without open devices, which may be parked, are held.
         """
         for pid in filter(cuda.may_be_parked, pids(self._tree)):
             if (thread := cuda.restore_thread(pid)) is not None:
@@ -268,7 +268,7 @@ class GpuProcesses:
         done = not self._locked
         for pid in set(with_driver) - set(self._locked):
             try:
-                # A staging that was cut off may have left a file open or mapped; the driver itself has none any more.
+                # An interrupted staging may have left a file open or mapped; the driver itself uses none any more.
                 release.release(pid, devices=DIRECTORY)
             except GpuCkptError:
                 logger.exception("process %d keeps a file of its GPU memory open", pid)
@@ -300,7 +300,7 @@ class GpuProcesses:
                     self._tree.inside(file.path).unlink(missing_ok=True)
 
     def records(self) -> list[GpuProcess]:
-        """What the manifest says of each process."""
+        """Return the manifest's record of each process."""
         return [
             GpuProcess(
                 processes.nspid(pid) or 0,
@@ -312,7 +312,7 @@ class GpuProcesses:
         ]
 
     def files(self) -> dict[str, Path]:
-        """Stream name -> where the staging file can be read from outside."""
+        """Return the path of each staging file, as seen from here, by the name of its stream."""
         return {
             f"gpu{file.path}": self._tree.inside(file.path)
             for files in self._staged.values()
@@ -321,7 +321,7 @@ class GpuProcesses:
 
 
 def _staged_bytes(pid: int) -> int:
-    """What a parked process needs on the GPU."""
+    """Return how many bytes a parked process needs on the GPU."""
     staged = (
         area.end - area.start for area in processes.maps(pid) if DIRECTORY in current(area.path)
     )

@@ -1,6 +1,6 @@
-"""CUDA processes that the driver takes from the GPU and then cannot bring back, or not take at all; found before it is tried.
+"""Refusals of CUDA processes that the driver cannot checkpoint, or could checkpoint but not restore; found before it is tried.
 
-What can only be seen when the driver is asked (managed memory) it refuses by itself, and Unlock is enough then.
+Managed memory is not among them: only the driver sees it, refuses the Checkpoint by itself, and Unlock is enough then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ...host import gpu, processes
 from ..tree.tree import Tree
 from .release import DEVICES
 
-#: Where a CUDA process tells of memory that it shares (cuIpcGetMemHandle): the number is its pid in its own namespace.
+#: The file of a CUDA process that shares memory (cuIpcGetMemHandle): the number is its pid in its own namespace.
 _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 
 #: The libraries that JAX has its GPU code in.
@@ -22,10 +22,10 @@ _JAX = re.compile(r"/(xla_cuda_plugin|xla_extension|libjax_common)\b[^/]*\.so")
 
 
 def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
-    """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing was touched.
+    """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing is changed.
 
-    `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. It cannot be seen
-    from outside, and with it Restore fails for good; so any other process with contexts on several GPUs is refused.
+    `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. Peer access makes
+    Restore fail for good and cannot be seen from outside, so any other process with contexts on several GPUs is refused.
     """
     for pid in cuda_pids:
         used = gpu.used_by(pid)
@@ -76,7 +76,7 @@ def refuse_to_park(cuda_pids: Sequence[int]) -> None:
 def refuse_leftovers(pid: int) -> None:
     """Raise KernelNotCheckpointable for a process that still has GPU devices open or mapped after its Checkpoint.
 
-    CRIU could not save it. The driver has closed all that is CUDA's; so they are another library's.
+    CRIU could not save it. The driver has closed what CUDA had open, so another library opened these.
     """
     left = {path for path in processes.descriptors(pid).values() if path.startswith(DEVICES)}
     left |= {area.path for area in processes.maps(pid) if area.path.startswith(DEVICES)}
@@ -84,16 +84,16 @@ def refuse_leftovers(pid: int) -> None:
         raise _refusal(
             pid,
             f"has {', '.join(sorted(left))} open by another library than CUDA (hwloc does it when mpi4py is imported).",
-            # Measured with Open MPI 4.1.6: with it nothing is left open.
+            # Measured with Open MPI 4.1.6: with this setting nothing is left open.
             "For hwloc, restart the kernel with HWLOC_COMPONENTS=-cuda,-nvml,-opencl,-gl in its environment.",
         )
 
 
 def _imports_from(pid: int) -> int | None:
-    """The pid, in the kernel's namespace, of the process whose GPU memory `pid` has open; None: of none.
+    """Return the pid, in the kernel's namespace, of the process whose GPU memory `pid` has imported; None: it imports none.
 
-    Measured with driver 580: both Checkpoints succeed, and the Restore of the one that imports fails for good. It maps the
-    exporter's file in /dev/shm, whose name has the exporter's pid.
+    Measured with driver 580: both Checkpoints succeed, and the importer's Restore fails for good. The importer maps a file of the
+    exporter's in /dev/shm, whose name contains the exporter's pid.
     """
     try:
         text = Path(f"/proc/{pid}/maps").read_text()

@@ -1,8 +1,8 @@
-"""Taking inherited GPU descriptors and mappings from a child that a CUDA process forked.
+"""Release of inherited GPU descriptors and mappings in a child that a CUDA process forked.
 
 A forked child (DataLoader worker, multiprocessing pool) inherits about 30 descriptors and 30 mappings of /dev/nvidia* which
-it can never use, because CUDA does not survive a fork, and which CRIU cannot dump. The CUDA process itself loses its own
-by the driver's Checkpoint: never call this for it.
+it can never use, because CUDA does not survive a fork, and which CRIU cannot dump. Never release the CUDA process itself: the
+driver's Checkpoint closes its descriptors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NR_CLOSE, _NR_MUNMAP = 3, 11
 
 
 class Released(NamedTuple):
-    """How many descriptors were closed and mappings removed."""
+    """The numbers of descriptors that were closed and of mappings that were removed."""
 
     descriptors: int
     mappings: int
@@ -28,10 +28,9 @@ class Released(NamedTuple):
 def release(pid: int, *, devices: str = DEVICES) -> Released:
     """Close the descriptors and unmap the mappings of files below `devices` in process `pid`.
 
-    All its threads stand still meanwhile, so that nothing is opened or closed between looking and closing; it goes on as
-    it was, stopped (T) included. A process without any is not even stopped. Raises
-    CheckpointError when it cannot be stopped, FreezeFailed when a call fails; what was released stays so, which harms
-    nothing.
+    All its threads are held meanwhile, so that nothing is opened or closed in between; afterwards the process runs, or is
+    stopped (T), as before. A process without such files is not held at all. Raises CheckpointError when it cannot be stopped,
+    FreezeFailed when a call fails; what was released by then stays released, which does no harm.
     """
     tid = living_thread(pid)
     if not _descriptors(tid, devices) and not _mappings(tid, devices):
@@ -43,7 +42,7 @@ def release(pid: int, *, devices: str = DEVICES) -> Released:
 
 
 def _release(tracee: Tracee, devices: str) -> Released:
-    """Of a process that stands still: the lists are read now, not before."""
+    """Release the files of a process that stands still; the lists are read now, because only now they cannot change."""
     mappings, descriptors = _mappings(tracee.tid, devices), _descriptors(tracee.tid, devices)
     try:
         for start, end in mappings:
@@ -51,7 +50,7 @@ def _release(tracee: Tracee, devices: str) -> Released:
         for fd in descriptors:
             tracee.syscall(_NR_CLOSE, fd)
     except ProcessLookupError:
-        return Released(0, 0)  # killed meanwhile: nothing is left of it
+        return Released(0, 0)  # it was killed meanwhile
     except OSError as error:
         raise FreezeFailed(
             "A child process could not be freed from the GPU descriptors that it inherited.",

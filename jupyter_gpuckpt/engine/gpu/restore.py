@@ -1,7 +1,7 @@
-"""GPU memory back into the processes of a restored tree, before any of the user's code runs.
+"""Restoring the GPU memory of a restored tree's processes, before any of the user's code runs.
 
-Does not cover: the driver's calls (`cuda.py`), which GPU it goes to (`gpu/placement.py`), the processes of a freeze
-(`gpu/processes.py`).
+Does not cover: the driver's calls (`cuda.py`), the choice of GPUs (`placement.py`), the processes of a freeze
+(`processes.py`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..tree.user_threads import UserThreads
 from . import cuda
 from .placement import UNKNOWN, Placement, place, together
 
-#: How long memory that another program took from the GPU is waited for.
+#: How long to wait until other programs free memory on the GPU.
 PATIENCE_SECONDS = 30.0
-#: What is staged is a little more than what the GPU needs.
+#: Staging files are larger than the memory that is needed on the GPU, by less than this.
 TOLERANCE_BYTES = 256 << 20
 _LOOK_SECONDS = 0.1
 
@@ -41,8 +41,8 @@ def restore(
 ) -> None:
     """Move GPU memory back into a restored tree whose tasks are all stopped (state T), to GPUs that `placement_of` chooses.
 
-    Every thread but the driver's own is held while the driver works, so user code has not run one instruction if this
-    fails. On return the CUDA processes' tasks run. Raises ThawFailed.
+    Every thread but the driver's own is held while the driver works, so if this fails user code has not run a single
+    instruction. On return the CUDA processes' tasks run. Raises ThawFailed.
     """
     if not records:
         return
@@ -63,7 +63,7 @@ def restore(
 
     with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
         for pid in sizes:
-            # If we die now the process does, too: nothing of it may run on as long as its GPU memory is not back.
+            # If the daemon dies now, so does the process (EXITKILL): its code must not run before its GPU memory is restored.
             thread = driver_thread(pid, ThawFailed)
             held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
@@ -78,7 +78,7 @@ def placement_of(
 ) -> Placement:
     """Return where the memory of these processes would go on this machine now.
 
-    `known`: the GPUs of the machine where it was taken; `allowed`: UUIDs to choose from, None: all.
+    `known`: the GPUs of the machine where it was saved; `allowed`: UUIDs to choose from, None: all.
     """
     needs = together(
         [
@@ -98,7 +98,7 @@ def when_there_is_room(look: Callable[[], Placement], patience: float) -> Placem
 
 
 def side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserThreads) -> None:
-    """Do work for all items at once, each in a thread; raise the first error when all have ended."""
+    """Call `work` for all items at once, each in a thread; raise the first error when all have ended."""
     waiting = list(items)
     with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
         begun = [pool.submit(work, item) for item in waiting]
@@ -108,7 +108,7 @@ def side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserTh
 
 
 def driver_thread(pid: int, error: type[CheckpointError]) -> int:
-    """Return the thread in which the driver works: held like the others, it would keep the driver waiting for ever."""
+    """Return the thread in which the driver works; if it were held like the others, the driver would wait for ever."""
     thread = cuda.restore_thread(pid)
     if thread is None:
         raise error(

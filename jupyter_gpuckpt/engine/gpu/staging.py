@@ -1,4 +1,4 @@
-"""The CUDA driver's staging memory as a file of ours, so that the GPU's bytes never go through CRIU.
+"""The CUDA driver's staging memory, put into a file so that the GPU's bytes never pass through CRIU.
 
 Covers: replacing the driver's mmap() during Checkpoint. Does not cover: the Checkpoint itself (`cuda`), reading the files,
 writing them again before a resume, unlinking them. See also: `injection/tracee.py` (how a call is injected).
@@ -7,16 +7,16 @@ During Checkpoint the driver maps the memory for everything it takes off the GPU
 mmap(MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE) in the thread that GetRestoreThreadId names. Zeroing small pages inside that
 call is half of the checkpoint. We trace that one thread meanwhile:
 
-* at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. What
-  the tmpfs has not got must show now: later it would be a SIGBUS in the driver. If anything fails, the call goes on as it is;
-* else the kernel is told to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
+* at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. If the
+  tmpfs is too small this must fail now: later it would be a SIGBUS in the driver. If anything fails, the call goes on unchanged;
+* else Linux is told to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
   injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory;
 * several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults,
   one after the other, would take longer than its copying.
 
 The driver makes some 40 calls before that mmap. Afterwards, waiting for the GPU, it makes thousands, at times hundreds of
-thousands, and each costs a tenth of a millisecond as long as it is traced: 8 GB took 38 s instead of 2. So the thread is let
-go soon after the mmap.
+thousands, and each costs a tenth of a millisecond while it is traced: 8 GB took 38 s instead of 2. So tracing ends soon after
+the mmap.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _MAP_ANONYMOUS, _MAP_POPULATE = 0x20, 0x8000
 _MADV_DONTFORK, _MADV_HUGEPAGE = 10, 14
 _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _HUGE_PAGE = 2 << 20
-#: Of the files; CRIU compares it at a restore.
+#: The mode of the files; CRIU compares it at a restore.
 STAGING_MODE = 0o600
-#: What one thread zeroes at a time. It keeps other threads of ours from mapping memory for so long.
+#: How much one thread zeroes at a time; other threads of ours cannot map memory meanwhile.
 _PIECE = 16 << 20
 #: Four keep ahead of the driver; more only take processors from it.
 _ZEROING_THREADS = 4
-#: How many calls of the driver's thread are looked at for its first mmap, and after each for another.
+#: How many calls of the driver's thread are traced until its first mmap, and after each mmap for another one.
 _CALLS_BEFORE, _CALLS_AFTER = 20_000, 200
 _LOOKS = 50
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 10e-6, 500e-6
@@ -72,21 +72,22 @@ class StagingFile(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """An mmap that the kernel was told to skip: its six arguments and the file that stands in for it."""
+    """An mmap that Linux was told to skip: its six arguments and the file that replaces its memory."""
 
     arguments: tuple[int, ...]
     file: StagingFile
 
 
 class FileStaging:
-    """Makes the staging memory of a Checkpoint a file: `with FileStaging(...) as staging: cuda.checkpoint(pid)`.
+    """A tracer that puts the staging memory of a Checkpoint into files.
 
-    `pid` and `tid` (the restore thread) are host ids; `directory`, on the scratch tmpfs, is a path of the kernel's mount
-    namespace. Every call gets a new file there, owned by the process's user. After the block `files` lists them. Empty:
-    no such call was seen, there was no room, or the thread could not be traced; then nothing was changed and the bytes lie
-    in private memory. When the block raises, the files are removed: a refused Checkpoint leaves nothing behind.
+    `with FileStaging(...) as staging: cuda.checkpoint(pid)`. `pid` and `tid` (the restore thread) are host ids; `directory`, on
+    the scratch tmpfs, is a path of the kernel's mount namespace. Every such mmap gets a new file there, owned by the process's
+    user. After the block `files` lists them. It is empty if no such call was seen, there was no room, or the thread could not
+    be traced; then nothing was changed and the bytes are in private memory. When the block raises, the files are removed: a
+    refused Checkpoint leaves nothing behind.
 
-    Raises FreezeFailed at the end when the thread cannot be let go.
+    Raises FreezeFailed at the end when the thread cannot be released.
     """
 
     def __init__(self, tree: Tree, pid: int, tid: int, directory: str) -> None:
@@ -94,7 +95,7 @@ class FileStaging:
         self._tree, self._pid, self._tid, self._directory = tree, pid, tid, directory
         self._zeroing = ThreadPoolExecutor(_ZEROING_THREADS, "staging")
         self._ready, self._done = threading.Event(), threading.Event()
-        # ptrace ties a tracee to one thread, and the caller's is busy inside the driver's call.
+        # A tracee belongs to one thread of the tracer, and the caller's thread is busy inside the driver's call.
         self._thread = threading.Thread(target=self._trace, name=f"staging-{tid}", daemon=True)
 
     def __enter__(self) -> Self:
@@ -121,7 +122,7 @@ class FileStaging:
             )
 
     def discard(self) -> None:
-        """Unlink the files; their memory is free as soon as nothing maps them."""
+        """Unlink the files; their memory is freed when nothing maps them any more."""
         while self.files:
             self._unlink(self.files.pop())
 
@@ -144,7 +145,7 @@ class FileStaging:
                 logger.exception("thread %d could not be let go properly", self._tid)
 
     def _serve(self, tracee: Tracee) -> None:
-        """Follow the thread from call to call while it is worth it, or until the block is left; it stands still then."""
+        """Follow the thread from call to call until enough calls were seen or the block is left; it stands still on return."""
         replaced: _Replaced | None = None
         calls_left = _CALLS_BEFORE
         tracee.restart(ptrace.SYSCALL)
@@ -168,12 +169,12 @@ class FileStaging:
             tracee.restart(request, stop.signal if stop.kind is Kind.SIGNAL else 0)
 
     def _next(self, tracee: Tracee) -> ptrace.Stop:
-        """The thread's next stop; once the block is left, it is asked for one.
+        """Return the thread's next stop; once the block is left, interrupt the thread to get one.
 
         A blocking waitpid could not be woken when the block is left: PTRACE_INTERRUPT has to come from this very thread, a
-        pidfd tells of exits only, and SIGCHLD belongs to whoever runs the daemon's main thread. So it looks again and again:
-        at first without a pause, which serves a burst of short calls and keeps the GIL, then with pauses of a tenth of the
-        time that the call has taken, so that a copy of seconds costs hardly any processor time.
+        pidfd reports exits only, and SIGCHLD goes to the daemon's main thread. So this polls: at first without a pause, which
+        serves a burst of short calls and keeps the GIL, then with pauses of a tenth of the time that the call has taken, so
+        that a copy of seconds costs hardly any processor time.
         """
         began, looks, asked = time.monotonic(), 0, False
         while (stop := tracee.poll()) is None:
@@ -188,7 +189,7 @@ class FileStaging:
         return stop
 
     def _skip(self, tracee: Tracee, arguments: tuple[int, ...]) -> _Replaced | None:
-        """Make the file and tell the kernel to skip the call; None leaves the call as it is."""
+        """Make the file and let Linux skip the call; return None where the call is left as it is."""
         try:
             file = self._make(arguments[1])
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
@@ -202,7 +203,7 @@ class FileStaging:
         return _Replaced(arguments, file)
 
     def _replace(self, tracee: Tracee, replaced: _Replaced) -> int:
-        """What the skipped call returns: the address of the file's mapping or, where that fails, of what it asked for."""
+        """Return the result for the skipped call: the address of the file's mapping or, if that fails, of private memory."""
         try:
             address = self._map(tracee, replaced)
         except ProcessLookupError:
@@ -230,7 +231,7 @@ class FileStaging:
         finally:
             tracee.syscall(_NR_CLOSE, fd)
         try:
-            # A child forked meanwhile would keep the file's memory allocated.
+            # A child that is forked meanwhile would keep the file's memory allocated.
             tracee.syscall(_NR_MADVISE, address, length, _MADV_DONTFORK)
         except OSError:
             tracee.syscall(_NR_MUNMAP, address, length)
@@ -240,7 +241,7 @@ class FileStaging:
         return address
 
     def _make(self, length: int) -> StagingFile:
-        """A new file of at least `length` bytes, all of them allocated."""
+        """Make a new file of at least `length` bytes, all of them allocated."""
         whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         prefix = f"{self._directory}/gpu-{processes.nspid(self._pid)}"
@@ -267,9 +268,9 @@ class FileStaging:
         return file
 
     def _zero(self, fd: int, length: int) -> None:
-        """Begin to zero the pages, in the order in which the driver will write to them.
+        """Start threads that zero the pages, in the order in which the driver will write to them.
 
-        Allocated pages are zeroed at their first use (mm/shmem.c). Where this cannot be done the driver's page faults do it.
+        Allocated pages are zeroed at their first use (mm/shmem.c). If no thread can be started, the driver's page faults do it.
         """
         mapped = mmap.mmap(fd, length)
         first = ctypes.c_char.from_buffer(mapped)  # keeps the mapping as long as somebody needs it
@@ -291,14 +292,14 @@ class FileStaging:
 
 @cache
 def _libc() -> ctypes.CDLL:
-    # CDLL gives the GIL away during a call; mmap.madvise would keep it for as long as the kernel zeroes pages.
+    # CDLL releases the GIL during a call; mmap.madvise would keep it while Linux zeroes pages.
     libc = ctypes.CDLL(None)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
 
 
 def _stages(call: ptrace.SyscallStop) -> bool:
-    """Whether this is the driver's call for staging memory: nobody else populates that much private memory at once."""
+    """Return whether this is the driver's call for staging memory: no other call populates so much private memory at once."""
     if call.number != _NR_MMAP:
         return False
     _, length, _, flags, *_ = call.arguments

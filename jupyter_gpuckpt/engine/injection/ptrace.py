@@ -1,7 +1,7 @@
-"""ptrace(2) on x86-64 as Python calls: requests, registers, stops. What is done with them is `tracee`'s business.
+"""ptrace(2) on x86-64 as Python calls: requests, registers, stops. See also: `tracee.py`, which uses them.
 
-The kernel ties a tracee to the *thread* that attached to it: every call here but `poll` and `wait` answers ESRCH to any
-other thread, and the tracee is let go when that thread ends (kernel/ptrace.c, `ptrace_check_attach`, `exit_ptrace`).
+Linux ties a tracee to the *thread* that attached to it: in any other thread all calls here but `poll` and `wait` fail with ESRCH,
+and the tracee is detached when that thread ends (kernel/ptrace.c, `ptrace_check_attach`, `exit_ptrace`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Registers(ctypes.Structure):
     rsp: int
 
     def copy(self) -> Registers:
-        """The same registers, to be changed."""
+        """Return a copy, which may be changed."""
         return Registers.from_buffer_copy(self)
 
 
@@ -88,7 +88,7 @@ class _Area(ctypes.Structure):
 
 
 class SyscallStop(NamedTuple):
-    """Where a tracee stands in a system call. `op` is SYSCALL_ENTRY, SYSCALL_EXIT or 0 (in none).
+    """The place in a system call where a tracee stands. `op` is SYSCALL_ENTRY, SYSCALL_EXIT or 0 (in no call).
 
     At entry `number` and `arguments` are those of the call, at exit `number` is its result (-errno on failure).
     """
@@ -100,14 +100,14 @@ class SyscallStop(NamedTuple):
 
 
 class Kind(Enum):
-    """What a wait status says of a tracee (man ptrace, "Stopped states")."""
+    """The kinds of stop that a wait status can report (man ptrace, "Stopped states")."""
 
     ENDED = "ended"
-    #: No answer of waitpid: it runs.
+    #: The tracee runs; waitpid never reports this.
     RUNNING = "running"
     #: PTRACE_EVENT_STOP by PTRACE_INTERRUPT, or the first stop of a task that was attached at its birth.
     TRAP = "trap"
-    #: PTRACE_EVENT_STOP because the whole process is stopped by SIGSTOP or its like.
+    #: PTRACE_EVENT_STOP because the whole process is stopped by SIGSTOP or another stop signal.
     GROUP = "group"
     #: Another PTRACE_EVENT_*.
     EVENT = "event"
@@ -118,7 +118,7 @@ class Kind(Enum):
 
 
 class Stop(NamedTuple):
-    """One answer of waitpid. `signal` and `event` are 0 where they mean nothing."""
+    """A result of waitpid. `signal` and `event` are 0 where they mean nothing."""
 
     kind: Kind
     signal: int = 0
@@ -127,8 +127,8 @@ class Stop(NamedTuple):
 
 @cache
 def _libc() -> ctypes.PyDLL:
-    # PyDLL keeps the GIL: the calls take microseconds and never wait for the tracee, and giving the
-    # GIL away would cost up to a switch interval (5 ms) at each of them while other threads compute.
+    # PyDLL keeps the GIL: the calls take microseconds and never wait for the tracee. Releasing the
+    # GIL would cost up to a switch interval (5 ms) at each of them while other threads compute.
     libc = ctypes.PyDLL(None, use_errno=True)
     libc.ptrace.restype = ctypes.c_long
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
@@ -140,7 +140,7 @@ def _libc() -> ctypes.PyDLL:
 def request(
     number: int, tid: int, address: int | None = None, data: ctypes.Structure | int | None = None
 ) -> int:
-    """One ptrace(2) call. Raises OSError; ProcessLookupError also when the tracee does not stand still."""
+    """Call ptrace(2). Raises OSError; ProcessLookupError also when the tracee is not stopped."""
     pointer = ctypes.byref(data) if isinstance(data, ctypes.Structure) else data
     result = int(_libc().ptrace(number, tid, address, pointer))
     if result < 0:
@@ -150,19 +150,19 @@ def request(
 
 
 def registers(tid: int) -> Registers:
-    """The general registers of a stopped tracee."""
+    """Return the general registers of a stopped tracee."""
     found = Registers()
     request(GETREGS, tid, data=found)
     return found
 
 
 def set_registers(tid: int, values: Registers) -> None:
-    """Put them in; they count when the tracee goes on."""
+    """Set the general registers with which the tracee will go on."""
     request(SETREGS, tid, data=values)
 
 
 def extended_registers(tid: int) -> bytes:
-    """The floating-point and vector registers of a stopped tracee, as XSAVE writes them."""
+    """Return the floating-point and vector registers of a stopped tracee, as XSAVE writes them."""
     buffer = ctypes.create_string_buffer(_XSTATE_BYTES)
     area = _Area(ctypes.addressof(buffer), len(buffer))
     request(GETREGSET, tid, _NT_X86_XSTATE, area)
@@ -170,33 +170,33 @@ def extended_registers(tid: int) -> bytes:
 
 
 def set_extended_registers(tid: int, values: bytes) -> None:
-    """Put them in; they count when the tracee goes on."""
+    """Set the floating-point and vector registers with which the tracee will go on."""
     buffer = ctypes.create_string_buffer(values, len(values))
     request(SETREGSET, tid, _NT_X86_XSTATE, _Area(ctypes.addressof(buffer), len(buffer)))
 
 
 def signal_mask(tid: int) -> int:
-    """The blocked signals, bit n-1 for signal n; inside sigsuspend or ppoll the mask that comes back after it."""
+    """Return the blocked signals, bit n-1 for signal n; in sigsuspend or ppoll those that will be blocked after the call."""
     mask = ctypes.c_ulonglong()
     request(GETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(mask))
     return mask.value
 
 
 def set_signal_mask(tid: int, mask: int) -> None:
-    """Block exactly these; SIGKILL and SIGSTOP never are."""
+    """Block exactly the signals in `mask`; SIGKILL and SIGSTOP cannot be blocked."""
     value = ctypes.c_ulonglong(mask)
     request(SETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(value))
 
 
 def event_message(tid: int) -> int:
-    """What belongs to the event that a tracee stopped for: after EVENT_CLONE the new thread's id, seen from here."""
+    """Return the message of the event for which a tracee stopped: after EVENT_CLONE the new thread's id, as seen from here."""
     message = ctypes.c_ulong()
     request(GETEVENTMSG, tid, None, ctypes.addressof(message))
     return message.value
 
 
 def syscall_stop(tid: int) -> SyscallStop:
-    """Where the tracee stands; entry and exit look alike in its wait status and counting them goes wrong at the first slip."""
+    """Return where the tracee stands in a system call: its wait status does not tell an entry from an exit."""
     info = _SyscallInfo()
     request(GET_SYSCALL_INFO, tid, ctypes.sizeof(info), ctypes.addressof(info))
     number, *arguments = info.numbers
@@ -214,20 +214,20 @@ def restart(number: int, tid: int, signum: int = 0) -> None:
 
 
 def poll(tid: int) -> Stop | None:
-    """The next stop of a tracee if it is there already."""
+    """Return the next stop of a tracee; None if it still runs."""
     status = ctypes.c_int()
     got = int(_libc().waitpid(tid, ctypes.byref(status), WALL | os.WNOHANG))
     if got == 0:
         return None
-    # ECHILD: it is gone and was reaped, or execve by another thread took its id away.
+    # ECHILD: the thread was reaped, or execve by another thread took its id over.
     return Stop(Kind.ENDED) if got < 0 else decode(status.value)
 
 
 def wait(tid: int, timeout: float) -> Stop:
-    """The next stop of a tracee. Raises TimeoutError after `timeout` seconds.
+    """Wait for the next stop of a tracee. Raises TimeoutError after `timeout` seconds.
 
-    Stops that we cause come within microseconds, so it looks a few times before it sleeps: a blocking wait would give
-    the GIL away and could not have a deadline.
+    Stops that we cause come within microseconds, so this polls a few times before it sleeps. A blocking wait would release
+    the GIL and could not have a deadline.
     """
     deadline, pause, spins = time.monotonic() + timeout, 20e-6, 0
     while (stop := poll(tid)) is None:
@@ -243,7 +243,7 @@ def wait(tid: int, timeout: float) -> Stop:
 
 
 def decode(status: int) -> Stop:
-    """What a wait status says (man ptrace: PTRACE_O_TRACESYSGOOD, PTRACE_SEIZE, group-stop)."""
+    """Return the stop that a wait status means (man ptrace: PTRACE_O_TRACESYSGOOD, PTRACE_SEIZE, group-stop)."""
     if status & 0xFF != 0x7F:
         return Stop(Kind.ENDED)
     signum, event = status >> 8 & 0xFF, status >> 16

@@ -10,27 +10,27 @@ from contextlib import contextmanager, suppress
 from ...host import processes
 from ...host.processes import Mapping
 
-#: The instruction, as bytes.
+#: The machine code of the instruction `syscall`.
 SYSCALL = b"\x0f\x05"
-#: How much code is looked through at a time: a CUDA library has gigabytes.
+#: How much code is searched at a time: a CUDA library has gigabytes.
 _PIECE = 4 << 20
 
 
 def read(tid: int, address: int, length: int) -> bytes:
-    """Bytes of its memory. Raises OSError where nothing is mapped."""
+    """Read bytes of a task's memory. Raises OSError where nothing is mapped."""
     with _memory(tid, os.O_RDONLY) as memory:
         return os.pread(memory, length, address)
 
 
 def write(tid: int, address: int, data: bytes) -> None:
-    """Overwrite bytes of its memory, read-only mappings too. Raises OSError where nothing is mapped."""
+    """Overwrite bytes of a task's memory, in read-only mappings, too. Raises OSError where nothing is mapped."""
     with _memory(tid, os.O_RDWR) as memory:
         if os.pwrite(memory, data, address) != len(data):
             raise OSError(errno.EFAULT, f"not all at {address:#x} is mapped")
 
 
 def syscall_instruction(tid: int) -> int:
-    """The address of a `syscall` instruction for the thread: in the vdso, which every 64-bit process has, else in its code."""
+    """Return the address of a `syscall` instruction in the thread's memory: in the vdso, or else in other code."""
     found = find_code(tid, [SYSCALL], first=lambda area: area.path == "[vdso]")
     if not found:
         raise OSError(errno.ENOEXEC, f"thread {tid} has no syscall instruction")
@@ -38,7 +38,7 @@ def syscall_instruction(tid: int) -> int:
 
 
 def find_code(tid: int, sequences: Sequence[bytes], *, first: Callable[[Mapping], bool]) -> int:
-    """Where the thread has one of these byte sequences as code, looked for in such areas `first`; 0 if nowhere."""
+    """Return the address of one of these byte sequences in executable memory, searching areas with `first` first; 0 if none."""
     areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
     areas.sort(key=lambda area: not first(area))
     overlap = max(map(len, sequences)) - 1

@@ -1,4 +1,4 @@
-"""All threads of a process but one, held still: the CUDA driver restores in one thread while no code of the user runs."""
+"""Holding all threads of a process but one: the CUDA driver restores in that one while no code of the user runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _ROUNDS = 1000
 
 
 class ThreadsHeld:
-    """Stops every thread of `pid` but `except_tid` (None: all of them) from entering the `with` block to leaving it.
+    """A hold on every thread of `pid` but `except_tid` (None: all of them), while the `with` block lasts.
 
     A process in state T may get SIGCONT meanwhile: the held threads stay where they are (a traced task does not see it),
     the other one runs, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
-    it begins are held, too, unless `except_tid` makes them later; threads that vanish are forgotten. Not thread-safe:
-    entered and left in one thread (`Tracee` asserts it), which must not end in between, else all are let go. `options` and
-    `way_home` as in `Tracee`.
+    the block is entered are held, too, but not threads that `except_tid` makes later; threads that end are forgotten. Not
+    thread-safe: the block is entered and left in one thread (`Tracee` asserts it). If that thread ends in between, Linux
+    releases all. `options` and `way_home`: as in `Tracee`.
 
-    Raises CheckpointError when a thread cannot be stopped (traced by somebody else, no right, stuck in a device); those
-    that were are let go again.
+    Raises CheckpointError when a thread cannot be stopped (another tracer has it, a right is missing, it is stuck in a device);
+    those that were stopped are released.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class ThreadsHeld:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether the process was stopped (T) when its threads were held."""
+        """Whether the process was stopped (T) when its threads were held."""
         return any(tracee.was_stopped for tracee in self._held.values())
 
     @property
     def tids(self) -> list[int]:
-        """The threads that are held."""
+        """Ids of the held threads."""
         return sorted(self._held)
 
     def tracee(self) -> Tracee:
-        """One of the held threads, to inject calls into; the main thread where it lives."""
+        """Return a held thread into which calls can be injected: the main thread if it lives."""
         return self._held[min(self._held)]
 
     def tracees(self) -> list[Tracee]:
-        """All held threads."""
+        """Return all held threads, by id."""
         return [self._held[tid] for tid in self.tids]
 
     def release(self) -> None:
-        """Let all go; nothing happens the second time."""
+        """Release all threads; a second call does nothing."""
         with ExitStack() as all_of_them:
             while self._held:
                 _, tracee = self._held.popitem()
@@ -81,7 +81,7 @@ class ThreadsHeld:
                 all_of_them.callback(tracee.detach, wait=False)
 
     def _hold_all(self) -> None:
-        """Threads make threads: only a look that finds no new one proves that all are held."""
+        """Hold threads until no new one is found: a thread may have made another one before it was held."""
         gone: set[int] = set()
         for _ in range(_ROUNDS):
             known = {*self._held, *gone, self._except_tid}

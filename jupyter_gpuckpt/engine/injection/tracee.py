@@ -1,22 +1,22 @@
-"""The one injector: system calls executed inside somebody else's thread, which notices nothing (x86-64).
+"""The one injector: system calls executed in a thread of another process, which does not notice them (x86-64).
 
 Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back.
-Does not cover: what the calls are for (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), what becomes of the thread if we die in
-between (`way_home`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+Does not cover: what the calls are for (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), what happens to the thread if the
+tracer dies (`way_home`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
 
 How a call is injected, and why so:
 
 * All signals are blocked first. A signal that arrives in between would be handled *instead of* the call, and what looks
   like its result is the call's own number (seen: 189 of 200 under a signal storm). Pending ones are delivered afterwards.
-* The thread's instruction pointer is set to a `syscall` instruction of its own vdso and it goes on by PTRACE_SYSCALL.
-  Only the kernel's word counts as proof: an entry stop with our number at our instruction and then the exit stop, as
-  PTRACE_GET_SYSCALL_INFO tells them. Everything else (a trap left over from PTRACE_INTERRUPT, a group stop, SIGSTOP, a
-  call broken off with -ERESTART*) goes on with its signal and is tried again. Single-stepping would end in a forced
-  SIGTRAP, which for a blocked or ignored SIGTRAP resets the program's handler (kernel/signal.c, `force_sig_info_to_task`).
-* orig_rax = -1 keeps the kernel from taking the foreign registers for a call to be restarted. With the original registers
-  back, a sleep, poll or futex wait that the stop interrupted goes on with the time it had left.
+* The thread's instruction pointer is set to a `syscall` instruction of its own vdso and it is restarted by PTRACE_SYSCALL.
+  Only Linux's own report is proof: an entry stop with our number at our instruction and then the exit stop, as
+  PTRACE_GET_SYSCALL_INFO returns them. After anything else (a trap left over from PTRACE_INTERRUPT, a group stop, SIGSTOP, a
+  call interrupted with -ERESTART*) the thread is restarted with its signal and the call tried again. Single-stepping would force
+  a SIGTRAP, which resets the program's handler if SIGTRAP is blocked or ignored (kernel/signal.c, `force_sig_info_to_task`).
+* orig_rax = -1 keeps Linux from restarting a call with the foreign registers. When the original registers are back, a sleep,
+  poll or futex wait that the stop interrupted goes on with the time it had left.
 * rbx carries a mark as long as anything in the thread is not its own; the signal mask is put back before the registers.
-  So one look at the registers tells whether a dead tracer left work to do (`RegistersRecord.in_injection`).
+  So the registers show whether a dead tracer left the thread in an injected call (`RegistersRecord.in_injection`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _NO_CALL = (1 << 64) - 1  # orig_rax of a thread that is in no system call
 _MARK = 0x7470_6B63_7570_67A5
 _CS_64_BIT = 0x33
 _RED_ZONE = 128
-#: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): not executed, try again.
+#: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): interrupted, to be tried again.
 _BROKEN_OFF = (-512, -513, -514, -516)
 _TRIES = 100
 _STOP_SECONDS = 10.0
@@ -53,7 +53,10 @@ _GROUP_STOP_SECONDS = 1.0
 
 
 class RegistersRecord(msgspec.Struct, frozen=True):
-    """What a thread was before an injection. `start_time` in clock ticks since boot: with `tid` it names one thread."""
+    """A thread's registers and signal mask before an injection.
+
+    `start_time`, in clock ticks since boot, identifies the thread together with `tid`.
+    """
 
     pid: int
     tid: int
@@ -63,27 +66,27 @@ class RegistersRecord(msgspec.Struct, frozen=True):
 
     @property
     def instruction_pointer(self) -> int:
-        """Where it stood."""
+        """The address at which the thread stood."""
         return Registers.from_buffer_copy(self.registers).rip
 
     @property
     def in_injection(self) -> bool:
-        """Whether the registers were not the thread's own, but those of an injected call."""
+        """Whether the registers are those of an injected call, not the thread's own."""
         return Registers.from_buffer_copy(self.registers).rbx == _MARK
 
 
-#: Of a tracee that was let go on and has not been seen to stop.
+#: The stop of a tracee that was restarted and has not stopped again.
 RUNNING = Stop(Kind.RUNNING)
 _TRAPPED = Stop(Kind.TRAP)
 
 
 class Tracee:
-    """One thread of a process, stopped and in our hands between `attach` and `detach` (or in a `with` block).
+    """One thread of a process, stopped and controlled by us between `attach` and `detach` (or in a `with` block).
 
     `options` are added to PTRACE_O_TRACESYSGOOD. `events` collects (event, message) of the events that they ask for.
-    `way_home`: should we die, the thread goes on by itself (`way_home.py`), at the price of some kilobytes below its stack
-    that are not its own meanwhile. A stopped process (T) needs none: whoever has its registers on record can put them back.
-    All methods must be called in the thread that attached: the kernel refuses others.
+    `way_home`: if this process dies, the thread goes on by itself (`way_home.py`); this overwrites some kilobytes below its
+    stack meanwhile. A stopped process (T) needs no way home, because its registers can be put back from a record.
+    All methods must be called in the thread that attached: Linux refuses others.
     """
 
     def __init__(
@@ -100,7 +103,7 @@ class Tracee:
         self._attached = self._was_stopped = self._skipped = False
         self._original: Registers | None = None
         self._mask = 0
-        #: Of a `syscall` instruction in its memory; 0 as long as none was needed.
+        #: The address of a `syscall` instruction in its memory; 0 until one is needed.
         self._instruction = 0
 
     def __enter__(self) -> Self:
@@ -117,17 +120,15 @@ class Tracee:
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether its process was stopped (T) when it was attached."""
+        """Whether its process was stopped (T) when it was attached."""
         return self._was_stopped
 
-    # Coming and going
-
+    # Attaching and detaching
     def attach(self) -> None:
         """Stop the thread (PTRACE_SEIZE + INTERRUPT), whatever it does.
 
-        Raises ProcessLookupError when it is gone (a zombie is gone, too), PermissionError when we may not trace it or
-        somebody else does, TimeoutError when it sits in an uninterruptible call (the thread that called must end then: only
-        that lets the other go).
+        Raises ProcessLookupError when it has ended (also for a zombie), PermissionError when we may not trace it or another
+        tracer does, TimeoutError when it is in an uninterruptible call (only the end of the calling thread detaches it then).
         """
         self._owner = threading.get_native_id()
         try:
@@ -152,44 +153,43 @@ class Tracee:
         self._wait_for_trap()
 
     def detach(self, *, wait: bool = True) -> None:
-        """Put everything back and let the thread go: it runs on, or is stopped again if its process is stopped (T).
+        """Put everything back and detach the thread: it runs on, or is stopped again if its process is stopped (T).
 
-        The kernel stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`),
+        Linux stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`),
         but only when it gets a processor; `wait`: return after that. A thread that has ended is no error.
         """
         if not self._attached:
             return
         self._mine()
         self._attached = False
-        with suppress(ProcessLookupError):  # killed meanwhile; whoever it belongs to reaps it
+        with suppress(ProcessLookupError):  # it was killed meanwhile; its parent reaps it
             if self.stop is RUNNING:
                 self.interrupt()
                 self._wait_for_trap()
             self.finish()
-            # A signal stop is left with its signal, else that signal is lost.
+            # A signal for which the thread stopped is delivered now; otherwise it would be lost.
             left = self.stop.signal if self.stop.kind is Kind.SIGNAL else 0
             ptrace.restart(ptrace.DETACH, self.tid, left)
             if wait and self._was_stopped:
                 self._wait_for_group_stop()
 
     def kill(self) -> None:
-        """End the thread's process by SIGKILL and take its exit status; returns when it is gone."""
+        """Kill the thread's process by SIGKILL and reap it; return when it is gone."""
         self._mine()
         if not self._attached:
-            return  # it has ended by itself, and its number may be somebody else's by now
+            return  # it has ended by itself, and another process may have its id by now
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         while ptrace.wait(self.tid, _STOP_SECONDS).kind is not Kind.ENDED:
             pass  # a stop that was on its way
         self._attached = False
 
-    # What is done to it
-
+    # Calls and changes
     def syscall(self, number: int, *arguments: int) -> int:
         """Execute one system call in the thread and return its result.
 
         `detach` or `finish` puts the thread's own registers back; between calls they are not. Raises OSError with the
-        call's errno; ProcessLookupError when the thread was killed; EINTR when the call never ran to its end.
+        call's errno, ProcessLookupError when the thread was killed, InterruptedError when every try was interrupted.
         """
         self._mine()
         prepared = self._begin()
@@ -210,7 +210,7 @@ class Tracee:
     def finish(self, result: int | None = None) -> None:
         """Put signal mask and registers back; the thread stays stopped.
 
-        `result` becomes what the system call at whose exit the thread stands returns (its rax).
+        `result` replaces the result (rax) of the system call at whose exit the thread stands.
         """
         self._mine()
         if self._original is None and result is None:
@@ -222,7 +222,7 @@ class Tracee:
             if self._skipped:
                 self._original.rip += len(task_memory.SYSCALL)
             self._skipped = False
-        # This order: the mark in the registers has to outlive the foreign mask.
+        # The mask first: the mark in the registers must be there as long as the mask is not the thread's own.
         ptrace.set_signal_mask(self.tid, self._mask)
         ptrace.set_registers(self.tid, self._original)
         self._original = None
@@ -231,7 +231,7 @@ class Tracee:
             self._home = None
 
     def record(self) -> RegistersRecord:
-        """The thread as it stands now."""
+        """Return a record of the thread's own registers and signal mask."""
         self._mine()
         start = processes.start_time(self.tid) or 0
         registers = self._original or ptrace.registers(self.tid)
@@ -239,7 +239,7 @@ class Tracee:
         return RegistersRecord(self.pid, self.tid, start, bytes(registers), mask)
 
     def put_back(self, record: RegistersRecord) -> bool:
-        """Make the thread what it was when `record` was made; whether anything was different."""
+        """Put the thread back to `record`; return whether anything differed."""
         self._mine()
         if self._original is None and self.record() == record:
             return False
@@ -249,8 +249,10 @@ class Tracee:
         return True
 
     def skip(self) -> None:
-        """Make the kernel skip the call at whose entry the thread stands. `finish(result)` says what it returns; without, it is
-        made after all, also if we die."""
+        """Make Linux skip the call at whose entry the thread stands; `finish(result)` then sets its result.
+
+        Without `finish(result)` the call is made after all, also if this process dies.
+        """
         self._mine()
         values = ptrace.registers(self.tid)
         values.rax, values.orig_rax = values.orig_rax, _NO_CALL
@@ -265,12 +267,12 @@ class Tracee:
         self.stop = RUNNING
 
     def interrupt(self) -> None:
-        """Ask for a stop of kind TRAP, or GROUP where its process is stopped; it may come after others."""
+        """Request a stop, of kind TRAP, or GROUP if the process is stopped; other stops may come before it."""
         self._mine()
         ptrace.request(ptrace.INTERRUPT, self.tid)
 
     def poll(self) -> Stop | None:
-        """Its next stop if it is there. Raises ProcessLookupError when it has ended."""
+        """Return the thread's next stop; None if it still runs. Raises ProcessLookupError when it has ended."""
         self._mine()
         stop = ptrace.poll(self.tid)
         if stop is not None:
@@ -283,18 +285,18 @@ class Tracee:
         ptrace.request(ptrace.SETOPTIONS, self.tid, None, options | ptrace.TRACESYSGOOD)
 
     def read(self, address: int, length: int) -> bytes:
-        """Bytes of its memory. Raises OSError where nothing is mapped."""
+        """Read bytes of the thread's memory. Raises OSError where nothing is mapped."""
         return task_memory.read(self.tid, address, length)
 
     def write(self, address: int, data: bytes) -> None:
-        """Overwrite bytes of its memory, read-only mappings too. Raises OSError where nothing is mapped."""
+        """Overwrite bytes of the thread's memory, in read-only mappings, too. Raises OSError where nothing is mapped."""
         task_memory.write(self.tid, address, data)
 
     @contextmanager
     def borrowed(self, data: bytes) -> Iterator[int]:
-        """The address of `data` in the thread's memory, for a call's argument; what lay there comes back afterwards.
+        """Yield the address of `data` in the thread's memory, for a call's argument; restore that memory afterwards.
 
-        It lies on the thread's stack below the red zone: the 128 bytes under the stack pointer that a function may use
+        The address is on the thread's stack below the red zone: the 128 bytes under the stack pointer that a function may use
         without moving it (System V ABI). Below that nothing is in use, but Go and fibers keep stacks side by side.
         """
         self._mine()
@@ -308,8 +310,7 @@ class Tracee:
             with suppress(ProcessLookupError):
                 self.write(address, before)
 
-    # How
-
+    # Internals
     def _mine(self) -> None:
         if threading.get_native_id() != self._owner:
             message = (
@@ -318,7 +319,7 @@ class Tracee:
             raise RuntimeError(message)
 
     def _begin(self) -> Registers:
-        """The registers between two calls. The first time, those of the thread are put aside and all signals blocked."""
+        """Return the registers between calls. The first time, keep the thread's own ones and block all signals."""
         if self._original is None:
             original = ptrace.registers(self.tid)
             if original.cs != _CS_64_BIT:
@@ -344,7 +345,7 @@ class Tracee:
         return prepared
 
     def _run(self, number: int) -> int:
-        """Let the thread execute the call that is loaded, and nothing else; the result as the kernel gives it."""
+        """Let the thread execute the prepared call, and nothing else; return Linux's result."""
         entered, deliver = False, 0
         while True:
             self.restart(ptrace.SYSCALL, deliver)
@@ -370,7 +371,7 @@ class Tracee:
                 deliver = self.stop.signal
 
     def _wait_for_trap(self) -> None:
-        """Up to the stop that was asked for; signals that were already on their way are delivered."""
+        """Wait for the stop that was requested; deliver signals that come before it."""
         while True:
             self._wait(_STOP_SECONDS)
             if self.stop.kind in (Kind.TRAP, Kind.GROUP):
@@ -394,6 +395,6 @@ class Tracee:
 
 
 def living_thread(pid: int) -> int:
-    """The main thread where it lives, else another: a main thread that ended first has no memory and no descriptors."""
+    """Return the main thread of a process, or another if it has ended: then it has no memory and no descriptors."""
     tids = [pid, *processes.threads(pid)]
     return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

@@ -1,12 +1,12 @@
-"""A way home for a thread that executes somebody else's calls: if its tracer dies it goes on by itself, as if nothing had been.
+"""A way home for a thread that executes injected calls: if its tracer dies, the thread goes on by itself, as if nothing had happened.
 
-Covers: what lies on the thread's stack meanwhile. Does not cover: the calls (`tracee`). See also: `tree/standstill.py`, which has the
+Covers: the data on the thread's stack meanwhile. Does not cover: the calls (`tracee`). See also: `tree/standstill.py`, which has the
 same purpose for stopped processes and needs nothing in their memory.
 
-When a tracer dies, the kernel lets its tracees run on at once with whatever registers they have. So these are always such
-that running on is right: the instruction after an injected `syscall` is a `ret`, found in the program's own C library; what
-it returns to is the library's `rt_sigreturn`; and the stack then holds what the kernel itself would have put there to come
-back from a signal handler: the thread's own registers, vector registers and signal mask (arch/x86/kernel/signal_64.c).
+When a tracer dies, Linux lets its tracees run on at once with whatever registers they have. So the registers are always such
+that running on is right: the instruction after an injected `syscall` is a `ret` in the program's own C library. It returns to
+the library's `rt_sigreturn`, and the stack then holds the frame that Linux itself would have put there to return from a signal
+handler: the thread's own registers, vector registers and signal mask (arch/x86/kernel/signal_64.c).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SIGRETURNS = (b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05", b"\xb8\x0f\x00\x00\x00\x
 _KEPT_FREE = 128 + 4096
 _XSTATE_ALIGNMENT = 64
 _FRAME_BYTES = 8 + 304 + 128  # pretcode, ucontext, siginfo
-#: uc_flags: extended state, a valid ss, and it is to be used.
+#: uc_flags: there is extended state, and ss is valid and to be used.
 _UC_FLAGS = 0x1 | 0x2 | 0x4
 #: Not a valid combination, so that sigreturn leaves the alternative stack as it is (signal_64.c ignores the error).
 _NO_ALTSTACK_CHANGE = 0x7FFF
@@ -57,17 +57,20 @@ _CONTEXT = [
 # The software-reserved bytes of an XSAVE area (arch/x86/include/uapi/asm/sigcontext.h, `struct _fpx_sw_bytes`).
 _SW_OFFSET, _HEADER_OFFSET = 464, 512
 _MAGIC1, _MAGIC2 = 0x46505853, 0x46505845
-#: AMX: a task that has not asked for it has no room for it, and the kernel refuses a larger area.
+#: AMX state: a task that has not requested AMX has no room for it, and Linux refuses a larger area.
 _AMX = 0b11 << 17
 _BYTES_WITHOUT_AMX, _AMX_OFFSET = 2696, 2752
 
-#: A call that the stop broke off is made again (include/linux/errno.h); the last one by restart_syscall(2).
+#: Results of calls that the stop interrupted and that are made again (include/linux/errno.h); the last one by restart_syscall(2).
 _RESTART_CALL, _RESTART_BLOCK, _NR_RESTART_SYSCALL = (-512, -513, -514), -516, 219
 
 
 class WayHome(NamedTuple):
-    """What `lay` made. `call`: the address of the `syscall` instruction; `stack`: the stack pointer that goes with it, from
-    which on `before` was overwritten."""
+    """A way home in a thread's memory.
+
+    `call`: the address of the `syscall` instruction; `stack`: the stack pointer for it; `before`: the memory that was
+    overwritten from there on.
+    """
 
     call: int
     stack: int
@@ -79,14 +82,14 @@ class WayHome(NamedTuple):
         return self.call + len(task_memory.SYSCALL)
 
     def clear(self, tid: int) -> None:
-        """Give the thread's memory back what lay there."""
+        """Restore the thread's memory."""
         task_memory.write(tid, self.stack, self.before)
 
 
 def lay(tid: int, registers: Registers, mask: int) -> WayHome | None:
-    """Lay a way home to these registers and this signal mask; None where there is none (no such code, no room on the stack).
+    """Write a way home to these registers and this signal mask; return None if there is no such code, or no room on the stack.
 
-    The thread is stopped by ptrace and has these registers still.
+    The thread is stopped by ptrace and still has these registers.
     """
     call = task_memory.find_code(tid, [_SYSCALL_RET], first=_in_libc)
     sigreturn = task_memory.find_code(tid, _SIGRETURNS, first=_in_libc)
@@ -110,7 +113,7 @@ def _in_libc(area: Mapping) -> bool:
 
 
 def _frame(sigreturn: int, home: Registers, mask: int, extended: int) -> bytes:
-    """`struct rt_sigframe`."""
+    """Return a `struct rt_sigframe`."""
     context = struct.pack("<18Q", *(getattr(home, name) for name in _CONTEXT))
     segments = struct.pack("<4H", home.cs, home.gs & 0xFFFF, home.fs & 0xFFFF, home.ss)
     fault = struct.pack("<4Q", 0, 0, mask, 0)  # err, trapno, oldmask, cr2
@@ -129,7 +132,7 @@ def _frame(sigreturn: int, home: Registers, mask: int, extended: int) -> bytes:
 
 
 def _resumed(registers: Registers) -> Registers:
-    """As the kernel would let the thread go on after the stop: sigreturn restarts no call by itself."""
+    """Return the registers with which Linux would let the thread go on after the stop: sigreturn itself restarts no call."""
     home = registers.copy()
     result = struct.unpack("<q", struct.pack("<Q", registers.rax))[0]
     if registers.orig_rax >> 63 == 0 and result in (*_RESTART_CALL, _RESTART_BLOCK):
@@ -139,7 +142,7 @@ def _resumed(registers: Registers) -> Registers:
 
 
 def _extended(state: bytes) -> bytes:
-    """An XSAVE area as it lies in a signal frame."""
+    """Return an XSAVE area in the form that it has in a signal frame."""
     (features,) = struct.unpack_from("<Q", state, _SW_OFFSET)
     (in_use,) = struct.unpack_from("<Q", state, _HEADER_OFFSET)
     if len(state) > _AMX_OFFSET and not in_use & _AMX:

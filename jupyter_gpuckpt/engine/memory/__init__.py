@@ -1,1 +1,1 @@
-"""The private memory of a tree: read while it stands still or runs on, and filled again for a restore."""
+"""The private memory of a tree: read while the tree stands still or runs on, and filled for a restore."""

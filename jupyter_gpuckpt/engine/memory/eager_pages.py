@@ -1,7 +1,7 @@
-"""Private pages in CRIU's own files, which it reads before the first instruction: those that we cannot write into a stopped task.
+"""Private pages written into CRIU's own files: those that we cannot write into a stopped task, so CRIU restores them.
 
-The images of a skeleton dump list these pages as lazy and lack them. Here they get them, as a plain dump would have written
-them: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
+The images of a skeleton dump list these pages as lazy, without their bytes. Here they are entered as a plain dump would have
+written them: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _COPY_BYTES = 4 << 20
 class PagesFile:
     """A sink for `images.unpack` that writes the `pieces` into the pages file of the process `nspid` in `images`.
 
-    Making it puts CRIU's own pages in place, lists the pieces as present and no other lazy page; pages that are never written are
-    zeros. The file is made in `folder`, the images get a link to it. The sequence of bytes is that of the process's stream; what
-    lies in it between the pieces is left out. Raises OSError and ObjectCorrupt.
+    The constructor copies CRIU's own pages, lists the pieces as present and removes all other lazy pages from the pagemap; pages
+    that are never written are zeros. The file is made in `folder`, and the images get a link to it. Offsets are those of the
+    process's stream; bytes between the pieces are skipped. Raises OSError and ObjectCorrupt.
     """
 
     def __init__(self, images: Path, nspid: int, pieces: Sequence[Piece], folder: Path) -> None:
@@ -69,7 +69,7 @@ class PagesFile:
             place, length = place + len(data), length - len(data)
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Put `data`, which is at `offset` of the stream, into the file. Thread-safe. Raises OSError."""
+        """Write `data`, which begins at `offset` of the stream, into the file. Thread-safe. Raises OSError."""
         end = offset + len(data)
         index = max(0, bisect.bisect_right(self._offsets, offset) - 1)
         while index < len(self.pieces) and (piece := self.pieces[index]).offset < end:

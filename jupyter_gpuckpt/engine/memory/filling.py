@@ -1,7 +1,7 @@
-"""The private pages of a restored tree: what CRIU needs before it begins, and what is written into the tasks while CRIU holds them.
+"""Filling the private pages of a restored tree: some are given to CRIU before it begins, the rest is written while it holds the tasks.
 
-Nothing runs before every byte is in place, not even the handler of a signal: whatever is refused, comes short or is damaged fails
-the restore.
+Nothing runs before every byte is in place, not even a signal handler: a refused or short write or a damaged chunk fails the
+restore.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from .eager_pages import PagesFile
 from .page_plan import PagePlan
 from .stopped_pages import StoppedPages
 
-#: Pages of a stream on their way to where they belong.
+#: A sink for the pages of a stream.
 PageSink = StoppedPages | PagesFile
-#: `thaw.Content.to_memory`.
+#: The type of `thaw.Content.to_memory`.
 ToMemory = Callable[[Sequence[tuple[str, PageSink]]], Callable[[], None]]
 
 
 class Filling:
-    """The private pages of one restore. Use it as a context manager around CRIU: files and threads of ours go with it.
+    """A filler of the private pages of one restore. Use it as a context manager around CRIU: it removes its files and ends its threads.
 
-    `folder`: where CRIU finds the pages that it must put in place itself, at the same path here and there.
+    `folder`: the folder of the pages that CRIU must restore itself; its path is the same here and in the kernel's mount namespace.
     """
 
     def __init__(self, to_memory: ToMemory, progress: Progress, folder: Path) -> None:
@@ -51,7 +51,7 @@ class Filling:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, manifest: Manifest, images: Path) -> None:
-        """Give CRIU its part, and begin to look up where the rest lies. Of a plain dump CRIU has everything."""
+        """Write CRIU's part into its images, and begin to look up where the rest lies. With a plain dump CRIU has everything."""
         plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)
@@ -78,7 +78,7 @@ class Filling:
             self._to_memory(files)()
 
     def finish(self, init_pid: int) -> None:
-        """Write all into the tasks below init, which have their memory and do not run. Raises ThawFailed, and what the store raises."""
+        """Write the rest into the tasks below init, which have their mappings and do not run. Raises ThawFailed and the store's errors."""
         if not self._sinks:
             return
         by_nspid = {processes.nspid(pid): pid for pid in processes.descendants(init_pid)}

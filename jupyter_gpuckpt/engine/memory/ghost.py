@@ -1,12 +1,12 @@
 """A ghost: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
 
-Covers: making it, keeping it, dropping it. Does not cover: reading it (`reader.py`), areas that a fork leaves out
+Covers: making it, keeping it, dropping it. Does not cover: reading it (`reader.py`), areas that a fork does not copy
 (VmFlags `dc` and `wf`: read them before). See also: `injection/tracee.py`.
 
-The twin comes from a clone() injected into the process, with CLONE_PARENT: it is no child of the process, which therefore
-never sees it, but of the process's parent. Its exit signal is the caller's own (kernel/fork.c, `copy_process`: CLONE_PARENT
-copies it), so the parent gets a SIGCHLD and a pid to reap that it does not know. Hence ghosts only of a process whose parent
-is a reaper of ours (init or keeper), which reaps whatever comes.
+The twin comes from a clone() injected into the process, with CLONE_PARENT: it is a child of the process's parent, so the process
+never sees it. Its exit signal is the caller's own (kernel/fork.c, `copy_process`: CLONE_PARENT copies it), so the parent gets a
+SIGCHLD and reaps a pid that it does not know. Therefore only a process whose parent is ours (init or keeper), which reaps any
+child, can have a ghost.
 
 A dump by CRIU fails while a ghost lives in its tree (`Unseizable non-zombie ... state t`).
 """
@@ -41,11 +41,11 @@ class Ghost:
     """The twin of the process `host_pid`, from the constructor's return until `drop()`.
 
     The process may run, sleep or be stopped (T); it is left as it was. `pid` is the twin's, in our PID namespace. The twin
-    holds no descriptors (no pipe stays open and no lock held because of it), never runs an instruction of the program, is
-    the first that the OOM killer takes, and dies with us: ptrace ties it (PTRACE_O_EXITKILL) to a thread that lives as long
-    as it does. Thread-safe.
+    holds no descriptors (it keeps no pipe open and no lock held), never runs an instruction of the program, is the first
+    choice of the OOM killer, and dies with this process: PTRACE_O_EXITKILL ties it to a thread that lives as long as it does.
+    Thread-safe.
 
-    Raises FreezeFailed when the process cannot be traced or the twin not be made (memory, number of processes).
+    Raises FreezeFailed when the process cannot be traced or the twin cannot be made (memory, number of processes).
     """
 
     def __init__(self, host_pid: int) -> None:
@@ -75,7 +75,7 @@ class Ghost:
 
     @property
     def alive(self) -> bool:
-        """Whether its memory can still be read: False after `drop()`, and when the OOM killer took it."""
+        """Whether the twin's memory can still be read: False after `drop()`, and when the OOM killer killed it."""
         with self._lock:
             if self._pidfd < 0:
                 return False
@@ -84,7 +84,7 @@ class Ghost:
             return not poller.poll(0)
 
     def drop(self) -> None:
-        """Kill and reap it and free its memory; returns when it is gone. Nothing happens the second time."""
+        """Kill and reap the twin, which frees its memory; return when it is gone. A second call does nothing."""
         with self._lock:
             if self._pidfd >= 0:
                 with suppress(ProcessLookupError):
@@ -92,13 +92,13 @@ class Ghost:
         self._thread.join()
 
     def _live(self) -> None:
-        """The thread of the ghost: everything that ptrace does to it has to happen here."""
+        """Run the ghost's thread: all ptrace calls for the twin must be made in it."""
         twin: Tracee | None = None
         try:
             twin = self._make()
             self._pidfd = os.pidfd_open(twin.pid)
             twin.syscall(_NR_CLOSE_RANGE, 0, _LAST_DESCRIPTOR, 0)
-            # With the program's own score the OOM killer might choose the program instead.
+            # With the program's score the OOM killer might choose the program instead.
             Path(f"/proc/{twin.pid}/oom_score_adj").write_text(_WORST_OOM_SCORE)
             self.pid = twin.pid
         except Exception as error:
@@ -115,11 +115,11 @@ class Ghost:
             self._pidfd = -1
 
     def _make(self) -> Tracee:
-        """The twin, stopped before its first instruction."""
+        """Make the twin, stopped before its first instruction."""
         tid = living_thread(self._of)
         with Tracee(self._of, tid, options=ptrace.TRACECLONE) as original:
             original.syscall(_NR_CLONE, _CLONE_PARENT, 0, 0, 0, 0)
-            # The call's result is its pid in the program's namespace; the event tells ours.
+            # The call's result is the twin's pid in the program's namespace; the event has its pid in ours.
             pids = [pid for event, pid in original.events if event == ptrace.EVENT_CLONE]
             if not pids:
                 raise OSError(errno.EPROTO, f"the twin of process {self._of} was not seen")
@@ -133,7 +133,7 @@ class Ghost:
         return twin
 
     def _wait_for_its_end(self) -> None:
-        """Sleep until it dies, by `drop()` or otherwise, and reap it; its real parent then gets to reap it as well."""
+        """Sleep until the twin dies, by `drop()` or otherwise, and reap it as its tracer; then its parent can reap it."""
         while True:
             _, status = os.waitpid(self.pid, ptrace.WALL)
             if ptrace.decode(status).kind is Kind.ENDED:

@@ -1,9 +1,9 @@
-"""Decides who puts which private pages of a tree in place: we, into the tasks that CRIU holds, or CRIU, out of its own files.
+"""A plan of who restores which private pages of a tree: we write into the tasks that CRIU holds, or CRIU reads its own files.
 
-We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU gets (`eager_pages.py`)
- * what a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before it
-   forks the child, and compares: what is equal stays shared. Written from outside, each process would get a copy of its own.
- * what lies in areas that may not be written to, like the code of a just-in-time compiler: process_vm_writev refuses it.
+We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU restores (`eager_pages.py`)
+ * pages that a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before
+   it forks the child, and compares: equal pages stay shared. Written from outside, each process would get a copy of its own.
+ * pages in areas that may not be written to, like the code of a just-in-time compiler: process_vm_writev refuses them.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..criu.memory_images import Area
 
 _PROT_WRITE = 2
 _PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
-#: A child that has less from its parent gets copies.
+#: A child that shares less with its parent gets copies.
 _LEAST = 1 << 20
 
-#: Where a memory area begins and ends.
+#: Start and end of a memory area.
 Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of pages of a process: at `offset` of its stream, at `address` of its memory. All in bytes."""
+    """A run of pages of a process, at `offset` of its stream and at `address` of its memory, all in bytes."""
 
     offset: int
     address: int
@@ -38,9 +38,9 @@ class Piece:
 
 
 class PagePlan:
-    """A plan for the private pages of one process that CRIU left to us.
+    """A plan for the private pages of one process that are not in CRIU's images.
 
-    `shared_bytes`: at least so many bytes of them are equal to the parent's.
+    `shared_bytes`: how many of their bytes equal the parent's, at least.
     """
 
     def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
@@ -57,7 +57,7 @@ class PagePlan:
 
     @property
     def by_criu(self) -> list[Piece]:
-        """Return the pages that CRIU puts in place."""
+        """Return the pages that CRIU restores."""
         return [piece for piece, area in self._pieces if self._is_by_criu(area)]
 
     @property
@@ -71,9 +71,9 @@ class PagePlan:
         return [piece for piece, area in self._pieces if not self._is_by_criu(area)]
 
     def inherit(self, parent: PagePlan) -> None:
-        """Leave to CRIU, in both processes, the areas that this one has from its parent.
+        """Leave to CRIU, in both processes, the areas that this one has inherited from its parent.
 
-        It compares page by page. Chunks do not tell so well: one page that was changed makes another chunk of hundreds that were not.
+        CRIU compares page by page. Equal chunks are poor evidence: one changed page makes another chunk of hundreds of equal pages.
         """
         common = self._common(parent)
         if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:
@@ -88,7 +88,7 @@ class PagePlan:
         return not area.protection & _PROT_WRITE or _place(area) in self._inherited
 
     def _split(self, images: Path) -> Iterator[tuple[Piece, Area]]:
-        """Yield what CRIU left to us, no piece in more than one area."""
+        """Yield the lazy pages as pieces, each within one area."""
         starts = [area.start for area in self._areas]
         offset = 0
         for extent in criu_images.pagemap(images, self.nspid):
@@ -117,7 +117,7 @@ class PagePlan:
         }
 
     def _chunks(self, places: Collection[Place]) -> Iterator[tuple[int, tuple[bytes, int]]]:
-        """Yield address, and digest and length, of the stored chunks that begin in these areas."""
+        """Yield the address, and digest and length, of each stored chunk that begins in these areas."""
         offset = 0
         for chunk in self.stream.chunks:
             piece, area = self._pieces[bisect_right(self._offsets, offset) - 1]
@@ -132,7 +132,7 @@ def _place(area: Area) -> Place:
 
 @criu_images.strict
 def plan(manifest: Manifest, images: Path) -> list[PagePlan]:
-    """Return a plan for each process that has pages which CRIU left to us. Raises ObjectCorrupt."""
+    """Return a plan for each process that has lazy pages. Raises ObjectCorrupt."""
     names = {process.pid: process.pages for process in manifest.processes if process.pages}
     lazy = {pid for pid in names if any(extent.lazy for extent in criu_images.pagemap(images, pid))}
     plans = {pid: PagePlan(images, pid, manifest.stream(names[pid])) for pid in sorted(lazy)}

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 
-#: The calls take at most IOV_MAX pieces.
+#: IOV_MAX: the most pieces that one call takes.
 MOST_PIECES = 1024
 
 

@@ -24,7 +24,7 @@ _COPY_PIECE = 4 << 20
 
 
 def unforked_areas(pid: int) -> list[tuple[int, int]]:
-    """(start, end) of the areas that a fork does not copy: VmFlags dc (DONTFORK) and wf (WIPEONFORK), see man madvise."""
+    """Return (start, end) of areas that a fork does not copy: VmFlags dc (DONTFORK) and wf (WIPEONFORK), see man madvise."""
     areas, current = [], (0, 0)
     for line in Path(f"/proc/{pid}/smaps").read_text(errors="replace").splitlines():
         head = line.split(" ", 1)[0]
@@ -39,7 +39,7 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A run of the sequence: at `offset` of it, `length` bytes, at `address` of the process or already in `copy`.
+    """A run of `length` bytes at `offset` of the sequence, which is at `address` of the process or already in `copy`.
 
     `pid`: of another process than the sequence's.
     """
@@ -58,7 +58,7 @@ class _SharedPart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _SharedMemory(msgspec.Struct, frozen=True):
-    """What another process is told: the name of the sequence, and where the bytes of each part lie."""
+    """A description of a sequence for another process: its name, and where the bytes of each part are."""
 
     name: str
     parts: list[_SharedPart]
@@ -105,11 +105,11 @@ class ProcessMemory:
                 _read(pid, local[first : first + MOST_PIECES], remote[first : first + MOST_PIECES])
 
     def share(self) -> tuple[str, bytes]:
-        """For another process, which reads the same process's memory, and copies in ours."""
+        """Return (factory, data) as `SharedSource` has it: the other process reads the same memory, and copies from ours."""
         return _share(self.name, self._parts, self.pid)
 
     def keep(self, areas: Iterable[tuple[int, int]]) -> None:
-        """Copy now what lies between these addresses: a ghost has no DONTFORK area and an empty WIPEONFORK one."""
+        """Copy the bytes between these addresses now: a ghost lacks DONTFORK areas, and its WIPEONFORK areas are empty."""
         for first, last in areas:
             parts: list[_Part] = []
             for part in self._parts:
@@ -132,7 +132,7 @@ class ProcessMemory:
             yield _Part(part.offset + before + size, end, rest)
 
     def copied(self, threads: int) -> CopiedMemory:
-        """All of it, copied now by `threads` threads."""
+        """Copy the whole sequence now, with `threads` threads."""
         view = memoryview(mmap.mmap(-1, max(self.length, 1)))[: self.length]
 
         def copy(offset: int) -> None:
@@ -144,7 +144,7 @@ class ProcessMemory:
         return CopiedMemory(self.name, view)
 
     def of(self, pid: int) -> ProcessMemory:
-        """The same sequence, read from a twin."""
+        """Return the same sequence, read from the process `pid`, a twin."""
         twin = ProcessMemory(self.name, pid, ())
         twin.length = self.length
         twin._set(self._parts)
@@ -162,7 +162,7 @@ def _share(name: str, parts: Iterable[_Part], pid: int) -> tuple[str, bytes]:
 
 
 def shared_memory(data: bytes) -> ProcessMemory:
-    """The sequence that another process shares."""
+    """Return the sequence that another process described by `share`."""
     told = decoding.from_msgpack(data, _SharedMemory)
     memory = ProcessMemory(told.name, 0, ())
     offset, parts = 0, []
@@ -192,7 +192,7 @@ def _read(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
 
 
 def _read_closed(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
-    """Read also what the process itself may not read, which process_vm_readv refuses. Raises OSError."""
+    """Read memory that the process itself may not read, which process_vm_readv refuses. Raises OSError."""
     with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
         for here, there in zip(local, remote, strict=True):
             view = memoryview((ctypes.c_char * here.length).from_address(here.base)).cast("B")
@@ -205,7 +205,7 @@ def _read_closed(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
 
 
 class CopiedMemory:
-    """Memory that was copied: a source that needs no process any more."""
+    """A source of memory that was copied; it does not need the process any more."""
 
     def __init__(self, name: str, data: memoryview) -> None:
         self.name, self.length, self._data = name, len(data), data
@@ -215,5 +215,5 @@ class CopiedMemory:
         buffer[:] = self._data[offset : offset + len(buffer)]
 
     def share(self) -> tuple[str, bytes]:
-        """For another process, which reads our memory."""
+        """Return (factory, data) as `SharedSource` has it: the other process reads our memory."""
         return _share(self.name, [_Part(0, 0, self.length, self._data)] if self.length else [], 0)

@@ -1,8 +1,8 @@
 """Private pages written into tasks that CRIU holds, before their first instruction (man process_vm_writev).
 
-`criu restore` makes the tasks without these pages; a page that is never written reads as zeros. It takes no
-right beyond that to trace the task, and many threads and processes can write at once. What is refused, and where less is
-written than was asked for, fails the restore: nothing of it is ever tried again.
+`criu restore` makes the tasks without these pages; a page that is never written reads as zeros. Writing takes no
+right but that to trace the task, and many threads and processes can write at once. A write that is refused or short fails the
+restore; it is never tried again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .process_vm import MOST_PIECES, IoVec
 
 
 class _Shared(msgspec.Struct, frozen=True):
-    """The pages of a process, as another process of ours is told of them."""
+    """A description of the sink for another process."""
 
     nspid: int
     pid: int
@@ -33,7 +33,7 @@ class _Shared(msgspec.Struct, frozen=True):
 class StoppedPages:
     """A sink for `images.unpack` that writes pages into the process `nspid`, which has the pid `pid` here.
 
-    The sequence of bytes is that of the process's stream; what lies in it between the `pieces` is left out.
+    Offsets are those of the process's stream; bytes between the `pieces` are skipped.
     """
 
     module = __name__
@@ -44,7 +44,7 @@ class StoppedPages:
         self._offsets = [piece.offset for piece in pieces]
 
     def share(self) -> tuple[str, None, bytes]:
-        """Return what makes the same sink in another process, as `images.workers.unpack_client` wants it."""
+        """Return the fields of an `images.workers.unpack_client.Share`, which recreate the sink in another process."""
         pieces = [(piece.offset, piece.address, piece.length) for piece in self.pieces]
         told = _Shared(self.nspid, self.pid, pieces)
         return f"{__name__}:shared_pages", None, msgspec.msgpack.encode(told)
@@ -84,7 +84,7 @@ class StoppedPages:
 
 
 def shared_pages(descriptor: None, data: bytes) -> StoppedPages:
-    """Return the sink that `share` described."""
+    """Return the sink that another process described by `share`."""
     told = decoding.from_msgpack(data, _Shared)
     pages = StoppedPages(told.nspid, [Piece(*piece) for piece in told.pieces])
     pages.pid = told.pid

@@ -1,8 +1,8 @@
-"""A save never gets the user's kernel killed: its ghost is dropped before memory runs out.
+"""A watch over memory during a save: it drops the ghost before memory runs out, so that the user's kernel is not killed.
 
-While the kernel rewrites its memory, every page that it touches exists twice as long as its ghost lives. The OOM killer would
-take the ghost first (oom_score_adj 1000), but not where the whole control group dies together (memory.oom.group, which
-Kubernetes sets), and only after the kernel has been made to wait for memory.
+While the ghost lives, every page that the kernel rewrites exists twice. The OOM killer would kill the ghost first
+(oom_score_adj 1000), but not where the whole control group is killed together (memory.oom.group, which Kubernetes sets), and
+only after the kernel had to wait for memory.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _LOOK_SECONDS = 0.01
 
 
 class MemoryWatch:
-    """Drops `ghost`, the twin of process `pid`, when less than `headroom_bytes` are left to that process.
+    """A watcher that drops `ghost`, the twin of process `pid`, when less than `headroom_bytes` are left to that process.
 
-    Watches from entering the block to leaving it. An error that leaves the block after the ghost has gone, by this watch or
-    by the OOM killer, becomes a FreezeFailed that says so.
+    It watches while the `with` block lasts. If the ghost was dropped by this watch or killed by the OOM killer, an error that
+    leaves the block becomes a FreezeFailed that says so.
     """
 
     def __init__(self, ghost: Ghost, pid: int, headroom_bytes: int) -> None:

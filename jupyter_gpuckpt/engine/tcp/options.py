@@ -1,7 +1,7 @@
-"""The options of a TCP socket: read from one, given to another that is to take its place, and the room in its buffers.
+"""The options of a TCP socket: read from one socket, set on another that replaces it, and the sizes of its buffers.
 
-The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only say what
-has happened, or that Linux itself changes all the time, are not among them.
+The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only report
+events, or that Linux itself changes all the time, are left out.
 """
 
 from __future__ import annotations
@@ -59,22 +59,22 @@ _OF_IP = (1, 2, 8, 10, 11, 12, 13, 21)
 _OF_IPV6 = (16, 23, 25, 49, 51, 66, 67)
 _VALUE_BYTES = 64
 
-#: They decide who may have the same port, and are changed while connections and listeners find their places.
+#: Options that decide which sockets may share a port; they are changed while connections and listeners are made.
 _SHARING = ((_SOL_SOCKET, socket.SO_REUSEADDR), (_SOL_SOCKET, socket.SO_REUSEPORT))
 _BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
-#: Which of the two sizes the program has chosen, as bits; Linux adapts the other. Since Linux 5.14.
+#: Bits that say which of the two buffer sizes the program has set; Linux adapts the other. Since Linux 5.14.
 _CHOSEN = (_SOL_SOCKET, 72)
 _SENDING, _RECEIVING = 1, 2
 #: TCP_WINDOW_CLAMP.
 _OFFERED = (_IPPROTO_TCP, 10)
-#: A buffer is not made larger than this: a program that never reads would have more in it after every resume.
+#: The largest buffer that is made: without a limit, a program that never reads would have a larger one after every resume.
 _MOST_BYTES = 64 << 20
 _SO_RCVBUFFORCE = 33
 
 
 def read(end: socket.socket) -> list[SocketOption]:
     """Return the options of a socket, as far as Linux knows them."""
-    # In the order in which they are given later: the type of service sets the priority, too.
+    # In the order in which they are set later: setting the type of service also sets the priority.
     levels = [(_IPPROTO_IP, _OF_IP), (_IPPROTO_TCP, _OF_TCP), (_SOL_SOCKET, _OF_SOCKET)]
     if end.family == socket.AF_INET6:
         levels.insert(0, (_IPPROTO_IPV6, _OF_IPV6))
@@ -89,7 +89,7 @@ def read(end: socket.socket) -> list[SocketOption]:
 
 
 def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
-    """Give a socket these options, but those that `share` gives. One that cannot be given is logged."""
+    """Set these options on a socket, except those that `share` sets. An option that cannot be set is logged."""
     choose_sizes(options, end)
     for option in options:
         key = (option.level, option.name)
@@ -98,34 +98,34 @@ def apply(options: Iterable[SocketOption], end: socket.socket) -> None:
 
 
 def choose_sizes(options: Iterable[SocketOption], end: socket.socket) -> None:
-    """Give a socket's buffers the sizes that the program had chosen, and leave the others to Linux."""
+    """Set the sizes of those buffers for which the program had chosen one, and leave the others to Linux."""
     given = {(option.level, option.name): _number(option.value) for option in options}
     chosen = given.get(_CHOSEN, 0)
     for bit, key in zip((_SENDING, _RECEIVING), _BUFFERS, strict=True):
         size = given.get(key, 0)
-        # Linux doubles what it is told, and tells what it has.
+        # Linux doubles the size that is set, and reports the doubled one.
         if chosen & bit and end.getsockopt(*key) != size:
             _set(end, *key, struct.pack("=i", size // 2))
     _set(end, *_CHOSEN, struct.pack("=i", chosen))
 
 
 def share(options: Iterable[SocketOption], end: socket.socket) -> None:
-    """Give a socket its own say in who may have the same port."""
+    """Set the options of a socket that decide which sockets may share its port."""
     for option in options:
         if (option.level, option.name) in _SHARING:
             _set(end, option.level, option.name, option.value)
 
 
 def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda mark: None) -> None:
-    """Make room for `length` more bytes that arrive, as far as the system's limits and our rights go.
+    """Make room for `length` more incoming bytes, as far as the system's limits and our rights allow.
 
-    Much room: what finds none is sent again much later. A caller that dies in the middle leaves a larger buffer behind. Without a
-    right to that the way there is another option, for a moment: its value (SO_RCVLOWAT) is given to `note` before, for whoever
-    has to put it back.
+    The room is generous, because bytes that find none are sent again much later. If this process dies meanwhile, the buffer stays
+    larger. Without the right to set the size, SO_RCVLOWAT is raised for a moment, which enlarges the buffer, too; its former value
+    is passed to `note` before, so that recovery can put it back.
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
-    except OSError:  # the size could not be left to Linux again
+    except OSError:  # later the size could not be left to Linux again
         return
     wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
     with suppress(PermissionError):
@@ -133,11 +133,11 @@ def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda 
         if 2 * wanted > end.getsockopt(*_BUFFERS[1]):
             end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
             end.setsockopt(*_CHOSEN, chosen)
-        # As much of it as is free may be offered to the sender.
+        # All free room of the buffer may be offered to the sender.
         if end.getsockopt(*_OFFERED) < wanted:
             end.setsockopt(*_OFFERED, wanted)
         return
-    # Linux makes a buffer that large, whose size is left to it, when a program wants to be woken for so much only.
+    # Linux enlarges a buffer whose size is left to it when a program asks to be woken for so many bytes only.
     mark = end.getsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT)
     note(mark)
     end.setsockopt(*_CHOSEN, chosen & ~_RECEIVING)
@@ -153,15 +153,15 @@ def count(end: socket.socket, request: int) -> int:
 
 
 def end_at_once(end: socket.socket) -> None:
-    """Let the last `close` of a socket end its connection without a word, so that nothing of it keeps a port busy."""
+    """Let the last `close` of a socket reset its connection, so that nothing of it keeps a port busy."""
     with suppress(OSError):
         end.setsockopt(_SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
 
 
 def choose_port_later(end: socket.socket, port: int) -> None:
-    """Let `connect` give a socket this local port (0: any), on which only connections to others may be. Raises OSError.
+    """Let `connect` bind a socket to this local port (0: any) if no other connection has both addresses. Raises OSError.
 
-    `bind` refuses a port on which anything is, even if it has ended and is kept for a minute. Linux 6.3 and newer know the option.
+    `bind` refuses a port that is in use, even by a connection that has ended (TIME_WAIT). Linux 6.3 and newer have the option.
     """
     end.setsockopt(_IPPROTO_IP, _LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
     end.setsockopt(_IPPROTO_IP, _BIND_NO_PORT, int(port != 0))

@@ -1,9 +1,9 @@
-"""The TCP connections that a tree has with itself, put on record while it stands still.
+"""The TCP connections with both ends in a tree, recorded while it stands still.
 
-CRIU closes every connection. Those of which both ends are in the tree are made anew before it restores the tree (`remake.py`),
-with what had not been read yet. Here that is looked up, through descriptors of ours for the same sockets (man 2 pidfd_getfd):
-nothing is taken out of a queue, and the connections go on as they were. What a sender still holds back, because the receiver
-has no room, cannot be looked at; so for a suspend the receiver gets more room, and then it is there.
+CRIU closes every connection. Those with both ends in the tree are made anew before it restores the tree (`remake.py`), with the
+bytes that had not been read yet. Here these are read through duplicated descriptors of the sockets (man 2 pidfd_getfd), without
+taking them out of a queue, so the connections go on as before. Bytes that a sender still keeps, because the receiver has no
+room, cannot be read; so for a suspend the receiver gets more room, and they arrive.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from ..tree.launch import pids
 from ..tree.tree import Tree
 from . import options
 
-#: What the queues hold lies in this stream of a snapshot.
+#: The stream of a snapshot that holds the bytes of the queues.
 STREAM = "tcp"
-#: Which socket has an option changed for a moment, and what it was: for whoever comes after a caller that was killed.
+#: The file that says which socket has an option changed for a moment, and its former value, for recovery.
 _JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
-#: Until everything has arrived. A sender that found too little room looks again after 0.2 s, then 0.4 s, and so on.
+#: How long to wait until everything has arrived. A sender that found too little room tries again after 0.2 s, 0.4 s, and so on.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
-#: Where no room is made nothing but acknowledgements can be missing.
+#: The same where no room is made: then only acknowledgements can be missing.
 _PATIENCE_FOR_ACKNOWLEDGEMENTS = 0.05
 _MORE = 1 << 16
 
 
 class _UnkeepableError(Exception):
-    """Says why, as a part of a sentence."""
+    """The reason why a connection cannot be kept, as part of a sentence."""
 
 
 class LostConnection(NamedTuple):
-    """A connection that cannot be kept: the ports of one of its ends, and what users see."""
+    """A connection that cannot be kept: the ports of one of its ends, and a text for users."""
 
     ports: tuple[int, int]
     text: str
 
 
 class _Mark(msgspec.Struct):
-    """The low-water mark of the socket `inode`, which a process has as `descriptor`."""
+    """The low-water mark of the socket `inode`, which a process has open as `descriptor`."""
 
     pid: int
     descriptor: int
@@ -68,7 +68,7 @@ class _Mark(msgspec.Struct):
 
 
 class _HeldEnd:
-    """One end, through a descriptor of our own. The file, and its flags, are the program's: they are never changed."""
+    """One end of a connection, by a duplicated descriptor. Its file flags are the program's and are never changed."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -78,7 +78,7 @@ class _HeldEnd:
         self.unread = b""
 
     def check(self) -> None:
-        """Raise _UnkeepableError for what another socket cannot take over."""
+        """Raise _UnkeepableError if a new socket could not replace this one."""
         with suppress(OSError):
             if self.socket.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).strip(b"\0"):
                 raise _UnkeepableError("the operating system encrypts it")
@@ -92,7 +92,7 @@ class _HeldEnd:
 
     @property
     def is_closed(self) -> bool:
-        """Whether both sides have ended the connection; what it has to deliver can still be read."""
+        """Whether both sides have ended the connection; bytes in its queue can still be read."""
         if (
             self.socket.family not in {socket.AF_INET, socket.AF_INET6}
             or self.socket.type != socket.SOCK_STREAM
@@ -102,15 +102,15 @@ class _HeldEnd:
         return f"{state:02X}" == TcpState.CLOSE
 
     def waiting(self) -> int:
-        """Return how many bytes it has to deliver."""
+        """Return how many bytes can be read from it."""
         return options.count(self.socket, termios.FIONREAD)
 
     def unsent(self) -> int:
-        """Return how many bytes have not arrived yet, as far as is known here."""
+        """Return how many sent bytes have not been acknowledged yet."""
         return options.count(self.socket, _SIOCOUTQ)
 
     def take_more(self, length: int, journal: Path) -> None:
-        """Make room for `length` more bytes, and tell the sender of it."""
+        """Make room for `length` more bytes, and announce it to the sender."""
         if length > 0:
 
             def note(mark: int) -> None:
@@ -124,7 +124,7 @@ class _HeldEnd:
             self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
 
     def look(self) -> None:
-        """Read state and queue, without taking anything out."""
+        """Read its state and peek at its queue."""
         self._state = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         waiting = self.waiting()
         with suppress(BlockingIOError):
@@ -134,12 +134,12 @@ class _HeldEnd:
             raise _UnkeepableError("what it has to deliver cannot be read")
 
     def narrow(self) -> None:
-        """Take back the room that was made where the program had chosen how much there is."""
+        """Set the buffer's size back to the one that the program had chosen, if it had."""
         with suppress(OSError):
             options.choose_sizes(self._options, self.socket)
 
     def record(self) -> TcpEnd:
-        """Describe it."""
+        """Return its record for the manifest."""
         state = f"{self._state:02X}"
         read_shut = bool(self._events(select.POLLRDHUP))
         return TcpEnd(
@@ -151,7 +151,7 @@ class _HeldEnd:
             options=self._options,
             unread=len(self.unread),
             sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE},
-            # The other side's end looks the same to the program.
+            # To the program the end of the other side looks the same.
             reads_no_more=read_shut and state not in {TcpState.CLOSE_WAIT, TcpState.CLOSE},
         )
 
@@ -171,12 +171,12 @@ class _HeldEnd:
 
 
 class Recorded:
-    """The connections of a tree with itself. All its tasks stand still from the begin to `close` or `reset`."""
+    """The recorded connections within a tree, whose tasks all stand still from the constructor to `close` or `reset`."""
 
     def __init__(self, tree: Tree, *, widening: bool) -> None:
-        """Put them on record. `widening`: full queues may be made longer, as the connections will not go on."""
+        """Record the connections. `widening`: full buffers may be enlarged, because the connections will not go on."""
         self.connections: list[TcpConnection] = []
-        #: What the connections have to deliver, one after the other.
+        #: The unread bytes of all ends, one after the other.
         self.queues = b""
         self.lost: list[LostConnection] = []
         self._held: list[_HeldEnd] = []
@@ -227,7 +227,7 @@ class Recorded:
         return sum(len(connection.ends) for connection in self.connections)
 
     def _add_closed(self, end: End) -> Iterable[bytes]:
-        """Put a connection on record that both sides have ended, if there is something left to read."""
+        """Record a connection that both sides have ended, if there is something left to read."""
         with suppress(OSError, _UnkeepableError):
             held = _HeldEnd(end)
             self._held.append(held)
@@ -256,12 +256,12 @@ class Recorded:
                 raise _UnkeepableError("more was sent than can be received")
             for end, length in zip(ends, waiting, strict=True):
                 if length:
-                    # Most are on their way only.
+                    # At the first look most bytes are only on their way, so no room is made yet.
                     end.take_more(length if tries and self._widening else 0, self._journal)
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Let go of the sockets, before any task runs on: a program that closes its end must be the last to do so."""
+        """Close our descriptors before any task runs on: the program's own close must be the last one of its socket."""
         for held in self._held:
             held.socket.close()
         self._held.clear()
@@ -286,7 +286,7 @@ def recover(tree: Tree) -> None:
 
 
 def _duplicate(pid: int, descriptor: int) -> socket.socket:
-    """Return the same socket by a descriptor of our own (man 2 pidfd_getfd)."""
+    """Return a process's socket by a descriptor of our own (man 2 pidfd_getfd)."""
     pidfd = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -300,7 +300,7 @@ def _duplicate(pid: int, descriptor: int) -> socket.socket:
 
 
 def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
-    """Return how much is still on its way, between an end of the tree and one that no program has."""
+    """Return how many bytes are on their way between an end in the tree and one that no program has open."""
     row, other = connections.both_ends(end.end, pids)
     if inner.waiting and other is not None:
         if connections.is_stuck(other):

@@ -1,8 +1,8 @@
-"""The TCP connections that a tree had with itself, made anew for a resume: CRIU gives them to the processes instead of closed ones.
+"""The TCP connections within a tree, made anew for a resume: CRIU gives them to the processes instead of closed ones.
 
-Each pair is made before CRIU starts, between the addresses and ports where it was; where one is taken by somebody else, between
-others, which only a program that asks for them sees. What had not been read is sent into it again. CRIU hands out descriptors that
-it inherits (`criu restore --inherit-fd`) for files, not for sockets; so the sockets are entered into its images as files.
+Each pair is made before CRIU starts, between its former addresses and ports; if one of these is in use, between others, which only
+a program that asks for them sees. Unread bytes are sent again. CRIU passes on descriptors that it inherits
+(`criu restore --inherit-fd`) for files, not for sockets, so the sockets are entered into its images as files.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Address = tuple[Any, ...]
 
 
 class RemadeConnections:
-    """The sockets, from before CRIU starts until the tree has them. On leaving the block ours are closed.
+    """The remade sockets, from before CRIU starts until the tree has them. Leaving the block closes our descriptors.
 
-    As a `rehearsal`, while the tree still has its connections, they are made between other ports.
+    In a `rehearsal`, while the tree still has its connections, they are made between other ports.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class RemadeConnections:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._rehearsal or kind is not None:
-            # Nobody has got them, or what had is gone: nothing of them is to keep their ports busy.
+            # No process has them, or those that had are gone: reset them, so that they keep no ports busy.
             for _, made in self._sockets.values():
                 options.end_at_once(made)
         self.close()
 
     def close(self) -> None:
-        """Close our descriptors; connections that nobody else has end by that."""
+        """Close our descriptors, which ends connections that no other process has."""
         for _, made in self._sockets.values():
             made.close()
         self._sockets.clear()
@@ -110,7 +110,7 @@ class RemadeConnections:
 
     @criu_images.strict
     def enter(self, images: Path) -> None:
-        """Put them into the images, for the sockets that they replace."""
+        """Enter the sockets into the images, for those that they replace."""
         ids, edited = set(), []
         for entry in criu_images.messages(images / "files.img"):
             socket_fields = _inet(entry)
@@ -126,7 +126,7 @@ class RemadeConnections:
             criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
 
     def finish(self, ports: Mapping[int, int]) -> None:
-        """Do what needs the restored listeners, which may be on other `ports` now, and let go; no task of the tree runs yet."""
+        """Connect what needs the restored listeners, which may be on other `ports` now, and close; no task of the tree runs yet."""
         for connection, made in self._waiting:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
@@ -141,7 +141,7 @@ class RemadeConnections:
             if end.sent_all and any(made is waiting for _, waiting in self._waiting):
                 with suppress(OSError):
                     made.shutdown(socket.SHUT_WR)
-        # A program that closes its end must be the last to do so.
+        # The program's own close must be the last one of its socket.
         self.close()
 
     def _lose(self, connection: TcpConnection, error: OSError) -> None:
@@ -167,7 +167,7 @@ class RemadeConnections:
 
 
 def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.socket]:
-    """Return the sockets of the ends, connected, with what each has to deliver in its queue."""
+    """Return connected sockets for the ends, with the unread bytes in their queues."""
     with ExitStack() as rollback:
         both = [rollback.enter_context(closing(made)) for made in _pair(connection.ends)]
         first, second = both
@@ -192,10 +192,10 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
 
 
 def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets for the ends; where there is one, the second takes the place of a stranger."""
+    """Return two connected sockets for the ends; if there is one end only, the second is a stand-in for the other side."""
     first = ends[0]
     second = ends[1] if len(ends) > 1 else _opposite(first)
-    # Where something lingers nobody can listen, but connect to others.
+    # Where an ended connection lingers, a socket cannot listen, but it can connect.
     if _is_taken(second) and not _is_taken(first):
         other, made = _connected(second, first)
         return made, other
@@ -223,7 +223,7 @@ def _opposite(end: TcpEnd) -> TcpEnd:
 
 
 def _is_taken(end: TcpEnd) -> bool:
-    """Return whether nobody could listen where an end was."""
+    """Return whether the address of an end is in use, so that no socket could listen there."""
     with _socket(end.family) as probe:
         try:
             probe.bind(tuple(end.local))
@@ -234,7 +234,7 @@ def _is_taken(end: TcpEnd) -> bool:
 
 def _socket(family: int) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM)
-    # A listener of the tree, or what holds its ports, may be on the same port.
+    # A listener of the tree, or the socket that reserves its port, may be on the same port.
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -242,7 +242,7 @@ def _socket(family: int) -> socket.socket:
 
 
 def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
-    """Return a socket where the end was, or at the next best place."""
+    """Return a socket bound to the end's address, or to the next best one."""
     for own in _addresses(end):
         made = _socket(end.family)
         try:
@@ -262,7 +262,7 @@ def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
 
 
 def _addresses(end: TcpEnd) -> Iterator[Address]:
-    """Where an end may be: where it was, on another port, and where this machine lacks the address, on its loopback."""
+    """Yield addresses for an end: its own, with another port, and the loopback's if this machine lacks the address."""
     address, port, *more = end.local
     yield (address, port, *more)
     yield (address, 0, *more)
@@ -290,13 +290,13 @@ def _target(end: TcpEnd, listener: socket.socket) -> Address:
 
 
 def _require_here(family: int, target: Address) -> None:
-    """Raise OSError for an address of another machine, which this one's may be now: nobody there is to be connected to."""
+    """Raise OSError for an address that is not this machine's (any more): no other machine may be connected to."""
     with _socket(family) as probe:
         probe.bind((target[0], 0, *target[2:]))
 
 
 def _bind(made: socket.socket, own: Address) -> None:
-    """Give a socket that is to be connected an address; what lingers on its port is no obstacle. Raises OSError."""
+    """Bind a socket that is to be connected, even if ended connections linger on its port. Raises OSError."""
     try:
         made.bind(own)
     except OSError as error:
@@ -311,7 +311,7 @@ def _bind(made: socket.socket, own: Address) -> None:
 
 
 def _connect(made: socket.socket, target: Address) -> None:
-    """Connect a socket; one whose port was to be chosen now, and is taken, gets another. Raises OSError."""
+    """Connect a socket; if its port is chosen only now and is in use, take another port. Raises OSError."""
     made.settimeout(_CONNECT_SECONDS)
     try:
         made.connect(target)
@@ -324,7 +324,7 @@ def _connect(made: socket.socket, target: Address) -> None:
 
 
 def _accepted(listener: socket.socket, made: socket.socket) -> socket.socket:
-    """Return the other end of `made`; somebody else who connects to the listener meanwhile is sent away."""
+    """Return the other end of `made`; close connections of other clients that came meanwhile."""
     listener.settimeout(_CONNECT_SECONDS)
     wanted = made.getsockname()[1]
     while True:
@@ -335,7 +335,7 @@ def _accepted(listener: socket.socket, made: socket.socket) -> socket.socket:
 
 
 def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
-    """Send what nobody reads yet; raises OSError when there is no room for it."""
+    """Send bytes that are not read yet. Raises OSError when there is no room for them."""
     if not data:
         return
     sender.setblocking(False)
@@ -350,7 +350,7 @@ def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
                 raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
             with suppress(BlockingIOError):
                 receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if tries:  # more than what is on its way only
+            if tries:  # at the first try the bytes may just be on their way
                 options.widen(receiver, len(left))
             tries += 1
             time.sleep(0.001)

@@ -1,1 +1,1 @@
-"""A running process tree: its init (init.c), its namespaces, what it finds in them, and how it is held still."""
+"""A running process tree: its init (init.c), its namespaces and the files in them, and stopping all of its tasks."""

@@ -11,7 +11,7 @@ from .tree import Tree
 
 
 def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
-    """Return the processors of every thread of a process that may not run on all that its tree may; by the thread's inner id."""
+    """Return the processors of each thread that may use only some of the tree's, by the thread's id in the tree's namespace."""
     allowed = os.sched_getaffinity(tree.init_pid)
     found = {}
     for tid in processes.threads(pid):
@@ -24,7 +24,7 @@ def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
 
 
 def restore(tree: Tree, pid: int, processors: Mapping[int, list[int]]) -> None:
-    """Give threads back what `chosen` found, as far as this machine has these processors and the tree may use them."""
+    """Set the processors that `chosen` found, as far as this machine has them and the tree may use them."""
     if not processors:
         return
     allowed = os.sched_getaffinity(tree.init_pid)

@@ -1,4 +1,4 @@
-"""Proof that stopped tasks have not run: their context switches, counted when they have left their processors."""
+"""Proof that stopped tasks have not run: their context switches, counted once they have left their processors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ...host import processes
 from .launch import pids, wait_until
 from .tree import Tree
 
-#: What a thread's `syscall` file says of one that has not left its processor, and how often that is asked.
+#: The content of the `syscall` file of a thread that has not left its processor, and how often the threads are counted at most.
 _RUNS, _COUNTS = b"running\n", 100
 
 
 def counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
     """Return the context switches of every thread, by process, once all have left their processors.
 
-    A task shows as stopped just before it does. Reading its `syscall` file waits until it has (fs/proc/base.c,
-    proc_pid_syscall: wait_task_inactive), or says that it runs, when there was no end to it. So they are counted until nothing
-    has changed while all of them were looked at.
+    A task shows as stopped just before it leaves its processor. Reading its `syscall` file waits until it has left (fs/proc/base.c,
+    proc_pid_syscall: wait_task_inactive), or says "running" if that takes too long. So the threads are counted again until no
+    count has changed and none was running.
     """
     members = pids(tree)
     counted: dict[int, dict[int, int]] = {}
@@ -37,7 +37,7 @@ def counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
 
 
 def that_has_run(counted: Mapping[int, Mapping[int, int]]) -> int | None:
-    """Return a process that has run since `counted_once_stopped` looked, or has gone; None if none has."""
+    """Return a process that has run or ended since `counted_once_stopped` counted; None if there is none."""
     return next(
         (pid for pid, before in counted.items() if processes.context_switches(pid) != before), None
     )

@@ -1,9 +1,9 @@
-"""Calls that wait without a limit, made to go on waiting where a freeze breaks them off.
+"""System calls that wait without a time limit, made to start again where a freeze interrupts them.
 
-By itself `poll` is resumed by way of memory of the kernel's (`restart_syscall`), which no image holds: CRIU makes such a call end
-with EINTR instead (compel's `get_task_regs`). Linux ends `epoll_wait` so in every stop. A program that no signal has ever reached
+Linux resumes an interrupted `poll` from data of its own (`restart_syscall`), which no image holds, so CRIU makes such a call fail
+with EINTR instead (compel's `get_task_regs`). `epoll_wait` fails with EINTR at every stop. A program that never gets signals
 need not expect that: xeus kernels end with "terminate called after throwing an instance of 'zmq::error_t'". A wait with a limit
-keeps its EINTR: begun anew, it could last for twice as long.
+keeps its EINTR: started again, it could last twice as long.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ..injection import ptrace
 from ..injection.ptrace import Registers
 from ..injection.tracee import Tracee
 
-#: By number: the register with the limit (man 2 poll, epoll_wait).
+#: The register with the time limit, by the number of the call (man 2 poll, epoll_wait).
 _WAITS = {7: "rdx", 232: "r10", 281: "r10"}
 #: ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h), EINTR.
 _BEGIN_ANEW, _BY_MEMORY, _INTERRUPTED = -514, -516, -4
@@ -20,7 +20,7 @@ _ALL_BITS = (1 << 64) - 1
 
 
 def let_wait_go_on(tracee: Tracee) -> None:
-    """Make a stopped thread call anew, with the same arguments, when it goes on; unless a signal's handler comes first."""
+    """Make a stopped thread repeat its endless call, with the same arguments, when it goes on; a signal handler still comes first."""
     registers = ptrace.registers(tracee.tid)
     if _is_endless(registers) and _result(registers) in (_BY_MEMORY, _INTERRUPTED):
         changed = registers.copy()

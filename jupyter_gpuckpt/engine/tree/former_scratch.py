@@ -1,4 +1,4 @@
-"""Kernels that an older version launched have their scratch in another place: it is laid where this version looks for it."""
+"""Scratch of kernels that an older version launched: it is in another place, so it is bind mounted where this version expects it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .tree import Tree
 
 logger = logging.getLogger(__name__)
 
-#: Is on every scratch, from the launch on.
+#: A file that is on every scratch, from the launch on.
 _MARK = "keeper"
 
 
 def lay_over(tree: Tree) -> None:
-    """Lay a tree's former scratch over the place of today's, in its mount namespace; nothing to do for a newer tree.
+    """Bind mount a tree's former scratch at its present place, in the tree's mount namespace, unless the tree is newer.
 
-    Never raises: without it the tree runs on, and a save of it is refused (`is_known`).
+    It never raises: if it fails the tree runs on, and a save of it is refused (`is_known`).
     """
     root = tree.root
     try:
@@ -30,5 +30,5 @@ def lay_over(tree: Tree) -> None:
 
 
 def is_known(tree: Tree) -> bool:
-    """Return whether a tree's scratch is where this version looks for it."""
+    """Return whether a tree's scratch is where this version expects it."""
     return (tree.scratch / _MARK).exists()

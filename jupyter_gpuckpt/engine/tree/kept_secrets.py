@@ -1,6 +1,6 @@
-"""A kernel's secrets on its own scratch tmpfs: they live and end with it, and a snapshot takes them along with its memory.
+"""A kernel's secrets on its own scratch tmpfs: they exist as long as the kernel, and a snapshot contains them as it does its memory.
 
-They are opaque here (`model.LaunchSpec.secrets`). What is read may be anything: the kernel can write there.
+They are opaque here (`model.LaunchSpec.secrets`). What is read is not trusted: the kernel can write there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20
 
 
 def install(root: Path, secrets: dict[str, Any]) -> None:
-    """Write secrets onto the scratch of the kernel whose root directory, as it is seen from here, is `root`."""
+    """Write secrets onto the scratch of a kernel. `root`: the path of the kernel's root directory, as seen from here."""
     path = root / INSIDE.lstrip("/")
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -41,7 +41,7 @@ def of_tree(tree: Tree) -> dict[str, Any]:
 
 
 def decoded(content: bytes) -> dict[str, Any]:
-    """Return what `install` wrote; empty where it is something else."""
+    """Return the secrets that `install` wrote as `content`; empty if the content is anything else."""
     try:
         return decoding.from_json(content, dict[str, Any])
     except msgspec.DecodeError:

@@ -1,7 +1,7 @@
 """Starting and ending a process tree in its own PID, mount and time namespaces.
 
 Covers: the conversation with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
-kernel is (the daemon). See also: criu.md's reasons in ARCHITECTURE.md, "Launch".
+kernel is (the daemon). See also: ARCHITECTURE.md, "Launch".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from . import kept_secrets, outside_signals, server_files, ssh_files, user_names
 from .tree import Tree
 from .user_namespaces import Ids
 
-#: Below 32768, the pid_max of kernels before 6.14, which have one for all namespaces.
+#: Below 32768, the pid_max of Linux before 6.14, which has one for all namespaces.
 _PID_RANGE = (2000, 24000)
 _KEEPER_OFFSET, _KERNEL_OFFSET = 1, 2
 
@@ -39,7 +39,7 @@ class Namespaces:
         self.init_pid = 0
 
     def expect(self, word: str) -> str:
-        """The rest of the next line, which must begin with `word`."""
+        """Read the next line, which must begin with `word`; return its rest."""
         line = self._out.readline().decode(errors="replace").strip()
         head, _, rest = line.partition(" ")
         if head == word:
@@ -57,15 +57,15 @@ class Namespaces:
         )
 
     def go(self, last_pid: int, clocks: Sequence[int] = ()) -> None:
-        """Let init continue: everything it needs is on its scratch tmpfs. Its next process gets the pid `last_pid` + 1.
+        """Let init continue when its scratch tmpfs is prepared. Its next process gets the pid `last_pid` + 1.
 
-        `clocks`: what the monotonic clock and that of the time since boot are to show there, each as seconds and nanoseconds.
+        `clocks`: the new readings of the monotonic clock and of the clock since boot, each as seconds and nanoseconds.
         """
         self._in.write(" ".join(["go", str(last_pid), *map(str, clocks)]).encode() + b"\n")
         self._in.flush()
 
     def close(self) -> None:
-        """End the conversation; init lives on."""
+        """Close the pipes to init, which lives on."""
         for stream in (self._in, self._out):
             with suppress(OSError):
                 stream.close()
@@ -80,7 +80,7 @@ class Namespaces:
 
 
 def _tmpfs_bytes() -> int:
-    """The cap of each tmpfs: all of the machine's memory (a tmpfs takes only what is in it; the preflight counts)."""
+    """Return the size limit of a tmpfs: all of the machine's memory, as a tmpfs takes only what is in it and the preflight counts."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -98,9 +98,9 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     cwd: str | None = None,
     descriptors: Sequence[int] = (),
 ) -> Namespaces:
-    """gpuckpt-init in `mode`, up to its "ready": mounts are there, nothing else runs. CRIU inherits the `descriptors`.
+    """Start gpuckpt-init in `mode`; return when it is ready: its mounts are made, and nothing else runs.
 
-    `ids`: those that the kernel has in a user namespace of its own; None: it shares ours.
+    `ids`: the kernel's ids in a user namespace of its own; None: it shares ours. `descriptors`: those that CRIU inherits.
     """
     errors = commands.ErrorOutput()
     try:
@@ -147,9 +147,9 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
 def launch(
     spec: LaunchSpec, settings: EngineSettings, exit_path: Path, jupyter_runtime_dir: str = ""
 ) -> Tree:
-    """Start the kernel of `spec`; returns when its process exists.
+    """Start the kernel of `spec`; return when its process exists.
 
-    The kernel gets a random pid in its namespace: libraries put the pid into shared names, so two kernels should not have
+    The kernel gets a random pid in its namespace: libraries use the pid in names of shared objects, so no two kernels should have
     the same. Raises PrivilegeMissing where namespaces cannot be made, KernelLost when the program ended at once.
     """
     last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
@@ -183,7 +183,7 @@ def launch(
 
 
 def find(init_pid: int, keeper_nspid: int, kernel_nspid: int, exit_path: Path) -> Tree:
-    """The tree below init, with host pids; waits a moment for a kernel that is just being forked."""
+    """Find the tree below init by its host pids; wait a moment for a kernel that is just being forked."""
     deadline = time.monotonic() + 5
     while True:
         start = processes.start_time(init_pid)
@@ -212,7 +212,7 @@ def _child(parent: int, nspid: int) -> int:
 
 
 def alive(tree: Tree) -> bool:
-    """Whether the tree's init still runs (the same process, not a later one of the same pid)."""
+    """Return whether the tree's init still runs (the same process, not a later one with its pid)."""
     return (
         processes.start_time(tree.init_pid) == tree.init_start
         and processes.state(tree.init_pid) != "Z"
@@ -220,19 +220,19 @@ def alive(tree: Tree) -> bool:
 
 
 def pids(tree: Tree) -> list[int]:
-    """Host pids of the keeper and everything below it, parents first."""
+    """Return the host pids of the keeper and all its descendants, parents first."""
     return [tree.keeper_pid, *processes.descendants(tree.keeper_pid)]
 
 
 def memory_bytes(tree: Tree) -> int:
-    """Resident memory of the tree (proportional shares of what its processes have in common)."""
+    """Return the resident memory of the tree, with proportional shares of shared pages."""
     return sum(processes.memory(pid).proportional_bytes for pid in pids(tree))
 
 
 def kill(tree: Tree, *, timeout: float = 10.0) -> None:
     """End the tree: SIGKILL to init ends every process of its PID namespace at once (man pid_namespaces).
 
-    Returns when all are gone. A tree that has already ended is no error.
+    It returns when all are gone. A tree that has already ended is no error.
     """
     if alive(tree):
         kill_init(tree.init_pid, timeout=timeout)
@@ -241,14 +241,14 @@ def kill(tree: Tree, *, timeout: float = 10.0) -> None:
 
 
 def kill_init(init_pid: int, *, timeout: float = 10.0) -> None:
-    """Kill a PID 1 of ours and wait until it and all it held are gone; the kernel reaps the others before PID 1 ends."""
+    """Kill an init and wait until it is gone; Linux ends and reaps all others in its PID namespace before."""
     with suppress(ProcessLookupError):
         os.kill(init_pid, signal.SIGKILL)
     wait_until(lambda: _reap(init_pid), timeout=timeout)
 
 
 def _reap(init_pid: int) -> bool:
-    """Whether init is gone, reaping it where it is our child (the daemon is a subreaper; after a crash of it it is not)."""
+    """Return whether init is gone; reap it if it is our child (it is another's if an earlier daemon was its parent)."""
     try:
         return os.waitpid(init_pid, os.WNOHANG)[0] == init_pid
     except ChildProcessError:
@@ -256,7 +256,7 @@ def _reap(init_pid: int) -> bool:
 
 
 def wait_until(done: Callable[[], bool], *, timeout: float) -> bool:
-    """Poll `done` with short sleeps; whether it came true in time."""
+    """Poll `done` with short sleeps; return whether it came true in time."""
     deadline, pause = time.monotonic() + timeout, 0.0005
     while not done():
         if time.monotonic() > deadline:

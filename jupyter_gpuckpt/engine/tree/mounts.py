@@ -1,4 +1,4 @@
-"""Mounts in a kernel's own mount namespace, with which they go."""
+"""Mounts in a kernel's own mount namespace; they disappear with it."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _SECONDS = 10.0
 
 
 def bind(init_pid: int, source: str | Path, target: str | Path) -> None:
-    """Lay `source` over `target`, both as the kernel of this init sees them. Raises CommandFailed."""
+    """Bind mount `source` over `target`, both paths of the kernel below this init. Raises CommandFailed."""
     commands.run([INIT, "bind", str(init_pid), source, target], timeout=_SECONDS)

@@ -1,7 +1,7 @@
-"""Kernels and the signals that stop everything around them: outside_signals.c from the daemon's side.
+"""Protection of kernels from signals that are sent to all processes of a service: the daemon's side of outside_signals.c.
 
-Covers: loading it into a kernel, passing a signal on that is meant. Does not cover: which signals init and keeper ignore
-(init.c), when the daemon leaves (`daemon.lifetime`).
+Covers: loading the library into a kernel, sending a kernel a signal that is meant for it. Does not cover: which signals init and
+keeper ignore (init.c), when the daemon exits (`daemon.lifetime`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ...host import processes
 from ...model import SCRATCH
 
 LIBRARY = Path(__file__).with_name("outside-signals.so")
-#: It lies on the kernel's own scratch tmpfs and travels with the snapshot.
+#: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.
 INSIDE = f"{SCRATCH}/{LIBRARY.name}"
 
 _VARIABLE = "LD_PRELOAD"
@@ -43,19 +43,19 @@ class _SignalInfo(ctypes.Structure):
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """`env` for a kernel that is launched; it takes the addition out again before the program sees it."""
+    """Return `env` with the library preloaded; the library removes itself from it before the program sees it."""
     return {**env, _VARIABLE: ":".join(filter(None, [INSIDE, env.get(_VARIABLE, "")]))}
 
 
 def install(root: Path) -> None:
-    """Put the library where `environment` says, below the kernel's root directory as it is seen from here."""
+    """Copy the library to the place that `environment` names, below `root`, the kernel's root directory as seen from here."""
     target = root / INSIDE.lstrip("/")
     shutil.copyfile(LIBRARY, target)
     target.chmod(0o755)
 
 
 def send_to_group(group: int, signum: int) -> None:
-    """Send a signal to a process group of a kernel's, as a signal that is meant for it. ProcessLookupError if it is gone."""
+    """Send a signal to a kernel's process group, marked as meant for it. Raises ProcessLookupError if the group is gone."""
     if signum not in _KEPT_OUT:
         os.killpg(group, signum)
         return

@@ -1,8 +1,8 @@
 """The info files of Jupyter servers (`jpserver-PID.json`) as a kernel sees them.
 
-`jupyter_server.list_running_servers()`, which libraries call in notebooks, takes a server whose process it does not find for
-dead and removes its file. In a kernel's PID namespace it finds none. So a copy is laid over each file, which names process 1,
-and which cannot be removed there because something is mounted on it.
+Libraries call `jupyter_server.list_running_servers()` in notebooks. It removes the file of a server whose process it does not find,
+and in a kernel's PID namespace it finds none. So a copy that names process 1 is mounted over each file; a mount point cannot be
+removed.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 _PATTERN = "jpserver-*.json"
 _COPIES = f"{SCRATCH}/servers"
-#: The kernel's init: it is there as long as the kernel is.
+#: The pid of the kernel's init, which runs as long as the kernel.
 _A_LIVING_PROCESS = 1
 
 
 def protect(init_pid: int, directory: str) -> None:
-    """Do this for every info file in `directory`, the servers' runtime directory, that is not protected yet; never raises."""
+    """Mount a copy over every info file in `directory`, the servers' runtime directory, that has none yet; never raises."""
     if not directory:
         return  # a script's kernel
     try:
@@ -55,7 +55,7 @@ def _protect(init_pid: int, path: Path) -> None:
 
 
 def _mount_points(init_pid: int) -> set[str]:
-    """Of the kernel's mount namespace (man proc_pid_mountinfo: field 5, with spaces as octal numbers)."""
+    """Return the mount points of the kernel's mount namespace (man proc_pid_mountinfo: field 5, spaces as octal numbers)."""
     lines = Path(f"/proc/{init_pid}/mountinfo").read_text().splitlines()
     fields = (line.split()[4] for line in lines)
     return {re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), field) for field in fields}

@@ -1,8 +1,8 @@
-"""Directories for the unix sockets of a copy whose original listens there: each copy sees its own in the same place.
+"""Directories for the unix sockets of a branch whose original listens there: each kernel sees its own in the same place.
 
-multiprocessing, and with it PyTorch's DataLoader, listens on a socket in a temporary directory of the process that began it.
-Processes of the copy find each other there by the name that they remember, so the name must stay and the directory must not be
-the original's. A directory on the kernel's scratch is laid over it, in the kernel's own mount namespace, with which it goes.
+multiprocessing, and with it PyTorch's DataLoader, listens on a socket in a temporary directory. Processes of the branch find each
+other there by the path that they remember, so the path must stay and the directory must not be the original's. A directory on
+the kernel's scratch is mounted over it, in the kernel's own mount namespace, and disappears with that.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _HINT = (
     "Suspend or shut down the kernel that this one was branched from, then try again."
     " The snapshot is untouched."
 )
-#: More than that is no directory for sockets.
+#: A directory with more entries is not taken for one made for sockets.
 _MOST_ENTRIES, _MOST_BYTES = 100, 16 << 20
 
 
 def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path]) -> None:
-    """Give the kernel of this init directories of its own for these sockets, with copies of what else is in them.
+    """Mount directories of its own for these sockets in the kernel below this init, with copies of the other files in them.
 
-    `inside` gives a path as the kernel sees it. Raises ThawFailed for a socket that does not lie in a temporary directory: laying
-    something over a home directory would hide it.
+    `inside` translates a path of the kernel's. Raises ThawFailed for a socket outside of temporary directories: mounting over a
+    home directory would hide it.
     """
     for number, directory in enumerate(sorted({str(Path(path).parent) for path in paths})):
         original = Path(directory)
@@ -58,7 +58,7 @@ def _lay_over(init_pid: int, directory: Path, number: int, inside: Callable[[str
 
 
 def _is_temporary(directory: Path) -> bool:
-    """Whether it was made below one of the system's directories for temporary files, and is small."""
+    """Return whether a directory is small and lies below one of the system's directories for temporary files."""
     roots = {Path("/tmp"), Path("/var/tmp"), Path(tempfile.gettempdir())}  # noqa: S108 - read only
     if directory in roots or not any(root in directory.parents for root in roots):
         return False
@@ -68,7 +68,7 @@ def _is_temporary(directory: Path) -> bool:
 
 
 def _sockets(directory: str, names: list[str]) -> set[str]:
-    """Of the names in a directory, those that cannot be copied."""
+    """Return those names in a directory that cannot be copied."""
     paths = {name: Path(directory, name) for name in names}
     return {
         n for n, path in paths.items() if not (path.is_symlink() or path.is_file() or path.is_dir())

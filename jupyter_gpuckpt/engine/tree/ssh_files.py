@@ -1,7 +1,6 @@
-"""Settings of ssh that belong to root, as a kernel in a user namespace of its own sees them: as nobody's, which ssh refuses to read.
+"""ssh's system-wide settings in a user namespace: there root's files belong to nobody, and ssh refuses included files of others.
 
-So copies, which are the kernel's user's, are laid over what is included from root's file: ssh looks at the owner of those. See man
-ssh_config, Include.
+So copies that belong to the kernel's user are mounted over the files that root's file includes. See man ssh_config, Include.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _COPIES = f"{SCRATCH}/ssh"
 
 
 def lay_over(init_pid: int) -> None:
-    """Lay copies over ssh's settings in the mount namespace of a kernel's init, if there are any; never raises."""
+    """Mount copies over ssh's included settings in the mount namespace of a kernel's init, if there are any; never raises."""
     root = Path(f"/proc/{init_pid}/root")
     try:
         files = [path for path in (root / _DIRECTORY[1:]).iterdir() if path.is_file()]

@@ -1,12 +1,12 @@
-"""A tree held still by SIGSTOP, with every thread's registers on record, before CRIU puts a hand on it.
+"""A tree stopped by SIGSTOP, with every thread's registers recorded, before CRIU touches it.
 
-Why not leave the stopping to CRIU: it traces the tasks and lets them execute code of its own, and when a tracer dies the
-kernel lets its tracees run on at once, wherever they are. A process whose tracer is killed in mid-injection then executes
-CRIU's breakpoint and dies of SIGTRAP. A process that is in group-stop goes back into it instead (kernel/ptrace.c,
-`__ptrace_unlink`), and can be repaired from the record. CRIU itself does not mind: it saves stopped tasks as stopped ones.
+Why not leave the stopping to CRIU: it traces the tasks and lets them execute code of its own, and when a tracer dies Linux
+lets its tracees run on at once, wherever they are. A process whose tracer is killed in the middle of an injection then executes
+CRIU's breakpoint and dies of SIGTRAP. A process in group-stop goes back into it instead (kernel/ptrace.c,
+`__ptrace_unlink`), and can be repaired from the record. CRIU itself saves stopped tasks as stopped ones.
 
-What no record covers: a task that has met a breakpoint has a SIGTRAP on its way, which Linux delivers when CRIU dies before it
-has taken the signal away. So in a dump of ours CRIU's code meets none (engine/criu/injection.c).
+No record helps a task that has met a breakpoint: its SIGTRAP is pending, and Linux delivers it if CRIU dies before it has
+taken the signal away. So in our dumps CRIU's code meets no breakpoint (engine/criu/injection.c).
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ _NR_CLOSE, _NR_MUNMAP, _NR_RT_SIGTIMEDWAIT = 3, 11, 128
 _SIGTRAP_BIT = 1 << (signal.SIGTRAP - 1)
 _STOP_SECONDS = 10.0
 _JOURNAL = f"{SCRATCH}/standstill"
-#: CRIU writes up to this many bytes over the begin of the first executable area to make its calls (compel/src/lib/infect.c).
+#: CRIU overwrites up to this many bytes at the start of the first executable area to make its calls (compel/src/lib/infect.c).
 _CODE_BYTES = 64
-#: The name of the memory in which CRIU's code lives inside a task (`PARASITE_MEMFD_NAME` and its like).
+#: The name of the memory that holds CRIU's code in a task (`PARASITE_MEMFD_NAME` and others).
 _CRIU_MEMORY = "/memfd:CRIUMFD"
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """What a stopped process was before CRIU touched it."""
+    """A stopped process before CRIU touched it."""
 
     pid: int
     start_time: int
     threads: list[RegistersRecord]
-    #: The vector registers of the same threads: CRIU's code may use them.
+    #: The vector registers of the same threads; CRIU's code may change them.
     extended: list[bytes]
     descriptors: list[int]
     code_address: int
@@ -60,31 +60,31 @@ class TaskRecord(msgspec.Struct, frozen=True):
 
 
 class _Journal(msgspec.Struct):
-    """A standstill as it is kept on the tree's scratch tmpfs, for whoever comes after a caller that was killed."""
+    """A standstill in the form that is written to the tree's scratch tmpfs, for recovery after this process was killed."""
 
     user_stopped: set[int]
     records: list[TaskRecord]
 
 
 class Standstill:
-    """One standstill of `tree`, from `begin()` to `end()`; `repair()` where CRIU did not end well.
+    """One standstill of `tree`, from `begin()` to `end()`; call `repair()` where CRIU failed.
 
-    Tasks that the user had stopped stay stopped. Not thread-safe. A journal lies on the tree's scratch tmpfs meanwhile, so
-    that `found` gives the standstill to another process when this one is killed.
+    Tasks that the user had stopped stay stopped. Not thread-safe. A journal lies on the tree's scratch tmpfs meanwhile, from
+    which `found` makes the standstill in another process when this one was killed.
     """
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         self._records: list[TaskRecord] = []
         self._stopped: list[int] = []
-        #: Host pids of what the user had stopped.
+        #: Host pids of processes that the user had stopped.
         self.user_stopped: set[int] = set()
         #: time.monotonic() when it began.
         self.began = 0.0
 
     @classmethod
     def found(cls, tree: Tree) -> Standstill | None:
-        """The standstill that was begun and not ended by a process that is gone; None if there is none."""
+        """Return the standstill that a killed process had begun and not ended; None if there is none."""
         try:
             journal = decoding.from_msgpack(tree.inside(_JOURNAL).read_bytes(), _Journal)
         except (OSError, msgspec.DecodeError):
@@ -96,14 +96,14 @@ class Standstill:
 
     @property
     def pids(self) -> list[int]:
-        """The processes that stand still; zombies are not among them."""
+        """Host pids of the processes that stand still; zombies are not among them."""
         return [record.pid for record in self._records]
 
     def begin(self) -> None:
-        """Stop every process, parents first, and put on record what CRIU might leave changed.
+        """Stop every process, parents first, and record what CRIU might leave changed.
 
-        Parents first, so that no shell sees a child of it stopped, and none makes a child that is missed. Raises FreezeFailed
-        when one cannot be stopped; `end()` then lets the others go.
+        Parents first, so that no shell sees a child of its own stopped, and no process makes a child that is missed. Raises
+        FreezeFailed when one cannot be stopped; `end()` then lets the others run on.
         """
         self._look()
         waiting = [self._tree.keeper_pid]
@@ -111,8 +111,8 @@ class Standstill:
             pid = waiting.pop()
             self._stop(pid)
             waiting += processes.children(pid)
-        # A task on its way back into its stop when CRIU attaches shows CRIU one stop where it waits for two (compel's
-        # `skip_sigstop`): it would let the task run and wait for ten seconds.
+        # Wait until all are stopped again: CRIU expects two stops of a stopped task (compel's `skip_sigstop`), and would see one
+        # if it attached just before. It would then let the task run and wait for ten seconds.
         for record in self._records:
             wait_until(lambda pid=record.pid: _all_stopped(pid), timeout=_STOP_SECONDS)  # type: ignore[misc]
         self._write()
@@ -147,9 +147,9 @@ class Standstill:
         self._write()
 
     def end(self) -> None:
-        """Let every task run on, except those that the user had stopped.
+        """Let every task run on, deepest first, except those that the user had stopped.
 
-        Deepest first: a shell that went on before its child would see the child stopped, say so, and give up waiting for it.
+        A shell that ran before its child would see the child stopped, report that, and no longer wait for it.
         """
         for pid in reversed(self._stopped):
             with suppress(ProcessLookupError):
@@ -166,9 +166,9 @@ class Standstill:
         path.with_suffix(".new").replace(path)
 
     def repair(self) -> None:
-        """Undo what a CRIU that was killed, or gave up, left in the tasks; they must still be stopped.
+        """Undo changes that a CRIU that was killed or failed left in the tasks, which must still be stopped.
 
-        Where CRIU cleaned up after itself nothing is changed.
+        If CRIU has cleaned up itself, nothing is changed.
         """
         for record in self._records:
             if processes.start_time(record.pid) != record.start_time:
@@ -208,7 +208,7 @@ class Standstill:
 
 
 def _all_stopped(pid: int) -> bool:
-    """Whether no thread of it runs any more; of a process that is gone, too."""
+    """Return whether no thread of a process runs any more; also True if the process has ended."""
     return all(processes.state(tid) in ("T", "Z", "X", None) for tid in processes.threads(pid))
 
 
@@ -231,7 +231,7 @@ def _record(pid: int) -> TaskRecord:
 
 
 def _code(tracee: Tracee) -> tuple[int, bytes]:
-    """Address and bytes of what CRIU overwrites in the process while it makes calls there."""
+    """Return address and bytes of the code that CRIU overwrites in the process while it makes calls there."""
     area = next((area for area in processes.maps(tracee.pid) if area.perms[2:3] == "x"), None)
     if area is None:
         return 0, b""
@@ -256,7 +256,7 @@ def _repair(record: TaskRecord) -> None:
             tracee.write(record.code_address, record.code)
         for area in areas:
             tracee.syscall(_NR_MUNMAP, area.start, area.end - area.start)
-        # CRIU's code closes its socket when it ends by itself; what is new then is the program's own.
+        # If CRIU's code ended by itself it has closed its socket, and new descriptors are the program's own.
         if not any(went_on):
             for descriptor in set(processes.descriptors(record.pid)) - set(record.descriptors):
                 tracee.syscall(_NR_CLOSE, descriptor)
@@ -267,10 +267,10 @@ def _repair(record: TaskRecord) -> None:
 def _put_back(
     tracee: Tracee, record: RegistersRecord, extended: bytes, foreign: list[range]
 ) -> bool:
-    """Make a thread what it was, unless it has gone on by itself: whether it had not. Also after a call of ours (a ghost's).
+    """Restore a thread, also from an injected call of ours (a ghost's); return False if it already went on by itself.
 
-    CRIU's code in the task returns to the program when its socket closes, which a dying CRIU does shortly before its
-    tracees are let go and stop again (kernel/exit.c: `exit_files` comes before `exit_notify`).
+    CRIU's code in the task returns to the program when its socket closes. A dying CRIU closes it shortly before its tracees
+    are detached and stop again (kernel/exit.c: `exit_files` comes before `exit_notify`).
     """
     here = tracee.record()
     inside = any(here.instruction_pointer in area for area in foreign)
@@ -283,10 +283,10 @@ def _put_back(
 
 
 def _take_trap(tracee: Tracee) -> None:
-    """Take the SIGTRAP of CRIU's breakpoint away if it is on its way: delivered, it would kill the program."""
+    """Consume a pending SIGTRAP of CRIU's breakpoint: delivered, it would kill the program."""
     pending = processes.status(tracee.tid).get("SigPnd", "0")
     if int(pending, 16) & _SIGTRAP_BIT:
-        # A set with SIGTRAP alone, and a time of zero: what is there is taken, nothing is waited for.
+        # sigtimedwait for SIGTRAP alone with a timeout of zero: it takes a pending signal and does not wait.
         with (
             tracee.borrowed(struct.pack("<QQQ", _SIGTRAP_BIT, 0, 0)) as address,
             suppress(BlockingIOError),

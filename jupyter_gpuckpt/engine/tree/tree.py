@@ -1,4 +1,4 @@
-"""A running process tree: init (PID 1 of its own namespaces, not part of a snapshot), keeper (the frozen root), kernel and its children."""
+"""The record of a running process tree: init (PID 1 of its own namespaces, not saved), keeper (the frozen root), kernel and children."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...model import FORMER_SCRATCH, SCRATCH
 
 
 def current(path: str) -> str:
-    """Return where a path of a snapshot lies now: earlier versions had scratch in another place."""
+    """Return the present path for a path in a snapshot: earlier versions had scratch in another place."""
     if path.startswith(f"{FORMER_SCRATCH}/"):
         return SCRATCH + path.removeprefix(FORMER_SCRATCH)
     return path
 
 
 class Tree(msgspec.Struct, frozen=True):
-    """Where a kernel's processes are. Written to disk by the daemon, so that the next daemon finds them.
+    """The pids of a kernel's processes. The daemon writes them to disk, so that the next daemon finds the processes.
 
-    Pids ending in `_pid` are seen from the daemon's namespace; `_nspid` from inside. `init_start` is init's start time in
-    clock ticks since boot (field 22 of /proc/PID/stat): with the pid it names one process for ever.
+    Names with `_pid` are pids in the daemon's namespace, with `_nspid` in the kernel's. `init_start` is init's start time in
+    clock ticks since boot (field 22 of /proc/PID/stat), which with the pid identifies one process.
     """
 
     init_pid: int
@@ -33,14 +33,14 @@ class Tree(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> Path:
-        """The kernel's root directory, from here (man proc, /proc/PID/root)."""
+        """The path of the kernel's root directory, as seen from here (man proc, /proc/PID/root)."""
         return Path(f"/proc/{self.init_pid}/root")
 
     def inside(self, path: str) -> Path:
-        """`path` of the kernel's mount namespace, as it can be opened from here."""
+        """Translate a path of the kernel's mount namespace into one that can be opened here."""
         return self.root / current(path).lstrip("/")
 
     @property
     def scratch(self) -> Path:
-        """The kernel's private tmpfs, from here."""
+        """The path of the kernel's private tmpfs, as seen from here."""
         return self.inside(SCRATCH)

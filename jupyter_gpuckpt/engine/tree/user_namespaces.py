@@ -1,8 +1,8 @@
-"""Kernels in a user namespace of their own: what an ordinary user needs no right for.
+"""Kernels in a user namespace of their own, for which an ordinary user needs no rights.
 
-The namespace maps one user and one group: inside those that the kernel was started with, outside the daemon's. A kernel that is
-launched has the same on both sides; one that another user saved keeps its own, and is ours outside. Without a namespace of its own a
-kernel shares ours, which takes rights (`host.privileges`). See man user_namespaces.
+The namespace maps one user and one group: inside the ids with which the kernel was started, outside the daemon's. For a kernel that
+was launched here they are the same; a kernel that another user saved keeps its ids inside. A kernel that shares the daemon's user
+namespace needs rights (`host.privileges`). See man user_namespaces.
 
 Covers: who needs one, which ids a tree has in it. Does not cover: how it is made (namespaces.c), the owners and credentials in
 images (`criu/owners.py`).
@@ -32,14 +32,14 @@ def for_launch(settings: EngineSettings) -> Ids | None:
 
 
 def for_resume(settings: EngineSettings, manifest: Manifest) -> Ids | None:
-    """Return the ids of a kernel that comes back in one: where rights are missing, or another user saved it."""
+    """Return the ids of a kernel that is resumed in a user namespace: if rights are missing, or if another user saved it."""
     if settings.user_namespace or manifest.uid != os.geteuid():
         return Ids(manifest.uid, manifest.gid)
     return None
 
 
 def has_own(pid: int) -> bool:
-    """Return whether a process is in another user namespace than we are."""
+    """Return whether a process is in another user namespace than this one."""
     return processes.namespace(pid, "user") != processes.namespace(os.getpid(), "user")
 
 

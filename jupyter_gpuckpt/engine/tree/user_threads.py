@@ -1,7 +1,7 @@
-"""Threads of CUDA processes, held while the driver takes memory away that they may be using.
+"""Threads of CUDA processes, held while the driver unmaps memory that they may be using.
 
 Checkpoint unmaps all memory that CPU and GPU share (pinned memory, flags that the GPU writes) and Restore maps it again at the same
-addresses. A Lock holds calls of CUDA only: a thread that reads such a flag now and then, as one of JAX's does every five seconds,
+addresses. A Lock holds CUDA calls only: a thread that reads such a flag now and then, as one of JAX's does every five seconds,
 or that copies into pinned memory, dies of SIGSEGV in between, and its process with it (seen in one of 30 Checkpoints).
 """
 
@@ -24,7 +24,7 @@ from .launch import wait_until
 logger = logging.getLogger(__name__)
 
 _FUTEX = 202
-#: How long the driver's thread may wait for a lock before its owner is supposed to be among the held ones.
+#: When the driver's thread has waited for a lock for so long, a held thread is assumed to own it.
 _LOCK_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -33,8 +33,8 @@ _STOP_SECONDS = 10.0
 class UserThreads:
     """The threads of CUDA processes except the driver's, which are held from `hold` to `stop` or `release`.
 
-    All methods must be called in one thread: Linux lets only the thread that traces another let it go. When this process dies
-    the threads run on.
+    All methods must be called in one thread: only the thread that traces another can detach it. If this process dies, the threads
+    run on.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class UserThreads:
 
     @property
     def pids(self) -> list[int]:
-        """Return the processes whose threads are held."""
+        """Host pids of the processes whose threads are held."""
         return list(self._held)
 
     def was_stopped(self, pid: int) -> bool:
@@ -63,25 +63,25 @@ class UserThreads:
         return self._held[pid][0].was_stopped
 
     def release(self, pids: Iterable[int] | None = None) -> None:
-        """Let the threads of these processes, or of all, go: they run, or are stopped where their process is."""
+        """Release the threads of these processes, or of all: they run on, or are stopped if their process is."""
         for pid in list(self._held) if pids is None else list(pids):
             if pid in self._held:
                 self._held.pop(pid)[0].release()
 
     def stop(self, pid: int) -> None:
-        """Stop a process by SIGSTOP, and let its threads go into that stop without a step in between."""
+        """Stop a process by SIGSTOP, and release its threads into that stop, so that they execute no instruction in between."""
         _, thread = self._held[pid]
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-        # The driver's thread takes the signal; then all others are bound to stop.
+        # The driver's thread takes the signal; then all other threads must stop as soon as they are released.
         wait_until(lambda: processes.state(thread) in ("T", "Z", "X", None), timeout=_STOP_SECONDS)
         self.release([pid])
 
     def wait_for(self, calls: Iterable[Future[None]]) -> None:
         """Wait until these calls of the driver have ended.
 
-        A held thread may own a lock (of malloc, of the loader) that the driver's thread needs. When that thread has waited for
-        one without a pause, the threads of its process are let go: the danger of before is less than to wait for ever.
+        A held thread may own a lock (of malloc, of the loader) that the driver's thread needs. If the driver's thread waits for a
+        lock for too long, the threads of its process are released: their risk of SIGSEGV is better than to wait for ever.
         """
         since: dict[int, tuple[int, float]] = {}
         waiting = set(calls)
