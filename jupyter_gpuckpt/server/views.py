@@ -1,95 +1,272 @@
-"""The records of the REST interface and of events, as `openapi.yaml` and `events/*.yaml` describe them."""
+"""The records of the REST interface and of events; `rest/openapi.py` describes the interface by them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import UNSET, Meta, UnsetType
 
-if TYPE_CHECKING:
-    from ..client.batch import SuspendReport
-    from ..errors import ErrorRecord
-    from ..protocol import Kernel, Operation
-    from ..snapshot_records import Snapshot
+from ..client.batch import SuspendOutcome, SuspendReport
+from ..errors import ErrorRecord
+from ..model import Cause, Variable
+from ..progress import ProgressRecord
+from ..protocol import Kernel, Operation, OperationKind, OperationState
+from ..snapshot_records import Snapshot
+from ..states import KernelState
 
 
-def elsewhere_view(kernel: Kernel) -> dict[str, Any]:
+class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all records. Sizes are bytes, times seconds."""
+
+
+class ErrorView(View, frozen=True):
+    """Why something cannot be done. `hint` says what helps."""
+
+    message: str
+    code: str
+    hint: str | None
+    details: str | None = None
+
+
+class ResultView(View, frozen=True):
+    """What an operation did."""
+
+    snapshot_id: str
+    seconds: float
+    frozen_seconds: Annotated[float, Meta(description="How long the kernel stood still.")]
+    raw_bytes: Annotated[int, Meta(description="Memory and images before compression.")]
+    stored_bytes: Annotated[int, Meta(description="Compressed bytes that the snapshot refers to.")]
+    new_bytes: Annotated[int, Meta(description="Of these, bytes that were not in the store.")]
+    gpu_bytes: Annotated[int, Meta(description="GPU memory among raw_bytes.")]
+    warnings: list[str]
+    moved_ports: Annotated[
+        dict[int, int],
+        Meta(
+            description="Of a resume or branch: where listeners are now whose ports were taken, old to new; without Jupyter's own."
+        ),
+    ]
+
+
+class OperationView(View, frozen=True):
+    """An operation on a kernel. Ended ones can be asked for a while."""
+
+    operation_id: str
+    kind: OperationKind
+    kernel_id: str
+    state: OperationState
+    progress: ProgressRecord
+    result: ResultView | None
+    error: ErrorView | None
+
+
+class BranchView(OperationView, frozen=True):
+    """The operation on a new kernel, and the path of its notebook. If it fails, nothing of the branch is left."""
+
+    path: str
+
+
+class KernelView(View, frozen=True, kw_only=True):
+    """A kernel of this server. `reason` and `hint`: why it is not managed, or what went wrong last."""
+
+    kernel_id: str
+    state: KernelState
+    managed: Annotated[bool, Meta(description="Whether the kernel runs under the engine.")]
+    reason: str | None = None
+    hint: str | None = None
+    snapshot_id: Annotated[str | None, Meta(description="What a resume would use.")] = None
+    operation: Annotated[OperationView | None, Meta(description="The one in flight.")] = None
+    parent_snapshot_id: Annotated[
+        str | None, Meta(description="The snapshot that it was branched from.")
+    ] = None
+    path: Annotated[str, Meta(description="Of its notebook; the kernelspec's name if it has none.")]
+    kernel_name: Annotated[str, Meta(description="The kernelspec's name.")]
+    since: Annotated[
+        float, Meta(description="When it entered its state, in seconds since the epoch.")
+    ] = 0.0
+    memory_bytes: Annotated[int, Meta(description="RAM of its processes; 0 while it has none.")] = 0
+    gpu_bytes: Annotated[int, Meta(description="GPU memory of its processes.")] = 0
+    gpu_utilization: Annotated[
+        int | None, Meta(description="Percent of the GPU; null: not known.")
+    ] = None
+    resume_seconds: Annotated[
+        float | None,
+        Meta(description="How long a resume may take; null: not known, or it runs."),
+    ] = None
+    suspended_bytes: Annotated[
+        int, Meta(description="RAM and GPU memory in its snapshot, while it has no process.")
+    ] = 0
+
+
+class KernelElsewhere(View, frozen=True):
+    """A kernel of a notebook below this server's folder that belongs to another server which has not ended."""
+
+    kernel_id: str
+    path: Annotated[str, Meta(description="Of its notebook; empty where it is not known.")]
+    state: KernelState
+    reason: str
+    hint: str
+
+
+class KernelsView(View, frozen=True):
+    """All kernels of this server, also those that are not managed, and those that another server has not let go of."""
+
+    kernels: list[KernelView]
+    elsewhere: list[KernelElsewhere]
+
+
+class ShutDownView(View, frozen=True):
+    """A kernel whose shutdown can be undone. It stands still until it ends."""
+
+    kernel_id: str
+    kernel_name: str
+    path: Annotated[str, Meta(description="Of its notebook; empty if it had none.")]
+    ends_at: Annotated[float, Meta(description="Seconds since the epoch.")]
+
+
+class ShutDownsView(View, frozen=True):
+    """The kernels whose shutdown can be undone."""
+
+    kernels: list[ShutDownView]
+
+
+class OutcomeView(View, frozen=True):
+    """What became of one kernel when all were suspended."""
+
+    kernel_id: str
+    name: str
+    saved: bool
+    snapshot_id: Annotated[str, Meta(description="Empty where it was not saved.")]
+    size_bytes: Annotated[int, Meta(description="Memory and GPU memory that it used.")]
+    seconds: Annotated[
+        float, Meta(description="How long its suspend took; 0 if it was suspended before.")
+    ]
+    error: Annotated[ErrorView | None, Meta(description="Why it was not saved.")]
+
+
+class ReportView(View, frozen=True):
+    """What became of all kernels."""
+
+    seconds: float
+    kernels: list[OutcomeView]
+
+
+class SnapshotView(View, frozen=True):
+    """A snapshot as it is now."""
+
+    snapshot_id: str
+    kernel_id: str
+    created: Annotated[float, Meta(description="Seconds since the epoch.")]
+    reason: Annotated[str, Meta(description="save or suspend")]
+    cause: Annotated[Cause, Meta(description="Why it was taken.")]
+    name: Annotated[str, Meta(description="The notebook's path, or the kernelspec's name.")]
+    title: Annotated[str, Meta(description="What its user calls it; may be empty.")]
+    note: str
+    pinned: Annotated[bool, Meta(description="Retention never removes it.")]
+    needed: Annotated[
+        bool,
+        Meta(description="A suspended kernel would be lost without it; it cannot be deleted."),
+    ]
+    kernel_live: Annotated[bool, Meta(description="Its kernel exists, running or suspended.")]
+    raw_bytes: int
+    stored_bytes: int
+    new_bytes: int
+    gpu_bytes: int
+    frozen_seconds: float
+    seconds: float
+    host_name: str
+    variables: Annotated[
+        list[Variable], Meta(description="The biggest 20; empty where they are not known.")
+    ]
+    deleted_at: Annotated[
+        float | UnsetType, Meta(description="Only in the list of those that can be undeleted.")
+    ] = UNSET
+    kept_until: Annotated[
+        float | UnsetType, Meta(description="Until when that can be undone; only in that list.")
+    ] = UNSET
+
+
+class SnapshotsView(View, frozen=True):
+    """Snapshots, newest first."""
+
+    snapshots: list[SnapshotView]
+
+
+class VariablesView(View, frozen=True):
+    """A kernel's variables, the biggest first, at most 1000. They were looked at without running any code of theirs."""
+
+    variables: list[Variable]
+
+
+def elsewhere_view(kernel: Kernel) -> KernelElsewhere:
     """Return the record of a kernel of another server that shows the same notebooks."""
-    return {
-        "kernel_id": kernel.kernel_id,
-        "path": kernel.name,
-        "state": str(kernel.state),
-        "reason": "It is a session of another server, which has not ended.",
-        "hint": "It is listed by the first server that is started after that one has ended.",
-    }
+    return KernelElsewhere(
+        kernel_id=kernel.kernel_id,
+        path=kernel.name,
+        state=kernel.state,
+        reason="It is a session of another server, which has not ended.",
+        hint="It is listed by the first server that is started after that one has ended.",
+    )
 
 
-def measures_view(kernel: Kernel | None) -> dict[str, Any]:
-    """Return what a kernel uses, as the daemon has reported last; zeros for one that it does not know."""
-    return {
-        "since": kernel.since if kernel else 0.0,
-        "memory_bytes": kernel.memory_bytes if kernel else 0,
-        "gpu_bytes": kernel.gpu_bytes if kernel else 0,
-        "gpu_utilization": kernel.gpu_utilization if kernel else None,
-        "resume_seconds": kernel.resume_seconds if kernel else None,
-        "suspended_bytes": kernel.suspended_bytes if kernel else 0,
-    }
-
-
-def operation_view(operation: Operation) -> dict[str, Any]:
+def operation_view(operation: Operation) -> OperationView:
     """Return the record of an operation."""
     result, error = operation.result, operation.error
-    return {
-        "operation_id": operation.operation_id,
-        "kind": str(operation.kind),
-        "kernel_id": operation.kernel_id,
-        "state": str(operation.state),
-        "progress": msgspec.to_builtins(operation.progress),
-        "result": None
+    return OperationView(
+        operation_id=operation.operation_id,
+        kind=operation.kind,
+        kernel_id=operation.kernel_id,
+        state=operation.state,
+        progress=operation.progress,
+        result=None
         if result is None
-        else {
-            "snapshot_id": result.snapshot_id,
-            "seconds": result.seconds,
-            "frozen_seconds": result.frozen_seconds,
-            **msgspec.to_builtins(result.sizes),
-            "warnings": result.warnings,
-            "moved_ports": msgspec.to_builtins(result.moved_ports, str_keys=True),
-        },
-        "error": error_view(error),
-    }
+        else ResultView(
+            snapshot_id=result.snapshot_id,
+            seconds=result.seconds,
+            frozen_seconds=result.frozen_seconds,
+            **msgspec.structs.asdict(result.sizes),
+            warnings=result.warnings,
+            moved_ports=result.moved_ports,
+        ),
+        error=error_view(error) if error else None,
+    )
 
 
-def report_view(report: SuspendReport) -> dict[str, Any]:
+def branch_view(operation: Operation, path: str) -> BranchView:
+    """Return the record of the operation that makes a branch."""
+    return BranchView(**msgspec.structs.asdict(operation_view(operation)), path=path)
+
+
+def report_view(report: SuspendReport) -> ReportView:
     """Return the record of a suspend of many kernels."""
-    kernels = [
-        {**msgspec.to_builtins(outcome), "error": error_view(outcome.error)}
-        for outcome in report.kernels
-    ]
-    return {"seconds": report.seconds, "kernels": kernels}
+    return ReportView(seconds=report.seconds, kernels=list(map(_outcome_view, report.kernels)))
 
 
-def error_view(error: ErrorRecord | None) -> dict[str, Any] | None:
-    """Return the record of an error, if there is one."""
-    if error is None:
-        return None
-    return {
-        "message": error.message,
-        "code": error.code,
-        "hint": error.hint or None,
-        "details": error.details or None,
-    }
+def _outcome_view(outcome: SuspendOutcome) -> OutcomeView:
+    error = error_view(outcome.error) if outcome.error else None
+    return OutcomeView(**{**msgspec.structs.asdict(outcome), "error": error})
 
 
-def snapshot_view(snapshot: Snapshot) -> dict[str, Any]:
+def error_view(error: ErrorRecord) -> ErrorView:
+    """Return the record of an error."""
+    return ErrorView(
+        message=error.message,
+        code=error.code,
+        hint=error.hint or None,
+        details=error.details or None,
+    )
+
+
+def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     """Return the record of a snapshot; one that is not deleted has no fields about a deletion."""
-    view = record_view(snapshot)
+    fields: dict[str, Any] = msgspec.structs.asdict(snapshot)
+    fields |= msgspec.structs.asdict(fields.pop("sizes"))
     if snapshot.deleted_at is None:
-        del view["deleted_at"], view["kept_until"]
-    sizes = view.pop("sizes")
-    return {**view, **sizes}
+        del fields["deleted_at"], fields["kept_until"]
+    return SnapshotView(**fields)
 
 
-def record_view(record: Any) -> dict[str, Any]:
-    """Return a record that is shown as it is."""
-    view: dict[str, Any] = msgspec.to_builtins(record)
-    return view
+def as_event(view: View) -> dict[str, Any]:
+    """Return a record as the data of an event."""
+    data: dict[str, Any] = msgspec.to_builtins(view, str_keys=True)
+    return data

@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import end_everything_below, wait_for
 from tests.ports import free_port
 from tests.programs import python_module
+from tests.server import contract
 from tests.server.page import TIMEOUT, Listener, Page
 
 #: Else each request reads all certificates of the machine, which takes ten times as long as the request.
@@ -109,6 +110,7 @@ class Server:
             assert response.is_success, (
                 f"{path}: {response.status_code} {response.text}\n{self.log()}"
             )
+        contract.check(method, path, response)
         return response
 
     def get(self, path):

@@ -5,13 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-from jupyter_gpuckpt import server as server_package
-from jupyter_gpuckpt.server.rest.routes import PREFIX, ROUTES
+from jupyter_gpuckpt.server.rest.openapi import PREFIX
+from jupyter_gpuckpt.server.rest.routes import ROUTES
 from tests.server.conftest import Server
+from tests.server.contract import DOCUMENT, described
 
-OPENAPI = Path(server_package.__file__).parent / "openapi.yaml"
 METHODS = ("get", "put", "post", "patch", "delete")
 
 CASES = [
@@ -136,7 +135,7 @@ def test_a_body_that_makes_no_sense_is_400(server):
             path = filled(f"/kernels/{{id}}/{verb}").removeprefix("api/gpuckpt/")
             status, answer = server.refused("POST", path, content=body)
             assert (status, answer["code"]) == (400, "configuration"), (verb, body)
-            assert "openapi.yaml" in answer["hint"]
+            assert "openapi.json" in answer["hint"]
     status, _ = server.refused("GET", "operations/x?wait=soon")
     assert status == 400
 
@@ -147,21 +146,11 @@ def test_the_host_is_described(server):
     assert {"name", "ok", "message", "fix", "required"} == set(report["checks"][0])
 
 
-def test_the_description_lists_exactly_the_routes():
-    described = yaml.safe_load(OPENAPI.read_text())
-    assert described["servers"] == [{"url": PREFIX}]
-    found = {
-        (method, path)
-        for path, item in described["paths"].items()
-        for method in item
-        if method in METHODS
-    }
-    assert found == set(CASES)
+def test_the_description_is_served(server):
+    assert server.get("api/gpuckpt/openapi.json") == DOCUMENT
 
 
 def test_the_description_refers_to_nothing_that_it_lacks():
-    described = yaml.safe_load(OPENAPI.read_text())
-
     def references(part):
         if isinstance(part, dict):
             for key, value in part.items():
@@ -172,7 +161,51 @@ def test_the_description_refers_to_nothing_that_it_lacks():
             for value in part:
                 yield from references(value)
 
-    for reference in references(described):
-        found = described
+    for reference in set(references(DOCUMENT)):
+        found = DOCUMENT
         for name in reference.removeprefix("#/").split("/"):
             found = found[name]
+
+
+def test_every_answer_is_as_it_is_described(server):
+    """`Server.request` compares each answer with the description; here are all kinds of answers at least once."""
+    page = server.open()
+    page.run("x = 1")
+    kernel = f"kernels/{page.kernel_id}"
+    snapshot_id = server.do("save", page.kernel_id, name="kept")["result"]["snapshot_id"]
+    snapshot = f"snapshots/{snapshot_id}"
+    asked = set()
+
+    def ask(method, path, **arguments):
+        asked.add(id(described(method, f"api/gpuckpt/{path}")))
+        return server.request(method, f"api/gpuckpt/{path}", **arguments)
+
+    for path in ("kernels", kernel, f"{kernel}/variables", "snapshots", snapshot, "store", "host"):
+        ask("GET", path)
+    ask("GET", f"{snapshot}/changes")
+    ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
+    ask("PATCH", snapshot, json={"title": "a title", "pinned": False})
+    ask("POST", f"{snapshot}/verify")
+    archive = ask("GET", f"{snapshot}/export").content
+    ask("DELETE", snapshot)
+    ask("GET", "snapshots?deleted=1")
+    ask("POST", f"{snapshot}/undelete")
+    branch = ask("POST", f"{snapshot}/branch", json={}).json()
+    ask("GET", f"operations/{branch['operation_id']}?wait=60")
+    ask("POST", "suspend_all", json={"within": 60})
+    for verb, body in (("resume", {}), ("suspend", {"name": "again"})):
+        begun = ask("POST", f"{kernel}/{verb}", json=body).json()
+        ask("GET", f"operations/{begun['operation_id']}?wait=60")
+    ask("GET", "shut_down")
+    ask("GET", "openapi.json")
+    for method, path in (
+        ("POST", f"{kernel}/park"),
+        ("POST", f"{kernel}/undo_shutdown"),
+        ("POST", "snapshots/import"),
+        ("POST", f"{kernel}/roll_back"),
+        ("POST", f"{kernel}/save"),
+    ):
+        content = archive if "import" in path else b"{}"
+        ask(method, path, ok=False, content=content)
+    all_of_them = {id(item[m]) for item in DOCUMENT["paths"].values() for m in METHODS if m in item}
+    assert asked == all_of_them

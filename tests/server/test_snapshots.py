@@ -5,15 +5,14 @@ import socket
 import tarfile
 
 import pytest
-import yaml
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.server.events.snapshot_events import SCHEMA_ID
 from tests.conftest import wait_for
-from tests.server.test_rest import OPENAPI
+from tests.server.contract import DOCUMENT
 
-VIEW = yaml.safe_load(OPENAPI.read_text())["components"]["schemas"]["Snapshot"]
+VIEW = DOCUMENT["components"]["schemas"]["SnapshotView"]
 DELETED = {"deleted_at", "kept_until"}
 
 
@@ -151,8 +150,7 @@ def test_the_store_is_shown_by_notebook(shared_server):
     for path in ("one.ipynb", "other.ipynb"):
         save(server, server.open(path))
     store = server.get("api/gpuckpt/store")
-    described = yaml.safe_load(OPENAPI.read_text())["components"]["schemas"]["Store"]
-    assert set(store) == set(described["required"])
+    assert set(store) == set(DOCUMENT["components"]["schemas"]["StoreUsage"]["properties"])
     assert {"one.ipynb", "other.ipynb"} <= {named["name"] for named in store["by_name"]}
     for named in store["by_name"]:
         assert 0 < named["exclusive_bytes"] < named["stored_bytes"] < named["raw_bytes"]

@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge, Summary
 from ...protocol import Operation, OperationState, summary
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
-from ..views import operation_view
+from ..views import as_event, operation_view
 
 if TYPE_CHECKING:
     import logging
@@ -84,7 +84,7 @@ class EndedOperations(KernelListener):
                 metrics.stages.labels(kind=kind, stage=stage).observe(seconds)
             if kind != "resume":
                 _count_bytes(result.sizes)
-        data: dict[str, Any] = {**operation_view(operation), "name": name}
+        data: dict[str, Any] = {**as_event(operation_view(operation)), "name": name}
         del data["progress"]
         self._logger.emit(schema_id=SCHEMA_ID, data=data)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..kernels.kernel_listener import KernelListener
+from ..views import as_event
 
 if TYPE_CHECKING:
     from jupyter_events import EventLogger
@@ -32,7 +33,7 @@ class KernelEvents(KernelListener):
         if kernel_id not in self._kernels:
             self._last.pop(kernel_id, None)
             return
-        view, now = self._kernels.view(kernel_id), time.monotonic()
+        view, now = as_event(self._kernels.view(kernel_id)), time.monotonic()
         when, before = self._last.get(kernel_id, (-PROGRESS_SECONDS, {}))
         if before == view:
             return

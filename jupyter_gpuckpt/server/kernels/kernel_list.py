@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...protocol import OperationState
+import msgspec
+
 from ...states import KernelState
 from ..messages.served_kernel import not_managed
-from ..views import measures_view, operation_view
+from ..views import KernelView, operation_view
 from .sessions import sessions_of
 
 if TYPE_CHECKING:
@@ -38,40 +39,39 @@ class KernelList:
         """Return the ids of all kernels."""
         return list(self._kernels.list_kernel_ids())
 
-    def view(self, kernel_id: str) -> dict[str, Any]:
-        """Return a kernel as pages see it. `reason` and `hint`: why it is not managed, or what went wrong last."""
+    def view(self, kernel_id: str) -> KernelView:
+        """Return a kernel as pages see it."""
         manager = self._kernels.get_kernel(kernel_id)
         rows = sessions_of(self._sessions, kernel_id)
         served = self._served.get(kernel_id)
-        view: dict[str, Any] = {
-            "kernel_id": kernel_id,
-            "state": str(KernelState.RUNNING),
-            "managed": False,
-            "reason": None,
-            "hint": None,
-            "snapshot_id": None,
-            "operation": None,
-            "parent_snapshot_id": None,
-            "path": rows[0]["path"] if rows else manager.kernel_name,
-            "kernel_name": manager.kernel_name,
-            **measures_view(None),
-        }
+        view = KernelView(
+            kernel_id=kernel_id,
+            state=served.state if served else KernelState.RUNNING,
+            managed=served is not None,
+            path=rows[0]["path"] if rows else manager.kernel_name,
+            kernel_name=manager.kernel_name,
+        )
         if served is None:
             reason, hint = not_managed(manager)
-            return view | {"reason": reason or None, "hint": hint or None}
-        view |= {"managed": True, "state": str(served.state)}
+            return msgspec.structs.replace(view, reason=reason or None, hint=hint or None)
         kernel = served.kernel
         if kernel is None:
             return view
         error, operation = kernel.error, kernel.operation
         if operation is not None and self._tracked is not None:
             operation = self._tracked.as_seen(operation)
-        in_flight = operation is not None and operation.state is OperationState.RUNNING
-        return view | {
-            "reason": served.waits or (error.message if error else None),
-            "hint": (error.hint or None) if error else None,
-            "snapshot_id": kernel.snapshot_id or None,
-            "parent_snapshot_id": kernel.parent_snapshot_id or None,
-            "operation": operation_view(operation) if operation and in_flight else None,
-            **measures_view(kernel),
-        }
+        in_flight = operation is not None and not operation.is_over
+        return msgspec.structs.replace(
+            view,
+            reason=served.waits or (error.message if error else None),
+            hint=(error.hint or None) if error else None,
+            snapshot_id=kernel.snapshot_id or None,
+            parent_snapshot_id=kernel.parent_snapshot_id or None,
+            operation=operation_view(operation) if operation and in_flight else None,
+            since=kernel.since,
+            memory_bytes=kernel.memory_bytes,
+            gpu_bytes=kernel.gpu_bytes,
+            gpu_utilization=kernel.gpu_utilization,
+            resume_seconds=kernel.resume_seconds,
+            suspended_bytes=kernel.suspended_bytes,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import TracebackType
@@ -18,6 +17,8 @@ from ... import decoding, ids
 from ...errors import ConfigurationError, DaemonUnavailable, GpuCkptError, record_of
 from ...statuses import http_status
 from ..jupyter_internals import is_finished
+from ..views import ErrorView, error_view
+from .openapi import contract_of
 
 if TYPE_CHECKING:
     from ...daemon_settings import Settings
@@ -86,7 +87,7 @@ class GpuCkptHandler(APIHandler):
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"The request's body is not valid: {error}",
-                hint="openapi.yaml of the extension describes it.",
+                hint="GET /api/gpuckpt/openapi.json describes it.",
             ) from error
 
     def seconds(self, name: str, most: float) -> float:
@@ -97,11 +98,11 @@ class GpuCkptHandler(APIHandler):
         except ValueError as error:
             raise ConfigurationError(f"{name} is not a number of seconds: {text!r}") from error
 
-    def reply(self, body: Any, status: HTTPStatus = HTTPStatus.OK) -> None:
-        """Answer with JSON."""
-        self.set_status(status)
+    def reply(self, record: Any) -> None:
+        """Answer with a record as JSON, with the status that the method states."""
+        self.set_status(contract_of(type(self), str(self.request.method).lower()).status)
         self.set_header("Content-Type", "application/json")
-        self.finish(msgspec.json.encode(body))
+        self.finish(msgspec.json.encode(record))
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
         """Answer an exception with the status of its class."""
@@ -115,17 +116,11 @@ class GpuCkptHandler(APIHandler):
         error = _error_in(kwargs)
         if isinstance(error, HTTPError) or error is None:
             message = (error.log_message if error else "") or HTTPStatus(status_code).phrase
-            body = {"message": message, "code": f"http_{status_code}", "hint": None}
+            view = ErrorView(message=message, code=f"http_{status_code}", hint=None)
         else:
-            record = record_of(error)
-            body = {
-                "message": record.message,
-                "code": record.code,
-                "hint": record.hint or None,
-                "details": record.details or None,
-            }
+            view = error_view(record_of(error))
         self.set_header("Content-Type", "application/json")
-        self.finish(json.dumps(body))
+        self.finish(msgspec.json.encode(view))
 
     def log_exception(
         self,

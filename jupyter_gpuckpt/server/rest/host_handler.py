@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ... import calls
 from ...client import AsyncClient
+from ...protocol import HostReport
 from .base_handler import GpuCkptHandler
+from .openapi import answers
 
 
 class HostHandler(GpuCkptHandler):
     """Handler for what this machine can do."""
 
+    @answers(HostReport)
     async def get(self) -> None:
         """Answer the doctor's report, of a daemon that is started for it where there is no connection."""
         if self.connected_link is not None:

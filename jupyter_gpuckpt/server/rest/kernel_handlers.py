@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -11,8 +11,19 @@ from ...errors import GpuCkptError, KernelNotFound
 from ...protocol import Kernel, ResumeRequest
 from ..policies.shut_downs import ShutDown
 from ..policies.suspend_all import suspend_all
-from ..views import elsewhere_view, operation_view, report_view
+from ..views import (
+    KernelsView,
+    KernelView,
+    OperationView,
+    ReportView,
+    ShutDownsView,
+    ShutDownView,
+    elsewhere_view,
+    operation_view,
+    report_view,
+)
 from .base_handler import GpuCkptHandler
+from .openapi import answers
 
 #: A client may wait this long for an answer about an operation; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
@@ -33,11 +44,12 @@ class SuspendAllRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 class KernelsHandler(GpuCkptHandler):
     """Handler for all kernels of this server."""
 
+    @answers(KernelsView)
     async def get(self) -> None:
         """List the kernels, and those that another server has not let go of."""
         views = [self.kernels.view(kernel_id) for kernel_id in self.kernels.ids()]
         elsewhere = [elsewhere_view(kernel) for kernel in await self._kept_elsewhere()]
-        self.reply({"kernels": views, "elsewhere": elsewhere})
+        self.reply(KernelsView(kernels=views, elsewhere=elsewhere))
 
     async def _kept_elsewhere(self) -> list[Kernel]:
         """Return the kernels of notebooks below this server's folder that belong to another server which has not ended."""
@@ -51,6 +63,7 @@ class KernelsHandler(GpuCkptHandler):
 class KernelHandler(GpuCkptHandler):
     """Handler for one kernel."""
 
+    @answers(KernelView)
     async def get(self, kernel_id: str) -> None:
         """Show a kernel."""
         if kernel_id not in self.kernels:
@@ -61,36 +74,40 @@ class KernelHandler(GpuCkptHandler):
 class SaveHandler(GpuCkptHandler):
     """Handler for saves."""
 
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=NameRequest)
     async def post(self, kernel_id: str) -> None:
         """Start a save."""
         request = self.record(NameRequest)
         operation = await self.parts.operations.save(kernel_id, request.name)
-        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+        self.reply(operation_view(operation))
 
 
 class SuspendHandler(GpuCkptHandler):
     """Handler for suspends."""
 
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=NameRequest)
     async def post(self, kernel_id: str) -> None:
         """Start a suspend."""
         request = self.record(NameRequest)
         operation = await self.parts.operations.suspend(kernel_id, request.name)
-        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+        self.reply(operation_view(operation))
 
 
 class ResumeHandler(GpuCkptHandler):
     """Handler for resumes."""
 
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=ResumeRequest)
     async def post(self, kernel_id: str) -> None:
         """Start a resume."""
         request = self.record(ResumeRequest)
         operation = await self.parts.resume(kernel_id, request.snapshot_id)
-        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+        self.reply(operation_view(operation))
 
 
 class SuspendAllHandler(GpuCkptHandler):
     """Handler for suspends of all kernels."""
 
+    @answers(ReportView, request=SuspendAllRequest)
     async def post(self) -> None:
         """Suspend all kernels; answer what became of each, at the latest a moment after the deadline."""
         request = self.record(SuspendAllRequest)
@@ -102,15 +119,17 @@ class SuspendAllHandler(GpuCkptHandler):
 class ShutDownsHandler(GpuCkptHandler):
     """Handler for kernels whose shutdown can be undone."""
 
+    @answers(ShutDownsView)
     async def get(self) -> None:
         """List them."""
         views = [_shut_down_view(kernel_id, kept) for kernel_id, kept in self.parts.shut_downs]
-        self.reply({"kernels": views})
+        self.reply(ShutDownsView(kernels=views))
 
 
 class UndoShutdownHandler(GpuCkptHandler):
     """Handler that undoes shutdowns."""
 
+    @answers(KernelView)
     async def post(self, kernel_id: str) -> None:
         """List a kernel again, with its sessions, and let it run on."""
         await self.parts.shut_downs.undo(kernel_id)
@@ -120,15 +139,19 @@ class UndoShutdownHandler(GpuCkptHandler):
 class ParkHandler(GpuCkptHandler):
     """Handler for parks."""
 
+    @answers(OperationView, HTTPStatus.ACCEPTED)
     async def post(self, kernel_id: str) -> None:
         """Start a park."""
         operation = await self.parts.operations.park(kernel_id)
-        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+        self.reply(operation_view(operation))
 
 
 class OperationHandler(GpuCkptHandler):
     """Handler for one operation."""
 
+    @answers(
+        OperationView, query={"wait": "Seconds, at most 60, to wait for the end of the operation."}
+    )
     async def get(self, operation_id: str) -> None:
         """Show an operation; with `wait`, when it is over or after that many seconds."""
         wait = self.seconds("wait", LONGEST_WAIT_SECONDS)
@@ -136,14 +159,14 @@ class OperationHandler(GpuCkptHandler):
         self.reply(operation_view(operation))
 
 
-def _shut_down_view(kernel_id: str, kept: ShutDown) -> dict[str, Any]:
-    """Return a kernel whose shutdown can be undone as a record of the REST interface."""
-    return {
-        "kernel_id": kernel_id,
-        "kernel_name": kept.manager.kernel_name,
-        "path": kept.sessions[0]["path"] if kept.sessions else "",
-        "ends_at": kept.ends_at,
-    }
+def _shut_down_view(kernel_id: str, kept: ShutDown) -> ShutDownView:
+    """Return the record of a kernel whose shutdown can be undone."""
+    return ShutDownView(
+        kernel_id=kernel_id,
+        kernel_name=kept.manager.kernel_name,
+        path=kept.sessions[0]["path"] if kept.sessions else "",
+        ends_at=kept.ends_at,
+    )
 
 
 ROUTES: dict[str, type[GpuCkptHandler]] = {

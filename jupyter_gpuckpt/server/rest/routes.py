@@ -1,4 +1,4 @@
-"""All routes of the REST interface; `server/openapi.yaml` describes them."""
+"""All routes of the REST interface."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from . import (
     time_travel_handlers,
     variable_handlers,
 )
+from .base_handler import GpuCkptHandler, Parts
+from .openapi import PREFIX, answers, description
 
 if TYPE_CHECKING:
     from ...daemon_settings import Settings
     from ..kernels.kernel_list import KernelList
-    from .base_handler import GpuCkptHandler, Parts
 
-PREFIX = "/api/gpuckpt"
 ROUTES: dict[str, type[GpuCkptHandler]] = {
     **kernel_handlers.ROUTES,
     **snapshot_handlers.ROUTES,
@@ -26,6 +26,18 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     **variable_handlers.ROUTES,
     **host_handler.ROUTES,
 }
+
+
+class DescriptionHandler(GpuCkptHandler):
+    """Handler for the description of the REST interface."""
+
+    @answers(dict[str, Any])
+    async def get(self) -> None:
+        """Return this description."""
+        self.reply(description(ROUTES))
+
+
+ROUTES["/openapi.json"] = DescriptionHandler
 
 
 def tornado_routes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
+from typing import Any
 
 from jupyter_server.auth.decorator import authorized
 from tornado import web
@@ -12,10 +13,11 @@ from tornado.iostream import StreamClosedError
 
 from ... import calls
 from ...errors import GpuCkptError
-from ...snapshot_records import AnnotateRequest, Snapshot, Verification
+from ...snapshot_records import AnnotateRequest, Snapshot, StoreUsage, Verification
 from ..jupyter_internals import has_begun_to_answer, is_finished
-from ..views import record_view, snapshot_view
+from ..views import SnapshotsView, SnapshotView, snapshot_view
 from .base_handler import GpuCkptHandler
+from .openapi import ARCHIVE, answers
 
 #: An archive may be as long as a disk.
 _MOST_ARCHIVE_BYTES = 1 << 50
@@ -26,6 +28,14 @@ _PIECES = 16
 class SnapshotsHandler(GpuCkptHandler):
     """Handler for all snapshots of the user."""
 
+    @answers(
+        SnapshotsView,
+        query={
+            "kernel_id": "Only those of this kernel.",
+            "path": "Only those of this notebook.",
+            "deleted": "1: instead, those whose deletion can be undone.",
+        },
+    )
     async def get(self) -> None:
         """List snapshots, newest first; of one kernel or one notebook if that is given; with `deleted`, those that can be listed again."""
         found = await self.parts.link.daemon.send(
@@ -35,16 +45,18 @@ class SnapshotsHandler(GpuCkptHandler):
                 deleted=self.get_query_argument("deleted", "") not in {"", "0"},
             )
         )
-        self.reply({"snapshots": [snapshot_view(info) for info in found]})
+        self.reply(SnapshotsView(snapshots=list(map(snapshot_view, found))))
 
 
 class SnapshotHandler(GpuCkptHandler):
     """Handler for one snapshot."""
 
+    @answers(dict[str, Any])
     async def get(self, snapshot_id: str) -> None:
         """Show what is in a snapshot; never its environment or its connection key."""
         self.reply(await self.parts.link.daemon.send(calls.manifest_summary(snapshot_id)))
 
+    @answers(SnapshotView, request=AnnotateRequest)
     async def patch(self, snapshot_id: str) -> None:
         """Change a snapshot's title or note, or whether it is pinned."""
         asked = self.record(AnnotateRequest)
@@ -53,6 +65,7 @@ class SnapshotHandler(GpuCkptHandler):
         )
         self.reply(snapshot_view(changed))
 
+    @answers(None, HTTPStatus.NO_CONTENT)
     async def delete(self, snapshot_id: str) -> None:
         """Delete a snapshot, which can be undone for a while; refused while a suspended kernel needs it."""
         await self.parts.link.daemon.send(calls.delete_snapshot(snapshot_id))
@@ -63,6 +76,7 @@ class SnapshotHandler(GpuCkptHandler):
 class UndeleteHandler(GpuCkptHandler):
     """Handler that undoes deletions."""
 
+    @answers(SnapshotView)
     async def post(self, snapshot_id: str) -> None:
         """List a deleted snapshot again."""
         self.reply(snapshot_view(await self.parts.link.daemon.send(calls.undelete(snapshot_id))))
@@ -73,12 +87,13 @@ class VerifyHandler(GpuCkptHandler):
 
     _asked: asyncio.Task[Verification] | None = None
 
+    @answers(Verification)
     async def post(self, snapshot_id: str) -> None:
         """Read all of a snapshot, for as long as the page waits for the answer."""
         self._asked = asyncio.ensure_future(self.parts.link.daemon.send(calls.verify(snapshot_id)))
         await asyncio.wait({self._asked})
         if not self._asked.cancelled():
-            self.reply(record_view(self._asked.result()))
+            self.reply(self._asked.result())
 
     def on_connection_close(self) -> None:
         """Cancel the verification: the page has disconnected."""
@@ -90,6 +105,7 @@ class VerifyHandler(GpuCkptHandler):
 class ExportHandler(GpuCkptHandler):
     """Handler for exports."""
 
+    @answers(ARCHIVE)
     async def get(self, snapshot_id: str) -> None:
         """Send an archive of a snapshot, piece by piece as it comes."""
         try:
@@ -137,12 +153,12 @@ class ImportHandler(GpuCkptHandler):
         """Pass a piece of the archive on; drop it when the daemon reads no more."""
         await self._put(chunk)
 
+    @answers(SnapshotsView, HTTPStatus.CREATED, request=ARCHIVE)
     async def post(self) -> None:
         """Answer what was imported: the whole archive has come."""
         await self._put(None)
         if self._sent is not None:
-            views = [snapshot_view(info) for info in await self._sent]
-            self.reply({"snapshots": views}, HTTPStatus.CREATED)
+            self.reply(SnapshotsView(snapshots=list(map(snapshot_view, await self._sent))))
 
     def on_connection_close(self) -> None:
         """Cancel the import: the page has disconnected, and what has come is not the whole archive."""
@@ -163,9 +179,10 @@ class ImportHandler(GpuCkptHandler):
 class StoreHandler(GpuCkptHandler):
     """Handler for the store."""
 
+    @answers(StoreUsage)
     async def get(self) -> None:
         """Show the size of the store, and which kernels it belongs to."""
-        self.reply(record_view(await self.parts.link.daemon.send(calls.store())))
+        self.reply(await self.parts.link.daemon.send(calls.store()))
 
 
 async def _until_none(pieces: asyncio.Queue[bytes | None]) -> AsyncGenerator[bytes]:

@@ -7,8 +7,10 @@ from http import HTTPStatus
 import msgspec
 
 from ... import calls
-from ..views import operation_view
+from ...protocol import Changes
+from ..views import BranchView, OperationView, branch_view, operation_view
 from .base_handler import GpuCkptHandler
+from .openapi import answers
 
 
 class PathRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -26,28 +28,31 @@ class SnapshotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BranchHandler(GpuCkptHandler):
     """Handler for branches."""
 
+    @answers(BranchView, HTTPStatus.ACCEPTED, request=PathRequest)
     async def post(self, snapshot_id: str) -> None:
         """Start making a branch."""
         request = self.record(PathRequest)
         operation, path = await self.parts.branching.branch(snapshot_id, request.path)
-        self.reply({**operation_view(operation), "path": path}, HTTPStatus.ACCEPTED)
+        self.reply(branch_view(operation, path))
 
 
 class RollBackHandler(GpuCkptHandler):
     """Handler for rollbacks."""
 
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=SnapshotRequest)
     async def post(self, kernel_id: str) -> None:
         """Start a rollback."""
         # A kernel that does not exist is reported before a body that is not valid.
         self.parts.operations.served(kernel_id)
         request = self.record(SnapshotRequest)
         operation = await self.parts.rollbacks.roll_back(kernel_id, request.snapshot_id)
-        self.reply(operation_view(operation), HTTPStatus.ACCEPTED)
+        self.reply(operation_view(operation))
 
 
 class ChangesHandler(GpuCkptHandler):
     """Handler for changes since a snapshot."""
 
+    @answers(Changes)
     async def get(self, snapshot_id: str) -> None:
         """Show what has changed since the snapshot was taken."""
         self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))

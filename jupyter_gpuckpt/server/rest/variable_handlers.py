@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from ... import calls
 from ...errors import KernelStateConflict
-from ..kernels.variables import compare
+from ..kernels.variables import Comparison, compare
+from ..views import VariablesView
 from .base_handler import GpuCkptHandler
+from .openapi import answers
 
 #: Seconds for making fingerprints of what the variables hold.
 _FINGERPRINT_SECONDS = 1.0
@@ -14,15 +16,17 @@ _FINGERPRINT_SECONDS = 1.0
 class VariablesHandler(GpuCkptHandler):
     """Handler for a kernel's variables."""
 
+    @answers(VariablesView)
     async def get(self, kernel_id: str) -> None:
         """List a kernel's variables, the biggest first."""
         found = await self.parts.operations.variables(kernel_id)
-        self.reply({"variables": found.listed})
+        self.reply(VariablesView(variables=found.listed))
 
 
 class CompareHandler(GpuCkptHandler):
     """Handler for comparisons of a snapshot's variables with a kernel's."""
 
+    @answers(Comparison, query={"kernel_id": "By default the kernel of the snapshot."})
     async def get(self, snapshot_id: str) -> None:
         """Show which variables differ."""
         found = await self.parts.link.daemon.send(calls.snapshot_variables(snapshot_id))
