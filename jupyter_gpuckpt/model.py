@@ -227,7 +227,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return msgspec.structs.replace(self, env=env, secrets={})
 
 
-class Variable(msgspec.Struct, frozen=True):
+class Variable(msgspec.Struct, frozen=True, gc=False):
     """A value that a kernel's user gave a name: its class, its size (of one on a GPU, there: its kind ends in ` on cuda:0`),
     and a few words."""
 
@@ -252,7 +252,7 @@ class Variables(msgspec.Struct, frozen=True):
 SHOWN_VARIABLES = 20
 
 
-class Sizes(msgspec.Struct, frozen=True):
+class Sizes(msgspec.Struct, frozen=True, gc=False):
     """What a snapshot weighs: raw = memory and images before compression; stored = compressed bytes it refers to; new = of
     these, bytes that were not in the store before; gpu = GPU memory among raw."""
 
@@ -318,8 +318,11 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return not (self.keep_last or self.keep_within_seconds or self.max_bytes)
 
 
-class SnapshotInfo(msgspec.Struct, frozen=True):
-    """What lists show of a snapshot."""
+class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
+    """What lists show of a snapshot.
+
+    A store may have ten thousand of them in memory for good: Python's garbage collector, for which all threads wait, passes them by.
+    """
 
     snapshot_id: str
     kernel_id: str

@@ -48,12 +48,12 @@ class Inventory:
         live = self._live()
         return [
             msgspec.structs.replace(
-                _snapshot(info, needed=False, live=info.kernel_id in live),
-                deleted_at=said.deleted_at,
-                kept_until=said.kept_until,
+                _snapshot(one.info, needed=False, live=one.info.kernel_id in live),
+                deleted_at=one.annotations.deleted_at,
+                kept_until=one.annotations.kept_until,
             )
-            for info, said in found
-            if kernel_id in {"", info.kernel_id} and name in {"", info.name}
+            for one in found
+            if kernel_id in {"", one.info.kernel_id} and name in {"", one.info.name}
         ]
 
     async def described(self, infos: Iterable[SnapshotInfo]) -> list[Snapshot]:

@@ -23,7 +23,7 @@ SUFFIX = ".annotations"
 _VERSION = 1
 
 
-class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
+class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """What a user changed of a snapshot; None where the manifest still holds.
 
     Times are seconds since the epoch; 0: not deleted.
@@ -48,7 +48,7 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(info, **changes) if changes else info
 
 
-class _File(Annotations, frozen=True, omit_defaults=True):
+class _File(Annotations, frozen=True, omit_defaults=True, gc=False):
     """Annotations as they are stored."""
 
     version: int = 0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ from .packs import Entry
 from .places import LOCATE, PlaceRows, Places, rows_of
 
 logger = logging.getLogger(__name__)
+
+_Item = TypeVar("_Item")
 
 _KNOWN = "SELECT group_concat(hex(digest) || stored_length) FROM chunks WHERE NOT damaged AND pack NOT IN temp.gone AND"
 
@@ -153,8 +155,7 @@ class Catalog:
             pack = rows.number_of(connection, name)
             rows.insert(connection, ((entry, pack) for entry in batch), replace=replace)
 
-        for batch in batches(sorted(entries), rows.CHANGES):
-            self.database.run(partial(insert, batch))
+        self.database.change(sorted(entries), insert)
 
     def finish(self, name: str, length: int, old: Iterable[str] = ()) -> None:
         """End the registration of a pack whose chunks are all entered; those that moved came from the packs `old`."""
@@ -170,13 +171,21 @@ class Catalog:
     def lengths(self) -> dict[str, int]:
         """Return the names and lengths of all packs but those that are being registered."""
         half = self._half_registered.copy()
-        return self.database.run(rows.lengths) | {name: half[name] for name in self.names(half)}
+        registered = {name: length for name, length in self._all_packs() if length}
+        return registered | {name: half[name] for name in self.names(half)}
 
     def names(self, among: Collection[str] | None = None) -> set[str]:
         """Return the names of all packs, or of those `among` these, packs that are being registered included."""
         if among is None:
-            return self.database.run(rows.all_names)
+            return {name for name, _ in self._all_packs()}
         return self.database.run(partial(rows.names_among, among))
+
+    def _all_packs(self) -> Iterator[tuple[str, int]]:
+        """Yield name and length of all packs, in several turns; the length is 0 while a pack is being registered."""
+        last = 0
+        while found := self.database.run(partial(rows.packs_after, last)):
+            last = found[-1][0]
+            yield from ((name, length) for _, name, length in found)
 
     def condemn(self, name: str, newest: Newest) -> bool:
         """Let the pack count as gone and return True; return False if a snapshot recorded after `newest` may need it."""
@@ -225,20 +234,21 @@ class Catalog:
                 if pack is None:
                     return
                 digests = self.database.run(partial(rows.digests_of, pack))
-                for work in rows.deletions(pack, digests):
-                    if stop is not None and stop.is_set():
-                        return
-                    self.database.run(partial(self._delete, work, remakes))
 
-    def _delete(
-        self,
-        work: Callable[[sqlite3.Connection], None],
-        remakes: int,
-        connection: sqlite3.Connection,
-    ) -> None:
-        # A rebuilt database has given the number to another pack.
-        if self.database.remakes == remakes:
-            work(connection)
+                def delete(
+                    work: Callable[[list[Any], sqlite3.Connection], None],
+                    some: list[Any],
+                    connection: sqlite3.Connection,
+                    remakes: int = remakes,
+                ) -> None:
+                    # A rebuilt database has given the number to another pack.
+                    if self.database.remakes == remakes:
+                        work(some, connection)
+
+                for items, most, work in rows.deletions(pack, digests):
+                    self.database.change(_until(stop, items), partial(delete, work), most=most)
+                if stop is not None and stop.is_set():
+                    return
 
     @property
     def untidy(self) -> bool:
@@ -325,3 +335,11 @@ class Catalog:
         connection.commit()
         new = sorted(found.keys() - (known.keys() - begun - set(gone)))
         index_packs(connection, {name: self.path_of(name) for name in new})
+
+
+def _until(stop: threading.Event | None, items: Iterable[_Item]) -> Iterator[_Item]:
+    """Yield `items` until `stop` is set."""
+    for item in items:
+        if stop is not None and stop.is_set():
+            return
+        yield item

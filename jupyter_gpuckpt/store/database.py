@@ -9,14 +9,21 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
 logger = logging.getLogger(__name__)
+
+#: Rows that a turn changes at first, and at least; how many it changes later depends on the time that turns take.
+_CHANGES, _LEAST_CHANGES = 200, 25
+#: A turn that changes rows should not take longer than this, nor much less.
+_TURN_SECONDS = 0.01
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
@@ -43,8 +50,9 @@ CREATE TEMP TABLE IF NOT EXISTS gone (pack INTEGER PRIMARY KEY);
 BATCH = 500
 # At most. With SQLite's default of 2 MB pages are read repeatedly when a resume looks up 100,000 chunks.
 _CACHE_KIB = 64 << 10
-# A checkpoint of SQLite's default of 1000 pages takes 20 ms and more, for which all threads wait.
-_CHECKPOINT_PAGES = 250
+# A checkpoint of SQLite's default of 1000 pages takes 20 ms and more, for which all threads wait. In a large store every changed
+# row is on a page of its own, so there are as many pages as rows in a turn, and some.
+_CHECKPOINT_PAGES_PER_ROW = 1.25
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CONSTRAINT})
 
 
@@ -63,6 +71,7 @@ class Database:
         #: How often the file was rebuilt: row numbers change their meaning with it. To be read in a turn.
         self.remakes = 0
         self._unfinished = False
+        self._rows = _CHANGES
         try:
             self._connection = self._open()
         except sqlite3.DatabaseError as error:
@@ -82,13 +91,42 @@ class Database:
         A file that turns out to be broken, or whose rebuild did not finish, is rebuilt, and `work` is run once more. Not to be
         called from inside `work`.
         """
+        return self._timed(work)[0]
+
+    def change(
+        self,
+        items: Iterable[_Item],
+        work: Callable[[list[_Item], sqlite3.Connection], object],
+        *,
+        most: int = _CHANGES,
+    ) -> None:
+        """Run `work` on all `items`, in turns of at most so many items: fewer where turns take long.
+
+        In a large store, or on a slow disk, a changed row takes longer, and others wait for the whole turn.
+        """
+        left = iter(items)
+        while batch := list(islice(left, min(most, self._rows))):
+            _, seconds = self._timed(partial(work, batch))
+            if len(batch) == self._rows and not _TURN_SECONDS / 2 <= seconds <= 2 * _TURN_SECONDS:
+                rows = self._rows // 2 if seconds > _TURN_SECONDS else self._rows * 2
+                self._rows = min(_CHANGES, max(_LEAST_CHANGES, rows))
+                self.run(self._set_checkpoint)
+
+    def _set_checkpoint(self, connection: sqlite3.Connection) -> None:
+        pages = int(_CHECKPOINT_PAGES_PER_ROW * self._rows)
+        connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+
+    def _timed(self, work: Callable[[sqlite3.Connection], _Result]) -> tuple[_Result, float]:
+        """Run `work` in a turn; return its result and how long others had to wait for the turn."""
         # Fairness: a page fault must not starve behind the many turns of a bulk lookup.
         with self._queue:
             self._lock.acquire()
+        began = time.monotonic()
         try:
             self._require_finished()
             with self._connection:
-                return work(self._connection)
+                found = work(self._connection)
+            return found, time.monotonic() - began
         except sqlite3.DatabaseError as error:
             if not _is_broken(error):
                 raise
@@ -96,7 +134,7 @@ class Database:
             with _not_again():
                 self._remake(error)
                 with self._connection:
-                    return work(self._connection)
+                    return work(self._connection), 0.0
         finally:
             self._lock.release()
 
@@ -131,7 +169,7 @@ class Database:
             # Damage is found where it is met: looking through all of a large file would hold up the opening.
             connection.execute("PRAGMA cell_size_check = ON")
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            self._set_checkpoint(connection)
             (version,) = connection.execute("PRAGMA user_version").fetchone()
             if version not in _READABLE:
                 raise broken(f"schema version {version}")

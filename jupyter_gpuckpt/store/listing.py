@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -22,7 +22,7 @@ from .records import Records, identities_in, identity_of
 logger = logging.getLogger(__name__)
 
 
-class Listed(NamedTuple):
+class Listed(msgspec.Struct, frozen=True, gc=False):
     """A snapshot in a list: `info` has the annotations' title, note and pin."""
 
     info: SnapshotInfo

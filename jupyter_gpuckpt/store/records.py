@@ -37,6 +37,8 @@ _FIELDS = ",".join(SnapshotInfo.__struct_fields__)
 _MANY = 100
 # Snapshots read in one turn: each has some kilobytes.
 _AT_ONCE = 50
+# Without their needs.
+_INFOS_AT_ONCE = 500
 
 
 class _Found(NamedTuple):
@@ -58,15 +60,15 @@ class Records:
     def infos(self) -> dict[str, tuple[str, SnapshotInfo]]:
         """Return, for every recorded snapshot, what lists show and the identity of the manifest that it comes from."""
 
-        def read(connection: sqlite3.Connection) -> list[tuple[str, str, bytes]]:
-            return connection.execute("SELECT name, identity, info FROM snapshots").fetchall()
-
         found: dict[str, tuple[str, SnapshotInfo]] = {}
-        for name, identity, data in self._catalog.database.run(read):
-            info = unsealed(name + identity + _FIELDS, data)
-            if info is not None:
-                with suppress(msgspec.DecodeError):  # of another version
-                    found[name] = (identity, decoding.from_msgpack(info, SnapshotInfo))
+        last = 0
+        while rows := self._catalog.database.run(partial(_infos_after, last)):
+            last = rows[-1][0]
+            for _, name, identity, data in rows:
+                info = unsealed(name + identity + _FIELDS, data)
+                if info is not None:
+                    with suppress(msgspec.DecodeError):  # of another version
+                        found[name] = (identity, decoding.from_msgpack(info, SnapshotInfo))
         return found
 
     def newest(self) -> Newest:
@@ -299,6 +301,11 @@ class _Row(NamedTuple):
 
 
 _ROWS = "SELECT number, name, identity, info, needs FROM snapshots"
+
+
+def _infos_after(number: int, connection: sqlite3.Connection) -> list[tuple[int, str, str, bytes]]:
+    query = "SELECT number, name, identity, info FROM snapshots WHERE number > ? ORDER BY number LIMIT ?"
+    return connection.execute(query, (number, _INFOS_AT_ONCE)).fetchall()
 
 
 def _rows_after(number: int, connection: sqlite3.Connection) -> list[_Row]:

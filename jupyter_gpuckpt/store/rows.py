@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -14,11 +14,11 @@ from .database import batches, broken, sealed, unsealed
 from .packs import Entry
 from .places import checksum_of
 
-#: Rows that one turn changes at most.
-CHANGES = 200
+#: Packs that are listed in one turn.
+_PACKS_AT_ONCE = 1000
 
 _NAMES = "SELECT id, name FROM packs WHERE"
-_SOME = "SELECT name FROM packs WHERE id NOT IN temp.gone"
+_AMONG = "SELECT name FROM packs WHERE id NOT IN temp.gone AND name IN"
 _INSERT = (
     "INSERT INTO chunks (offset, digest, stored_length, raw_length, codec, pack, checksum) VALUES (?, ?, ?, ?, ?, ?, ?) "
     "ON CONFLICT (digest) DO UPDATE SET pack = excluded.pack, offset = excluded.offset, damaged = 0, "
@@ -72,28 +72,19 @@ def number_of(connection: sqlite3.Connection, name: str) -> int:
     return int(found[0])
 
 
-def lengths(connection: sqlite3.Connection) -> dict[str, int]:
-    """Return the lengths of all packs by name, without packs that are being registered."""
-    query = "SELECT name, length FROM packs WHERE length AND id NOT IN temp.gone"
-    return dict(connection.execute(query))
-
-
-def all_names(connection: sqlite3.Connection) -> set[str]:
-    """Return the names of all packs, those that are being registered included."""
-    return set(_some_names("", (), connection))
+def packs_after(number: int, connection: sqlite3.Connection) -> list[tuple[int, str, int]]:
+    """Return number, name and length of the next packs, those that are being registered (length 0) included."""
+    query = "SELECT id, name, length FROM packs WHERE id > ? AND id NOT IN temp.gone ORDER BY id LIMIT ?"
+    return connection.execute(query, (number, _PACKS_AT_ONCE)).fetchall()
 
 
 def names_among(asked: Collection[str], connection: sqlite3.Connection) -> set[str]:
-    """Return those of `asked` that `all_names` returns."""
+    """Return those of `asked` that are names of packs, those that are being registered included."""
     found: set[str] = set()
     for batch in batches(asked):
         marks = ",".join("?" * len(batch))
-        found.update(_some_names(f" AND name IN ({marks})", batch, connection))
+        found.update(name for (name,) in connection.execute(f"{_AMONG} ({marks})", batch))
     return found
-
-
-def _some_names(which: str, values: Sequence[str], connection: sqlite3.Connection) -> Iterator[str]:
-    return (name for (name,) in connection.execute(f"{_SOME}{which}", values))
 
 
 _Columns = tuple[int, bytes | None, bytes | None]
@@ -196,20 +187,22 @@ def first_gone(connection: sqlite3.Connection) -> int | None:
     return found[0] if found else None
 
 
-def deletions(pack: int, digests: bytes | None) -> Iterator[Callable[[sqlite3.Connection], None]]:
-    """Yield the turns that delete all rows of a pack that is gone; `digests`: those of its chunks, where they are known.
+#: Items, how many of them one turn may delete at most, and the work that deletes some.
+Deletion = tuple[Iterable[Any], int, Callable[[list[Any], sqlite3.Connection], None]]
 
-    A turn does nothing if another pack has the number by then.
+
+def deletions(pack: int, digests: bytes | None) -> Iterator[Deletion]:
+    """Yield what is to be deleted of a pack that is gone.
+
+    `digests`: those of its chunks, where they are known. The work does nothing if another pack has the number by then.
     """
     if digests is None:
-        for bounds in parts():
-            yield partial(_delete_between, pack, bounds)
+        yield parts(), 1, partial(_delete_between, pack)
     else:
         size = DIGEST_BYTES
         each = (digests[start : start + size] for start in range(0, len(digests), size))
-        for batch in batches(each, CHANGES):
-            yield partial(_delete_chunks, pack, batch)
-    yield partial(_delete_pack, pack)
+        yield each, len(digests), partial(_delete_chunks, pack)
+    yield [pack], 1, _delete_packs
 
 
 def digests_of(pack: int, connection: sqlite3.Connection) -> bytes | None:
@@ -224,15 +217,15 @@ def _delete_chunks(pack: int, digests: list[bytes], connection: sqlite3.Connecti
     connection.executemany(query, [(pack, digest) for digest in digests])
 
 
-def _delete_between(pack: int, bounds: Bounds, connection: sqlite3.Connection) -> None:
+def _delete_between(pack: int, parts: list[Bounds], connection: sqlite3.Connection) -> None:
     query = "DELETE FROM chunks WHERE pack = ? AND pack IN temp.gone AND digest >= ? AND digest < ?"
-    connection.execute(query, (pack, *bounds))
+    connection.executemany(query, [(pack, *bounds) for bounds in parts])
 
 
-def _delete_pack(pack: int, connection: sqlite3.Connection) -> None:
+def _delete_packs(packs: list[int], connection: sqlite3.Connection) -> None:
     for query in (
         "DELETE FROM packs WHERE id = ? AND id IN temp.gone",
         "DELETE FROM contents WHERE pack = ? AND pack IN temp.gone",
         "DELETE FROM temp.gone WHERE pack = ?",
     ):
-        connection.execute(query, (pack,))
+        connection.executemany(query, [(pack,) for pack in packs])

@@ -5,6 +5,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from itertools import groupby
 
@@ -13,6 +14,7 @@ import pytest
 from jupyter_gpuckpt.errors import ObjectCorrupt, StoreFull, StoreUnavailable
 from jupyter_gpuckpt.store import catalog, database, rows
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
+from jupyter_gpuckpt.store.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.needs import Newest
 from jupyter_gpuckpt.store.packs import Entry
@@ -147,7 +149,7 @@ def test_a_catalog_that_is_damaged_as_soon_as_it_is_made_is_refused(root, monkey
         raise database.broken("still")
 
     with LocalStore(root) as store:
-        monkeypatch.setattr(rows, "lengths", fail)
+        monkeypatch.setattr(rows, "packs_after", fail)
         with pytest.raises(StoreUnavailable, match="a new one is damaged too"):
             store.sweep()
         monkeypatch.undo()
@@ -237,3 +239,20 @@ def test_places_come_as_they_lie_on_the_disk_from_whichever_pack(tmp_path):
         for places in packs.values():
             assert places == sorted(places, key=lambda place: place.offset)
         assert not list(opened.locate([]))
+
+
+def test_turns_have_fewer_rows_where_a_row_takes_long(tmp_path):
+    sizes = []
+
+    def work(rows, connection):
+        sizes.append(len(rows))
+        time.sleep(len(rows) / 1000)
+
+    database = Database(tmp_path / "catalog.sqlite", lambda connection: None)
+    database.change(range(500), work)
+    assert sum(sizes) == 500
+    assert sizes[:4] == [200, 100, 50, 25]
+    assert max(sizes[4:]) <= 25
+    pages = database.run(lambda c: c.execute("PRAGMA wal_autocheckpoint").fetchone())
+    assert pages == (31,)
+    database.close()

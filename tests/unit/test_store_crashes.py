@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.store import packs, rows
+from jupyter_gpuckpt.store import database, packs
 from jupyter_gpuckpt.store.codecs import RAW, digest_of
 from jupyter_gpuckpt.store.database import Database
 from jupyter_gpuckpt.store.local import LocalStore
@@ -113,7 +113,7 @@ def killed_at(step, root, work):
 def count_steps(last):
     """End this process before the step `last`: before anything that others could find changed on the disk."""
     done = 0
-    rows.CHANGES = 2
+    database._CHANGES = database._LEAST_CHANGES = 2
 
     def counted(work):
         def step(*arguments, **named):
@@ -126,7 +126,7 @@ def count_steps(last):
         return step
 
     for owner, name in (
-        (Database, "run"),
+        (Database, "_timed"),
         (Path, "unlink"),
         (Path, "rename"),
         (packs, "pwrite_all"),
