@@ -22,6 +22,7 @@ from .room import Skipped
 #: they run: not every machine has what each of them needs.
 BENCHMARKS = {
     "small-kernel": "small_kernel",
+    "ordinary-user": "ordinary_user",
     "freeze": "freeze",
     "save": "save",
     "memory-reading": "memory_reading",

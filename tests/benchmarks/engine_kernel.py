@@ -19,7 +19,7 @@ from jupyter_client.connect import write_connection_file
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.host import doctor
+from jupyter_gpuckpt.host import doctor, privileges
 from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.model import LaunchSpec, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
@@ -49,13 +49,15 @@ def scratch() -> Iterator[Path]:
 def settings(directory: Path, threads: int = 0) -> EngineSettings:
     """The engine as the daemon has it. Raises Skipped where it cannot run."""
     criu = doctor.find_criu()
-    if criu is None or os.geteuid() != 0:
-        raise Skipped("freezing kernels needs root and a CRIU (make setup)")
+    if criu is None:
+        raise Skipped("freezing kernels needs a CRIU (make setup)")
     threads = threads or min(cores(), 16)
     # As the daemon does: inits are reaped by us, and a process waits that makes the others.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker_processes.warm_up(threads)
-    return EngineSettings(criu, directory / "spill", threads)
+    return EngineSettings(
+        criu, directory / "spill", threads, user_namespace=not privileges.suffice()
+    )
 
 
 def holding(gigabytes: float, *kinds: str) -> str:
@@ -87,14 +89,16 @@ class EngineKernel:
         while self.client.get_shell_msg(timeout=_SECONDS)["parent_header"]["msg_id"] != message:
             pass
 
-    def save(self, store: LocalStore, progress: Progress | None = None) -> Manifest:
-        """A snapshot in `store`; the kernel runs on."""
+    def save(
+        self, store: LocalStore, progress: Progress | None = None, *, stop: bool = False
+    ) -> Manifest:
+        """A snapshot in `store`; the kernel runs on, unless `stop` makes it a suspend."""
         return save(
             self.tree,
             self.spec,
             store,
             self.settings,
-            SaveOptions(name="benchmark"),
+            SaveOptions(name="benchmark", stop=stop),
             progress=progress or Progress(),
         ).manifest
 
