@@ -18,6 +18,7 @@ from gpuckpt_provisioner import GpuCkptProvisioner
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.states import KernelState
 
 CELLS = ["x = 20", "import os; print(os.environ.get('JPY_PARENT_PID'), x + 1)"]
 
@@ -144,6 +145,64 @@ def test_a_killed_papermill_leaves_no_kernel(notebook, ours, tmp_path):
         script.wait(10)
     wait_until(lambda: not psutil.pid_exists(kernel.pid), 20)
     assert kernels() == []
+
+
+@pytest.fixture
+def held_criu(ours, short_dir, monkeypatch):
+    """Makes CRIU's dumps wait while the file is there that it names."""
+    hold, program = short_dir / "hold", short_dir / "criu"
+    program.write_text(
+        "#!/bin/sh\n"
+        f'case "$1" in dump) while [ -e {hold} ]; do sleep 0.05; done;; esac\n'
+        f'exec {ours["JUPYTER_GPUCKPT_CRIU"]} "$@"\n'
+    )
+    program.chmod(0o755)
+    ours["JUPYTER_GPUCKPT_CRIU"] = str(program)
+    monkeypatch.setenv("JUPYTER_GPUCKPT_CRIU", str(program))
+    return hold
+
+
+def test_a_papermill_that_is_killed_while_its_kernel_is_suspended_costs_nothing(
+    notebook, ours, held_criu, tmp_path
+):
+    """A batch system's hook suspends all, then the system kills the job."""
+    content = nbformat.read(notebook, 4)
+    content.cells[0].source = (
+        "import time\n"
+        "for count in range(100_000):\n"
+        "    print(count, file=open('count', 'w'))\n"
+        "    time.sleep(0.01)"
+    )
+    nbformat.write(content, notebook)
+    command = [sys.executable, "-m", "jupyter_gpuckpt.cli"]
+    papermill = [sys.executable, "-m", "papermill", notebook.name, "out.ipynb"]
+    count = tmp_path / "count"
+    with subprocess.Popen(papermill, cwd=tmp_path, env=ours, stdout=-3, stderr=-3) as script:
+        wait_until(lambda: count.exists() and count.read_text(), 60)
+        [kernel] = kernels()
+        held_criu.touch()
+        words = ["suspend", "--all", "--within", "120s", "--json"]
+        suspend = subprocess.Popen([*command, *words], env=ours, stdout=-1, text=True)
+        wait_until(lambda: kernels()[0].state is KernelState.SUSPENDING, 60)
+        script.kill()
+    log = Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "gpuckptd.log")
+    wait_until(lambda: "is gone; killing its 1 kernels" in log.read_text(), 60)
+    assert [one.state for one in kernels()] == [KernelState.SUSPENDING]
+    held_criu.unlink()
+    report = json.loads(suspend.communicate(timeout=60)[0])
+    assert [(one["kernel_id"], one["saved"]) for one in report["kernels"]] == [
+        (kernel.kernel_id, True)
+    ]
+    wait_until(lambda: kernels() == [], 20)
+    listed = run(ours, *command[1:], "list", "--json")
+    [snapshot] = json.loads(listed.stdout)["snapshots"]
+    reached = int(count.read_text() or 0)
+    assert not psutil.pid_exists(kernel.pid)
+    resumed = run(ours, *command[1:], "resume", snapshot["snapshot_id"])
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    wait_until(lambda: int(count.read_text() or 0) > reached, 20)
+    [back] = kernels()
+    assert (back.kernel_id, back.state) == (kernel.kernel_id, KernelState.RUNNING)
 
 
 def test_a_kernel_lives_on_while_its_daemon_is_replaced(with_kernel, ours):
