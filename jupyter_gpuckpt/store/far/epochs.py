@@ -1,4 +1,4 @@
-"""Epochs of the collector, and the packs that it has condemned (DESIGN of collect: `collect.py`).
+"""Epochs of the collector, and the packs that it has condemned (`collect.py`).
 
 The object `epoch` names the newest list of condemned packs that is complete. A pack that was condemned once never answers a
 question again, even if something needs it after all: an older collector that wakes up may still remove it.
@@ -6,6 +6,7 @@ question again, even if something needs it after all: an older collector that wa
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -17,8 +18,9 @@ from .sealing import Seal, invalid
 from .seen import Seen
 
 NAME = "epoch"
-_FOLDER = "condemned"
+FOLDER = "condemned"
 _MOST_BYTES = 64 << 20
+_ATTEMPTS = 5
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -33,26 +35,38 @@ class _Condemned(msgspec.Struct, frozen=True):
 
 
 class Now(NamedTuple):
-    """An epoch as it was read. `version` None: no collector has been there yet."""
+    """An epoch as it was read, and the packs that count as gone. `version` None: no collector has been there yet."""
 
     epoch: Epoch
     version: Version | None
+    condemned: set[str]
 
 
 def read(bucket: Bucket, seal: Seal, seen: Seen) -> Now:
     """Return the epoch now. Raises FarObjectInvalid, also where it is older than one that was seen."""
+    for _ in range(_ATTEMPTS):
+        epoch, version = _read(bucket, seal, seen)
+        if not epoch.condemned:
+            return Now(epoch, version, set())
+        # The list is removed when a later epoch has begun.
+        with suppress(FarObjectMissing):
+            return Now(epoch, version, read_list(bucket, seal, epoch.condemned))
+    raise invalid(list_name(epoch.condemned), "the epoch names it, and it is gone")
+
+
+def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None]:
     newest = seen.newest(NAME)
     try:
         stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
     except FarObjectMissing:
         if newest:
             raise invalid(NAME, "it was there, and is gone") from None
-        return Now(Epoch(), None)
+        return Epoch(), None
     epoch = seal.open_record(NAME, stored.data, Epoch)
     if epoch.condemned > epoch.number:
         raise invalid(NAME, "it does not make sense")
     seen.check(NAME, epoch.number, newest)
-    return Now(epoch, stored.version)
+    return epoch, stored.version
 
 
 def advance(bucket: Bucket, seal: Seal, now: Now, after: Epoch) -> bool:
@@ -63,14 +77,9 @@ def advance(bucket: Bucket, seal: Seal, now: Now, after: Epoch) -> bool:
     )
 
 
-def condemned(bucket: Bucket, seal: Seal, epoch: Epoch) -> set[str]:
-    """Return the packs that count as gone."""
-    return read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
-
-
 def list_name(number: int) -> str:
     """Return the name of an epoch's list."""
-    return f"{_FOLDER}/{number}"
+    return f"{FOLDER}/{number}"
 
 
 def read_list(bucket: Bucket, seal: Seal, number: int) -> set[str]:

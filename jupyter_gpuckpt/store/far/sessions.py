@@ -143,7 +143,9 @@ class Sessions:
         newest = self._seen.newest(name)
         stored = self._bucket.get(name, most_bytes=_MOST_BYTES)
         session = self._seal.open_record(name, stored.data, FarSession)
-        if name_of(session.facts.session_id) != name or not all(map(_sound, session.snapshots)):
+        if f"{FOLDER}/{session.facts.session_id}" != name or not all(
+            map(_sound, session.snapshots)
+        ):
             raise invalid(name, "it does not make sense")
         self._seen.check(name, session.generation, newest)
         return session, stored.version

@@ -22,7 +22,7 @@ from ..local import LocalStore
 from ..packs import Entry
 from . import epochs, far_manifests, far_packs, indexes
 from .buckets import Bucket
-from .epochs import Epoch
+from .epochs import Now
 from .far_manifests import FarManifest
 from .far_packs import PACK_BYTES, PackRef
 from .indexes import FarIndex, PackRows, Place
@@ -147,18 +147,17 @@ class _Run:
 
     def upload(self) -> FarSnapshot:
         """Send everything but the far session, in which the result has to be listed."""
-        now = self._epoch()
-        self._journal.begin(now)
+        now = self._now()
+        self._journal.begin(now.epoch)
         began = self._journal.epoch
         for _ in range(_ROUNDS):
-            # In this order: what is condemned was so before the index is read, and before any pack is asked for.
-            condemned = self._condemned(now)
-            packs = self._send_missing(condemned)
+            # What is condemned was read before the indexes, and before any pack is asked for.
+            packs = self._send_missing(now.condemned)
             name, digest = self._write_manifest(packs)
-            now = self._epoch()
-            if now == began or self._are_there(packs, self._condemned(now)):
+            now = self._now()
+            if now.epoch == began or self._are_there(packs, now.condemned):
                 break
-            began = now
+            began = now.epoch
         else:
             raise StoreUnavailable("The remote's collector overtakes the upload all the time.")
         info = self._manifest.info
@@ -173,11 +172,8 @@ class _Run:
             info.sizes.stored_bytes,
         )
 
-    def _epoch(self) -> Epoch:
-        return epochs.read(self._bucket, self._seal, self._far.seen).epoch
-
-    def _condemned(self, epoch: Epoch) -> set[str]:
-        return epochs.condemned(self._bucket, self._seal, epoch)
+    def _now(self) -> Now:
+        return epochs.read(self._bucket, self._seal, self._far.seen)
 
     def _send_missing(self, condemned: set[str]) -> list[PackRef]:
         """Send the chunks that the remote has not; all packs that the snapshot needs."""
