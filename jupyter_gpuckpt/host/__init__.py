@@ -1,1 +1,1 @@
-"""This machine: what runs on it, what it has, what it allows. Knows no Jupyter and no snapshots."""
+"""This machine: its processes, its resources, what it permits. The package does not depend on Jupyter or snapshots."""

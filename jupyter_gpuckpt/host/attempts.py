@@ -1,10 +1,10 @@
-"""Tries on one process what a save does to the processes of a kernel, and prints the answers as JSON.
+"""A program that tries the system calls of a save on one process, and prints the results as JSON.
 
     python -I -S attempts.py PID
 
-A program of its own, because attempts change the process that makes them: each is made in a child and ends with it. PID is a
-process below gpuckpt-init (`snapshots.trial` starts one), so that everything is tried where it will be done. An answer is the
-name of the error that was met, or nothing.
+It is a program of its own because attempts change the process that makes them: each is made in a child and ends with it. PID is a
+process below gpuckpt-init (`snapshots.trial` starts one), so that everything is tried where it will be done. A result is the
+name of the error that occurred, or an empty string.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 class IoVec(ctypes.Structure):
-    """struct iovec."""
+    """A `struct iovec`."""
 
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
@@ -44,14 +44,14 @@ def checked(result: int) -> int:
 
 
 def ptrace(pid: int) -> None:
-    """Seize and interrupt a process. It goes on when its tracer ends."""
+    """Seize and interrupt a process, which goes on when its tracer ends."""
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     checked(libc.ptrace(PTRACE_SEIZE, pid, None, None))
     checked(libc.ptrace(PTRACE_INTERRUPT, pid, None, None))
 
 
 def writable_area(pid: int) -> int:
-    """Return the address of the first memory of a process that it can write."""
+    """Return the address of the first writable memory of a process."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         bounds, rights = line.split()[:2]
         if rights == "rw-p":
@@ -65,7 +65,7 @@ def read_memory(pid: int) -> None:
 
 
 def write_memory(pid: int) -> None:
-    """Write to memory of a process what stands there already."""
+    """Write to memory of a process, without changing it."""
     _transfer(libc.process_vm_readv, pid)
     _transfer(libc.process_vm_writev, pid)
 
@@ -81,18 +81,18 @@ def _transfer(call: Callable[..., int], pid: int) -> None:
 
 
 def compare(pid: int) -> None:
-    """Ask whether two processes share their memory."""
+    """Compare whether two processes share their memory (man kcmp)."""
     checked(libc.syscall(CALLS["kcmp"], os.getpid(), pid, KCMP_VM, 0, 0))
 
 
 def duplicate(pid: int) -> None:
-    """Take a descriptor of a process."""
+    """Duplicate a descriptor of a process."""
     pidfd = os.pidfd_open(pid)
     checked(libc.syscall(CALLS["pidfd_getfd"], pidfd, 0, 0))
 
 
 def look_around(pid: int) -> None:
-    """Look into what /proc tells only to who may trace a process."""
+    """Read files in /proc that only a process with the right to trace may read."""
     os.readlink(f"/proc/{pid}/fd/0")
     os.stat(f"/proc/{pid}/root/")
     os.listdir(f"/proc/{pid}/map_files")
@@ -100,7 +100,7 @@ def look_around(pid: int) -> None:
 
 
 def splice(_: int) -> None:
-    """Put a page of memory into a pipe, as CRIU's code does inside every process."""
+    """Put a page of memory into a pipe, as CRIU's code does in every process."""
     _, end = os.pipe()
     page = IoVec(ctypes.addressof(_copy), _SMALL)
     libc.vmsplice.restype = ctypes.c_ssize_t
@@ -119,7 +119,7 @@ ATTEMPTS: dict[str, Callable[[int], None]] = {
 
 
 def attempt(action: Callable[[int], None], pid: int) -> str:
-    """Return the name of the error that `action` meets in a child process; an empty string if none."""
+    """Return the name of the error that `action` raises in a child process; an empty string if it succeeds."""
     child = os.fork()
     if child == 0:
         number = 0

@@ -8,9 +8,9 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def memory_headroom(root: Path = ROOT, membership: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Bytes left below the tightest memory limit of every group above this process; None: no limit.
+    """Return the bytes left below the tightest memory limit of the groups above this process; None: no limit.
 
-    Page cache that the group could give back counts as free, as it does in MemAvailable.
+    Page cache that the group could reclaim counts as free, as it does in MemAvailable.
     """
     rooms = [
         room
@@ -21,7 +21,7 @@ def memory_headroom(root: Path = ROOT, membership: Path = Path("/proc/self/cgrou
 
 
 def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
-    """The memory groups of this process, innermost first, and whether each is of version 2."""
+    """Return the memory groups of this process, innermost first, and whether each is of version 2."""
     try:
         lines = membership.read_text().splitlines()
     except OSError:
@@ -34,7 +34,7 @@ def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
         modern = not controllers
         top = root if modern else root / "memory"
         inner = top / path.lstrip("/")
-        # Inside a container the path may be one of the host's: then only the top is visible.
+        # In a container the path may be the host's; then only the top group is visible.
         chain = [inner, *inner.parents] if inner.is_dir() else [top]
         found += [(folder, modern) for folder in chain if folder.is_relative_to(top)]
     return found
@@ -43,7 +43,7 @@ def _folders(root: Path, membership: Path) -> list[tuple[Path, bool]]:
 def _room(folder: Path, *, modern: bool) -> int | None:
     limit = _number(folder / ("memory.max" if modern else "memory.limit_in_bytes"))
     used = _number(folder / ("memory.current" if modern else "memory.usage_in_bytes"))
-    # Version 1 says "no limit" as the largest multiple of the page size.
+    # In version 1 the largest multiple of the page size means "no limit".
     if limit is None or used is None or limit >= 1 << 62:
         return None
     return max(

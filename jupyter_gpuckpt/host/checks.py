@@ -1,7 +1,7 @@
 """The doctor's single checks of this machine.
 
-Each says in a sentence what is so and, where something fails, why and the one command that changes
-it. A check that fails is a value, not an exception; `doctor.report` also survives one that raises.
+Each yields a sentence with the finding and, if it fails, the cause and the one command that changes it. A check that fails is a
+value, not an exception; `doctor.report` also survives one that raises.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import NamedTuple
 from ..protocol import Check
 from . import criu_program, gpu, limits, pagemap_scan, privileges, processes
 
-#: From this driver on (CUDA 13) the newer line of cuda-bindings fits.
+#: With this driver (CUDA 13) and newer ones the newer versions of cuda-bindings work.
 CUDA_13_DRIVER = 580
-#: Less room than this for snapshots fails the check.
+#: The check fails if there is less room for snapshots than this.
 LOW_BYTES = 2 << 30
 
-#: CRIU sees no more memory of a process than this where its large areas are hidden (engine/criu/hidden_pages.py).
+#: CRIU sees at most this much memory of a process whose large areas are hidden (engine/criu/hidden_pages.py).
 _VISIBLE_BYTES = 1 << 30
 
 SETUP = "make setup"
-#: For the shell from which Jupyter is started.
+#: A command for the shell from which Jupyter is started.
 MORE_DESCRIPTORS = "sudo prlimit --pid $$ --nofile=1048576:1048576"
 MORE_DESCRIPTORS_CONTAINER = "docker run --ulimit nofile=1048576:1048576 ..."
 ELSEWHERE = "export JUPYTER_GPUCKPT_DATA_DIR=/some/other/folder"
 
 
 class Place(NamedTuple):
-    """What the checks look at; checks of what is None are left out (but a CRIU there must be)."""
+    """The files that the checks examine; a check of a file that is None is left out, except CRIU's, which then fails."""
 
     criu: Path | None
     init: Path | None
@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
 
 def platform(_: Place) -> Iterator[Check]:
-    """The one platform for which CRIU and the injector are made."""
+    """Check for the one platform on which CRIU and the injector run."""
     system = os.uname()
     good = system.sysname == "Linux" and system.machine == "x86_64"
     message = f"{system.sysname} {system.release} on {system.machine}."
@@ -52,7 +52,7 @@ def platform(_: Place) -> Iterator[Check]:
 
 
 def criu(place: Place) -> Iterator[Check]:
-    """The program that saves processes: there, new enough, and content with this machine."""
+    """Check that CRIU is installed and new enough."""
     version = criu_program.version(place.criu) if place.criu else None
     if not criu_program.usable(version):
         yield Check("criu", False, _criu_missing(place.criu), SETUP, required=True)
@@ -72,7 +72,7 @@ def _criu_missing(named: Path | None) -> str:
 
 
 def init(place: Place) -> Iterator[Check]:
-    """The program above every kernel."""
+    """Check that gpuckpt-init, which runs every kernel, is installed."""
     if place.init is None:
         return
     if os.access(place.init, os.X_OK):
@@ -83,7 +83,7 @@ def init(place: Place) -> Iterator[Check]:
 
 
 def descriptors(_: Place) -> Iterator[Check]:
-    """How large a process may be for the fast way of saving: CRIU needs descriptors for all memory that is not hidden from it."""
+    """Check how large a process may be for the fast way of saving: CRIU needs descriptors for memory that is not hidden from it."""
     largest = limits.largest_skeleton_bytes()
     count = limits.dump_descriptors()
     hiding = pagemap_scan.is_supported()
@@ -102,14 +102,14 @@ def descriptors(_: Place) -> Iterator[Check]:
 
 
 def memory(_: Place) -> Iterator[Check]:
-    """What is left for a save."""
+    """Check how much memory is available for a save."""
     free = processes.mem_available() / 1e9
     message = f"{free:.1f} GB are available; saving a kernel needs what it holds on the GPU."
     yield Check("memory", None, message)
 
 
 def memory_files(_: Place) -> Iterator[Check]:
-    """File systems that should lie in memory."""
+    """Check that file systems that should be in memory are."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     kinds = {fields[1]: fields[2] for fields in mounts}
     shared = "/dev/shm"  # noqa: S108 - the folder itself is what is looked at
@@ -122,10 +122,10 @@ def memory_files(_: Place) -> Iterator[Check]:
 
 
 def store(place: Place) -> Iterator[Check]:
-    """Check that the folder of the snapshots can be written, that its files can be locked, and that there is room."""
+    """Check that the store's folder is writable, that its files can be locked, and that there is room."""
     if place.store is None:
         return
-    # os.path.exists is False, not an error, below a folder that may not be looked into.
+    # os.path.exists is False, not an error, below a folder that may not be read.
     there = next(path for path in [place.store, *place.store.parents] if os.path.exists(path))
     if not os.access(there, os.W_OK | os.X_OK):
         message = f"The snapshots' folder {place.store} cannot be written."
@@ -157,7 +157,7 @@ def _locks_refused(folder: Path) -> str:
 
 
 def nvidia(_: Place) -> Iterator[Check]:
-    """What saving GPU memory takes. Without a driver, kernels without GPU memory can be saved."""
+    """Check what saving GPU memory needs. Without a driver, kernels without GPU memory can be saved."""
     version = gpu.driver_version()
     if not version:
         why = gpu.unavailable_reason()
@@ -192,14 +192,14 @@ def _bindings_problem() -> str:
 
 
 def container(_: Place) -> Iterator[Check]:
-    """What holds only inside a container."""
+    """Check conditions that matter only in a container."""
     kind = privileges.in_container()
     if kind:
         message = f"This looks like a container ({kind}): when it stops, all its processes end."
         yield Check("container", None, message)
 
 
-#: In the order of the report. The first required one that fails is the reason that people read.
+#: All checks, in the order of the report. The first required one that fails is the reason that users see.
 ALL: tuple[Callable[[Place], Iterator[Check]], ...] = (
     *(platform, criu, init, store, descriptors, memory, memory_files),
     *(nvidia, container),

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 
 Argv = Sequence[str | os.PathLike[str]]
 
-#: Variables that programs get when the caller names no environment. LD_LIBRARY_PATH and its like
-#: are left out on purpose: a system tool must not load the libraries of somebody's environment.
+#: Variables that programs get when the caller passes no environment. LD_LIBRARY_PATH and similar ones
+#: are left out on purpose: a system tool must not load the libraries of a user's environment.
 INHERITED = ("HOME", "TMPDIR", "USER", "LOGNAME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME")
 
 #: An ordinary user's PATH lacks the folders of root's tools, where CRIU lies.
@@ -38,11 +38,11 @@ REAP_SECONDS = 5.0
 
 
 class CommandFailed(Exception):  # noqa: N818 - an event of the host layer, not an error for users
-    """A program could not be run, ended badly or passed its deadline.
+    """A program that could not be run, failed or passed its deadline.
 
-    Internal: whoever knows what the program was for turns it into one of `jupyter_gpuckpt.errors`.
+    Internal: the caller, which knows the program's purpose, turns it into one of `jupyter_gpuckpt.errors`.
     `program` is argv[0] (other arguments may be secret), `returncode` is as in `subprocess` (126
-    and 127 when it could not be started, as shells say it), `tail` the end of its stderr.
+    and 127 when it could not be started, as in shells), `tail` the end of its stderr.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CommandFailed(Exception):  # noqa: N818 - an event of the host layer, not 
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """A program that ended: all of its stdout, the end of its stderr, and how long it took."""
+    """The result of a program: all of its stdout, the end of its stderr, and how long it took."""
 
     returncode: int
     stdout: str
@@ -76,9 +76,9 @@ def run(
     check: bool = True,
     cwd: str | os.PathLike[str] | None = None,
 ) -> Completed:
-    """Run a program to its end and return what it said.
+    """Run a program to its end and return its output.
 
-    Returns when the program itself ends, even if children it left behind still hold its stdout.
+    It returns when the program itself ends, even if children that it left behind still hold its stdout.
     `timeout` is in seconds; None means no deadline and has to be written out. `env` replaces the
     environment; None gives `environment()`.
 
@@ -86,8 +86,8 @@ def run(
     `check` is False, when its status is not 0. Thread-safe.
     """
     program, began = os.fspath(argv[0]), time.monotonic()
-    # Files in memory instead of pipes: nothing has to be pumped while the program runs, so there
-    # is no thread, no deadlock, and no wait for an EOF that a daemonized child would hold back.
+    # Files in memory instead of pipes: nothing has to be read while the program runs, so there
+    # is no thread, no deadlock, and no wait for an EOF that a daemonized child would delay.
     with _memory_file(input or b"") as stdin, _memory_file() as stdout, _memory_file() as stderr:
         process = spawn(
             argv,
@@ -149,7 +149,7 @@ def spawn(
 
 
 def wait(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
-    """The program's status, reaped, or None when `timeout` seconds pass first.
+    """Wait for the program, reap it and return its status; None when `timeout` seconds pass first.
 
     Unlike `Popen.wait` it wakes at once when the program ends, without polling.
     """
@@ -170,7 +170,7 @@ def wait(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
 
 @contextmanager
 def watched(process: subprocess.Popen[bytes]) -> Iterator[int]:
-    """A descriptor that can be read when the program has ended; it is not reaped by that, so its group can still be killed."""
+    """Yield a descriptor that is readable when the program has ended; the program is not reaped, so its group can still be killed."""
     pidfd = os.pidfd_open(process.pid)
     try:
         yield pidfd
@@ -179,14 +179,14 @@ def watched(process: subprocess.Popen[bytes]) -> Iterator[int]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> int:
-    """Kill the program's whole process group and reap it; its status. Nothing happens if it was reaped before.
+    """Kill the program's whole process group, reap the program and return its status; do nothing if it was reaped before.
 
-    What it left in its group ends also when the program itself has ended. Returns when it is gone, but after a few seconds
-    also when it is not: a process in uninterruptible sleep is reaped by a thread in the background when it finally ends.
+    Processes that it left in its group are killed even if the program itself has ended. It returns when the program is gone, but
+    after a few seconds in any case: a process in uninterruptible sleep is reaped by a background thread when it finally ends.
     """
     if process.returncode is not None:
         return process.returncode
-    # Not reaped yet, so the number still belongs to it even if it has ended.
+    # It is not reaped yet, so the pid is still its own even if it has ended.
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -200,10 +200,10 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 
 class ErrorOutput:
-    """The end of what a spawned program writes to its standard error, kept in memory.
+    """A file in memory for a spawned program's standard error, of which the end is kept.
 
-    Pass `descriptor` to `spawn` as `stderr`. A file instead of a pipe: nothing has to be read while the program runs, and
-    children that it leaves behind hold nobody up. `close` when done; `text` stays available.
+    Pass `descriptor` to `spawn` as `stderr`. Unlike a pipe, a file does not have to be read while the program runs, and children
+    that it leaves behind delay no reader. Call `close` at the end; `text` stays available.
     """
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class ErrorOutput:
         self._text = ""
 
     def text(self) -> str:
-        """Return what was written until now, at most the last `TAIL_BYTES` bytes."""
+        """Return the text that was written so far, at most the last `TAIL_BYTES` bytes."""
         if self.descriptor >= 0:
             self._text = _tail(self.descriptor)
         return self._text
@@ -225,7 +225,7 @@ class ErrorOutput:
 
 
 def ending(status: int) -> str:
-    """Describe an exit status as `subprocess` has it: "ended with status 1", "was ended by signal 9", "could not be run"."""
+    """Describe a return code of `subprocess`: "ended with status 1", "was ended by signal 9", "could not be run"."""
     if status < 0:
         return f"was ended by signal {-status}"
     if status in {126, 127}:
@@ -234,20 +234,20 @@ def ending(status: int) -> str:
 
 
 def environment() -> dict[str, str]:
-    """The environment of programs whose caller names none: messages in English, PATH with sbin."""
+    """Return the environment for programs whose caller passes none: messages in English, PATH with sbin."""
     kept = {name: os.environ[name] for name in INHERITED if name in os.environ}
     return kept | {"PATH": search_path(), "LC_ALL": "C.UTF-8"}
 
 
 def search_path() -> str:
-    """Where programs are looked for: PATH, then the folders of administrators' tools."""
+    """Return the search path for programs: PATH, then the folders of administrators' tools."""
     here = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder]
     return os.pathsep.join(here + [folder for folder in ADMINISTRATION_PATH if folder not in here])
 
 
 @contextmanager
 def _memory_file(content: bytes = b"") -> Iterator[int]:
-    """The descriptor of an anonymous file in memory."""
+    """Yield the descriptor of an anonymous file in memory."""
     fd = os.memfd_create("command", os.MFD_CLOEXEC)
     try:
         view = memoryview(content)
@@ -260,7 +260,7 @@ def _memory_file(content: bytes = b"") -> Iterator[int]:
 
 
 def _all(fd: int) -> str:
-    # The offset is shared with the program: pread leaves it alone.
+    # The file offset is shared with the program, and pread does not change it.
     return os.pread(fd, os.fstat(fd).st_size, 0).decode("utf-8", "replace")
 
 

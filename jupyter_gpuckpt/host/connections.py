@@ -1,4 +1,4 @@
-"""The TCP connections of a process tree (man proc_net_tcp): which it has with itself, and which with others."""
+"""The TCP connections of a process tree (man proc_net_tcp): those within it, and those with other programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from . import processes, tcp_table
 from .tcp_table import Endpoint, Row, TcpState
 
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-#: A connection in another state is being opened, or both sides have ended it.
+#: States of open connections; in other states a connection is being opened, or both sides have ended it.
 _OPEN = frozenset(
     {TcpState.ESTABLISHED, TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE_WAIT}
 )
@@ -21,7 +21,7 @@ _NOWHERE = "00000000:0000"
 
 
 class End(NamedTuple):
-    """One end of a connection, as the process `pid` holds it."""
+    """One end of a connection, which the process `pid` has open."""
 
     pid: int
     program: str
@@ -33,10 +33,10 @@ class End(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """A connection that no program outside holds an end of.
+    """A connection of which no program outside the tree has an end.
 
-    Of one end only in two cases: the other one was closed by its program, or a listener of the tree has not accepted the connection
-    yet (`waiting`).
+    It has one end only in two cases: the other end was closed by its program, or a listener of the tree has not accepted the
+    connection yet (`waiting`).
     """
 
     ends: tuple[End, ...]
@@ -47,9 +47,9 @@ class Inner(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The open connections of a tree. `outer`: those with others, and those whose data nobody can reach.
+    """The open connections of a tree. `outer`: those with other programs, and those whose data cannot be read.
 
-    `unlisted`: sockets of which Linux keeps no list; some are of connections that both sides have ended.
+    `unlisted`: sockets that are in none of Linux's lists; some belong to connections that both sides have ended.
     """
 
     inner: list[Inner]
@@ -58,7 +58,7 @@ class Survey(NamedTuple):
 
 
 def survey(pids: Collection[int]) -> Survey:
-    """Look up the connections that these processes hold, each once; all must be in one network namespace."""
+    """Look up the connections of these processes, each once; all processes must be in one network namespace."""
     held = _held(pids)
     rows = _rows(pids)
     by_ends = {row.ends: row for row in rows}
@@ -93,7 +93,7 @@ def survey(pids: Collection[int]) -> Survey:
 
 
 def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
-    """Return the rows of a connection's two ends as they are now; None for one that is gone."""
+    """Return the present rows of a connection's two ends; None for an end that is gone."""
     found = {row.ends: row for row in _rows(pids)}
     return found.get(end.row.ends), found.get(end.row.ends[::-1])
 
@@ -103,7 +103,7 @@ def _rows(pids: Iterable[int]) -> list[Row]:
 
 
 def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
-    """Process, its name and descriptor of every socket, by inode."""
+    """Return the process, its name and its descriptor of every socket, by the socket's inode."""
     found: dict[str, tuple[int, str, int]] = {}
     for pid in pids:
         name = processes.name(pid) or "?"
@@ -123,12 +123,12 @@ def _listed_elsewhere(pids: Iterable[int]) -> set[str]:
 
 
 def is_stuck(waiting: Row) -> bool:
-    """Whether something arrived at an end that nobody has accepted: no program can look at it."""
+    """Return whether bytes have arrived at an end that was not accepted yet, where no program can read them."""
     return waiting.unread > (waiting.state == TcpState.CLOSE_WAIT)
 
 
 def _is_waiting(row: Row, other: Row, listeners: Iterable[Endpoint]) -> bool:
-    """Whether the other end is in the queue of a listener that has not accepted it."""
+    """Return whether the other end is in the queue of a listener that has not accepted it."""
     if other.inode != _WITHOUT_PROGRAM:
         return False
     if other.state not in {TcpState.ESTABLISHED, TcpState.CLOSE_WAIT}:
@@ -142,7 +142,7 @@ def _is_waiting(row: Row, other: Row, listeners: Iterable[Endpoint]) -> bool:
 
 
 def _is_left(row: Row, other: Row | None) -> bool:
-    """Whether the other end was closed by a program of this machine."""
+    """Return whether the other end was closed by a program of this machine."""
     if other is not None:
         return other.inode == _WITHOUT_PROGRAM and other.state in _CLOSED_BY_ITSELF
     local, remote = row.local.plain.address, row.remote.plain.address

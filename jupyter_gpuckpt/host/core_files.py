@@ -1,7 +1,7 @@
-"""No core file of the daemon: it holds pieces of kernels' memory, and their keys.
+"""Preventing core files of the daemon, which would contain parts of kernels' memory and their keys.
 
-It stays dumpable in the system's sense, because it reads its own /proc. What it starts for users is to crash as it would without
-the daemon: `allow` undoes in another process what it inherited.
+The daemon stays dumpable (man 2 prctl), because it reads its own /proc. Programs that it starts for users are to crash as they
+would without the daemon: `allow` undoes in another process what it inherited.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 
-#: What this process had before `forbid`: limits, and which memory goes into a core file (man core).
+#: This process's settings before `forbid`: limits, and which memory goes into a core file (man core).
 _before: list[tuple[tuple[int, int], str]] = []
 
 
 def forbid() -> None:
-    """Let this process, and what it starts, leave no core file, nor any memory in one that a program takes over a pipe."""
+    """Let this process and its children leave no core file, and no memory in one that a program reads from a pipe."""
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     try:
         _before.append((limits, _filter(os.getpid()).read_text().strip()))
@@ -29,7 +29,7 @@ def forbid() -> None:
 
 
 def allow(pid: int) -> None:
-    """Give a process that was started by this one what this one had before `forbid`."""
+    """Give a process that was started by this one the settings that this one had before `forbid`."""
     for limits, chosen in _before[:1]:
         try:
             resource.prlimit(pid, resource.RLIMIT_CORE, limits)

@@ -1,4 +1,4 @@
-"""Which CRIU to use: where it is looked for, and which versions will do."""
+"""The choice of a CRIU: where it is searched for, and which versions are new enough."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def find() -> Path | None:
 
 
 def candidates() -> Iterator[Path]:
-    """Yield the programs that exist in the places where a CRIU is looked for, in this order.
+    """Yield the programs that exist in the places where a CRIU is searched for, in this order.
 
-    The environment variable JUPYTER_GPUCKPT_CRIU; PATH and the folders of administrators' tools;
-    the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter_gpuckpt[criu]'` brings.
+    These are the environment variable JUPYTER_GPUCKPT_CRIU, PATH and the folders of administrators' tools, and
+    the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter_gpuckpt[criu]'` installs.
     """
     wanted = [
         os.environ.get(VARIABLE),
@@ -45,7 +45,7 @@ def _from_its_wheel() -> Path | None:
 
 
 def version(criu: Path) -> tuple[int, ...] | None:
-    """The version that `criu --version` tells, like (4, 2, 1); None when it does not run."""
+    """Return the version that `criu --version` prints, like (4, 2, 1); None when it does not run."""
     try:
         said = commands.run([criu, "--version"], timeout=TIMEOUT).stdout
     except commands.CommandFailed:
@@ -55,10 +55,10 @@ def version(criu: Path) -> tuple[int, ...] | None:
 
 
 def usable(version: tuple[int, ...] | None) -> bool:
-    """Whether a program of this version exists and is new enough."""
+    """Return whether a program of this version exists and is new enough."""
     return version is not None and version >= MINIMUM
 
 
 def dotted(version: tuple[int, ...] | None) -> str:
-    """A version as text."""
+    """Return a version as text."""
     return ".".join(map(str, version)) if version else "does not run"

@@ -1,7 +1,6 @@
-"""Says whether kernels can be saved on this machine, and what would change it.
+"""The report whether kernels can be saved on this machine, and what would change it.
 
-The report is data: the command line, the REST API and the tests show or use the same one. What is
-looked at stands in `checks`.
+The report is data: the command line, the REST API and the tests use the same one. The single checks are in `checks`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from . import checks, criu_program
 
 
 def find_criu() -> Path | None:
-    """The CRIU to use: the first that is new enough (`criu_program.candidates` has the order)."""
+    """Return the CRIU to use: the first that is new enough, in the order of `criu_program.candidates`."""
     return criu_program.find()
 
 
@@ -26,12 +25,12 @@ def report(
     store: Path | None = None,
     trial: Callable[[], Iterable[Check]] | None = None,
 ) -> HostReport:
-    """Everything worth knowing about this machine; takes about 0.1 s without a GPU, raises nothing.
+    """Run all checks of this machine and return the report. It takes about 0.1 s without a GPU and never raises.
 
-    `criu` is what `find_criu` gave. `init` is the program that starts kernels, `store` the folder
+    `criu` is the result of `find_criu`. `init` is the program that starts kernels, `store` the folder
     of the snapshots (which need not exist yet); checks of those that are None are left out. `trial`
-    tries the engine itself (`snapshots.trial`); it is asked last, and only if all it needs is there.
-    `engine_available` is False if a required check fails: reason and hint are those of the first.
+    tries the engine itself (`snapshots.trial`); it runs last, and only if all that it needs is there.
+    `engine_available` is False if a required check fails; reason and hint are then those of the first.
     """
     found = list(_run_all(checks.Place(criu, init, store)))
     if trial is not None and _failed(found) is None:
@@ -55,5 +54,5 @@ def _run_all(place: checks.Place) -> Iterator[Check]:
 def _survived(name: str, run: Callable[[], Iterable[Check]]) -> Iterator[Check]:
     try:
         yield from run()
-    except Exception as error:  # one check that cannot be made hides no other
+    except Exception as error:  # a check that raises must not hide the others
         yield Check(name, None, f"Could not be checked: {type(error).__name__}: {error}.")

@@ -1,7 +1,7 @@
-"""Digests of programs and libraries, so that a resume sees whether one was replaced by another of the same size.
+"""Digests of programs and libraries, by which a resume detects that one was replaced by another of the same size.
 
-A digest is kept under the file's identity (device, inode, size, times of change), so that an unchanged file is read once. Large
-files are read in the background, where they hold nobody up.
+A digest is cached by the file's identity (device, inode, size, times of change), so that an unchanged file is read once. Large
+files are read in the background.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 #: Device, inode, size, mtime and ctime in nanoseconds: a file for which all are the same has the same content.
 Identity = tuple[int, int, int, int, int]
 
-#: More than that is no longer what is in use; the oldest are forgotten.
+#: The most digests that are kept; the oldest are dropped.
 _MOST_KEPT = 50_000
 
 
 class FileDigests:
-    """Cache of file digests, kept in the file `path` over restarts (None: in memory only). Thread-safe."""
+    """A cache of file digests, which the file `path` keeps over restarts (None: in memory only). Thread-safe."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class FileDigests:
         found = self._get(identity)
         if not found:
             found = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-            # A file that was being written meanwhile has no digest.
+            # A file that was written meanwhile gets no digest.
             if _identity(os.stat(path)) == identity:
                 self._put(identity, found)
         return found
@@ -56,7 +56,7 @@ class FileDigests:
         return ""
 
     def learn(self, paths: Iterable[str], *, most_bytes: int) -> None:
-        """Read the files that are not known yet: smallest first, at most `most_bytes` now, the others in the background."""
+        """Read files without a known digest, smallest first: at most `most_bytes` now, the others in the background."""
         later, left = [], most_bytes
         for size, path in sorted(self._unknown(paths)):
             left -= size
@@ -71,7 +71,7 @@ class FileDigests:
             self.save()
 
     def save(self) -> None:
-        """Write what is new to the disk. A digest that is not kept is made again."""
+        """Write new digests to the disk. Errors are only logged: a digest that was not written is computed again."""
         with self._lock:
             if self._path is None or not self._unsaved:
                 return
@@ -85,7 +85,7 @@ class FileDigests:
             logger.warning("digests of programs and libraries are not kept: %s", error)
 
     def close(self) -> None:
-        """End the background work; files that were not read are read another time."""
+        """End the background work; files that were not read yet are read another time."""
         self._background.shutdown(wait=True, cancel_futures=True)
         self.save()
 
@@ -138,6 +138,6 @@ def _load(path: Path | None) -> dict[Identity, str]:
 
 
 def _lower_priority() -> None:
-    # Linux has a priority per thread: the kernels' users wait for nothing that is done here.
+    # Linux has a priority per thread, and no user waits for this one.
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -1,4 +1,4 @@
-"""What of this machine a snapshot depends on, and how two machines differ in it."""
+"""The properties of this machine on which a snapshot depends, and a comparison of two machines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from ..model import Host
 from . import gpu
 
-#: Beginnings of the names in /proc/cpuinfo that stand for something a program can use: instructions
-#: and the registers behind them. The others (mitigations, power, virtualization, what the operating
-#: system keeps to itself) differ between machines on which the same program runs equally well.
+#: Prefixes of names in /proc/cpuinfo that stand for features a program can use: instructions
+#: and their registers. The others (mitigations, power, virtualization, features for the operating
+#: system) differ between machines on which the same program runs equally well.
 INSTRUCTIONS = (
     *("3dnow", "abm", "adx", "aes", "amx", "avx", "bmi", "cldemote", "clflush", "clwb", "clzero"),
     *("cmov", "cmpccxadd", "cx16", "cx8", "f16c", "fma", "fpu", "fsgsbase", "fxsr", "gfni", "hle"),
@@ -20,7 +20,7 @@ INSTRUCTIONS = (
     *("ospke", "pclmul", "pku", "pni", "popcnt", "prefetchi", "raoint", "rdpid", "rdrand"),
     *("rdseed", "rdtscp", "rtm", "serialize", "sha_ni", "sha512", "sm3", "sm4", "sse", "ssse3"),
     *("tbm", "tsc", "uintr", "user_shstk", "vaes", "vpclmul", "waitpkg", "xgetbv", "xop", "xsave"),
-    # arm64 writes all of its instructions into "Features" under names of their own.
+    # arm64 lists all of its instructions in "Features" under names of their own.
     *(
         "asimd",
         "atomics",
@@ -36,12 +36,12 @@ INSTRUCTIONS = (
     ),
 )
 
-#: Beginnings of names that begin like an instruction and are none.
+#: Prefixes of names that look like an instruction but are none.
 NOT_INSTRUCTIONS = ("tsc_adjust", "tsc_deadline", "tsc_known", "tsc_reliable", "tsc_scale")
 
 
 def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
-    """This machine, now."""
+    """Return the present properties of this machine."""
     return Host(
         name=socket.gethostname(),
         machine=platform.machine(),
@@ -53,9 +53,9 @@ def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
 
 
 def differences(saved: Host, here: Host, *, with_gpu: bool = True) -> list[str]:
-    """Why a kernel saved on `saved` may not run on `here`: whole sentences, empty when it will.
+    """Return the reasons why a kernel saved on `saved` may not run on `here`, as whole sentences; empty when it will.
 
-    `with_gpu` says whether the snapshot holds GPU memory; without it drivers and GPUs may differ.
+    `with_gpu`: whether the snapshot holds GPU memory; without it drivers and GPUs may differ.
     A machine that has more (instructions, GPUs, memory) is no difference.
     """
     if saved.machine != here.machine:
@@ -81,7 +81,7 @@ def _gpu_differences(saved: Host, here: Host) -> list[str]:
                 "The snapshot holds GPU memory; this machine has no working NVIDIA driver."
             )
         return found
-    # The driver's own state is in the snapshot, and it promises nothing between two versions.
+    # The driver's own state is in the snapshot, and versions promise no compatibility.
     if saved.driver_version != here.driver_version:
         found.append(
             f"The snapshot was taken with NVIDIA driver {saved.driver_version}; this machine has"
@@ -115,5 +115,5 @@ def _cpu_flags(cpuinfo: Path) -> list[str]:
         for line in lines
         if line.partition(":")[0].strip() in {"flags", "Features"}
     ]
-    # Only what every processor has: the scheduler may move a thread to any of them.
+    # Only features that every processor has: the scheduler may move a thread to any of them.
     return sorted(set.intersection(*rows)) if rows else []

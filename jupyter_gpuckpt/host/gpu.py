@@ -1,7 +1,7 @@
-"""The GPUs of this machine, asked from the driver through NVML (the library behind nvidia-smi).
+"""The GPUs of this machine, as the driver reports them through NVML (the library of nvidia-smi).
 
 A machine without an NVIDIA driver, or with one that does not answer, has no GPUs: nothing here
-raises. NVML does not create a CUDA context, so asking uses no GPU memory.
+raises. NVML does not create a CUDA context, so it uses no GPU memory.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from ..model import Gpu
 
 logger = logging.getLogger(__name__)
 
-#: The first driver whose checkpoint functions other programs may call (CUDA 12.8).
+#: The first driver that lets programs checkpoint other processes (CUDA 12.8).
 MINIMUM_DRIVER = 570
-#: What is needed of cuda-bindings.
+#: The version of cuda-bindings that is needed.
 CHECKPOINT_FUNCTIONS = tuple(
     f"cuCheckpointProcess{name}"
     for name in ("Lock", "Checkpoint", "Restore", "Unlock", "GetState", "GetRestoreThreadId")
 )
-#: Seconds until a machine on which NVML did not work is asked again: a driver may be loaded later.
+#: Seconds until NVML is tried again after it did not work: a driver may be loaded later.
 RETRY_SECONDS = 30.0
-#: How far back a process's use of a GPU is looked at.
+#: The period over which a process's use of a GPU is measured.
 UTILIZATION_SECONDS = 5.0
-#: One model is sold with different memory sizes; a few MB differ with ECC and driver.
+#: GPUs of one model whose memory differs by more are different: a few MB differ with ECC and driver, sizes on sale by more.
 _SAME_SIZE = 0.02
 
 
 class _Library:
-    """NVML, loaded and initialised at the first use and kept: initialising may take a second."""
+    """A loader of NVML, which initializes it at the first use and keeps it: that may take a second."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +42,7 @@ class _Library:
         self.reason = ""
 
     def get(self) -> Any:  # noqa: ANN401 - the module pynvml, which has no types
-        """The module `pynvml`, initialised; None where there is no driver."""
+        """Return the initialized module `pynvml`; None without a driver."""
         with self._lock:
             if self._module is None and time.monotonic() - self._failed_at >= RETRY_SECONDS:
                 try:
@@ -62,13 +62,13 @@ _library = _Library()
 
 
 def unavailable_reason() -> str:
-    """Why NVML does not answer, as technical text; empty when it does."""
+    """Return the reason why NVML does not answer, as technical text; empty when it does."""
     _library.get()
     return _library.reason
 
 
 def driver_version() -> str:
-    """The version of the NVIDIA driver, like `580.159.04`; empty without one."""
+    """Return the version of the NVIDIA driver, like `580.159.04`; empty without one."""
     nvml = _library.get()
     try:
         return str(nvml.nvmlSystemGetDriverVersion()) if nvml else ""
@@ -78,7 +78,7 @@ def driver_version() -> str:
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that this process may use, in the driver's order; empty without any."""
+    """Return the GPUs that this process may use, in the driver's order."""
     nvml = _library.get()
     if not nvml:
         return []
@@ -98,7 +98,7 @@ def gpus() -> list[Gpu]:
 
 
 def free_bytes() -> dict[str, int]:
-    """Free memory of every GPU by its UUID."""
+    """Return the free memory of every GPU, by UUID."""
     nvml = _library.get()
     free: dict[str, int] = {}
     if nvml:
@@ -113,18 +113,18 @@ def free_bytes() -> dict[str, int]:
 
 
 def described(device: Gpu) -> str:
-    """Its model, as people read it."""
+    """Return the model of a GPU as a text for users."""
     return f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)"
 
 
 def same_model(one: Gpu, other: Gpu) -> bool:
-    """Whether what was on one may come back on the other."""
+    """Return whether memory of one GPU can be restored to the other."""
     smaller, larger = sorted((one.memory_bytes, other.memory_bytes))
     return one.name == other.name and larger - smaller <= _SAME_SIZE * larger
 
 
 def memory_of(pids: Collection[int]) -> dict[int, int]:
-    """GPU memory in bytes, over all GPUs, of those of `pids` that use any; context included."""
+    """Return the bytes of GPU memory, on all GPUs together and with contexts, of those of `pids` that use any."""
     used = Counter[int]()
     for by_process in _used().values():
         used.update({pid: count for pid, count in by_process.items() if pid in pids})
@@ -132,15 +132,15 @@ def memory_of(pids: Collection[int]) -> dict[int, int]:
 
 
 def used_by(pid: int) -> dict[str, int]:
-    """The memory in bytes that a process has on each GPU, by UUID, contexts included; empty where the driver does not list it."""
+    """Return the bytes that a process has on each GPU, by UUID, with contexts; empty if the driver does not list the process."""
     return {uuid: held[pid] for uuid, held in _used().items() if pid in held}
 
 
 def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
-    """Percent of the GPU that it uses most for those of `pids` that kept one busy in the last seconds; None: not told.
+    """Return the utilization in percent for those of `pids` that used a GPU in the last seconds; None if it is not known.
 
-    It is the share of time in which kernels of the process ran (`smUtil`). Not told by drivers that do not count by process
-    (MIG, GeForce under WDDM), nor without an NVIDIA driver.
+    It is the share of time in which CUDA kernels of the process ran (`smUtil`), on the GPU that it uses most. It is not known
+    without an NVIDIA driver, or if the driver does not count by process (MIG, GeForce under WDDM).
     """
     nvml = _library.get()
     if not nvml:
@@ -163,7 +163,7 @@ def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
 
 
 def shares_by_mps(pid: int) -> bool:
-    """Whether the process reaches a GPU through NVIDIA's Multi-Process Service."""
+    """Return whether the process uses a GPU through NVIDIA's Multi-Process Service."""
     nvml = _library.get()
     return bool(nvml) and any(
         pid in {process.pid for process in _listed(nvml, handle, "MPSComputeRunningProcesses")}
@@ -172,7 +172,7 @@ def shares_by_mps(pid: int) -> bool:
 
 
 def is_partitioned(uuid: str) -> bool:
-    """Whether a GPU is in MIG mode, cut into parts."""
+    """Return whether a GPU is in MIG mode, cut into parts."""
     nvml = _library.get()
     if not nvml:
         return False
@@ -184,10 +184,10 @@ def is_partitioned(uuid: str) -> bool:
 
 
 def _used() -> dict[str, dict[int, int]]:
-    """For every GPU by UUID, the memory of each process that has a context on it.
+    """Return for every GPU, by UUID, the memory of each process that has a context on it.
 
-    The driver names processes by their pids in the machine's first PID namespace: a daemon inside a
-    container with a PID namespace of its own finds nobody it knows.
+    The driver reports pids of the machine's first PID namespace: a daemon in a container with a PID
+    namespace of its own does not find its processes.
     """
     nvml = _library.get()
     found: dict[str, dict[int, int]] = {}

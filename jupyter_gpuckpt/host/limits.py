@@ -20,12 +20,12 @@ RESERVED_DESCRIPTORS = 1024
 
 
 def descriptors() -> tuple[int, int]:
-    """The soft and the hard limit of open descriptors of this process."""
+    """Return the soft and the hard limit of open descriptors of this process."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
 def dump_descriptors() -> int:
-    """How many descriptors CRIU can have when it is started with the soft limit at the hard one."""
+    """Return how many descriptors CRIU can have: it may raise its soft limit to the hard one."""
     if _may_exceed_limits():
         try:  # it raises its own limit to this
             return int(Path("/proc/sys/fs/nr_open").read_text())
@@ -35,9 +35,9 @@ def dump_descriptors() -> int:
 
 
 def largest_skeleton_bytes() -> int:
-    """The most private memory a process may have for a dump that leaves the pages to us.
+    """Return the most private memory that a process may have for a skeleton dump.
 
-    A larger one is dumped the plain way, through a directory, which takes longer.
+    A process with more takes a plain dump to a directory, which takes longer.
     """
     pipe = LARGE_PIPE_BYTES if _may_exceed_limits() else PIPE_BYTES
     return max(0, (dump_descriptors() - RESERVED_DESCRIPTORS) // 2 * pipe)
@@ -45,10 +45,10 @@ def largest_skeleton_bytes() -> int:
 
 @cache
 def _may_exceed_limits() -> bool:
-    """Return whether Linux let this process make a pipe beyond the limit, and CRIU will be as free.
+    """Return whether Linux lets this process, and therefore CRIU, make a pipe beyond the limit.
 
-    It is tried, because a user namespace has a CAP_SYS_RESOURCE too, which raises no limit. In a
-    kernel's own user namespace CRIU has only that.
+    It is tried, because the CAP_SYS_RESOURCE of a user namespace raises no limit. In a kernel's own
+    user namespace CRIU has only that one.
     """
     if not privileges.suffice():
         return False

@@ -1,8 +1,8 @@
-"""TCP connections that no program holds any more, but that keep a port for a minute (TIME_WAIT, FIN_WAIT_2).
+"""TCP connections that no program has open any more, but that keep a port for a minute (TIME_WAIT, FIN_WAIT_2).
 
-A listener without SO_REUSEADDR that had accepted connections cannot be restored on its port meanwhile, though they were the
-frozen program's own. Ending them is what `ss --kill` does: SOCK_DESTROY of sock_diag(7), since Linux 4.5, for root. The layout
-of its request is struct inet_diag_req_v2 in include/uapi/linux/inet_diag.h.
+A listener without SO_REUSEADDR that had accepted such connections cannot be restored on its port meanwhile. They are ended as
+`ss --kill` does it: by SOCK_DESTROY of sock_diag(7), since Linux 4.5, for root. The layout of its request is
+struct inet_diag_req_v2 in include/uapi/linux/inet_diag.h.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _NETLINK_SOCK_DIAG, _SOCK_DESTROY = 4, 21
 _NLM_F_REQUEST, _NLM_F_ACK = 1, 4
 _ENDING = frozenset({TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.TIME_WAIT})
 _PATIENCE_SECONDS, _LOOK_SECONDS = 0.3, 0.01
-#: Any socket, whatever its cookie (INET_DIAG_NOCOOKIE).
+#: Matches any socket, whatever its cookie (INET_DIAG_NOCOOKIE).
 _NO_COOKIE = b"\xff" * 8
 _ANSWER_BYTES = 4096
 
 
 def end(ports: Collection[int]) -> None:
-    """End what lingers on these local ports, in our network namespace.
+    """End connections that linger on these local ports, in our network namespace; never raises.
 
-    Waits a moment for connections whose other side has not heard yet that they are closed (a delayed acknowledgement takes up to
-    40 ms). Never raises.
+    It waits a moment for connections whose other side has not acknowledged the close yet (a delayed acknowledgement takes up to
+    40 ms).
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:

@@ -1,4 +1,4 @@
-"""What keeps the engine from working where a trial failed, and the one line that changes it here.
+"""The causes of a failed trial of the engine on this machine, and for each the one line that changes it.
 
 The lines are constants, because tests and the documentation use the same ones (tests/containers, docs/containers.md).
 """
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from . import privileges
 
-#: `jupyter gpuckpt doctor --seccomp` writes this file: what a container's default filter refuses of what CRIU does.
+#: The file that `jupyter gpuckpt doctor --seccomp` writes: a filter for containers that permits the system calls of CRIU.
 SECCOMP_FILE = "gpuckpt-seccomp.json"
 _SECCOMP = f"--security-opt seccomp={SECCOMP_FILE}"
 
-#: By the kind of container. No capability is among them: kernels get a user namespace each. Its /proc can be mounted only
-#: where nothing is laid over parts of the container's own.
+#: Options by the kind of container. No capability is among them, because each kernel gets a user namespace. Its /proc can be
+#: mounted only if nothing is mounted over parts of the container's own /proc.
 CONTAINER = {
     "docker": f"docker run {_SECCOMP} --security-opt systempaths=unconfined --security-opt apparmor=unconfined ...",
     "podman": f"podman run {_SECCOMP} --security-opt unmask=ALL ...",
@@ -26,14 +26,14 @@ CONTAINER = {
     ),
     "lxc": "lxc config set CONTAINER security.nesting true",
 }
-#: The same for a root without CAP_SETFCAP, which is not allowed to map its own id into a user namespace.
+#: The same for root without CAP_SETFCAP, which may not map its own id into a user namespace.
 CONTAINER_SETFCAP = {
     "docker": CONTAINER["docker"].replace("...", "--cap-add SETFCAP ..."),
     "podman": CONTAINER["podman"].replace("...", "--cap-add SETFCAP ..."),
     "kubernetes": CONTAINER["kubernetes"].replace("{", "{capabilities: {add: [SETFCAP]}, ", 1),
     "lxc": CONTAINER["lxc"],
 }
-#: A service that systemd starts has all rights, whatever the caller was left with.
+#: A command by which systemd starts a service with all rights, whatever rights the caller lacks.
 UNRESTRICTED = "sudo systemd-run --pty --same-dir --uid=$(id -u) jupyter lab"
 APPARMOR = (
     "jupyter gpuckpt doctor --apparmor | sudo tee /etc/apparmor.d/gpuckpt-init"
@@ -65,14 +65,14 @@ _SWITCHES = (
 
 
 class Mend(NamedTuple):
-    """A reason why something was refused, as a sentence, and the one command that changes it; empty where none is known."""
+    """A sentence with the cause of a refusal, and the one command that changes it; empty where none is known."""
 
     why: str
     fix: str
 
 
 def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Mend:
-    """Return what is the most likely cause on this machine of a refusal. `refused`: what was, in gpuckpt-init's words."""
+    """Return the most likely cause of a refusal on this machine. `refused`: the step of gpuckpt-init that was refused."""
     if privileges.ptrace_scope() == privileges.NO_PTRACE:
         return Mend("kernel.yama.ptrace_scope is 3, which only a reboot can change.", REBOOT)
     kind = privileges.in_container()
@@ -85,7 +85,7 @@ def find(refused: str = "", *, sysctl: Path = Path("/proc/sys")) -> Mend:
 
 
 def switches() -> list[str]:
-    """Return what the switches of Linux stand at that keep ordinary users from user namespaces, and the AppArmor profile."""
+    """Return the values of Linux's switches that keep ordinary users from user namespaces, and the AppArmor profile."""
     files = [Path("/proc/sys", name) for name, *_ in _SWITCHES]
     return [_read(file) for file in (*files, Path("/proc/self/attr/current"))]
 

@@ -1,4 +1,4 @@
-"""What the operating system lets this process do."""
+"""The rights of this process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CAPABILITIES = (
     *("WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ", "PERFMON", "BPF", "CHECKPOINT_RESTORE"),
 )
 
-#: What CRIU and the kernel's namespaces need. CHECKPOINT_RESTORE is contained in SYS_ADMIN.
+#: The capabilities that CRIU and the kernel's namespaces need. SYS_ADMIN includes CHECKPOINT_RESTORE.
 NEEDED = frozenset(
     {"CHOWN", "DAC_OVERRIDE", "FOWNER", "KILL", "SETGID", "SETUID", "SETPCAP", "SYS_CHROOT"}
     | {"NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "SYS_TIME"}
 )
 
-#: The value of `ptrace_scope` that forbids it to everybody until the next boot.
+#: The value of `ptrace_scope` that forbids tracing to all users until the next boot.
 NO_PTRACE = 3
 
 _ALL_IDS = ["0", "0", "4294967295"]
@@ -34,20 +34,20 @@ ATTEMPTS = Path(__file__).with_name("attempts.py")
 
 
 def effective() -> frozenset[str]:
-    """The capabilities that count now, by name without CAP_."""
+    """Return the effective capabilities, by name without CAP_."""
     return _capabilities("CapEff")
 
 
 def suffice() -> bool:
     """Return whether this process has every right that kernels in its own user namespace need.
 
-    Capabilities of a user namespace count little: what CRIU asks for then belongs to the machine's own.
+    The answer is False in a user namespace: CRIU needs capabilities in the machine's first one.
     """
     return effective() >= NEEDED and in_first_user_namespace()
 
 
 def in_first_user_namespace() -> bool:
-    """Return whether all ids of the machine are seen here as what they are (man user_namespaces)."""
+    """Return whether all of the machine's ids are mapped to themselves here (man user_namespaces)."""
     try:
         return Path("/proc/self/uid_map").read_text().split() == _ALL_IDS
     except OSError:  # a Linux without user namespaces
@@ -55,7 +55,7 @@ def in_first_user_namespace() -> bool:
 
 
 def bounding() -> frozenset[str]:
-    """The capabilities that this process and its children can ever have."""
+    """Return the capabilities that this process and its children can ever have."""
     return _capabilities("CapBnd")
 
 
@@ -73,16 +73,16 @@ def seccomp_filters() -> int:
 def masked_proc() -> bool:
     """Return whether something is mounted over parts of /proc: then no /proc can be mounted in a user namespace.
 
-    Linux would show there what is hidden here (mount_too_revealing in fs/namespace.c).
+    The new /proc would show what is hidden here, so Linux refuses it (mount_too_revealing in fs/namespace.c).
     """
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return any(line.split()[1].startswith("/proc/") for line in mounts)
 
 
 def in_container() -> str:
-    """The kind of container around this process (docker, podman, kubernetes, lxc), or nothing.
+    """Return the kind of container around this process (docker, podman, kubernetes, lxc), or an empty string.
 
-    As far as it shows: a virtual machine started from a container image may look like one.
+    This is a guess: a virtual machine started from a container image may look like one.
     """
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return "kubernetes"
@@ -99,7 +99,7 @@ def in_container() -> str:
 
 
 def ptrace_scope() -> int:
-    """Yama's rule of who may trace whom (0 to 3, man page: ptrace(2)); 0 without Yama."""
+    """Return Yama's rule of who may trace whom (0 to 3, man page: ptrace(2)); 0 without Yama."""
     try:
         return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -107,9 +107,9 @@ def ptrace_scope() -> int:
 
 
 def attempts(pid: int) -> dict[str, str]:
-    """Return what was met when a save's system calls were tried on a process: by name, that of an error, or nothing.
+    """Try a save's system calls on a process; return by name the error that occurred, or an empty string.
 
-    Empty when the program that tries cannot run. The names are in `attempts.py`.
+    The result is empty when the program that tries them cannot run. The names are in `attempts.py`.
     """
     try:
         done = commands.run([sys.executable, "-I", "-S", ATTEMPTS, str(pid)], timeout=30)

@@ -1,8 +1,8 @@
 """Facts about processes, read from /proc.
 
-Processes come and go while one looks. Every function here answers a vanished process (or one that
-may not be looked at) with None or with something empty, never with an exception. Pids are those of
-the PID namespace that /proc belongs to; sizes are in bytes. Man page: proc(5).
+Processes start and end at any time. For a process that has ended (or may not be examined) every
+function here returns None or an empty value and raises nothing. Pids are those of the PID namespace
+to which /proc belongs; sizes are in bytes. Man page: proc(5).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Mapping(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What a process keeps in RAM and swap.
+    """The memory of a process in RAM and swap.
 
     `private_bytes` and `shared_bytes` count its pages by whether another process maps them too;
     `proportional_bytes` divides shared pages by how many map them, so it adds up over a tree.
@@ -51,17 +51,17 @@ class Memory(NamedTuple):
 
 
 def every() -> list[int]:
-    """All processes of this PID namespace, in ascending order."""
+    """Return all processes of this PID namespace, in ascending order."""
     return sorted(_numbers(PROC))
 
 
 def exists(pid: int) -> bool:
-    """Whether there is such a process, zombies included."""
+    """Return whether there is such a process, zombies included."""
     return (PROC / str(pid)).exists()
 
 
 def alive(pid: int, start_ticks: int | None = None) -> bool:
-    """Whether `pid` exists and is no zombie; with `start_ticks`, also that it is the same one."""
+    """Return whether `pid` exists and is no zombie; with `start_ticks`, also whether it is the same process."""
     stat = _stat(pid)
     return (
         stat is not None and stat[0] not in {"Z", "X", "x"} and start_ticks in {None, int(stat[19])}
@@ -69,72 +69,72 @@ def alive(pid: int, start_ticks: int | None = None) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """When it started, in clock ticks since boot: with the pid it names one process for ever."""
+    """Return its start time, in clock ticks since boot: with the pid it identifies one process for ever."""
     stat = _stat(pid)
     return int(stat[19]) if stat else None
 
 
 def state(pid: int) -> str | None:
-    """Its state as a letter: R running, S and D sleeping, T stopped, t traced, Z zombie."""
+    """Return its state as a letter: R running, S and D sleeping, T stopped, t traced, Z zombie."""
     stat = _stat(pid)
     return stat[0] if stat else None
 
 
 def parent(pid: int) -> int | None:
-    """Its parent's pid; 0 when the parent is outside this PID namespace."""
+    """Return its parent's pid; 0 when the parent is outside this PID namespace."""
     stat = _stat(pid)
     return int(stat[1]) if stat else None
 
 
 def process_group(pid: int) -> int | None:
-    """Its process group."""
+    """Return its process group."""
     stat = _stat(pid)
     return int(stat[2]) if stat else None
 
 
 def session(pid: int) -> int | None:
-    """The session it belongs to, as the pid of the session's leader."""
+    """Return its session, as the pid of the session's leader."""
     stat = _stat(pid)
     return int(stat[3]) if stat else None
 
 
 def name(pid: int) -> str | None:
-    """Its name, at most 15 characters (/proc/PID/comm)."""
+    """Return its name, at most 15 characters (/proc/PID/comm)."""
     text = _read(pid, "comm")
     return None if text is None else text.rstrip("\n")
 
 
 def arguments(pid: int) -> list[str]:
-    """Its command line; empty for zombies and threads of the operating system."""
+    """Return its command line; empty for zombies and threads of the operating system."""
     text = _read(pid, "cmdline")
     return text.rstrip("\0").split("\0") if text else []
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The environment with which its program was started; empty where that may not be read."""
+    """Return the environment with which its program was started; empty where that may not be read."""
     words = (_read(pid, "environ") or "").split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 
 
 def status(pid: int) -> dict[str, str]:
-    """The fields of /proc/PID/status as text, without their colons."""
+    """Return the fields of /proc/PID/status as text, by name without the colon."""
     return _fields(_read(pid, "status") or "")
 
 
 def uid(pid: int) -> int | None:
-    """Its effective user id."""
+    """Return its effective user id."""
     ids = status(pid).get("Uid", "").split()
     return int(ids[1]) if len(ids) > 1 else None
 
 
 def nspid(pid: int) -> int | None:
-    """Its pid in the innermost PID namespace that it is in; `pid` itself if that is this one."""
+    """Return its pid in the innermost PID namespace that it is in; `pid` itself if that is this one."""
     ids = status(pid).get("NSpid", "").split()
     return int(ids[-1]) if ids else None
 
 
 def namespace(pid: int, kind: str) -> str | None:
-    """The namespace of `kind` (pid, mnt, net, user, time ...) it is in, like `pid:[4026531836]`."""
+    """Return its namespace of `kind` (pid, mnt, net, user, time ...), like `pid:[4026531836]`."""
     try:
         return os.readlink(PROC / str(pid) / "ns" / kind)
     except OSError:
@@ -142,12 +142,12 @@ def namespace(pid: int, kind: str) -> str | None:
 
 
 def threads(pid: int) -> list[int]:
-    """The ids of its threads, in ascending order."""
+    """Return the ids of its threads, in ascending order."""
     return sorted(_numbers(PROC / str(pid) / "task"))
 
 
 def context_switches(pid: int) -> dict[int, int]:
-    """How often each thread was given a processor: equal twice means that nothing ran between."""
+    """Return how often each thread got a processor: if two counts are equal, nothing ran in between."""
     counts = {}
     for tid in threads(pid):
         fields = _fields(_read(pid, f"task/{tid}/status") or "")
@@ -159,7 +159,7 @@ def context_switches(pid: int) -> dict[int, int]:
 
 
 def processor_ticks(pid: int) -> int:
-    """Processor time of it and its descendants so far, in clock ticks."""
+    """Return the processor time of it and its descendants so far, in clock ticks."""
     total = 0
     for member in (pid, *descendants(pid)):
         if stat := _stat(member):
@@ -186,7 +186,7 @@ def ancestors(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Its children, zombies included, in ascending order."""
+    """Return its children, zombies included, in ascending order."""
     found: set[int] = set()
     listed = False
     for tid in threads(pid):
@@ -201,7 +201,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Its children, their children and so on, without `pid`; parents come before their children."""
+    """Return its children, their children and so on, without `pid`; parents come before their children."""
     found = []
     for child in children(pid):
         found += [child, *descendants(child)]
@@ -209,7 +209,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def descriptors(pid: int) -> dict[int, str]:
-    """What its descriptors refer to: a path, `socket:[123]`, `anon_inode:[eventpoll]` ..."""
+    """Return the targets of its descriptors: a path, `socket:[123]`, `anon_inode:[eventpoll]` ..."""
     folder = PROC / str(pid) / "fd"
     found = {}
     for fd in sorted(_numbers(folder)):
@@ -221,7 +221,7 @@ def descriptors(pid: int) -> dict[int, str]:
 
 
 def deleted_files(pid: int) -> Iterator[tuple[str, str]]:
-    """Of every file that it has open or mapped by a name that is gone: that name, and a path to the file (man proc)."""
+    """Yield the former name of every deleted file that it has open or mapped, and a path of the file (man proc)."""
     for number, link in descriptors(pid).items():
         if link.endswith(_DELETED):
             yield link.removesuffix(_DELETED), f"/proc/{pid}/fd/{number}"
@@ -232,20 +232,20 @@ def deleted_files(pid: int) -> Iterator[tuple[str, str]]:
 
 
 def maps(pid: int) -> list[Mapping]:
-    """Its memory mappings in ascending order; empty for a zombie.
+    """Return its memory mappings in ascending order; empty for a zombie.
 
-    Names come escaped as /proc has them: a newline in a file name is `\\012`.
+    Names are escaped as in /proc: a newline in a file name is `\\012`.
     """
     return [_mapping(line) for line in (_read(pid, "maps") or "").splitlines()]
 
 
 def programs(pid: int) -> set[str]:
-    """Return the paths of the programs and libraries that it has mapped, by the names that they have now."""
+    """Return the paths of the programs and libraries that it has mapped, with their present names."""
     return {area.path for area in maps(pid) if "x" in area.perms and area.path.startswith("/")}
 
 
 def memory(pid: int) -> Memory:
-    """What it keeps in memory; zeros where that may not be read (it takes the right to ptrace)."""
+    """Return what it keeps in memory; zeros where that may not be read (it takes the right to ptrace)."""
     fields = _fields(_read(pid, "smaps_rollup") or "")
 
     def size(*names: str) -> int:
@@ -259,14 +259,14 @@ def memory(pid: int) -> Memory:
     )
 
 
-#: What a process has of its own (also where a forked one still shares it), and what it has in common with others, in its status.
+#: Fields of a process's status: memory of its own (also if a forked one still shares it), and memory in common with others.
 PRIVATE, SHARED = ("RssAnon", "VmSwap"), ("RssShmem",)
 
 
 def resident_bytes(pid: int, names: Sequence[str] = (*PRIVATE, *SHARED)) -> int:
-    """Anonymous and shared memory that it has in RAM, and what is swapped out; 0 where there is no such process.
+    """Return its anonymous and shared memory in RAM and swap; 0 if there is no such process.
 
-    Counted by the operating system all the time, so asking costs microseconds, where `memory` walks the page tables. What
+    Linux always keeps these counts, so reading them costs microseconds, where `memory` walks the page tables. Memory that
     several processes share counts for each of them.
     """
     fields = status(pid)
@@ -274,7 +274,7 @@ def resident_bytes(pid: int, names: Sequence[str] = (*PRIVATE, *SHARED)) -> int:
 
 
 def mem_available(pid: int | None = None) -> int:
-    """Bytes that may still be used: MemAvailable, or less where a cgroup limits this process or `pid`."""
+    """Return how many bytes may still be used: MemAvailable, or less where a cgroup limits this process or `pid`."""
     fields = _fields((PROC / "meminfo").read_text())
     free = 1024 * int(fields["MemAvailable"].split()[0])
     memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]
@@ -283,9 +283,9 @@ def mem_available(pid: int | None = None) -> int:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """A descriptor that means this process even when its pid is used again; the caller closes it.
+    """Return a descriptor that refers to this process even when its pid is used again; the caller closes it.
 
-    None when it is gone. A zombie has one, and it is readable at once.
+    It is None when the process is gone. That of a zombie is readable at once.
     """
     try:
         return os.pidfd_open(pid)
@@ -294,14 +294,14 @@ def open_pidfd(pid: int) -> int | None:
 
 
 def wait_gone(pidfd: int, timeout: float | None) -> bool:
-    """Wait until the process ends (zombies have ended); False after `timeout` seconds."""
+    """Wait until the process ends (zombies have ended); return False after `timeout` seconds."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout is None else max(0, int(timeout * 1000))))
 
 
 def send_signal(pidfd: int, signum: int) -> bool:
-    """Send a signal; False when the process is gone. Raises PermissionError: that is no race."""
+    """Send a signal; return False when the process is gone. Raises PermissionError."""
     try:
         signal.pidfd_send_signal(pidfd, signum)
     except ProcessLookupError:
@@ -318,7 +318,7 @@ def _read(pid: int, path: str) -> str | None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the third (state) on."""
+    """Return the fields of /proc/PID/stat from the third (state) on."""
     text = _read(pid, "stat")
     # The name before it stands in parentheses and may hold spaces and parentheses itself.
     return text.rpartition(")")[2].split() if text else None

@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 from . import processes
 
-#: How the table writes the first 96 bits of an IPv4 address that an IPv6 socket sees.
+#: The first 96 bits, in the table's form, of an IPv4 address that an IPv6 socket uses.
 _MAPPED = "0000000000000000FFFF0000"
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TcpState(StrEnum):
-    """States as the table writes them (include/net/tcp_states.h); those that are asked for."""
+    """The states that are used here, as the table writes them (include/net/tcp_states.h)."""
 
     ESTABLISHED = "01"
     FIN_WAIT_1 = "04"
@@ -36,7 +36,7 @@ class Endpoint(NamedTuple):
 
     @property
     def plain(self) -> Endpoint:
-        """The same, with an IPv4 address where it is one that an IPv6 socket sees."""
+        """Return the same endpoint, with a plain IPv4 address if an IPv6 socket uses one."""
         mapped = getattr(self.address, "ipv4_mapped", None)
         return Endpoint(mapped, self.port) if mapped else self
 
@@ -46,9 +46,9 @@ class Endpoint(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A socket. `inode`: "0" when no program has it any more, or not yet.
+    """A row of the table: a socket. `inode`: "0" if no program has it open (any more, or yet).
 
-    Kept as the table has it: there may be very many, of which few are looked at.
+    The fields are kept as text: of very many rows few are examined.
     """
 
     local_text: str
@@ -59,32 +59,32 @@ class Row(NamedTuple):
 
     @property
     def local(self) -> Endpoint:
-        """Its own side."""
+        """The socket's own address."""
         return _endpoint(self.local_text)
 
     @property
     def remote(self) -> Endpoint:
-        """The other side."""
+        """The address of the other side."""
         return _endpoint(self.remote_text)
 
     @property
     def ends(self) -> tuple[str, str]:
-        """Both sides, the same text for the same address whatever kind of socket sees it; the other socket has them reversed."""
+        """Both addresses, as equal texts for IPv4 and IPv6 sockets; the other side's socket has them in reverse order."""
         return _plain(self.local_text), _plain(self.remote_text)
 
     @property
     def unsent(self) -> int:
-        """The bytes whose arrival is not acknowledged."""
+        """The number of sent bytes that are not acknowledged."""
         return int(self.queues.partition(":")[0], 16)
 
     @property
     def unread(self) -> int:
-        """The bytes that arrived and that nobody has read."""
+        """The number of received bytes that are not read."""
         return int(self.queues.partition(":")[2], 16)
 
 
 def rows(pid: int | str = "self") -> Iterator[Row]:
-    """Every TCP socket of the network namespace of a process; none where it cannot be read."""
+    """Yield every TCP socket of the network namespace of a process; none if it cannot be read."""
     for name in ("tcp", "tcp6"):
         with suppress(OSError):
             for line in (processes.PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
@@ -97,7 +97,7 @@ def _plain(text: str) -> str:
 
 
 def _endpoint(text: str) -> Endpoint:
-    """An address is written as 32-bit words in the machine's byte order, which is little-endian here."""
+    """Parse an address: 32-bit words in the machine's byte order, which is little-endian here."""
     words, _, port = text.partition(":")
     packed = b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8))
     return Endpoint(ipaddress.ip_address(packed), int(port, 16))
