@@ -1,31 +1,31 @@
-"""Inside an ipykernel (6 or 7): keeps what the kernel says while nobody can hear it.
+"""The agent in an ipykernel (6 or 7): it holds back the kernel's messages while no peer can receive them.
 
-Covers: output and replies between a freeze and the moment when every peer is connected again; what pages ask about comms and
-widgets meanwhile; what users registered for IPython's events `on_save` and `on_resume`, which are ours; history and environment
-after a resume. Does not cover: when that is (the server's `agent.py` asks), how pages are answered (its `comms.py`), what the
-variables are (`variables/` beside this file). Sent as text, with the modules beside it, and run once, before the first cell;
-it uses nothing but the kernel's own packages, leaves no name in the user's namespace, and is spoken to by a control message of
-its own, so that no IPython event is triggered.
+Covers: output and replies between a freeze and the moment when every peer is connected again; comms and widgets for pages that
+ask meanwhile; functions that users registered for our events `on_save` and `on_resume` of IPython; history and environment
+after a resume. Does not cover: when that happens (the server's `agent.py` asks), how pages are answered (its `comms.py`), the list
+of variables (`variables/` beside this file). The agent is sent as text, with the modules beside it, and run once, before the first
+cell. It uses nothing but the kernel's own packages, leaves no name in the user's namespace, and has a control message of its own,
+so that no IPython event is triggered.
 
-    gpuckpt_request {"op": "prepare"}   from now on keep output and replies; what was said before has left. The reply names the
-                                        open comms; its buffers are the states of all widgets, if they can be told
-    gpuckpt_request {"op": "probe"}     say something on iopub, past what is kept
-    gpuckpt_request {"op": "thaw"}      flush what was kept, in order
-    gpuckpt_request {"op": "count"}     how many functions wait for on_save and for on_resume, and whether a GPU may be in use
+    gpuckpt_request {"op": "prepare"}   from now on keep output and replies; earlier output has left. The reply names the
+                                        open comms; its buffers are the states of all widgets, if these can be had
+    gpuckpt_request {"op": "probe"}     send a message on iopub, past the kept ones
+    gpuckpt_request {"op": "thaw"}      send the kept messages, in order
+    gpuckpt_request {"op": "count"}     count the functions for on_save and for on_resume, and say whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
-                                        call them, between cells; the reply tells whether that was possible
+                                        call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
                      "connection_file": "...", "branched": ..., "gpu_is_back": ...}
-                                        the server's variables are these now, and the ports that the kernel knows as its own;
-                                        history goes on where it cannot collide
-    gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or tell whether a cell that runs may use it
+                                        take the new server's variables, and new ports of the kernel's own;
+                                        continue the history where it cannot collide
+    gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or say whether a cell that runs may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
-                                        give back what is not used, between cells; the reply tells how many bytes these were
+                                        free unused memory, between cells; the reply says how many bytes
     gpuckpt_request {"op": "again", "after": "...", "requests": [...]}
-                                        what was said after this message; answer these requests again
+                                        return the messages after this one; answer these requests again
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
-                                        what the user's variables are, and fingerprints of their values; also while a cell runs
+                                        list the user's variables, with fingerprints of their values; also while a cell runs
 """
 
 from __future__ import annotations
@@ -48,23 +48,23 @@ from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
 from .history import History
 from .peer_access import PeerAccess, driver_is_loaded
-from .said import Said, copied
+from .sent_messages import SentMessages, copied
 from .trim import trim
 from .variables.listing import variables_of
 
-#: Without a word from a server the kernel speaks again: it must not fall silent because a server died.
+#: Without a request from a server the kernel sends again after so long: it must not fall silent because a server died.
 _LONGEST_SILENCE = 30.0
-#: How long a reply is offered to a peer that has not connected again.
+#: How long a reply is kept for a peer that has not connected again.
 _PATIENCE = 10.0
 _PAUSE = 0.01
-#: How long functions of the user's are waited for.
+#: How long to wait for functions of the user's.
 _CALLS_SECONDS = 10.0
-#: How long it is waited for that unused memory is given back.
+#: How long to wait until unused memory is freed.
 _TRIM_SECONDS = 5.0
-#: How long the work of GPUs is waited for.
+#: How long to wait for the GPUs' work.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
-#: More than this is not told, and no longer is taken to tell it: the kernel is about to be frozen.
+#: Limits of the widgets' states: the kernel is about to be frozen.
 _MOST_STATE_BYTES = 16 << 20
 _MOST_STATE_SECONDS = 0.5
 
@@ -78,12 +78,12 @@ class Agent:
         self._lock = threading.Lock()
         self._silent, self._since = False, 0.0
         self._kept_output: deque[Any] = deque()
-        #: When each was given, and its parts.
+        #: When each reply was made, and its parts.
         self._kept_replies: deque[tuple[float, list[bytes]]] = deque()
         self._answering = False
         #: When output was flushed last; peers connect again some time after that.
         self._flushed = -_PATIENCE
-        self._said = Said()
+        self._sent = SentMessages()
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
@@ -95,30 +95,30 @@ class Agent:
 
     @property
     def silent(self) -> bool:
-        """Whether output is kept just now; never in a forked child."""
+        """Whether output is kept at present; never in a forked child."""
         if self._silent and time.monotonic() - self._since > _LONGEST_SILENCE:
             self._flush_output()
             if self._peers.was_switched:
                 threading.Thread(target=self._peers.on, daemon=True).start()
         return self._silent and os.getpid() == self._pid
 
-    # In the IOPub thread.
+    # Called in the IOPub thread.
     def _output(self, message: Any, *arguments: Any, **options: Any) -> None:
-        # A child that was forked while somebody held the lock would wait for it for ever.
+        # A child that was forked while another thread held the lock would wait for it for ever.
         if os.getpid() == self._pid:
             with self._lock:
                 if self._silent:
                     self._kept_output.append((message, arguments, options))
                     return
-            self._said.note(message)
+            self._sent.note(message)
         self._say(message, *arguments, **options)
 
-    # In the thread of the shell's stream.
+    # Called in the thread of the shell's stream.
     def _reply(self, message: Any, *arguments: Any, **options: Any) -> None:
         with self._lock:
             now = time.monotonic()
             careful = self._silent or self._kept_replies or now < self._flushed + _PATIENCE
-            self._said.note_reply(message)
+            self._sent.note_reply(message)
             if careful:
                 self._kept_replies.append((now, copied(message)))
         if careful:
@@ -126,7 +126,7 @@ class Agent:
         else:
             self._answer(message, *arguments, **options)
 
-    # In the thread that runs the cell: the only one that is sent to directly is stdin's socket.
+    # Called in the thread that runs the cell: only stdin's socket is used directly.
     def _ask(self, stream: Any, *arguments: Any, **options: Any) -> Any:
         stdin = self._kernel.stdin_socket
         if stream is stdin and os.getpid() == self._pid:
@@ -144,14 +144,14 @@ class Agent:
                 return sent[0]
         return self._send(stream, *arguments, **options)
 
-    # In the control thread.
+    # Called in the control thread.
     async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
         states: list[bytes] = []
         if op == "prepare":
             self._prepare()
-            # Only now: what a running cell changes from here on is kept, and said after the resume.
+            # Only now: messages of a running cell about later changes are kept, and sent after the resume.
             content["comms"] = _open_comms(self._kernel)
             states = _widget_states()
         elif op == "probe":
@@ -193,19 +193,19 @@ class Agent:
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
 
     def _again(self, asked: dict[str, Any], content: dict[str, Any]) -> list[bytes]:
-        """What was said after a message, part by part; what was answered to some requests is answered again."""
-        said, content["complete"] = self._said.after(asked["after"])
+        """Return the parts of all messages after the one that is named, and send the replies to some requests again."""
+        said, content["complete"] = self._sent.after(asked["after"])
         content["counts"] = [len(parts) for parts in said]
         with self._lock:
             now = self._flushed = time.monotonic()
-            self._kept_replies.extend((now, r) for r in self._said.replies_to(asked["requests"]))
+            self._kept_replies.extend((now, r) for r in self._sent.replies_to(asked["requests"]))
         self._answer_soon()
         return [part for parts in said for part in parts]
 
     async def _call(self, event: str) -> bool:
-        """Trigger an event of IPython's in the main thread; whether no cell kept that from beginning."""
+        """Trigger an event of IPython's in the main thread; return False if a running cell prevented it."""
         trigger = self._kernel.shell.events.trigger
-        # What is for the time after a resume comes when the cell has ended.
+        # Functions for on_resume are called later, when the cell has ended.
         call = await between_cells(
             self._kernel.io_loop,
             lambda: trigger(event),
@@ -215,12 +215,12 @@ class Agent:
         return call is not None
 
     async def _trim(self, seconds: float) -> int | None:
-        """By how many bytes the process became smaller; None if a cell runs, or if that is not known yet."""
+        """Free unused memory; return by how many bytes the process became smaller, or None if a cell runs or it takes too long."""
         trimmed = await between_cells(self._kernel.io_loop, lambda: trim(seconds), _TRIM_SECONDS)
         return result_of(trimmed) if trimmed else None
 
     async def _peers_off(self) -> str:
-        """`off` where no peer access is left on, and none will be switched on; `on`: a cell that runs uses it; else `unknown`."""
+        """Switch peer access off; return `off` if none is left on, `on` if a running cell uses it, or `unknown`."""
         if not self._peers.is_possible:
             return "off"
         switched = await between_cells(self._kernel.io_loop, self._peers.off, _GPU_SECONDS)
@@ -237,19 +237,19 @@ class Agent:
             stream.flush()
         with self._lock:
             self._silent, self._since = True, time.monotonic()
-        # Looking at it ends a silence that has lasted too long.
+        # Reading `silent` ends a silence that has lasted too long.
         self._kernel.control_stream.io_loop.call_later(_LONGEST_SILENCE + 1, lambda: self.silent)
 
     def _flush_output(self) -> None:
         def say_all() -> None:
-            # Until nothing is left: what is said meanwhile comes behind it.
+            # Until nothing is left: messages that come meanwhile are appended.
             while True:
                 with self._lock:
                     if not self._kept_output:
                         self._silent, self._flushed = False, time.monotonic()
                         break
                     message, arguments, options = self._kept_output.popleft()
-                self._said.note(message)
+                self._sent.note(message)
                 self._say(message, *arguments, **options)
             self._answer_soon()
 
@@ -263,7 +263,7 @@ class Agent:
         self._shell.io_loop.add_callback(self._answer_all)
 
     def _answer_all(self) -> None:
-        """Send the replies that were kept; a peer that has not connected again is waited for, the others are not kept waiting."""
+        """Send the kept replies; keep those for peers that have not connected again, without delaying others."""
         away: set[bytes] = set()
         for kept in list(self._kept_replies):
             given, reply = kept
@@ -276,7 +276,7 @@ class Agent:
                 continue
             with self._lock:
                 self._kept_replies.remove(kept)
-        # Sending past the stream may have taken an edge that it waits for (zmq_getsockopt, ZMQ_FD).
+        # Sending past the stream may have consumed an event that the stream waits for (zmq_getsockopt, ZMQ_FD).
         self._shell._update_handler(self._shell._state)
         with self._lock:
             self._answering = bool(self._kept_replies) and not self._silent
@@ -286,7 +286,7 @@ class Agent:
 
 
 def _offered(socket: Any, send: Callable[[], Any]) -> bool:
-    """Send by a ROUTER; False if the peer is not connected: it would be dropped without a word."""
+    """Send by a ROUTER socket; return False if the peer is not connected: the message would be dropped silently."""
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     try:
         send()
@@ -300,17 +300,17 @@ def _offered(socket: Any, send: Callable[[], Any]) -> bool:
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:
-    """The target names of all open comms, by comm id."""
-    # Copied in one step of the interpreter: a cell may be opening comms in the main thread.
+    """Return the target names of all open comms, by comm id."""
+    # Copied in one atomic step: a cell may be opening comms in the main thread.
     comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
     return {comm_id: comm.target_name for comm_id, comm in comms.items()}
 
 
 def _widget_states() -> list[bytes]:
-    """What ipywidgets answers to `request_states` on its comm `jupyter.widget.control` (ipywidgets/widgets/widget.py,
-    `_handle_control_comm_msg`): the message's data as JSON, then its buffers.
+    """Return ipywidgets' answer to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
 
-    Empty if there are no widgets, or too many, or if a cell that is at work on them gets in the way.
+    The list is empty if there are no widgets, or too many, or if a cell that changes them interferes. See
+    ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
     """
     try:
         return _told_states(time.monotonic() + _MOST_STATE_SECONDS)
@@ -322,7 +322,7 @@ def _told_states(deadline: float) -> list[bytes]:
     module: Any = sys.modules.get("ipywidgets.widgets.widget")
     if module is None:
         return []
-    # The second is ipywidgets 7's.
+    # The second form is ipywidgets 7's.
     widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
     texts: list[str] = []
     paths: list[Any] = []
@@ -332,7 +332,7 @@ def _told_states(deadline: float) -> list[bytes]:
         if widget.comm is None:
             continue
         state, below, views = module._remove_buffers(widget.get_state())
-        # Before they are copied and written out.
+        # The size is checked before they are copied and encoded.
         found = [memoryview(view) for view in views]
         left -= sum(view.nbytes for view in found)
         if left < sum(len(value) for value in state.values() if isinstance(value, str)):
@@ -357,7 +357,7 @@ def _told_states(deadline: float) -> list[bytes]:
 
 
 def _as_json(value: Any) -> str:
-    """As jupyter_client writes messages (`session.json_packer`), without its warning about what is no JSON."""
+    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are no JSON."""
     try:
         return json.dumps(value, default=json_default, allow_nan=False)
     except (TypeError, ValueError):

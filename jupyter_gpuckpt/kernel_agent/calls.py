@@ -1,4 +1,4 @@
-"""Calling functions from the control thread: in the main thread between cells, or in a thread of their own."""
+"""Calls of functions from the control thread: in the main thread between cells, or in a thread of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-#: How long a cell may keep a call from beginning.
+#: How long a call waits for a running cell to end.
 _BEGIN_SECONDS = 0.2
 _PAUSE = 0.01
 
@@ -17,9 +17,9 @@ _PAUSE = 0.01
 async def between_cells(
     main_loop: Any, function: Callable[[], Any], seconds: float, *, may_come_later: bool = False
 ) -> Future[Any] | None:
-    """Call it in the main thread; None if a cell keeps it from beginning. Returns when it is done, or after `seconds`.
+    """Call `function` in the main thread; return when it is done, or after `seconds`, or None if a running cell prevents the call.
 
-    `may_come_later`: it is called when the cell has ended, and nobody waits for that.
+    `may_come_later`: call it nevertheless when the cell has ended, without waiting for it.
     """
     called: Future[Any] = Future()
     main_loop.add_callback(_carry_out, called, function)
@@ -35,7 +35,7 @@ async def between_cells(
 
 
 async def beside(function: Callable[[], Any], seconds: float) -> Future[Any]:
-    """Call it in a thread of its own, for it may wait for long: the driver holds the calls of a process whose GPU memory is away."""
+    """Call `function` in a thread of its own: the driver holds calls of a process whose GPU memory is away, so it may take long."""
     called: Future[Any] = Future()
     threading.Thread(target=_carry_out, args=(called, function), daemon=True).start()
     deadline = time.monotonic() + seconds
@@ -45,7 +45,7 @@ async def beside(function: Callable[[], Any], seconds: float) -> Future[Any]:
 
 
 def result_of(called: Future[Any]) -> Any:
-    """What it returned; None if it has not ended, or with an error."""
+    """Return the function's result; None if it has not ended, or raised an error."""
     return called.result() if called.done() and not called.exception() else None
 
 

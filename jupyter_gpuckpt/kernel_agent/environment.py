@@ -1,4 +1,4 @@
-"""What a kernel is told of the server under which it has come back: variables of the environment, ports."""
+"""Settings of the server under which a kernel was resumed: environment variables, ports."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from ipykernel.kernelapp import IPKernelApp
 
-#: Set when the kernel was launched, for a reason.
+#: Variables that keep the value with which the kernel was launched.
 _KEPT = frozenset({"JPY_PARENT_PID"})
 _GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def take_variables(environment: dict[str, str], renewed: Iterable[str], visible_gpus: str) -> None:
-    """Replace the variables that belong to a server, whose names match one of `renewed`, by those of this server.
+    """Replace the variables whose names match one of `renewed`, the server's variables, by those of this server.
 
-    `visible_gpus`: its CUDA_VISIBLE_DEVICES. The kernel's own stays where it names some of these: a kernelspec may have chosen.
+    `visible_gpus`: the server's CUDA_VISIBLE_DEVICES. The kernel's own value stays if it names only GPUs among these: its
+    kernelspec may have chosen it.
     """
     patterns = list(renewed)
     for name in set(os.environ) - _KEPT - set(environment):
@@ -34,7 +35,7 @@ def _listed(gpus: str) -> set[str]:
 
 
 def take_ports(told: dict[str, int], connection_file: str, iopub: Any) -> None:
-    """Make ipykernel know the ports on which it listens now: it tells them, and connects to two of them itself."""
+    """Tell ipykernel its present ports: it reports them to others, and connects to two of them itself."""
     app, moved = IPKernelApp.instance(), {int(before): now for before, now in told.items()}
     app.connection_file = connection_file  # which the kernel removes when it ends
     shell = app.shell_port
@@ -42,7 +43,7 @@ def take_ports(told: dict[str, int], connection_file: str, iopub: Any) -> None:
         if (port := getattr(app, name)) in moved:
             setattr(app, name, moved[port])
     if (pipe := getattr(iopub, "_pipe_port", None)) in moved:
-        iopub._pipe_port = moved[pipe]  # where forked children say what they print
+        iopub._pipe_port = moved[pipe]  # where forked children send their output
     if (debugger := getattr(app, "debug_shell_socket", None)) and shell in moved:
         address = f"{app.transport}://{app.ip}:"
         debugger.disconnect(f"{address}{shell}")

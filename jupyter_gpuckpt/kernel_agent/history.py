@@ -1,4 +1,4 @@
-"""IPython's history around a resume. Sent into kernels with the agent (`agent.py`)."""
+"""IPython's history after a resume. Sent into kernels with the agent (`agent.py`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SESSION_START = "SELECT start FROM sessions WHERE session = ?"
 
 
 class History:
-    """IPython's history: after a resume its lines must not collide with those that others have written meanwhile."""
+    """IPython's history, whose lines must not collide after a resume with lines that other kernels have written meanwhile."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -19,10 +19,10 @@ class History:
         self._note()
 
     def go_on(self, *, branched: bool) -> None:
-        """Open the history again if it is another file now; begin a new session of it where the old one is taken.
+        """Reopen the history if its file was replaced, and begin a new history session if the old one's number is in use.
 
-        An older snapshot finds lines that the kernel wrote after it; on another machine the number is somebody else's; the
-        kernel that a branch was made from goes on with it.
+        It is in use where the kernel wrote lines after an older snapshot, where another machine's history has the same number, and
+        where the kernel from which this one was branched goes on with it.
         """
         if not getattr(self._manager, "enabled", False):
             return
@@ -46,7 +46,7 @@ class History:
         return status.st_dev, status.st_ino
 
     def _open_again(self) -> None:
-        """SQLite writes no more to a file that is not the one which it opened (SQLITE_READONLY_DBMOVED)."""
+        """Reopen the file if it was replaced: SQLite does not write to another file than it opened (SQLITE_READONLY_DBMOVED)."""
         manager, former, thread = self._manager, self._manager.db, self._manager.save_thread
         if thread is not None:
             thread.stop()
@@ -57,7 +57,7 @@ class History:
             manager.save_thread.start()
 
     def _ask(self, question: str) -> Any:
-        """The first value of the answer about this session; None where there is none, or no history."""
+        """Return the first value of a query's result for this history session; None without a result or a history."""
         if not getattr(self._manager, "enabled", False):
             return None
         with suppress(sqlite3.Error):

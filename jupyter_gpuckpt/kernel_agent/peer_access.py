@@ -1,8 +1,8 @@
-"""Peer access between the GPUs of this process: off while the driver takes their memory away, on again afterwards.
+"""Peer access between the GPUs of this process, switched off while the driver moves their memory, and on again afterwards.
 
-Left on, the driver's Restore fails for good, and it cannot be seen from outside (measured with driver 580). Libraries switch it
+If it stays on, the driver's Restore fails for good; other processes cannot see it (measured with driver 580). Libraries switch it
 on by themselves: PyTorch at the first copy between two GPUs, NCCL, JAX, CuPy. Only driver calls are used: a failing call of
-CUDA's runtime leaves an error behind that PyTorch raises at its next one. Reference: CUDA Driver API, "Peer Context Memory
+CUDA's runtime leaves an error behind that PyTorch raises at its next call. Reference: CUDA Driver API, "Peer Context Memory
 Access".
 """
 
@@ -23,28 +23,28 @@ Pair = tuple[int, int]
 
 
 class PeerAccess:
-    """Peer access of this process, which may have loaded CUDA or not. Thread-safe."""
+    """Switch of this process's peer access, whether it has loaded CUDA or not. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: The devices whose contexts are kept from going away, and between which it was switched off.
+        #: The devices whose contexts are retained, and the pairs of them between which it was switched off.
         self._kept: list[int] = []
         self._off: list[Pair] = []
-        #: Counts calls of `on`: an `off` that was still waiting for the GPUs by then does nothing more.
+        #: The number of calls of `on`: an `off` that was waiting for the GPUs before such a call does nothing more.
         self._turns = 0
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are contexts on several GPUs. Waits for no GPU."""
+        """Whether there are contexts on several GPUs. Does not wait for a GPU."""
         return len(devices_in_use()) > 1
 
     @property
     def was_switched(self) -> bool:
-        """Whether something is off that was on."""
+        """Whether it was switched off somewhere and not on again."""
         return bool(self._off)
 
     def off(self) -> bool:
-        """Wait for the GPUs, then switch it off wherever it is on; whether none is left. No cell may run."""
+        """Wait for the GPUs and switch peer access off wherever it is on; return whether none is left. No cell may run."""
         driver, turn = _driver(), self._turns
         with _retained(driver, _devices(driver)) as contexts:
             for context in contexts.values():
@@ -67,15 +67,15 @@ class PeerAccess:
         return True
 
     def on(self) -> bool:
-        """Switch on what was switched off; whether that is so. It waits as long as the driver holds the process's calls."""
+        """Switch on what was switched off; return whether all is on. It waits while the driver holds the process's calls."""
         self._turns += 1
         with self._lock:
             return not self._kept or self._on(_driver())
 
     def is_on(self) -> bool:
-        """Whether it is on anywhere; harms nothing that runs.
+        """Return whether it is on anywhere, without disturbing running work.
 
-        No call asks for it: but switching it on tells whether it was, and what was not is switched off again.
+        No driver call asks for it, but switching it on fails if it was on; what was off is switched off again.
         """
         driver = _driver()
 
@@ -91,7 +91,7 @@ class PeerAccess:
 
     def _on(self, driver: Any) -> bool:
         done = True
-        # Retained anew: with the handles from before a Restore the call answers CUDA_ERROR_INVALID_HANDLE (measured).
+        # Retained anew: with handles from before a Restore the call fails with CUDA_ERROR_INVALID_HANDLE (measured).
         with _retained(driver, self._kept) as contexts:
             for one, other in self._off:
                 with _current(driver, contexts[one]):
@@ -104,17 +104,17 @@ class PeerAccess:
 
 
 def driver_is_loaded() -> bool:
-    """Whether this process may use a GPU at all. Calls nothing of the driver's."""
+    """Return whether this process has loaded the driver, and so may use a GPU. Makes no driver call."""
     return _driver() is not None
 
 
 def devices_in_use() -> list[int]:
-    """The GPUs on which this process has a context. Makes none, initialises nothing, waits for no GPU."""
+    """Return the GPUs on which this process has a context. Makes no context, initializes nothing, does not wait for a GPU."""
     return _devices(_driver())
 
 
 def _driver() -> Any:
-    """The driver's library if this process has loaded it, else None."""
+    """Return the driver's library if this process has loaded it, else None."""
     try:
         return ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
     except OSError:
@@ -122,7 +122,7 @@ def _driver() -> Any:
 
 
 def _devices(driver: Any) -> list[int]:
-    """Those on which this process has a (primary) context."""
+    """Return the devices on which this process has a (primary) context."""
     count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []  # not initialised
@@ -136,7 +136,7 @@ def _devices(driver: Any) -> list[int]:
 
 @contextmanager
 def _retained(driver: Any, devices: list[int]) -> Iterator[dict[int, ctypes.c_void_p]]:
-    """Their contexts, which do not go away meanwhile."""
+    """Yield the contexts of these devices, retained meanwhile."""
     contexts = {}
     try:
         for device in devices:
@@ -151,7 +151,7 @@ def _retained(driver: Any, devices: list[int]) -> Iterator[dict[int, ctypes.c_vo
 
 @contextmanager
 def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
-    """Makes it this thread's context, and puts back the one before."""
+    """Make `context` this thread's context, and restore the previous one afterwards."""
     driver.cuCtxPushCurrent_v2(context)
     try:
         yield
@@ -162,7 +162,7 @@ def _current(driver: Any, context: ctypes.c_void_p) -> Iterator[None]:
 def _each_pair(
     driver: Any, contexts: dict[int, ctypes.c_void_p], call: Callable[[ctypes.c_void_p], int]
 ) -> Iterator[tuple[Pair, int]]:
-    """`call` for every other context, in each context."""
+    """Make `call` for every other context, in each context; yield the pair of devices and the result."""
     for one, context in contexts.items():
         with _current(driver, context):
             for other, peer in contexts.items():

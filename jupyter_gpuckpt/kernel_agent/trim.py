@@ -1,7 +1,7 @@
-"""Giving back what this process holds and nobody uses, before a snapshot is taken of it.
+"""Freeing unused memory of this process before a snapshot is taken of it.
 
-Garbage, what frameworks keep of the GPU for the next tensor, and what the C library keeps for the next object would be read, compressed
-and stored like data. Runs in the main thread between cells. No framework is loaded for it and no GPU is touched that is not in use.
+Garbage, GPU memory that frameworks cache and memory that the C library caches would be read, compressed and stored like data. It
+runs in the main thread between cells. It loads no framework and touches no GPU that is not in use.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 
 from .peer_access import devices_in_use
 
-#: What the garbage collector takes for an object, at most.
+#: The time that the garbage collector takes for an object, at most.
 _SECONDS_PER_OBJECT = 50e-9
 
 
 def trim(seconds: float) -> int:
-    """Give back what can be given back in about `seconds`; by how many bytes the process became smaller.
+    """Free what can be freed in about `seconds`; return by how many bytes the process became smaller.
 
-    Only what is known to be slow is bounded by that: the garbage collector, which looks at every object. Nothing waits for a GPU.
+    The limit applies to the garbage collector only, which is slow as it examines every object. Nothing waits for a GPU.
     """
     before = _resident_bytes()
-    # An object of the user's that cannot be deleted must not keep the rest from being given back.
+    # A user's object that cannot be deleted must not keep the rest from being freed.
     with suppress(Exception):
         _collect(seconds)
     with suppress(Exception):
@@ -40,7 +40,7 @@ def trim(seconds: float) -> int:
 
 
 def _collect(seconds: float) -> None:
-    # Who has switched it off wants no pauses, or has frozen what there is to be shared with forked children.
+    # A user who has disabled it wants no pauses, or has frozen objects that are to be shared with forked children.
     if gc.isenabled() and sys.getallocatedblocks() * _SECONDS_PER_OBJECT <= seconds:
         gc.collect()
 

@@ -1,1 +1,1 @@
-"""The user's variables: what they are, and fingerprints that tell whether they changed. No code of the user's runs for it."""
+"""The user's variables: a list of them, and fingerprints that show whether they changed. No code of the user's is run for it."""

@@ -1,8 +1,8 @@
-"""Short digests of values, equal for equal ones: what tells whether a variable changed since a snapshot.
+"""Short digests that are equal for equal values; they show whether a variable changed since a snapshot.
 
 Covers: numbers, text, bytes, arrays, tables of pandas, sparse matrices, tensors in RAM; containers and objects that hold nothing
-else. Anything else has none, nor has what takes too long: then it is not known whether it changed. No code of the user's runs
-(`values.py`).
+else. Other values, and values that take too long, have no fingerprint: it is not known whether they changed. No code of the
+user's is run (`values.py`).
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any
 
 from .values import attributes, bases, is_plain, items, length, name_of, one_of, origin_of
 
-#: More than this is not read, in all.
+#: The most bytes that are read, in all.
 _MOST_BYTES = 1 << 30
-#: Objects that are looked at one by one, in one value.
+#: The most objects in one value that are examined one by one.
 _MOST_OBJECTS = 100_000
-#: Texts or numbers of one list that are looked at together.
+#: The most texts or numbers of one list that are examined together.
 _MOST_TOGETHER = 2_000_000
 _DEEPEST = 30
-#: How much is read between two looks at the clock.
+#: How much is read until the clock is checked again.
 _PIECE_BYTES = 16 << 20
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict, defaultdict, Counter, deque)
-#: Classes whose text says all that they are. None of them runs foreign code for it.
+#: Classes whose text contains their whole value. None of them runs foreign code for it.
 _TEXTUAL = (
     dt.date,
     dt.timedelta,
@@ -44,19 +44,19 @@ _TEXTUAL = (
 
 
 class Fingerprints:
-    """Makes fingerprints for at most so many seconds.
+    """A maker of fingerprints, for at most so many seconds.
 
-    Below, a value that has none raises TypeError.
+    In the private methods a value that has no fingerprint raises TypeError.
     """
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
         self._bytes, self._objects = _MOST_BYTES, _MOST_OBJECTS
-        #: What the object that is looked at is inside of.
+        #: The ids of the objects that contain the one that is examined.
         self._around: set[int] = set()
 
     def of(self, value: Any) -> str | None:
-        """A value's fingerprint; None if it has none. Raises TimeoutError when there is no time for more."""
+        """Return a value's fingerprint; None if it has none. Raises TimeoutError when the time is over."""
         self._look_at_clock()
         digest = _new()
         self._objects = _MOST_OBJECTS
@@ -123,7 +123,7 @@ class Fingerprints:
         return bytes(digest.digest())
 
     def _feed_together(self, digest: Any, texts: Any) -> bool:
-        """Many numbers at once, or texts with gaps (None, NaN) among them; whether there is nothing else."""
+        """Feed many numbers at once, or texts with gaps (None, NaN); return False if there is anything else among them."""
         count = len(texts)
         # Their ids: a class is asked for its hash.
         kinds = set(map(id, map(type, texts))) if count <= _MOST_TOGETHER else set()
@@ -207,7 +207,7 @@ class Fingerprints:
             self._feed_view(digest, memoryview(array[start : start + rows].tobytes()))
 
     def _feed_table(self, digest: Any, value: Any, names: set[str], depth: int) -> None:
-        """A frame, a series or an index of pandas; by columns, since how they lie in memory may change."""
+        """Feed a frame, a series or an index of pandas, by columns, because its layout in memory may change."""
         if "DataFrame" in names:
             manager = value._mgr
             for axis in manager.axes:

@@ -1,8 +1,8 @@
-"""What the user's variables are: name, kind, size and a few words about each, without running any code of theirs.
+"""A list of the user's variables: name, kind, size and a short description of each, without running any code of theirs.
 
-Covers: which names count, sizes of Python's own values, of arrays, tables, tensors and images, and of objects that hold such.
-Does not cover: whether a value changed (`fingerprints.py`). Asked by the server while a cell may run in another thread; each
-value is held only while it is looked at. Text and bytes are never shown: they may be secrets.
+Covers: which names are listed, sizes of Python's own values, of arrays, tables, tensors and images, and of objects that hold such.
+Does not cover: whether a value changed (`fingerprints.py`). The server asks for it while a cell may run in another thread; each
+value is referenced only while it is examined. Text and bytes are never shown: they may be secrets.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .values import (
     own_size,
 )
 
-#: So many are told; of more, the biggest.
+#: The most variables that are listed; of more, the biggest.
 MOST_VARIABLES = 1000
-#: Of so many names the biggest are looked for.
+#: The most names among which the biggest variables are searched for.
 _MOST_NAMES = 10_000
-#: How long sizes may take in all; what comes later is told without.
+#: How long computing sizes may take in all; later variables are listed without.
 _SECONDS = 0.05
-#: Items of a container that are looked at; the rest is taken to be like them.
+#: How many items of a container are examined; the rest is assumed to be like them.
 _SAMPLE = 200
 _MOST_OBJECTS = 20_000
 _DEEPEST = 24
@@ -49,13 +49,13 @@ _CODE = (
     types.MethodType,
     type,
 )
-#: Functions that libraries made in their own languages.
+#: Classes of functions that libraries make in their own languages.
 _CODE_NAMES = frozenset({"ufunc", "_ArrayFunctionDispatcher", "cython_function_or_method"})
 _GONE = object()
 
 
 class Seen(NamedTuple):
-    """What is known of a value. `device`: where its bytes are, if not in RAM, like `cuda:0`."""
+    """The size and description of a value. `device`: where its bytes are, if not in RAM, like `cuda:0`."""
 
     size: float = 0
     device: str = ""
@@ -63,7 +63,7 @@ class Seen(NamedTuple):
 
 
 def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
-    """The variables of IPython's namespace, biggest first: {listed, fingerprints, complete}.
+    """Return the variables of IPython's namespace, biggest first: {listed, fingerprints, complete}.
 
     Fingerprints are made for at most so many seconds, of small values first. `complete`: no name is missing.
     """
@@ -99,7 +99,7 @@ def _names(shell: Any) -> Iterator[str]:
 
 
 def _get(shell: Any, name: str) -> Any:
-    """The value of a name; `_GONE` if it has none, or one that IPython has given it."""
+    """Return the value of a name; `_GONE` if it has none any more, or one that IPython has set."""
     value = dict.get(shell.user_ns, name, _GONE)
     hidden = getattr(shell, "user_ns_hidden", None)
     given = dict.get(hidden, name, _GONE) if type(hidden) is dict else _GONE
@@ -125,7 +125,7 @@ def _told(value: Any, deadline: float) -> dict[str, Any]:
 
 
 class Look:
-    """A look at one value and what it holds, each counted once."""
+    """An examination of one value and all that it holds, in which each object is counted once."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline, self._objects = deadline, _MOST_OBJECTS
@@ -135,14 +135,14 @@ class Look:
 
     @property
     def device(self) -> str:
-        """Where most of the bytes are that were met, if not in RAM."""
+        """The device that has most of the counted bytes, if not RAM."""
         if not self._on_devices:
             return ""
         device = max(self._on_devices, key=lambda name: self._on_devices[name])
         return device if 2 * self._on_devices[device] > self._size else ""
 
     def at(self, value: Any) -> Seen:
-        """What is known of a value."""
+        """Return the size and description of a value."""
         self._met.clear()
         seen = self._look(value, _DEEPEST)
         self._size = seen.size
@@ -174,11 +174,11 @@ class Look:
         return seen
 
     def sum(self, values: Any, depth: int = _DEEPEST) -> float:
-        """The size of several values together."""
+        """Return the size of several values together."""
         return sum(self._look(value, depth).size for value in values)
 
     def _plain(self, value: Any, depth: int) -> Seen:
-        """Python's own values and objects of the user's."""
+        """Examine one of Python's own values, or an object of the user's."""
         kinds = bases(value)
         count = length(value)
         if count is not None:
@@ -241,7 +241,7 @@ def _gpu_array(look: Look, value: Any, kind: type) -> Seen:
 
 def _tensor(look: Look, value: Any, kind: Any) -> Seen:
     torch = sys.modules["torch"]
-    # A subclass may want to hear of every call (`__torch_function__`).
+    # A subclass may intercept every call (`__torch_function__`).
     silence = (
         getattr(torch._C, "DisableTorchFunctionSubclass", None) or torch._C.DisableTorchFunction
     )
@@ -271,7 +271,7 @@ def _series(look: Look, value: Any, kind: type) -> Seen:
 
 
 def _index(look: Look, value: Any, kind: type) -> Seen:
-    # Not `nbytes`: that of a range, or of levels and codes, would make the values.
+    # Not `nbytes`: for a range, or for levels and codes, it would create the values.
     held = attributes(value)
     parts = [held[name] for name in ("_data", "_codes", "_levels") if name in held]
     ours = origin_of(type(value))[0] == "pandas"
@@ -318,7 +318,7 @@ def _sparse(look: Look, value: Any, kind: type) -> Seen:
 
 
 _Known = Callable[[Look, Any, Any], Seen]
-#: By package and name of the class. Nothing is imported: who has such a value has the library.
+#: Functions by package and name of the class. Nothing is imported: a user with such a value has imported the library.
 _KNOWN: dict[tuple[str, str], _Known] = {
     ("numpy", "ndarray"): _array,
     ("numpy", "generic"): _scalar,

@@ -1,8 +1,8 @@
-"""Looking at a user's values without running any code of theirs: not `__len__`, not `__repr__`, not a property.
+"""Examining a user's values without running any code of theirs: not `__len__`, not `__repr__`, not a property.
 
-Sent into kernels with the agent, so it uses the standard library only, and imports nothing that the user has not.
-A class is known by the package and the name under which the classes are found that it is derived from; what is asked of a
-value is asked by that class's own function, which no subclass can replace.
+This is sent into kernels with the agent, so it uses the standard library only, and imports nothing that the user has not.
+A class is recognized by the package and the name of the classes from which it is derived. A value's attributes are read by the
+recognized class's own functions, which no subclass can replace.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-#: `type`'s own, whatever a metaclass says.
+#: `type`'s own functions, which no metaclass can replace.
 _MRO = type.__dict__["__mro__"].__get__
 _NAME = type.__dict__["__name__"].__get__
 _MODULE = type.__dict__["__module__"].__get__
 _BASIC_SIZE = type.__dict__["__basicsize__"].__get__
 _NAMESPACE = type.__dict__["__dict__"].__get__
 
-#: Classes of containers, by what is in them; others are derived from these.
+#: Classes of containers; others are derived from these.
 SEQUENCES = (list, tuple, collections.deque)
 SETS = (set, frozenset)
 
 
 def one_of(kind: type, kinds: tuple[type, ...]) -> bool:
-    """Whether `kind` is one of `kinds`; `in` would ask its metaclass."""
+    """Return whether `kind` is one of `kinds`; `in` would run code of its metaclass."""
     return any(kind is one for one in kinds)
 
 
 def bases(value: Any) -> tuple[type, ...]:
-    """The class of a value and all classes that it is derived from."""
+    """Return the class of a value and all classes from which it is derived."""
     found: tuple[type, ...] = _MRO(type(value))
     return found
 
 
 def name_of(kind: type) -> str:
-    """A class's name."""
+    """Return a class's name."""
     return str(_NAME(kind))
 
 
 def origin_of(kind: type) -> tuple[str, str]:
-    """The package that a class comes from, as far as the first dot, and its name there."""
+    """Return the top-level package of a class, and the class's name."""
     try:
         module = _MODULE(kind)
     except AttributeError:
@@ -52,7 +52,7 @@ def origin_of(kind: type) -> tuple[str, str]:
 
 
 def field(value: Any, kind: type, name: str) -> Any:
-    """A value's attribute, as `kind`, one of its classes, defines it."""
+    """Return a value's attribute as `kind`, one of its classes, defines it."""
     for base in _MRO(kind):
         found = _NAMESPACE(base).get(name)
         if found is not None:
@@ -61,7 +61,7 @@ def field(value: Any, kind: type, name: str) -> Any:
 
 
 def attributes(value: Any) -> dict[str, Any]:
-    """What an object keeps under names; empty if it has no such dictionary, or one that its class makes up."""
+    """Return an object's attributes; empty if it has no dictionary of them, or if its class replaces the dictionary."""
     kept = _attributes(value)
     return {} if kept is None else kept
 
@@ -76,23 +76,23 @@ def _attributes(value: Any) -> dict[str, Any] | None:
 
 
 def own_size(value: Any) -> int:
-    """What an object takes by itself in bytes; of one whose class was made in C, at least so much."""
+    """Return an object's own size in bytes; for a class written in C a lower bound."""
     return int(_BASIC_SIZE(type(value)))
 
 
 def is_plain(value: Any) -> bool:
-    """Whether all that there is to an object are its attributes: its classes were made in Python, without slots."""
+    """Return whether an object consists of its attributes only: its classes are written in Python, without slots."""
     slots = any("__slots__" in _NAMESPACE(kind) for kind in bases(value))
     small = own_size(value) == _BASIC_SIZE(_Plain)
     return small and not slots and _attributes(value) is not None
 
 
 class _Plain:
-    """As small as objects are."""
+    """A class whose objects are as small as objects can be."""
 
 
 def length(value: Any) -> int | None:
-    """How many items a container has; None for what is none."""
+    """Return how many items a container has; None for another value."""
     for kind in (dict, *SEQUENCES, *SETS):
         if one_of(kind, bases(value)):
             return int(kind.__len__(value))
@@ -100,7 +100,7 @@ def length(value: Any) -> int | None:
 
 
 def items(value: Any, most: int) -> Iterator[Any]:
-    """At most so many items of a container, of a dictionary keys and values. RuntimeError if somebody changes it meanwhile."""
+    """Yield at most `most` items of a container, keys and values of a dictionary. Raises RuntimeError if it changes meanwhile."""
     kinds = bases(value)
     if one_of(dict, kinds):
         for key, held in islice(dict.items(value), most):

@@ -40,7 +40,7 @@ _MODULES = (
     "environment",
     "history",
     "peer_access",
-    "said",
+    "sent_messages",
     "trim",
     "variables.values",
     "variables.fingerprints",

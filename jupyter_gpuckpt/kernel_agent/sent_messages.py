@@ -1,4 +1,4 @@
-"""What the kernel said last, for the next server of one that was killed: nobody listened in between."""
+"""The kernel's last messages, kept for the next server after one that was killed: no server received them in between."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-#: Before the header there is the signature, before that this (jupyter_client.session.DELIM).
+#: The delimiter before the signature and the header (jupyter_client.session.DELIM).
 _DELIMITER = b"<IDS|MSG>"
 _MOST_BYTES = 2 << 20
 _MOST_REPLIES = 50
@@ -15,8 +15,8 @@ _MOST_REPLIES = 50
 Parts = list[bytes]
 
 
-class Said:
-    """The last messages on iopub, and the last replies. Thread-safe."""
+class SentMessages:
+    """A buffer of the last messages on iopub, and of the last replies. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class Said:
         self._replies: deque[Parts] = deque(maxlen=_MOST_REPLIES)
 
     def note(self, message: Sequence[Any]) -> None:
-        """A message is being sent on iopub."""
+        """Keep a message that is being sent on iopub."""
         parts = copied(message)
         size = sum(map(len, parts))
         with self._lock:
@@ -35,11 +35,11 @@ class Said:
                 self._bytes -= self._messages.popleft()[0]
 
     def note_reply(self, reply: Sequence[Any]) -> None:
-        """A reply is being sent."""
+        """Keep a reply that is being sent."""
         self._replies.append(copied(reply))
 
     def after(self, message_id: str) -> tuple[list[Parts], bool]:
-        """Return what was said after that message, as far as it is known; whether it is all."""
+        """Return the messages after that one, as far as they are kept, and whether these are all."""
         with self._lock:
             messages = [parts for _, parts in self._messages]
         found = None
@@ -49,19 +49,19 @@ class Said:
         return messages[0 if found is None else found + 1 :], found is not None
 
     def replies_to(self, request_ids: Sequence[str]) -> list[Parts]:
-        """Return what was answered to these requests."""
+        """Return the replies to these requests."""
         return [
             reply for reply in list(self._replies) if any(_says(reply, 3, i) for i in request_ids)
         ]
 
 
 def copied(message: Sequence[Any]) -> Parts:
-    """A message as bytes, whatever it is sent as."""
+    """Return the parts of a message as bytes."""
     return [bytes(getattr(part, "bytes", part)) for part in message]
 
 
 def _says(parts: Parts, place: int, message_id: str) -> bool:
-    """Whether the part so far behind the delimiter (2: header, 3: parent header) names this message."""
+    """Return whether the part `place` behind the delimiter (2: header, 3: parent header) names this message."""
     if not message_id or _DELIMITER not in parts:
         return False
     at = parts.index(_DELIMITER) + place
