@@ -19,6 +19,16 @@ def python_module(module: str) -> list[str]:
     return [sys.executable, "-c", _START.format(module=module)]
 
 
+#: Counts aloud, a hundred times a second.
+COUNTER = """
+    import time
+    n = 0
+    while True:
+        n += 1
+        print(n, flush=True)
+        time.sleep(0.01)
+"""
+
 #: Makes the process that runs it impossible to save: it adds a seccomp filter of its own (which allows everything), as a
 #: browser's sandbox does.
 SANDBOX = """

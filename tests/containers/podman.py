@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.containers import machine_files
@@ -68,24 +68,13 @@ class Podman:
         rootfs: str = "/:O",
         prefix: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
-        store = [f"--{name}={self._folder / name}" for name in ("root", "runroot", "tmpdir")]
-        return subprocess.run(
-            [
-                *prefix,
-                *("podman", *store, "--storage-driver=vfs", "run", "--rm", "--network=none"),
-                *machine_files.environment(),
-                *machine_files.readable(self._folder),
-                *options,
-                *machine_files.kept(options),
-                *("--rootfs", rootfs, *command),
-            ],
+        return run_podman(
+            [*machine_files.readable(self._folder), *options, *machine_files.kept(options)],
+            [rootfs, *command],
+            prefix=prefix,
+            store=self._folder,
+            folder=self._folder,
             env=os.environ | {"CONTAINERS_CONF": str(self._folder / "containers.conf")},
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=machine_files.SECONDS,
-            check=False,
         )
 
     def _run_on_copy(
@@ -101,6 +90,35 @@ class Podman:
         mount = f'mount -t overlay -o {layers} overlay {merged} && exec "$@"'
         prefix = ["unshare", "--mount", "--propagation=slave", "sh", "-c", mount, "sh"]
         return self._run(options, command, str(merged), prefix)
+
+
+def run_podman(
+    options: Sequence[str],
+    rootfs_and_command: Sequence[str],
+    *,
+    prefix: Sequence[str],
+    store: Path,
+    folder: Path,
+    env: Mapping[str, str],
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a container, by podman behind `prefix`. What podman keeps lies below `store`."""
+    kept = [f"--{name}={store / name}" for name in ("root", "runroot", "tmpdir")]
+    return subprocess.run(
+        [
+            *prefix,
+            *("podman", *kept, "--storage-driver=vfs", "run", "--rm", "--network=none"),
+            *machine_files.environment(),
+            *options,
+            *("--rootfs", *rootfs_and_command),
+        ],
+        env=env,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=machine_files.SECONDS,
+        check=False,
+    )
 
 
 def docker_default() -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.containers import machine_files
-from tests.containers.podman import Podman
+from tests.containers.podman import Podman, run_podman
 
 _UID, _NAME, _FIRST_OF_ITS_OWN = 64533, "gpuckpt-rootless", 700000
 _ACCOUNTS = ("passwd", "subuid", "subgid")
@@ -64,26 +64,16 @@ class RootlessPodman(Podman):
         ]
         # A PID namespace: podman leaves a process that keeps its namespaces for the next time.
         apart = ["unshare", "--mount", "--propagation=slave", "--pid", "--fork", "--kill-child"]
-        store = [f"--{name}={self._home / name}" for name in ("root", "runroot", "tmpdir")]
-        return subprocess.run(
-            [
-                *(*apart, "--mount-proc", "sh", "-c", " && ".join(steps), "sh"),
-                *("podman", *store, "--storage-driver=vfs", "run", "--rm", "--network=none"),
-                *machine_files.environment(),
-                *self._options,
-                *options,
-                *("--rootfs", str(merged), *command),
-            ],
+        return run_podman(
+            [*self._options, *options],
+            [str(merged), *command],
+            prefix=[*apart, "--mount-proc", "sh", "-c", " && ".join(steps), "sh"],
+            store=self._home,
+            folder=self._folder,
             env={
                 "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
                 "HOME": str(self._home),
                 "XDG_RUNTIME_DIR": str(self._home / "run"),
                 "CONTAINERS_CONF": str(self._folder / "containers.conf"),
             },
-            cwd=self._folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=machine_files.SECONDS,
-            check=False,
         )

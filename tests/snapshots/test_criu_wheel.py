@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import missing
+from tests.programs import COUNTER
 
 ROOT = Path(__file__).parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
@@ -27,14 +28,6 @@ print(json.dumps([str(jupyter_gpuckpt_criu.CRIU), [str(path) for path in criu_pr
 METADATA = """
 from importlib.metadata import distribution
 print(distribution("jupyter-gpuckpt-criu").read_text("METADATA"))
-"""
-COUNTER = """
-    import time
-    n = 0
-    while True:
-        n += 1
-        print(n, flush=True)
-        time.sleep(0.01)
 """
 
 

@@ -25,15 +25,7 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
 from jupyter_gpuckpt.store.local import LocalStore
-
-COUNTER = """
-    import time
-    n = 0
-    while True:
-        n += 1
-        print(n, flush=True)
-        time.sleep(0.01)
-"""
+from tests.programs import COUNTER
 
 HOLDER = """
     import os, time

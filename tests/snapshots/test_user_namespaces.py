@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 
 import msgspec
@@ -44,6 +45,15 @@ STATUS = """
 def own(engine):
     """The engine as an ordinary user has it, whoever runs the tests."""
     return replace(engine, user_namespace=True)
+
+
+def twice_saved_and_resumed(program) -> Iterator[None]:
+    """Save the program, then suspend and resume it, twice: a snapshot of what was resumed is resumed, too."""
+    for _ in range(2):
+        program.save()
+        program.fresh_line()
+        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+        yield
 
 
 def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
@@ -183,10 +193,7 @@ GONE = """
 def test_files_that_are_only_mapped_stay_what_they_are_to_each_other(run, own):
     program = run(GONE, engine=own)
     program.lines(more_than=3)
-    for _ in range(2):
-        program.save()
-        program.fresh_line()
-        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    for _ in twice_saved_and_resumed(program):
         for _ in range(3):
             n, counted = program.fresh_line().split()
             assert n == counted
@@ -246,10 +253,7 @@ WATCH = """
 def test_watched_files_and_folders_are_found_again(run, own):
     program = run(WATCH, engine=own)
     program.lines(more_than=2)
-    for _ in range(2):
-        program.save()
-        program.fresh_line()
-        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    for _ in twice_saved_and_resumed(program):
         program.fresh_line()
 
 
@@ -286,8 +290,7 @@ CLOSED = """
 def test_deleted_files_of_folders_that_are_closed_now_come_back(run):
     program = run(CLOSED)
     program.lines(more_than=2)
-    for _ in range(2):
-        program.resume(program.save(stop=True).manifest.info.snapshot_id)
+    for _ in twice_saved_and_resumed(program):
         program.fresh_line()
 
 
