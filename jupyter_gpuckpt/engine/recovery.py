@@ -1,7 +1,7 @@
 """Recovery of a tree from a freeze that was interrupted when the daemon was killed.
 
 How far the freeze had come is found out by looking: the standstill's journal and CRIU's images lie on the tree's own scratch
-tmpfs, the driver tells the state of every CUDA process, a ghost has died with its tracer.
+tmpfs, the driver reports the state of every CUDA process, a ghost has died with its tracer.
 """
 
 from __future__ import annotations

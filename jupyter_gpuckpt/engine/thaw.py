@@ -277,7 +277,7 @@ def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) 
         try:
             status = os.waitstatus_to_exitcode(int(restore.namespaces.expect("criu")))
         except CheckpointError as error:
-            # init itself ended: the watch killed it, or somebody else did
+            # init itself ended: the watcher killed it, or another process did
             ending = f"was given up: {error.details}"
         else:
             ending = commands.ending(status) if status else ""

@@ -34,7 +34,7 @@ def allow(pid: int) -> None:
         try:
             resource.prlimit(pid, resource.RLIMIT_CORE, limits)
             _filter(pid).write_text(f"0x{chosen}")
-        except OSError as error:  # it has just ended, or belongs to somebody else
+        except OSError as error:  # it has just ended, or belongs to another user
             _log.debug("core files of process %d: %s", pid, error)
 
 

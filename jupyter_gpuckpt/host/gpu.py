@@ -152,7 +152,7 @@ def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:
-            # No samples: nobody used this GPU.
+            # No samples: no process used this GPU.
             told |= error.value == nvml.NVML_ERROR_NOT_FOUND
             continue
         told = True

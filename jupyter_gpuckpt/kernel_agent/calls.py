@@ -39,7 +39,7 @@ async def beside(function: Callable[[], Any], seconds: float) -> Future[Any]:
     called: Future[Any] = Future()
     threading.Thread(target=_carry_out, args=(called, function), daemon=True).start()
     deadline = time.monotonic() + seconds
-    while not called.done() and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+    while not called.done() and time.monotonic() < deadline:  # noqa: ASYNC110 - it may never end
         await asyncio.sleep(_PAUSE)
     return called
 

@@ -56,10 +56,10 @@ def _trim_torch(torch: Any) -> None:
 
 
 def _trim_cupy(cupy: Any) -> None:
-    # Where no GPU is in use, asking the pool alone would initialise CUDA.
+    # Where no GPU is in use, the pool itself would initialize CUDA.
     if cupy is None or not devices_in_use():
         return
-    # Those of the current device; whether it is in use the pool tells.
+    # These are the pools of the current device; their free bytes show whether it is in use.
     pool, pinned = cupy.get_default_memory_pool(), cupy.get_default_pinned_memory_pool()
     if pool.free_bytes() and cupy.cuda.get_current_stream().done:
         pool.free_all_blocks()

@@ -62,9 +62,9 @@ def dump_skeleton(
         stack.enter_context(run)
 
         def close_page_server() -> None:
-            # The byte says that the images are there and the page server listens; EOF that CRIU failed before.
+            # A byte means that the images are there and the page server listens, EOF that CRIU has failed before.
             if os.read(ready, 1):
-                # One that was killed right after has its exit status for an error.
+                # A connection error means that CRIU was killed; its exit status is the error then.
                 with suppress(ConnectionError):
                     ours.sendall(_CLOSE)
 

@@ -1,6 +1,6 @@
 """Pages that CRIU does not see in a skeleton dump, because we list them ourselves.
 
-CRIU pins every page of a task in pipes before it finds that nobody wants it. The large private areas are hidden from it
+CRIU pins every page of a task in pipes before it finds that the page server requests none. The large private areas are hidden from it
 (`preload.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
 as CRIU would have done with memory that is of no file. So the standstill does not grow with the memory, nor does the number of
 descriptors. Pages that a process changed in its private mapping of a file are hidden as well: a process that has loaded PyTorch

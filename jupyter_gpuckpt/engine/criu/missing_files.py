@@ -76,7 +76,7 @@ def put_in_place(
             made.append(path)
             target.chmod(mode)  # CRIU compares it
             owner = target.parent.stat()
-            with suppress(PermissionError):  # in another's folder it stays ours
+            with suppress(PermissionError):  # in another user's folder the file stays ours
                 os.chown(target, owner.st_uid, owner.st_gid)
     except OSError:
         remove(made)

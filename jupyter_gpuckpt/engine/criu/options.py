@@ -37,7 +37,7 @@ def dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: i
         *(_unprivileged(tree) if user_namespaces.has_own(tree.init_pid) else ()),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
         *("--ghost-limit", str(ghost_limit), "--action-script", action_script.PROGRAM),
-        # A connection that nobody has accepted yet fails the dump otherwise; a kernel's clients open some at any time.
+        # Otherwise a connection that is not accepted yet fails the dump; a kernel's clients open connections at any time.
         "--skip-in-flight",
         *_COMMON,
     ]

@@ -50,5 +50,5 @@ class PostRestore:
             except BaseException as error:
                 self.error = error
             else:
-                with suppress(OSError):  # it was killed; its end says so
+                with suppress(OSError):  # CRIU was killed; its exit status says so
                     action_script.go_on(connection)

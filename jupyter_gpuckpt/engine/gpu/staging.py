@@ -136,7 +136,7 @@ class FileStaging:
         finally:
             self._ready.set()
         try:
-            with suppress(ProcessLookupError):  # it was killed; the Checkpoint says so
+            with suppress(ProcessLookupError):  # the process was killed; the Checkpoint fails then
                 self._serve(tracee)
         finally:
             try:
@@ -273,7 +273,7 @@ class FileStaging:
         Allocated pages are zeroed at their first use (mm/shmem.c). If no thread can be started, the driver's page faults do it.
         """
         mapped = mmap.mmap(fd, length)
-        first = ctypes.c_char.from_buffer(mapped)  # keeps the mapping as long as somebody needs it
+        first = ctypes.c_char.from_buffer(mapped)  # it keeps the mapping while threads use it
 
         def zero(at: int) -> None:
             size = min(_PIECE, length - at)

@@ -38,7 +38,7 @@ class Filling:
         self._to_memory, self._progress, self._folder = to_memory, progress, folder
         self._sinks: list[tuple[str, StoppedPages]] = []
         self._beside = ThreadPoolExecutor(1, "look-up-pages")
-        #: What CRIU's part and ours advance the progress by: both go through all of a stream that they take something from.
+        #: By how much CRIU's part and ours advance the progress: each reads a whole stream if it needs any of it.
         self._criu_length = self._length = 0
         self._has_folder = False
 

@@ -72,6 +72,6 @@ def _fill(pack: str, start: int, buffer: memoryview) -> int:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """End when the other side does: it never says anything more."""
+    """Exit when the caller closes the socket; it sends nothing more."""
     connection.recv(1)
     os._exit(1)

@@ -256,5 +256,5 @@ class Fingerprints:
 
 
 def _new() -> Any:
-    # Against accidents, not against somebody: the fastest where processors have instructions for it, as most do.
+    # Safe against accidents, not against attacks: it is the fastest on processors with instructions for it, as most have.
     return hashlib.sha1(usedforsecurity=False)
