@@ -40,6 +40,10 @@ _LEAST_SHARE = 0.5
 #: Stored chunks that a composed one has parts of, at most. Beyond, all but those of the largest are stored anew, together.
 _MOST_SOURCES = 8
 
+#: After so many chunks in a row that were better stored whole, only one in so many is compared, until one can be composed again:
+#: what was computed anew should not take twice the time.
+_PATIENCE = 4
+
 _PART = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("start", "<u4"), ("length", "<u4")])
 _NOTHING = bytes(DIGEST_BYTES)
 
@@ -79,13 +83,20 @@ class Composer:
         self._decompressor = Decompressor()
         #: The sources that were read last: neighbours often share one. Empty: it is not what it should be.
         self._kept: OrderedDict[bytes, NDArray[np.uint8]] = OrderedDict()
+        self._in_vain = 0
 
     def compose(self, chunk: memoryview, digest: bytes, offer: Offer) -> Composed | None:
         """Return the parts of the chunk; None where it is better stored whole."""
-        for parts in offer.alike.get(digest, ()):
-            found = self._compare(chunk, parts, offer.places)
-            if found is not None:
-                return found
+        alike = offer.alike.get(digest, ())
+        if not alike:
+            return None
+        self._in_vain += 1
+        if self._in_vain <= _PATIENCE or not self._in_vain % _PATIENCE:
+            for parts in alike:
+                found = self._compare(chunk, parts, offer.places)
+                if found is not None:
+                    self._in_vain = 0
+                    return found
         return None
 
     def _compare(

@@ -286,3 +286,16 @@ def edited(data, done, seed):
         elif what == "copy":
             data[at : at + size] = data[:size]
     return bytes(data)
+
+
+def test_what_is_all_new_is_compared_now_and_then_only(store, monkeypatch):
+    compared, compare = [], composing.Composer._compare
+
+    def counted(self, *args):
+        compared.append(args)
+        return compare(self, *args)
+
+    save(store, "s1", DATA)
+    monkeypatch.setattr(composing.Composer, "_compare", counted)
+    packed = save(store, "s2", RNG.bytes(len(DATA)), "s1", threads=1)
+    assert 0 < len(compared) < len(packed.streams[0].chunks) / 2
