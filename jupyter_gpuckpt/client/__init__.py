@@ -1,4 +1,4 @@
-"""The one client of gpuckptd, for every door: `Client` for synchronous callers, `AsyncClient` for asynchronous ones."""
+"""Clients of gpuckptd: `Client` for synchronous callers, `AsyncClient` for callers on an event loop."""
 
 from .async_client import AsyncClient
 from .holding import Hold

@@ -1,4 +1,4 @@
-"""Suspend many kernels against a deadline: a few at a time, as many as are expected to end in time, in the order that is given.
+"""Suspends of many kernels against a deadline: a few at a time, as many as are expected to end in time, in a given order.
 
 Covers: what is tried when, what is cancelled at the deadline, what is said of each kernel. Does not cover: the order (each
 door has its own rule) and how one suspend is asked for (`Suspender`: of the daemon, or as a server does it).
@@ -55,16 +55,16 @@ class SuspendReport(msgspec.Struct, frozen=True):
 
 
 class Suspender(Protocol):
-    """How a suspend is asked for."""
+    """Way to ask for one suspend: of the daemon, or as a server does it."""
 
     async def begin(self, kernel_id: str) -> Operation:
-        """Start it; raises what refuses it."""
+        """Start the suspend of a kernel; raise what refuses it."""
 
     async def finish(self, operation: Operation) -> Operation:
-        """The operation when it is over."""
+        """Wait for the end of the operation and return it."""
 
     async def cancel(self, operation: Operation) -> object:
-        """Ask it to stop and undo what it did."""
+        """Ask the operation to stop and undo what it did."""
 
 
 async def suspend_each(
@@ -74,7 +74,7 @@ async def suspend_each(
     on_outcome: Callable[[SuspendOutcome], None] = lambda outcome: None,
     snapshots: Iterable[SnapshotInfo] = (),
 ) -> list[SuspendOutcome]:
-    """Suspend these kernels, the first ones first, at most `AT_ONCE` at a time; what became of each, in the same order.
+    """Suspend these kernels in order, at most `AT_ONCE` at a time; return what became of each, in the same order.
 
     Beside others one is begun only where all are expected to end before the deadline, by the rate of those that have ended
     and else of earlier `snapshots`, newest first: suspends share the processors, and several that are half done are none.
@@ -109,7 +109,7 @@ async def suspend_each(
 
 
 def not_saved(kernel: Kernel, error: ErrorRecord) -> SuspendOutcome:
-    """The outcome of a kernel that runs on."""
+    """Return the outcome of a kernel that runs on."""
     return SuspendOutcome(kernel.kernel_id, kernel.name, size_bytes=_size(kernel), error=error)
 
 
@@ -118,7 +118,7 @@ def _size(kernel: Kernel) -> int:
 
 
 class _Queue:
-    """Says which kernel is begun when. `deadline`: of the event loop's clock; None: there is none.
+    """Queue that decides which suspend begins when. `deadline`: of the event loop's clock; None: there is none.
 
     Time is counted in shares: of two suspends side by side each has half of the machine.
     """
@@ -138,7 +138,7 @@ class _Queue:
         self._admit()
 
     async def turn(self, kernel: Kernel) -> None:
-        """Wait until it may begin; raises TimeoutError at the deadline."""
+        """Wait until the suspend of this kernel may begin; raise TimeoutError at the deadline."""
         try:
             async with asyncio.timeout_at(self._deadline):
                 await self._turns[kernel.kernel_id].wait()
@@ -147,7 +147,7 @@ class _Queue:
             raise
 
     def end(self, kernel: Kernel, *, saved: bool) -> None:
-        """One that had begun has ended."""
+        """Note that a suspend has ended, and let the next ones begin."""
         self._count()
         _, began = self._begun.pop(kernel.kernel_id)
         if saved and _size(kernel) >= TELLING_BYTES:
@@ -263,5 +263,5 @@ def _late(message: str) -> OperationCancelled:
 
 
 def no_time(message: str) -> ErrorRecord:
-    """Why a kernel was not saved before the deadline."""
+    """Return why a kernel was not saved before the deadline."""
     return record_of(_late(message))

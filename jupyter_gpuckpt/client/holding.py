@@ -1,4 +1,4 @@
-"""Holding an owner's connection open from a thread, for doors that have no event loop or do not want theirs to be needed."""
+"""The connection of an owner, held open by a thread: for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OnLoss = Callable[[GpuCkptError], None]
 
 
 class Backoff:
-    """How long to wait before the next try: short at first, for a daemon that was killed and is started again."""
+    """Pause before the next try to connect: short at first, for a daemon that was killed and is started again."""
 
     FIRST, MOST = 0.1, 10.0
 
@@ -35,17 +35,17 @@ class Backoff:
         self._next = self.FIRST
 
     def succeeded(self) -> None:
-        """Begin again."""
+        """Make the next pause short again."""
         self._next = self.FIRST
 
     def seconds(self) -> float:
-        """For this time; doubles with every failure."""
+        """Return the length of this pause; it doubles with every failure."""
         now, self._next = self._next, min(self._next * 2, self.MOST)
         return now
 
 
 class Hold:
-    """An owner's connection, kept open, and opened again when it is lost, until `close`.
+    """Connection of an owner that is opened again whenever it is lost, until `close`.
 
     `on_event` is called from the thread with every change that the stream tells, after each (re)connect with all kernels and
     operations, and what has gone meanwhile. `on_loss` is called when the connection is lost, before it is tried again.
@@ -62,13 +62,13 @@ class Hold:
         self._thread = threading.Thread(target=self._run, name="gpuckpt-owner", daemon=True)
 
     def open(self) -> Self:
-        """Start; returns when the daemon knows the owner, raises DaemonUnavailable when that cannot be."""
+        """Connect; return when the daemon knows the owner, raise DaemonUnavailable if it cannot be reached."""
         self._thread.start()
         self._first.result()
         return self
 
     def close(self) -> None:
-        """End it; a script's kernels die shortly after. May be called again, and does nothing in a forked child."""
+        """Close the connection; a script's kernels die shortly after. A second call does nothing, nor does one in a forked child."""
         if self._pid != os.getpid():
             return
         self._closed.set()

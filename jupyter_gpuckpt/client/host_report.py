@@ -1,4 +1,4 @@
-"""The report of this machine without a daemon, which may be just what cannot be started."""
+"""The report of this machine without a daemon: what keeps the daemon from starting may be in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS = 120.0
 
 
 def host_report() -> HostReport:
-    """Check and try everything anew, with this process's rights, as a daemon that it starts would. Raises DaemonUnavailable."""
+    """Check this machine anew with this process's rights, as a daemon started by it would; raise DaemonUnavailable."""
     settings = msgspec.json.encode(daemon_settings.from_environment()).decode()
     # -P: a module in the caller's directory must not take the place of one of ours.
     module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon.host_report"]

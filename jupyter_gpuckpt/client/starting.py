@@ -1,4 +1,4 @@
-"""Finding the daemon of this place, and starting it when it is not there."""
+"""The daemon of this place: found, and started when it is not there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAUSE = 0.05
 
 @dataclass(frozen=True)
 class Target:
-    """The daemon that a client speaks to. `start`: whether it is started when it is not there."""
+    """Daemon that a client connects to. `start`: whether it is started when it is not there."""
 
     settings: Settings
     place: Place
@@ -42,14 +42,14 @@ class Target:
 
 
 def target(settings: Settings | None, *, start: bool) -> Target:
-    """The daemon of this process's place; settings default to the environment's."""
+    """Return the daemon of this process's place; settings default to the environment's."""
     settings = settings or daemon_settings.from_environment()
     place = here(settings.data)
     return Target(settings, place, socket_path(place, runtime_dir(settings.data)), start)
 
 
 def others() -> tuple[list[Target], list[Handshake]]:
-    """Daemons of this user on this machine that have our data directory and run in other places (in another service, say).
+    """Find the daemons of this user that have our data directory and run in other places, for instance in another service.
 
     Those that can be spoken to, and those that cannot, being of another version.
     """
@@ -73,7 +73,7 @@ def others() -> tuple[list[Target], list[Handshake]]:
 
 
 def ensure(wanted: Target) -> Handshake:
-    """The handshake of a daemon that runs. Blocks for up to half a minute; raises DaemonUnavailable.
+    """Make sure that the daemon runs and return its handshake. Blocks for up to half a minute; raises DaemonUnavailable.
 
     Of clients that come at the same moment one starts it and the others wait.
     """
@@ -90,7 +90,7 @@ def ensure(wanted: Target) -> Handshake:
 
 
 def accepted(found: Handshake, place: Place) -> Handshake:
-    """`found`, if it is a daemon for us; raises DaemonUnavailable if not."""
+    """Return `found` if it is a daemon for us; raise DaemonUnavailable if not."""
     ours = {"protocol": PROTOCOL_VERSION, "version": package_version(), "place": place.key}
     theirs = {"protocol": found.protocol, "version": found.version, "place": found.place}
     differing = [
@@ -119,7 +119,7 @@ def _started(wanted: Target, deadline: float) -> Handshake:
 
 
 def _ask(wanted: Target, seconds: float = calls.ANSWER_SECONDS) -> Handshake | None:
-    """The handshake of whoever listens; None if nobody does. Without httpx, which takes longer to set up."""
+    """Ask for the handshake of the daemon that listens; return None if none does. Without httpx, which takes longer to set up."""
     call = calls.handshake()
     connection = HTTPConnection("gpuckptd")
     with socket.socket(socket.AF_UNIX) as connected:
@@ -157,7 +157,7 @@ def _spawn(wanted: Target, deadline: float) -> None:
 
 
 def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
-    """What the daemon said on its way out: a sentence and a hint, or the traceback of a defect."""
+    """Return the error for what the daemon printed when it ended: a sentence and a hint, or the traceback of a defect."""
     log = wanted.settings.log_file
     hint = f"Its log is {log}."
     sentence, *hints = said.splitlines() or [why + "."]

@@ -1,1 +1,1 @@
-"""gpuckptd: keeps kernels alive beyond the servers that started them, and saves and resumes them."""
+"""gpuckptd: the daemon that keeps kernels beyond the end of their servers, and saves and resumes them."""

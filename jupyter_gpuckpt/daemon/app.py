@@ -1,4 +1,4 @@
-"""gpuckptd: its parts and its life from start to end."""
+"""gpuckptd as a program: arguments, socket, data directory, routes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import stat
 import sys
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from tornado.httpserver import HTTPServer
@@ -23,140 +20,18 @@ from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files
-from ..place import Place, here, runtime_dir, socket_path
-from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
-from ..snapshot_records import SnapshotChange
+from ..place import here, runtime_dir, socket_path
 from . import lifetime
 from .base_handler import UnknownRoute
-from .endings import Endings
 from .handlers import ROUTES
-from .inventory import Inventory
-from .kernels import Kernels
-from .machine import Machine
-from .measuring import Measuring
-from .operations import Operations
-from .owners import Owners
 from .records import Records
-from .removal import Removal
-from .streams import Streams
-from .transfers import Transfers
-from .verbs import Verbs
-
-#: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
-LOOK_SECONDS = 5.0
+from .service import Daemon
 
 _log = logging.getLogger(__name__)
 
 
-class Daemon:
-    """All parts of a daemon, joined. Made on the event loop."""
-
-    def __init__(self, settings: Settings, place: Place, records: Records) -> None:
-        self.settings, self.place, self.records = settings, place, records
-        self.machine = Machine(settings, place)
-        self.streams = Streams()
-        self.operations = Operations(self.streams)
-        self.kernels = Kernels(records, self.machine, self.streams)
-        every = settings.measure_every_seconds
-        self.measuring = Measuring(self.kernels, self.machine, every)
-        self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
-        self.inventory = Inventory(self.kernels, records, self.machine)
-        self.removal = Removal(
-            self.inventory,
-            self.machine,
-            self.operations,
-            undo_seconds=settings.undo_delete_seconds,
-        )
-        self.transfers = Transfers(self.machine)
-        self.verbs.on_end = self.removal.after
-        self.endings = Endings(self.kernels, self.verbs, self.machine)
-        self.owners = Owners(self.streams, self.kernels, self.operations, self.verbs, records)
-        loop = asyncio.get_running_loop()
-        self.machine.on_snapshot = lambda change: _from_thread(
-            loop, lambda: self._on_snapshot(change)
-        )
-        self._left = asyncio.Event()
-        self._touched = time.monotonic()
-
-    @property
-    def needed(self) -> bool:
-        """Whether something would be lost if the daemon left. Suspended kernels lie on disk."""
-        return self.kernels.any_alive or self.operations.any_running
-
-    def touch(self) -> None:
-        """Somebody is there."""
-        self._touched = time.monotonic()
-
-    def _on_snapshot(self, change: SnapshotChange) -> None:
-        self.streams.publish(Event(self.streams.advance(), snapshot=change))
-
-    def leave(self) -> None:
-        """End."""
-        self._left.set()
-
-    async def handshake(self) -> Handshake:
-        """Who this is and what works here."""
-        report = await asyncio.to_thread(self.machine.report)
-        return Handshake(
-            protocol=PROTOCOL_VERSION,
-            version=package_version(),
-            place=self.place.key,
-            data_dir=self.place.data_dir,
-            pid=os.getpid(),
-            engine_available=report.engine_available,
-            reason=report.reason,
-            hint=report.hint,
-        )
-
-    async def serve(self, listener: socket.socket, ready: Callable[[], None]) -> None:
-        """Adopt what the last daemon left, then answer until nobody needs it any more."""
-        await self.kernels.recover(await asyncio.to_thread(self.records.mine))
-        await asyncio.to_thread(self.machine.clear)
-        await asyncio.to_thread(self.machine.resume_times.load)
-        self.owners.expect_after_restart()
-        self.endings.expect_all()
-        self.removal.expect_all()
-        server = HTTPServer(application(self))
-        server.add_socket(listener)
-        lifetime.on_stop(lambda: self.needed, self.leave)
-        _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
-        self.measuring.start()
-        ready()
-        self.machine.warm_up()
-        await self._until_left()
-        await self.measuring.close()
-        server.stop()
-        await server.close_all_connections()
-        await self.verbs.close()
-        await self.removal.close()
-        await self.transfers.close()
-        await self.kernels.close()
-        await asyncio.to_thread(self.machine.close)
-
-    async def _until_left(self) -> None:
-        idle_exit = self.settings.idle_exit_seconds
-        while not self._left.is_set():
-            await asyncio.to_thread(self.records.beat)
-            await self.kernels.protect_servers()
-            await self.kernels.learn_programs()
-            if self.needed or self.streams or self.transfers.any_running:
-                self.touch()
-            remaining = self._touched + idle_exit - time.monotonic()
-            if remaining <= 0:
-                _log.info("leaving: nothing runs and nobody was here for %.0f s", idle_exit)
-                return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
-                    await self._left.wait()
-
-
-def _from_thread(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the daemon leaves: nobody listens any more
-        loop.call_soon_threadsafe(tell)
-
-
 def application(daemon: Daemon) -> Application:
-    """The routes of `daemon`."""
+    """Return the routes of `daemon`."""
     table = [
         (re.sub(r"{(\w+)}", r"(?P<\g<1>>[^/]+)", path), handler) for path, handler in ROUTES.items()
     ]
@@ -164,7 +39,7 @@ def application(daemon: Daemon) -> Application:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a daemon. 0 also when there is one already: two clients may start one at the same moment."""
+    """Run a daemon; return 0 also when there is one already: two clients may start one at the same moment."""
     parser = argparse.ArgumentParser(
         prog="gpuckptd", description="Keeps, saves and resumes kernels."
     )
@@ -236,7 +111,8 @@ def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
     listener = bind_unix_socket(str(path), mode=0o600)
 
     async def life() -> None:
-        await Daemon(settings, place, records).serve(listener, ready)
+        daemon = Daemon(settings, place, records)
+        await daemon.serve(HTTPServer(application(daemon)), listener, ready)
 
     asyncio.run(life())
     # Nobody can be waiting in between: a new daemon has to get the lock first, which ends with this process.

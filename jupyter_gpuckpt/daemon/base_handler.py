@@ -1,4 +1,4 @@
-"""What every handler of the daemon shares: records in and out, and the one mapping from errors to answers."""
+"""The base of all handlers: records in and out, and the one mapping from errors to answers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..errors import ConfigurationError, ErrorRecord, GpuCkptError, record_of
 from ..statuses import http_status
 
 if TYPE_CHECKING:
-    from .app import Daemon
+    from .service import Daemon
 
 _log = logging.getLogger(__name__)
 _Record = TypeVar("_Record")
@@ -24,26 +24,26 @@ _DEEPER = 100
 
 
 class BaseHandler(RequestHandler):
-    """Routes raise `GpuCkptError`s; this turns them into a status and an `ErrorRecord`."""
+    """Handler that answers a `GpuCkptError` with its status and an `ErrorRecord`."""
 
     @property
     def daemon(self) -> Daemon:
-        """The daemon that is asked."""
+        """Return the daemon that is asked."""
         daemon: Daemon = self.settings["daemon"]
         return daemon
 
     def prepare(self) -> None:
-        """Count as a sign of life. Raises KernelNotFound and its like for what can be no id."""
+        """Reset the idle-exit timer. Raise KernelNotFound and its like for what can be no id."""
         self.daemon.touch()
         # Here, where an encoded slash is one: no handler sees it.
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
-        """As at the beginning."""
+        """Reset the idle-exit timer."""
         self.daemon.touch()
 
     def record(self, kind: type[_Record]) -> _Record:
-        """The request's body; an empty one is a record of defaults. Raises ConfigurationError."""
+        """Return the request's body as a record, an empty one as a record of defaults; raise ConfigurationError."""
         try:
             found = decoding.from_json(self.request.body or b"{}", kind)
             _require_encodable(found)
@@ -60,20 +60,20 @@ class BaseHandler(RequestHandler):
         self.finish(msgspec.json.encode(record))
 
     async def send_line(self, record: Any) -> None:
-        """Send one line of a stream of records; raises StreamClosedError when nobody reads it any more."""
+        """Send one line of a stream of records; raise StreamClosedError when nobody reads it any more."""
         self.set_header("Content-Type", "application/jsonl")
         self.write(msgspec.json.encode(record) + b"\n")
         await self.flush()
 
     def send_error(self, status_code: int = 500, **kwargs: Any) -> None:
-        """Answer an exception, with the status of its class."""
+        """Answer an exception with the status of its class."""
         error = _error_in(kwargs)
         super().send_error(
             http_status(type(error)) if isinstance(error, GpuCkptError) else status_code, **kwargs
         )
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """The body of an answer that is an error."""
+        """Write the body of an answer that is an error."""
         error = _error_in(kwargs)
         if error is None or isinstance(error, HTTPError):
             record = ErrorRecord(f"{HTTPStatus(status_code).phrase}: {self.request.path}", "error")
@@ -88,7 +88,7 @@ class BaseHandler(RequestHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """One line for what a client did or met; a traceback only for a defect, which a client that went is not."""
+        """Log one line for a refused request, and a traceback only for a defect; a client that has gone is none."""
         if isinstance(value, GpuCkptError):
             _log.info("%s %s: %s: %s", self.request.method, self.request.path, value.code, value)
         elif not isinstance(value, HTTPError | StreamClosedError):
@@ -96,15 +96,15 @@ class BaseHandler(RequestHandler):
 
 
 class UnknownRoute(BaseHandler):
-    """Everything that is not in the table of routes."""
+    """Handler for every path that is not a route."""
 
     def prepare(self) -> None:
-        """Answer 404 whatever the method."""
+        """Answer 404 to every method."""
         raise HTTPError(HTTPStatus.NOT_FOUND)
 
 
 def _require_encodable(record: object) -> None:
-    """Raise OverflowError or RecursionError for what could be read, but not be kept or told.
+    """Raise OverflowError or RecursionError for a record that could be read but not be stored or sent.
 
     JSON has numbers of any length, and nests; a record lies deeper in what it becomes a part of.
     """

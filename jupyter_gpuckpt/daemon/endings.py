@@ -1,4 +1,4 @@
-"""Kernels that their user has shut down: kept, standing still, for a while in which that can be undone, then killed.
+"""Kernels that a user has shut down: they stand still while that can be undone, then they are killed.
 
 The end is on record, so that a daemon that takes over keeps to it. A suspended kernel is only forgotten then; its snapshots
 stay.
@@ -20,14 +20,14 @@ _log = logging.getLogger(__name__)
 
 
 class Endings:
-    """The ends that are to come."""
+    """Timers of the kernels that are to end."""
 
     def __init__(self, kernels: Kernels, verbs: Verbs, machine: Machine) -> None:
         self._kernels, self._verbs, self._machine = kernels, verbs, machine
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
-        """Stop a kernel's processes, without ending them, and kill it `after_seconds` from now. Again: then instead.
+        """Stop a kernel's processes without ending them, and kill it `after_seconds` from now; a second call sets a new time.
 
         An operation in flight is cancelled or waited for. If the kernel cannot be stopped it runs on, and the error is raised.
         """
@@ -45,7 +45,7 @@ class Endings:
         return kernel
 
     async def undo(self, kernel_id: str) -> ManagedKernel:
-        """Let the kernel live on as if nothing had been; nothing to do for one that is not to end."""
+        """Let the kernel run on; do nothing for one that is not to end."""
         kernel = self._kernels.get(kernel_id)
         if not kernel.record.ends_at:
             return kernel
@@ -59,7 +59,7 @@ class Endings:
         return kernel
 
     def expect_all(self) -> None:
-        """Keep to what an earlier daemon has promised."""
+        """Set the timers of the ends that an earlier daemon has accepted."""
         for kernel in self._kernels:
             if kernel.record.ends_at:
                 self._expect(kernel)

@@ -1,4 +1,4 @@
-"""The routes, one class each: what a request asks is handed to the object that can do it, and the answer sent."""
+"""The routes about kernels, operations and owners, one class each."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .streams import Stream
 
 
 class StreamHandler(BaseHandler):
-    """A handler that answers with a stream of events."""
+    """Handler that answers with a stream of events."""
 
     _stream: Stream | None = None
 
     async def send_events(self, stream: Stream, until: Callable[[], bool] = lambda: False) -> None:
-        """Send a line for every event until either side goes, or `until` it is enough."""
+        """Send a line for every event until either side closes the connection or `until` returns True."""
         self._stream = stream
         while event := await stream.next():
             await self.send_line(event)
@@ -37,39 +37,39 @@ class StreamHandler(BaseHandler):
                 return
 
     def on_connection_close(self) -> None:
-        """Stop waiting for events: the reader has gone."""
+        """End the stream of a reader that has gone."""
         super().on_connection_close()
         if self._stream is not None:
             self._stream.close()
 
 
 class HandshakeHandler(BaseHandler):
-    """Who the daemon is."""
+    """Handler for who the daemon is."""
 
     async def get(self) -> None:
-        """Answer at once, but for the first time, when the machine is looked at."""
+        """Return the handshake; only the first one waits until the machine was checked."""
         self.reply(await self.daemon.handshake())
 
 
 class HostHandler(BaseHandler):
-    """What this machine can do."""
+    """Handler for what this machine can do."""
 
     async def get(self) -> None:
-        """Look again each time."""
+        """Check the machine anew."""
         self.reply(await asyncio.to_thread(self.daemon.machine.report, fresh=True))
 
 
 class KernelsHandler(BaseHandler):
-    """All kernels."""
+    """Handler for all kernels."""
 
     async def get(self) -> None:
-        """List them."""
+        """List all kernels."""
         kernels = list(self.daemon.kernels)
         await self.daemon.measuring.measure(kernels)
         self.reply([kernel.public() for kernel in kernels])
 
     async def post(self) -> None:
-        """Launch one."""
+        """Launch a kernel."""
         request = self.record(LaunchRequest)
         owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.launch(owner, request.spec)
@@ -77,25 +77,25 @@ class KernelsHandler(BaseHandler):
 
 
 class KernelHandler(BaseHandler):
-    """One kernel."""
+    """Handler for one kernel."""
 
     async def get(self, kernel_id: str) -> None:
-        """Show it."""
+        """Show a kernel."""
         kernel = self.daemon.kernels.get(kernel_id)
         await self.daemon.measuring.measure([kernel])
         self.reply(kernel.public())
 
     async def delete(self, kernel_id: str) -> None:
-        """Kill it."""
+        """Kill a kernel."""
         await self.daemon.verbs.kill(kernel_id)
         self.set_status(HTTPStatus.NO_CONTENT)
 
 
 class BranchesHandler(BaseHandler):
-    """Kernels made from snapshots."""
+    """Handler for kernels made from snapshots."""
 
     async def post(self) -> None:
-        """Make one, suspended; its resume does the rest."""
+        """Make a kernel, suspended; its resume does the rest."""
         request = self.record(BranchRequest)
         owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.branch(owner, request)
@@ -103,10 +103,10 @@ class BranchesHandler(BaseHandler):
 
 
 class GpuRoomHandler(BaseHandler):
-    """Room on the GPU."""
+    """Handler for room on the GPU."""
 
     async def get(self, kernel_id: str) -> None:
-        """What a resume, of this snapshot and seeing these GPUs if that is given, needs, and what is there."""
+        """Return the GPU memory that a resume needs, of this snapshot and on these GPUs if they are given, and what is free."""
         kernel = self.daemon.kernels.get(kernel_id)
         given = {
             name: self.get_query_argument(name, "") for name in ("snapshot_id", "visible_gpus")
@@ -116,70 +116,70 @@ class GpuRoomHandler(BaseHandler):
 
 
 class SaveHandler(BaseHandler):
-    """Saves."""
+    """Handler for saves."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a save."""
         operation = self.daemon.verbs.save(kernel_id, self.record(SaveRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
 class SuspendHandler(BaseHandler):
-    """Suspends."""
+    """Handler for suspends."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a suspend."""
         operation = self.daemon.verbs.suspend(kernel_id, self.record(SaveRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
 class ResumeHandler(BaseHandler):
-    """Resumes."""
+    """Handler for resumes."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a resume."""
         operation = self.daemon.verbs.resume(kernel_id, self.record(ResumeRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
 class ParkHandler(BaseHandler):
-    """Parks."""
+    """Handler for parks."""
 
     async def post(self, kernel_id: str) -> None:
-        """Start one."""
+        """Start a park."""
         operation = self.daemon.verbs.park(kernel_id, self.record(ParkRequest))
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
 class SignalHandler(BaseHandler):
-    """Signals."""
+    """Handler for signals."""
 
     async def post(self, kernel_id: str) -> None:
-        """Send one: 204, or 202 when it is delivered after the operation in flight."""
+        """Send a signal; answer 204, or 202 when it is delivered after the operation in flight."""
         request = self.record(SignalRequest)
         delivered = await self.daemon.verbs.signal(kernel_id, request.signum)
         self.set_status(HTTPStatus.NO_CONTENT if delivered else HTTPStatus.ACCEPTED)
 
 
 class EndHandler(BaseHandler):
-    """Shut down by its user."""
+    """Handler for kernels that their user shuts down."""
 
     async def put(self, kernel_id: str) -> None:
-        """Keep it for a while, standing still, then kill it."""
+        """Keep a kernel standing still for a while, then kill it."""
         request = self.record(EndRequest)
         kernel = await self.daemon.endings.set(kernel_id, request.after_seconds)
         self.reply(kernel.public())
 
     async def delete(self, kernel_id: str) -> None:
-        """Undo that."""
+        """Let a kernel run on that was to end."""
         self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
 class JupyterHandler(BaseHandler):
-    """What the door keeps with a kernel."""
+    """Handler for what Jupyter keeps with a kernel."""
 
     async def put(self, kernel_id: str) -> None:
-        """Replace it."""
+        """Replace what is kept."""
         request = self.record(SaveRequest)
         kernel = self.daemon.kernels.get(kernel_id)
         name = request.name or kernel.record.name
@@ -189,18 +189,18 @@ class JupyterHandler(BaseHandler):
 
 
 class OperationHandler(BaseHandler):
-    """One operation."""
+    """Handler for one operation."""
 
     async def get(self, operation_id: str) -> None:
-        """Show it."""
+        """Show an operation."""
         self.reply(self.daemon.operations.get(operation_id).public())
 
 
 class OperationEventsHandler(StreamHandler):
-    """What happens to one operation."""
+    """Handler for the events of one operation."""
 
     async def get(self, operation_id: str) -> None:
-        """Send its events until it is over."""
+        """Send the events of an operation until it is over."""
         streams, operation = self.daemon.streams, self.daemon.operations.get(operation_id)
         with streams.opened(
             lambda: Event(streams.position, State(operations=[operation.public()])),
@@ -212,42 +212,42 @@ class OperationEventsHandler(StreamHandler):
 
 
 class CancelHandler(BaseHandler):
-    """Cancellations."""
+    """Handler for cancellations."""
 
     async def post(self, operation_id: str) -> None:
-        """Ask the operation to stop; the answer shows how it stands, which may be past the point where it can."""
+        """Ask an operation to stop; answer how it stands, which may be past the point where it can be stopped."""
         operation = self.daemon.operations.get(operation_id)
         operation.cancel()
         self.reply(operation.public())
 
 
 class OwnersHandler(StreamHandler):
-    """Connections of owners."""
+    """Handler for the connections of owners."""
 
     async def post(self) -> None:
-        """Send events until either side goes."""
+        """Send events until either side closes the connection."""
         with self.daemon.owners.connected(self.record(Owner)) as stream:
             await self.send_events(stream)
 
 
 class OwnerHandler(BaseHandler):
-    """One owner."""
+    """Handler for one owner."""
 
     async def delete(self, owner_id: str) -> None:
-        """Let it go: its kernels are the next server's."""
+        """Let the next server claim the owner's kernels."""
         await self.daemon.owners.leave(owner_id)
         self.set_status(HTTPStatus.NO_CONTENT)
 
 
 class ClaimHandler(BaseHandler):
-    """Claims."""
+    """Handler for claims."""
 
     async def get(self, owner_id: str) -> None:
-        """List what other servers keep from this one."""
+        """List the kernels that other servers keep from this one."""
         self.reply(await self.daemon.owners.claimable(owner_id))
 
     async def post(self, owner_id: str) -> None:
-        """Hand the kernels of dead servers over."""
+        """Hand over the kernels of servers that have ended."""
         self.reply(await self.daemon.owners.claim(owner_id))
 
 

@@ -1,4 +1,4 @@
-"""The body of a request on its way from the event loop to a thread that reads it, a few megabytes of it at a time."""
+"""The body of a request on its way from the event loop to a thread that reads it, with a bounded buffer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES = 4 << 20
 
 
 class Inflow:
-    """`put`, `end` and `cut_off` belong to the event loop's thread, `take` and `close` to the reader's."""
+    """Bounded pipe: `put`, `end` and `cut_off` belong to the event loop's thread, `take` and `close` to the reader's."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,7 +25,7 @@ class Inflow:
         self._ended = self._cut_off = self._closed = False
 
     async def put(self, piece: bytes) -> None:
-        """Hand a piece over; returns when there is room for more. After `close` it is thrown away."""
+        """Hand over a piece and wait until there is room for more. After `close` it is thrown away."""
         with self._changed:
             if self._closed:
                 return
@@ -37,19 +37,19 @@ class Inflow:
         await self._room.wait()
 
     def end(self) -> None:
-        """There is no more."""
+        """Mark the end of the body."""
         with self._changed:
             self._ended = True
             self._changed.notify()
 
     def cut_off(self) -> None:
-        """The sender went, or shall not be listened to any longer: `take` raises."""
+        """Make `take` raise, because the sender has gone or is refused."""
         with self._changed:
             self._cut_off = True
             self._changed.notify()
 
     def take(self, count: int) -> bytes:
-        """The next `count` bytes, fewer only at the end. Raises OperationCancelled when the sender has gone."""
+        """Return the next `count` bytes, fewer only at the end; raise OperationCancelled when the sender has gone."""
         taken = bytearray()
         while len(taken) < count:
             with self._changed:
@@ -70,7 +70,7 @@ class Inflow:
         return bytes(taken)
 
     def close(self) -> None:
-        """Nobody reads on."""
+        """Stop reading."""
         with self._changed:
             self._closed = True
             self._pieces.clear()

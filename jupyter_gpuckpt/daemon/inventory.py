@@ -1,4 +1,4 @@
-"""What snapshots there are, and what kernels need of them."""
+"""The snapshots of the store, and which of them kernels need."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .records import KernelRecord, Records
 
 
 class Inventory:
-    """Of this daemon's store, with the kernels of all places that may share it."""
+    """List of the store's snapshots, beside the kernels of all places that share the store."""
 
     def __init__(self, kernels: Kernels, records: Records, machine: Machine) -> None:
         self._kernels, self._records, self._machine = kernels, records, machine
 
     async def look(self) -> tuple[list[KernelRecord], list[SnapshotInfo]]:
-        """The records of all kernels, and all snapshots, newest first."""
+        """Return the records of all kernels, and all snapshots, newest first."""
         # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk. Records
         # before snapshots: a kernel's latest is never older than what its record says.
         on_disk, snapshots = await asyncio.to_thread(
@@ -33,7 +33,7 @@ class Inventory:
         return list(({record.kernel_id: record for record in on_disk} | ours).values()), snapshots
 
     async def snapshots(self, kernel_id: str = "", name: str = "") -> list[Snapshot]:
-        """Newest first, those of a kernel or of a name (a notebook's path) if one is given."""
+        """List snapshots, newest first: all, or those of a kernel or of a name (a notebook's path)."""
         records, infos = await self.look()
         needed, live = needed_ids(records, infos), self._live()
         return [
@@ -43,7 +43,7 @@ class Inventory:
         ]
 
     async def deleted(self, kernel_id: str = "", name: str = "") -> list[Snapshot]:
-        """The same, of those whose deletion can be undone."""
+        """List the snapshots whose deletion can be undone."""
         found = await asyncio.to_thread(self._machine.deleted_snapshots)
         live = self._live()
         return [
@@ -57,7 +57,7 @@ class Inventory:
         ]
 
     async def described(self, infos: Iterable[SnapshotInfo]) -> list[Snapshot]:
-        """These, as lists show them."""
+        """Return these snapshots as lists show them."""
         wanted = {info.snapshot_id for info in infos}
         return [one for one in await self.snapshots() if one.snapshot_id in wanted]
 
@@ -78,7 +78,7 @@ class Inventory:
 def needed_ids(
     records: Iterable[KernelRecord], infos: Iterable[SnapshotInfo]
 ) -> dict[str, KernelRecord]:
-    """The snapshots without which a kernel would be lost, and that kernel."""
+    """Return the snapshots without which a kernel would be lost, and that kernel."""
     needed: dict[str, KernelRecord] = {}
     changing: dict[str, KernelRecord] = {}
     for record in records:

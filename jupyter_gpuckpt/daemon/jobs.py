@@ -1,4 +1,4 @@
-"""What save, suspend and resume do in their thread, and what follows for the kernel when they succeed."""
+"""The work of each operation in its thread, and what follows for the kernel when it succeeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .records import KernelRecord, as_before
 
 @dataclass(frozen=True)
 class Outcome:
-    """A success: the state that follows, fields of the record that change with it, and what the client is told."""
+    """Result of a success: the state that follows, fields of the record that change with it, and what the client gets."""
 
     state: KernelState
     changes: dict[str, Any]
@@ -29,9 +29,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """An operation's particulars. `state` lasts while it runs, `entering` are fields of the record that change before it;
-    `work` runs in a thread and may raise any of the engine's errors. `retention`: what is removed after it has made a
-    snapshot."""
+    """Description of an operation, for `verbs.py` to carry out.
+
+    `state` lasts while it runs, `entering` are fields of the record that change before it; `work` runs in a thread and may
+    raise any of the engine's errors. `retention`: what is removed after it has made a snapshot.
+    """
 
     verb: Verb
     kind: OperationKind
@@ -44,7 +46,7 @@ class Job:
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
-    """A save, or with `stop` a suspend. What `request` leaves out stays as the snapshot would have it from before."""
+    """Return the job of a save, or with `stop` of a suspend. What `request` leaves out stays as the kernel has it."""
 
     def work(operation: RunningOperation) -> Outcome:
         was_parked = record.previous is KernelState.PARKED
@@ -92,7 +94,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
 
 
 def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
-    """Its GPU memory into RAM."""
+    """Return the job that moves a kernel's GPU memory into RAM."""
 
     def work(operation: RunningOperation) -> Outcome:
         if record.tree is None:
@@ -107,7 +109,7 @@ def park(machine: Machine, record: KernelRecord, request: ParkRequest) -> Job:
 
 
 def unpark(machine: Machine, record: KernelRecord) -> Job:
-    """Its GPU memory back to the GPU."""
+    """Return the job that moves a kernel's GPU memory back to the GPU."""
 
     def work(operation: RunningOperation) -> Outcome:
         if record.tree is None:
@@ -125,7 +127,7 @@ def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> R
 
 
 def thaw(machine: Machine, record: KernelRecord, request: ResumeRequest, exit_path: Path) -> Job:
-    """A resume from the snapshot that `request` names, or from the latest one."""
+    """Return the job of a resume from the snapshot that `request` names, or from the latest one."""
 
     def work(operation: RunningOperation) -> Outcome:
         manifest = machine.manifest(record, request.snapshot_id or record.snapshot_id)

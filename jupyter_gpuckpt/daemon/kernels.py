@@ -1,4 +1,4 @@
-"""The kernels that this daemon manages: their states, their records on disk, and the end of their processes.
+"""The kernels that this daemon manages: their states, their records on disk, and the ends of their processes.
 
 Covers: which state may follow which, persistence, events to owners, the watch on every init. Does not cover: what a verb
 does (`verbs.py`), what is on disk (`records.py`). Lives on the event loop's thread; only files are written elsewhere.
@@ -42,7 +42,7 @@ _CUT_OFF = frozenset(
 
 
 class ManagedKernel:
-    """One kernel. `operation` is the one in flight, or the last one; `doomed`: it is being killed."""
+    """State of one kernel. `operation` is the one in flight, or the last one; `doomed`: it is being killed."""
 
     def __init__(
         self,
@@ -67,22 +67,22 @@ class ManagedKernel:
 
     @property
     def kernel_id(self) -> str:
-        """Its id."""
+        """Return the kernel's id."""
         return self.record.kernel_id
 
     @property
     def owner_id(self) -> str:
-        """Whose it is."""
+        """Return the id of the kernel's owner."""
         return self.record.owner.owner_id
 
     @property
     def state(self) -> KernelState:
-        """Where it is in its life."""
+        """Return the kernel's state."""
         return self.record.state
 
     @property
     def in_flight(self) -> RunningOperation | None:
-        """The operation that its state comes from."""
+        """Return the operation that has put the kernel into its state, while it runs."""
         return self.operation if self.operation and not self.operation.ended else None
 
     def on_operation(self, operation: RunningOperation) -> None:
@@ -90,7 +90,7 @@ class ManagedKernel:
         self._announce(self, operation)
 
     def public(self) -> Kernel:
-        """What clients see."""
+        """Return the record that clients see."""
         record, tree = self.record, self.record.tree
         usage = self.usage if tree else Usage()
         return Kernel(
@@ -117,7 +117,7 @@ class ManagedKernel:
         )
 
     def _resume_seconds(self) -> float | None:
-        """As earlier resumes took, else as its own save did, which read and wrote as much."""
+        """Estimate a resume by earlier ones, else by the own save, which read and wrote as much."""
         if self.state not in ABSENT:
             return None
         estimate = self._resume_times.estimate(self.record.sizes)
@@ -125,7 +125,7 @@ class ManagedKernel:
 
 
 class Kernels:
-    """All of them, by id."""
+    """Table of the kernels, by id."""
 
     def __init__(self, records: Records, machine: Machine, streams: Streams) -> None:
         self._records, self._machine, self._streams = records, machine, streams
@@ -139,18 +139,18 @@ class Kernels:
         return iter([kernel for kernel in self._kernels.values() if not kernel.doomed])
 
     def find(self, kernel_id: str) -> ManagedKernel | None:
-        """The kernel of this id, also one that is being killed."""
+        """Return the kernel of this id, also one that is being killed."""
         return self._kernels.get(kernel_id)
 
     def get(self, kernel_id: str) -> ManagedKernel:
-        """The kernel of this id; raises KernelNotFound."""
+        """Return the kernel of this id; raise KernelNotFound."""
         kernel = self._kernels.get(kernel_id)
         if kernel is None or kernel.doomed:
             raise KernelNotFound(f"There is no kernel {kernel_id}.")
         return kernel
 
     def of_owner(self, owner_id: str) -> list[ManagedKernel]:
-        """An owner's kernels."""
+        """List an owner's kernels."""
         return [kernel for kernel in self if kernel.owner_id == owner_id]
 
     @property
@@ -168,7 +168,7 @@ class Kernels:
         return kernel
 
     def move(self, kernel: ManagedKernel, state: KernelState, **changes: Any) -> Awaitable[None]:
-        """Go to `state` at once, with other fields of the record; the awaitable ends when that is on disk."""
+        """Change the state at once, with other fields of the record; the awaitable ends when that is on disk."""
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
@@ -188,7 +188,7 @@ class Kernels:
         return written
 
     def forget(self, kernel: ManagedKernel) -> None:
-        """It has ended: remove its record and tell its owner. Its snapshots stay."""
+        """Remove the record of a kernel that has ended, and tell its owner. Its snapshots stay."""
         kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
             return
@@ -198,7 +198,7 @@ class Kernels:
         self._streams.publish(event, kernel.owner_id)
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
-        """Tell the kernel's owner how it stands, and how an operation on it does. A slow owner hears of the end of it at least."""
+        """Tell the owner how the kernel and an operation on it stand; progress may be left out for a slow reader, ends never."""
         is_listed = not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel
         if not is_listed and operation is None:
             return
@@ -216,7 +216,7 @@ class Kernels:
         return self.update(kernel, owner=owner)
 
     async def protect_servers(self) -> None:
-        """Look after the info files of servers, which may have come since the kernels were started."""
+        """Protect the info files of servers that were started after the kernels."""
         running = [(k.record.tree, k.record.owner) for k in self if k.state is KernelState.RUNNING]
         for tree, owner in running:
             if tree is not None and owner.jupyter_runtime_dir:
@@ -276,7 +276,7 @@ class Kernels:
             return {}
 
     async def close(self) -> None:
-        """Stop watching, finish writing."""
+        """Stop watching processes and finish writing records."""
         for pidfd in list(self._watched):
             self._unwatch(pidfd)
         for kernel in self._kernels.values():
@@ -318,7 +318,7 @@ class Kernels:
             stored_secrets.keep(tree, secrets)
 
     def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:
-        """The snapshots that the operation in flight may have made."""
+        """Return the snapshots that the operation in flight may have made."""
         if record.state not in {KernelState.SAVING, KernelState.SUSPENDING}:
             return []
         try:
@@ -336,7 +336,7 @@ class Kernels:
         return future
 
     def _watch(self, kernel: ManagedKernel, tree: Tree) -> None:
-        """A pidfd becomes readable when its process ends (man pidfd_open); one for each tree that is known."""
+        """Watch the init of a tree: a pidfd becomes readable when its process ends (man pidfd_open)."""
         if any(watched == tree for _, watched in self._watched.values()):
             return
         pidfd = processes.open_pidfd(tree.init_pid)

@@ -1,4 +1,4 @@
-"""Whether a kernel can be started as a door asks: said at once, and not by the system in the middle of it."""
+"""Checks of a launch before it begins: an error of the system in the middle of it would say less."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _POINTER_BYTES, _ROOM_BYTES = 8, 64 << 10
 
 
 def check(spec: LaunchSpec) -> None:
-    """Raise ConfigurationError for a launch that cannot work. Looks at the file system."""
+    """Raise ConfigurationError for a launch that cannot work; look at the file system for it."""
     check_kernel_id(spec.kernel_id)
     check_ports(spec.own_ports)
     if problem := next(_problems(spec), ""):
@@ -28,7 +28,7 @@ def check(spec: LaunchSpec) -> None:
 
 
 def check_ports(ports: list[int]) -> None:
-    """Raise ConfigurationError for what are no ports."""
+    """Raise ConfigurationError for numbers that are no ports."""
     if any(not 0 < port <= _MOST_PORT for port in ports):
         raise ConfigurationError(
             "A port of the kernel's own is no port.", hint=f"Ports are numbers up to {_MOST_PORT}."

@@ -1,4 +1,4 @@
-"""The daemon as a process: detached, alone at its place, deaf to signals while it is needed, gone when it is not."""
+"""The daemon as a process: detached, the only one of its place, ignoring stop signals while it is needed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def hold_alone(path: Path) -> bool:
 
 
 def become_parent_of_orphans() -> None:
-    """The program that starts a kernel's init ends at once; init is then ours to wait for (man 2 prctl)."""
+    """Become the parent of kernels' inits, whose starter ends at once (man 2 prctl)."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         _log.warning("PR_SET_CHILD_SUBREAPER: %s", os.strerror(ctypes.get_errno()))
 
@@ -88,7 +88,7 @@ def log_to(path: Path) -> None:
 
 
 def on_stop(needed: Callable[[], bool], leave: Callable[[], None]) -> None:
-    """On a signal that means stop, leave, unless the daemon is needed."""
+    """Call `leave` on a signal that means stop, unless the daemon is needed."""
 
     def stop(signum: signal.Signals) -> None:
         if needed():

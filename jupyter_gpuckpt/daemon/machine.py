@@ -1,4 +1,4 @@
-"""The daemon's hands: engine, store and host with the daemon's settings. Everything here blocks: call it in threads."""
+"""Engine, store and host with the daemon's settings. Everything here blocks: call it in threads."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _TOOLS = (["criu"], ["init"])
 
 
 class Machine:
-    """What this machine can do for kernels. Thread-safe; store and report are made at first use."""
+    """Access to engine, store and host. Thread-safe; store and report are made at first use."""
 
     def __init__(self, settings: Settings, place: Place) -> None:
         self._settings = settings
@@ -72,11 +72,11 @@ class Machine:
 
     @property
     def worker_threads(self) -> int:
-        """How many threads an operation uses."""
+        """Return how many threads an operation uses."""
         return self._settings.worker_threads
 
     def report(self, *, fresh: bool = False) -> HostReport:
-        """What works here, what does not, and what would help. Kept, unless something that is needed is missing."""
+        """Return what works here, what does not, and what would help. Kept, unless something that is needed is missing."""
         with self._lock:
             if fresh or self._report is None or not self._report.engine_available:
                 self._criu = host_report.find_criu(self._settings)
@@ -106,7 +106,7 @@ class Machine:
         server_files.protect(tree.init_pid, owner.jupyter_runtime_dir)
 
     def alive(self, tree: Tree) -> bool:
-        """Whether the tree's init still runs."""
+        """Return whether the tree's init still runs."""
         return trees.alive(tree)
 
     def kill(self, tree: Tree) -> None:
@@ -146,7 +146,7 @@ class Machine:
             raise
 
     def go_on(self, tree: Tree) -> None:
-        """Let a tree go on that stands still; nothing to do for one that does not."""
+        """Let a tree run on that stands still; do nothing for one that does not."""
         standstill = Standstill.found(tree)
         if standstill is not None:
             standstill.end()
@@ -156,7 +156,7 @@ class Machine:
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def usage(self, tree: Tree, before: Usage | None = None) -> Usage:
-        """What a tree uses just now.
+        """Measure what a tree uses.
 
         Its memory is counted page by page, which takes long for many gigabytes, unless it is about what it was `before`.
         """
@@ -200,7 +200,7 @@ class Machine:
             self._digests.learn(paths, most_bytes=0)
 
     def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
-        """Move a tree's GPU memory into RAM; the bytes that were moved."""
+        """Move a tree's GPU memory into RAM; return the bytes that were moved."""
         held = sum(gpu.memory_of(trees.pids(tree)).values())
         return parking.park(
             tree,
@@ -211,11 +211,11 @@ class Machine:
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
-        """Move it back; raises FreezeFailed where the GPU has no room, and the tree stays parked."""
+        """Move a tree's GPU memory back; raise FreezeFailed where the GPU has no room, and the tree stays parked."""
         parking.unpark(tree, progress)
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
-        """What bringing a kernel back needs on the GPU where it would go, and what is free there."""
+        """Return the GPU memory that a resume or unpark needs, and what is free where it would go."""
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
             if record.state is KernelState.PARKED and record.tree is not None:
@@ -234,7 +234,7 @@ class Machine:
         *,
         visible_gpus: str,
     ) -> Resumed:
-        """Bring a kernel back; raises ThawFailed or what more precisely keeps it from coming back."""
+        """Resume a kernel; raise ThawFailed, or the class that names the cause more precisely."""
         with self.resume_times.measured(manifest, progress):
             return resume.resume(
                 manifest,
@@ -262,11 +262,11 @@ class Machine:
         return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
-        """What differs since a snapshot was taken."""
+        """Return what differs since a snapshot was taken."""
         return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
-        """One of a kernel's own snapshots, or the one it was made from; its newest if `snapshot_id` is empty. SnapshotNotFound."""
+        """Return the manifest of a kernel's own snapshot, its newest by default, or of the one it was made from; SnapshotNotFound."""
         kernel_id = record.kernel_id
         if not snapshot_id:
             snapshots = self.snapshots(kernel_id)
@@ -280,7 +280,7 @@ class Machine:
 
     @property
     def store(self) -> LocalStore:
-        """The snapshots; raises StoreUnavailable."""
+        """Return the store; raise StoreUnavailable."""
         with self._lock:
             if self._store is None:
                 self._store = LocalStore(self._settings.store)
@@ -296,29 +296,29 @@ class Machine:
                 self._store = None
 
     def snapshots(self, kernel_id: str | None) -> list[SnapshotInfo]:
-        """Newest first."""
+        """List snapshots, newest first."""
         return self.store.snapshots(kernel_id)
 
     def deleted_snapshots(self) -> list[Listed]:
-        """Those whose deletion can still be undone. Leaves the store alone where nothing was ever changed in it."""
+        """List the snapshots whose deletion can be undone. Does not open a store in which nothing was ever changed."""
         directory = self._settings.store / "manifests"
         return self.store.deleted() if any(directory.glob("*" + ANNOTATIONS)) else []
 
     def purge(self) -> list[str]:
-        """Remove those that were deleted long enough ago; their ids."""
+        """Remove the snapshots that were deleted long enough ago; return their ids."""
         return self.store.purge()
 
     def store_usage(self) -> StoreUsage:
-        """What all snapshots take."""
+        """Return what all snapshots take."""
         return self.store.space()
 
     def variables(self, snapshot_id: str) -> SnapshotVariables:
-        """What the variables of a snapshot's kernel were."""
+        """Return the variables of a snapshot's kernel."""
         manifest = self.store.manifest(snapshot_id)
         return SnapshotVariables(manifest.info.kernel_id, manifest.variables)
 
     def summary(self, snapshot_id: str) -> dict[str, Any]:
-        """A manifest without what must not leave the daemon: environment and connection key are in its launch record."""
+        """Return a manifest without what must not leave the daemon: environment and connection key are in its launch record."""
         manifest = self.store.manifest(snapshot_id)
         told: dict[str, Any] = msgspec.to_builtins(
             {

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Measures kernels: when asked, and those that run every `every_seconds` (0: only when asked)."""
+    """Timer that measures the kernels that run every `every_seconds` (0: only when asked)."""
 
     def __init__(self, kernels: Kernels, machine: Machine, every_seconds: float) -> None:
         self._kernels, self._machine = kernels, machine
@@ -32,18 +32,18 @@ class Measuring:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to measure by itself."""
+        """Start measuring."""
         if self._every_seconds:
             self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """End that."""
+        """Stop measuring."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def measure(self, kernels: Sequence[ManagedKernel], *, exactly: bool = True) -> None:
-        """Look at what these kernels use, in a thread; owners of those for which it changed noticeably are told.
+        """Measure what these kernels use, in a thread; tell the owners of those for which it changed noticeably.
 
         Not `exactly`: memory is counted anew only where it seems to have changed.
         """

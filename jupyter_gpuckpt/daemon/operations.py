@@ -22,22 +22,22 @@ _log = logging.getLogger(__name__)
 
 
 class Subject(Protocol):
-    """The kernel of an operation (`kernels.ManagedKernel`)."""
+    """Kernel of an operation (`kernels.ManagedKernel`)."""
 
     @property
     def kernel_id(self) -> str:
-        """Its id."""
+        """Return the kernel's id."""
 
     @property
     def owner_id(self) -> str:
-        """Whose it is now."""
+        """Return the id of the kernel's present owner."""
 
     def on_operation(self, operation: RunningOperation) -> None:
         """Tell the owner that an operation began, went on or ended."""
 
 
 class RunningOperation:
-    """One operation. Its methods belong to the event loop's thread; `progress` is counted by the worker's.
+    """Operation of this daemon. Its methods belong to the event loop's thread; `progress` is counted by the worker's.
 
     `is_automatic`: nobody asked for it, so it may be refused where it would cost something, and nobody else counts on it.
     """
@@ -76,18 +76,18 @@ class RunningOperation:
         )
 
     def cancel(self) -> None:
-        """Ask it to stop; nothing happens when it is over or past the point where it can."""
+        """Ask the operation to stop; do nothing when it is over or past the point where it can be stopped."""
         if not self.ended:
             self.progress.cancel()
             self.kernel.on_operation(self)
 
     def succeed(self, result: Result) -> None:
-        """End it with what it did."""
+        """End the operation with its result."""
         self.result = result
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error. One that is not ours is a defect: its traceback goes to the log, here and only here."""
+        """End the operation with an error. One that is not ours is a defect: its traceback goes to the log, here and only here."""
         if not isinstance(error, GpuCkptError):
             _log.error("%s of kernel %s failed", self.kind, self.kernel.kernel_id, exc_info=error)
         self.error = record_of(error)
@@ -95,7 +95,7 @@ class RunningOperation:
         self._end(OperationState.CANCELLED if cancelled else OperationState.FAILED)
 
     async def until_ended(self, seconds: float | None = None) -> None:
-        """Wait until it is over, at most so long."""
+        """Wait until the operation is over, at most so long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -116,7 +116,7 @@ class RunningOperation:
 
 
 class Operations:
-    """All operations that run or ended a short while ago."""
+    """Table of the operations that run or ended a short while ago."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams

@@ -1,4 +1,4 @@
-"""Whose kernels they are: open connections of owners, what happens when one goes, and claims by new servers."""
+"""Owners of kernels: their connections, what happens when one is lost, and claims by new servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class Owners:
-    """Who is connected, or was a moment ago."""
+    """Table of the owners that are connected, or were a moment ago."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Owners:
         return Event(self._streams.position, State(kernels, operations))
 
     def get(self, owner_id: str) -> Owner:
-        """The owner of this id; raises ConfigurationError if it is not connected."""
+        """Return the owner of this id; raise ConfigurationError if it is not connected."""
         if owner_id not in self._known:
             raise ConfigurationError(
                 f"Owner {owner_id} is not connected.",
@@ -91,7 +91,7 @@ class Owners:
         return self._known[owner_id]
 
     async def awaited(self, owner_id: str) -> Owner:
-        """As `get`, but wait a moment for one whose connection is just being opened, as after a restart of the daemon."""
+        """Return an owner as `get` does, but wait a moment for one that is just connecting, as after a restart of the daemon."""
         with suppress(TimeoutError):
             async with asyncio.timeout(GRACE_SECONDS):
                 while owner_id not in self._known:
@@ -104,7 +104,7 @@ class Owners:
             self._spawn(self._expire(owner, RESTART_SECONDS))
 
     async def claim(self, owner_id: str) -> list[SuspendedKernel]:
-        """Hand the kernels of dead servers over to this one, as far as they belong under its root_dir and hub server.
+        """Give this server the kernels of dead servers that belong under its root_dir and hub server.
 
         Nobody else gets them too: records of other places change hands under a lock, ours on the event loop's thread.
         """
@@ -134,7 +134,7 @@ class Owners:
         )
 
     async def claimable(self, owner_id: str) -> list[Kernel]:
-        """The kernels that this owner could claim if their servers had ended."""
+        """List the kernels that this owner could claim if their servers had ended."""
         claimant = self.get(owner_id)
         ours = [k for k in self._kernels if k.owner_id != owner_id]
         left = [kernel.public() for kernel in ours if belongs(kernel.record, claimant)]
@@ -183,7 +183,7 @@ class Owners:
 
 
 def belongs(record: KernelRecord, claimant: Owner) -> bool:
-    """Whether a dead server's kernel is one that `claimant` would show: same hub server, notebook under its root_dir.
+    """Return whether a dead server's kernel is one that `claimant` would show: same hub server, notebook under its root_dir.
 
     `record.jupyter` holds `root` (the former server's root_dir) and `sessions`, whose `path` is relative to it. A kernel
     without a path belongs to a server of the same root_dir. One that its user has shut down belongs to nobody.

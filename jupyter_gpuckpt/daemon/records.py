@@ -1,4 +1,4 @@
-"""What the daemon knows of its kernels, on disk, so that the next daemon finds them.
+"""The records of kernels on disk, by which the next daemon finds them.
 
 Covers: one JSON file per kernel, written atomically; which daemon a record belongs to, since homes are shared between
 machines and containers; what a record means after its daemon was killed. Does not cover: what a kernel does (`kernels.py`).
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class KernelRecord(msgspec.Struct):
-    """A kernel as it is kept. `since`: when it entered `state` (seconds since the epoch); `previous`: the state before it."""
+    """Record of a kernel on disk. `since`: when it entered `state` (seconds since the epoch); `previous`: the state before it."""
 
     spec: LaunchSpec
     owner: Owner
@@ -79,12 +79,12 @@ class KernelRecord(msgspec.Struct):
 
     @property
     def kernel_id(self) -> str:
-        """Whose record it is."""
+        """Return the id of the record's kernel."""
         return self.spec.kernel_id
 
 
 class Records:
-    """All records below a state directory, as the daemon of `place` sees them. Thread-safe as far as files are."""
+    """Directory of records, as the daemon of `place` sees it. Thread-safe as far as files are."""
 
     def __init__(self, state_dir: Path, place: Place) -> None:
         self._state, self._place = state_dir, place
@@ -93,7 +93,7 @@ class Records:
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def hold(self) -> None:
-        """Become the daemon of this place for these records; raises DaemonUnavailable if there is one already."""
+        """Become the daemon of this place for these records; raise DaemonUnavailable if there is one already."""
         path = self._lock_path(self._place)
         self._lock = _lock_file(path)
         if self._lock < 0:
@@ -104,16 +104,16 @@ class Records:
         self._sweep()
 
     def beat(self) -> None:
-        """Show that this daemon lives; at least every 20 s."""
+        """Write the heartbeat of this daemon, at least every 20 s."""
         os.utime(self._lock_path(self._place))
 
     def release(self) -> None:
-        """Leave in order: what is left (suspended kernels) may be taken over at once."""
+        """Give up the records: another daemon may take over suspended kernels at once."""
         self._lock_path(self._place).unlink(missing_ok=True)
         os.close(self._lock)
 
     def new_exit_path(self, kernel_id: str) -> Path:
-        """A path of its own for every start of a process, so that an old status is never taken for a new one."""
+        """Return a new path for each start of a process, so that an old status is never taken for a new one."""
         return self._state / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
 
     def write(self, kernel_id: str, encoded: bytes) -> None:
@@ -136,16 +136,16 @@ class Records:
             path.parent.rmdir()
 
     def all(self) -> list[KernelRecord]:
-        """Everybody's records, oldest first; one that cannot be read is logged and skipped."""
+        """Read the records of all places, oldest first; log and skip one that cannot be read."""
         return sorted(self._read(), key=lambda record: record.since)
 
     def mine(self) -> list[KernelRecord]:
-        """The records of this place."""
+        """Return the records of this place."""
         with self._handing_over():
             return [record for record in self.all() if record.place == self._place]
 
     def of_others(self) -> list[KernelRecord]:
-        """The records of other places."""
+        """Return the records of other places."""
         return [record for record in self.all() if record.place != self._place]
 
     def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
@@ -264,13 +264,13 @@ def recovered(
 
 
 def as_before(record: KernelRecord) -> KernelState:
-    """Where a kernel is again after an operation that neither stopped nor started it."""
+    """Return the state of a kernel after an operation that neither stopped nor started it."""
     parked = record.previous is KernelState.PARKED
     return KernelState.PARKED if parked else KernelState.RUNNING
 
 
 def lost() -> KernelLost:
-    """The error of a kernel that ended without a word."""
+    """Return the error of a kernel that ended without an exit status."""
     return KernelLost(
         "The kernel's process is gone and left no exit status.",
         hint="Resume it from its last snapshot, or restart it.",
@@ -304,7 +304,7 @@ def _became(record: KernelRecord, state: KernelState) -> KernelRecord:
 
 
 def _lock_file(path: Path) -> int:
-    """A descriptor that holds the lock on `path` until it is closed; -1 if another process holds it."""
+    """Return a descriptor that holds the lock on `path` until it is closed, or -1 if another process holds it."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

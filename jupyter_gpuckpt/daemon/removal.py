@@ -1,4 +1,4 @@
-"""Removing snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
+"""Removal of snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
 
 What a user deletes is kept for a while in which that can be undone. Until when is on record beside the snapshot, so that the
 next daemon keeps to it.
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Removal:
-    """Of this daemon's store."""
+    """Deletion, undeletion and retention of the store's snapshots."""
 
     def __init__(
         self,
@@ -47,29 +47,31 @@ class Removal:
         self._purges: set[asyncio.Task[None]] = set()
 
     async def delete(self, snapshot_id: str) -> None:
-        """Delete a snapshot, so that it can be undone for a while. Raises SnapshotNotFound, and SnapshotInUse when an operation
-        reads it or a suspended kernel needs it."""
+        """Delete a snapshot, which can be undone for a while.
+
+        Raises SnapshotNotFound, and SnapshotInUse when an operation reads it or a suspended kernel needs it.
+        """
         await self._inventory.require_unneeded(snapshot_id)
         undo = self._undo_seconds
         until = await asyncio.to_thread(lambda: self._machine.store.mark_deleted(snapshot_id, undo))
         self._spawn(self._purge(until))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
-        """Undo that. Raises SnapshotNotFound when it is too late."""
+        """Undo a deletion; raise SnapshotNotFound when it is too late."""
         return await asyncio.to_thread(lambda: self._machine.store.undelete(snapshot_id))
 
     def expect_all(self) -> None:
-        """Keep to what an earlier daemon has promised."""
+        """Set the timers of the deletions that an earlier daemon has accepted."""
         self._spawn(self._look_for_deleted())
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
-        """Remove what `policy` does not keep, or only say what that is. Raises StoreError."""
+        """Remove what `policy` does not keep, or only list it; raise StoreError."""
         async with self._one_at_a_time:
             records, snapshots = await self._inventory.look()
             return await asyncio.to_thread(self._prune, policy, records, snapshots, dry_run)
 
     def after(self, job: Job, operation: RunningOperation) -> None:
-        """An operation is over: if snapshots were made, apply retention as soon as nothing is in flight."""
+        """Apply retention after an operation that made a snapshot, as soon as nothing is in flight."""
         if operation.state is OperationState.SUCCEEDED:
             self._wanted = job.retention or self._wanted
         idle = self._task is None or self._task.done()
@@ -77,7 +79,7 @@ class Removal:
             self._task = asyncio.get_running_loop().create_task(self._apply())
 
     async def close(self) -> None:
-        """Wait for what is being removed; the next daemon sees to what is still kept."""
+        """Wait for what is being removed; the next daemon removes what can still be undeleted now."""
         for purge in self._purges:
             purge.cancel()
         left = {*self._purges, *([self._task] if self._task else [])}

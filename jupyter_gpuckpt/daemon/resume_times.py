@@ -1,4 +1,4 @@
-"""How long resumes have taken on this machine, and from that how long the next one may take.
+"""Durations of resumes on this machine, and the estimate of the next one.
 
 A resume is a constant (namespaces, images, CRIU) and the time in which memory is read from the store; GPUs make both longer,
 so kernels that use one are counted by themselves. The latest of each are kept in a small file of the data directory.
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Resume(msgspec.Struct, frozen=True):
-    """One that succeeded. `reading_seconds`: the part of it that grows with the bytes."""
+    """Resume that succeeded. `reading_seconds`: the part of it that grows with the bytes."""
 
     raw_bytes: Annotated[int, msgspec.Meta(ge=0)]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
@@ -40,7 +40,7 @@ class _Resume(msgspec.Struct, frozen=True):
 
 
 class _Measured(msgspec.Struct):
-    """The file: the latest resumes without and with GPU, oldest first."""
+    """Content of the file: the latest resumes without and with GPU, oldest first."""
 
     without_gpu: list[_Resume] = []
     with_gpu: list[_Resume] = []
@@ -50,7 +50,7 @@ class _Measured(msgspec.Struct):
 
 
 class ResumeTimes:
-    """The resumes of this machine. Thread-safe; only `load` and `measured` touch the file."""
+    """Log of the latest resumes of this machine. Thread-safe; only `load` and `measured` touch the file."""
 
     def __init__(self, data_dir: Path) -> None:
         # A data directory may be shared by machines of different speed.
@@ -59,7 +59,7 @@ class ResumeTimes:
         self._measured = _Measured()
 
     def load(self) -> None:
-        """Read the file; one that makes no sense counts for nothing, and the next resume replaces it."""
+        """Read the file; ignore one that cannot be read, which the next resume replaces."""
         try:
             found = decoding.from_json(self._path.read_bytes(), _Measured)
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class ResumeTimes:
 
     @contextmanager
     def measured(self, manifest: Manifest, progress: Progress) -> Iterator[None]:
-        """Note how long the resume inside takes, if it succeeds."""
+        """Measure the resume inside, if it succeeds."""
         began, before = time.monotonic(), _reading_seconds(progress)
         yield
         seconds = time.monotonic() - began
@@ -86,7 +86,7 @@ class ResumeTimes:
         self._write(encoded)
 
     def estimate(self, sizes: Sizes) -> float | None:
-        """Seconds that the resume of a snapshot of these sizes may take; None if nothing like it was measured."""
+        """Estimate the seconds of a resume of a snapshot of these sizes; None if nothing like it was measured."""
         with self._lock:
             kept = list(self._measured.of(gpu=bool(sizes.gpu_bytes)))
         if not kept:

@@ -1,4 +1,4 @@
-"""The routes of snapshots and of the store, as `handlers.py` has the others."""
+"""The routes about snapshots and the store, one class each."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class SnapshotsHandler(BaseHandler):
-    """All snapshots."""
+    """Handler for all snapshots."""
 
     async def get(self) -> None:
-        """List them, newest first, of one kernel or one notebook if that is given; with `deleted`, what can be undone."""
+        """List snapshots, newest first; of one kernel or notebook if that is given; with `deleted`, those that can be undeleted."""
         kernel_id, name = (
             self.get_query_argument("kernel_id", ""),
             self.get_query_argument("path", ""),
@@ -40,38 +40,38 @@ class SnapshotsHandler(BaseHandler):
 
 
 class VariablesHandler(BaseHandler):
-    """Variables of a snapshot."""
+    """Handler for the variables of a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """All that is known of them."""
+        """Return all that is known of the variables."""
         self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
 
 
 class LaunchSpecHandler(BaseHandler):
-    """How the kernel of a snapshot was started."""
+    """Handler for how the kernel of a snapshot was started."""
 
     async def get(self, snapshot_id: str) -> None:
-        """All that is known, with the connection key: for doors, which never pass it on."""
+        """Return all that is known, with the connection key: clients never pass it on."""
         self.reply(await asyncio.to_thread(self.daemon.machine.launch_spec, snapshot_id))
 
 
 class ChangesHandler(BaseHandler):
-    """What became of files."""
+    """Handler for what has changed since a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Look now."""
+        """Compare files and machine with the snapshot."""
         self.reply(await asyncio.to_thread(self.daemon.machine.changes, snapshot_id))
 
 
 class SnapshotHandler(BaseHandler):
-    """One snapshot."""
+    """Handler for one snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """What is in it, without environment and connection key."""
+        """Show what is in a snapshot, without environment and connection key."""
         self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
 
     async def patch(self, snapshot_id: str) -> None:
-        """Change what its user may change."""
+        """Change title, note or pin of a snapshot."""
         stated = msgspec.structs.asdict(self.record(AnnotateRequest))
         changes = {name: value for name, value in stated.items() if value is not None}
         machine = self.daemon.machine
@@ -80,43 +80,43 @@ class SnapshotHandler(BaseHandler):
         self.reply(changed)
 
     async def delete(self, snapshot_id: str) -> None:
-        """Remove it; for a while that can be undone."""
+        """Delete a snapshot; for a while that can be undone."""
         await self.daemon.removal.delete(snapshot_id)
         self.set_status(HTTPStatus.NO_CONTENT)
 
 
 class UndeleteHandler(BaseHandler):
-    """Second thoughts."""
+    """Handler that undoes deletions."""
 
     async def post(self, snapshot_id: str) -> None:
-        """List the snapshot again."""
+        """List a deleted snapshot again."""
         info = await self.daemon.removal.undelete(snapshot_id)
         (back,) = await self.daemon.inventory.described([info])
         self.reply(back)
 
 
 class VerifyHandler(BaseHandler):
-    """Verifications."""
+    """Handler for verifications."""
 
     def initialize(self) -> None:
-        """Before it is known what is asked."""
+        """Prepare for a client that goes before its answer."""
         self._gone = threading.Event()
 
     async def post(self, snapshot_id: str) -> None:
-        """Read all of it, for as long as the client waits for the answer."""
+        """Read all of a snapshot, for as long as the client waits for the answer."""
         self.reply(await self.daemon.transfers.verify(snapshot_id, self._gone))
 
     def on_connection_close(self) -> None:
-        """The client went."""
+        """Stop the verification: the client has gone."""
         super().on_connection_close()
         self._gone.set()
 
 
 class ExportHandler(BaseHandler):
-    """Exports."""
+    """Handler for exports."""
 
     async def get(self, snapshot_id: str) -> None:
-        """An archive of it. One that is cut off short of its length is of no use; the log says why."""
+        """Send the archive of a snapshot. One that is shorter than its length is of no use; the log says why."""
         pieces = self.daemon.transfers.export(snapshot_id)
         try:
             async for piece in pieces:
@@ -139,13 +139,13 @@ class ExportHandler(BaseHandler):
 
 @stream_request_body
 class ImportHandler(BaseHandler):
-    """Imports."""
+    """Handler for imports."""
 
     _inflow: Inflow | None = None
     _task: asyncio.Task[Any] | None = None
 
     def prepare(self) -> None:
-        """Begin to read while the archive comes in."""
+        """Start reading while the archive comes in."""
         super().prepare()
         if self.request.method != "POST":
             return
@@ -156,38 +156,38 @@ class ImportHandler(BaseHandler):
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def data_received(self, chunk: bytes) -> None:
-        """The next piece."""
+        """Hand over the next piece."""
         if self._inflow is not None:
             await self._inflow.put(chunk)
 
     async def post(self) -> None:
-        """All is here: what became of it."""
+        """Return the snapshots of the archive, which is here as a whole."""
         if self._inflow is not None and self._task is not None:
             self._inflow.end()
             snapshots = await self.daemon.inventory.described(await self._task)
             self.reply(snapshots, HTTPStatus.CREATED)
 
     def on_connection_close(self) -> None:
-        """The client went."""
+        """Cut the import off: the client has gone."""
         super().on_connection_close()
         if self._inflow is not None:
             self._inflow.cut_off()
 
 
 class PruneHandler(BaseHandler):
-    """Retention by hand."""
+    """Handler for an explicit retention."""
 
     async def post(self) -> None:
-        """Remove what a policy does not keep, or only say what that would be."""
+        """Remove what a policy does not keep, or only list it."""
         request = self.record(PruneRequest)
         self.reply(await self.daemon.removal.prune(request.policy, dry_run=request.dry_run))
 
 
 class StoreHandler(BaseHandler):
-    """The store."""
+    """Handler for the store."""
 
     async def get(self) -> None:
-        """What it takes, and whose that is."""
+        """Return what the store takes, and for which notebooks."""
         self.reply(await asyncio.to_thread(self.daemon.machine.store_usage))
 
 

@@ -1,4 +1,4 @@
-"""Work on whole snapshots that is no operation on a kernel: verifications, exports, imports. It ends when its client goes."""
+"""Verifications, exports and imports of whole snapshots. Each ends when its client goes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 
 class Transfers:
-    """Of this daemon's store."""
+    """Verifications, exports and imports that run."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -34,11 +34,11 @@ class Transfers:
 
     @property
     def any_running(self) -> bool:
-        """Whether somebody waits for one."""
+        """Return whether a client waits for one."""
         return bool(self._stops)
 
     async def verify(self, snapshot_id: str, cancelled: threading.Event) -> Verification:
-        """Read and compare all of a snapshot, until `cancelled` is set. Raises SnapshotNotFound, OperationCancelled."""
+        """Compare all of a snapshot with its digests until `cancelled` is set; raise SnapshotNotFound, OperationCancelled."""
         with self._stopped_by(cancelled.set):
             threads = self._machine.worker_threads
             return await self._run(
@@ -48,7 +48,7 @@ class Transfers:
             )
 
     async def export(self, snapshot_id: str) -> AsyncGenerator[Export | bytes]:
-        """An `Export`, whose length is known, then the bytes of the archive. Raises SnapshotNotFound, ObjectCorrupt."""
+        """Yield an `Export`, whose length is known, then the bytes of the archive; raise SnapshotNotFound, ObjectCorrupt."""
         stopped = threading.Event()
         with ExitStack() as stack, self._stopped_by(stopped.set):
             opened = await asyncio.to_thread(
@@ -60,7 +60,7 @@ class Transfers:
                 yield piece
 
     async def import_archive(self, inflow: Inflow) -> list[SnapshotInfo]:
-        """Bring in the snapshots of the archive that comes in. Raises ArchiveInvalid, SnapshotExists, StoreError."""
+        """Store the snapshots of an archive that comes in; raise ArchiveInvalid, SnapshotExists, StoreError."""
 
         def work() -> list[SnapshotInfo]:
             try:
@@ -72,7 +72,7 @@ class Transfers:
             return await self._run(work)
 
     async def close(self) -> None:
-        """Stop all, wait for their threads."""
+        """Stop all, and wait for their threads."""
         for stop in self._stops:
             stop()
         await asyncio.to_thread(self._threads.shutdown)

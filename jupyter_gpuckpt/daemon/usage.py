@@ -9,7 +9,7 @@ _SHARE, _LEAST_BYTES, _LEAST_PERCENT = 0.05, 1_000_000, 5
 
 
 class Usage(NamedTuple):
-    """What a process tree uses. `gpu_utilization`: percent; None where it uses no GPU or the driver does not tell."""
+    """Use of resources by a process tree. `gpu_utilization`: percent; None where it uses no GPU or the driver does not tell."""
 
     memory_bytes: int = 0
     gpu_bytes: int = 0
@@ -18,7 +18,7 @@ class Usage(NamedTuple):
     resident_bytes: int = 0
 
     def differs(self, other: Usage) -> bool:
-        """Whether somebody who looks at `other` should be told."""
+        """Return whether a reader who knows `other` should be told."""
         busy, was = self.gpu_utilization, other.gpu_utilization
         return (
             (busy is None) is not (was is None)
@@ -29,6 +29,6 @@ class Usage(NamedTuple):
 
 
 def differ(one_bytes: int, other_bytes: int) -> bool:
-    """Whether two sizes differ by 5 % of the larger one and by a megabyte."""
+    """Return whether two sizes differ by 5 % of the larger one and by a megabyte."""
     change = abs(one_bytes - other_bytes)
     return change >= _LEAST_BYTES and change >= _SHARE * max(one_bytes, other_bytes)

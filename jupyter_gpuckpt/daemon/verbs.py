@@ -1,4 +1,4 @@
-"""What the daemon does when a client asks something of a kernel: launch, save, suspend, resume, signal, kill.
+"""The verbs that clients ask for: launch, branch, save, suspend, resume, park, signal, kill.
 
 `states.answer` alone decides what a verb does in a state; this module carries the answer out. All of it runs on the event
 loop's thread but the engine's part (`jobs.py`), which has a thread for itself from its first to its last step: ptrace ties
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verbs:
-    """The verbs, for every kernel."""
+    """Entry points of the verbs, for all kernels."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Verbs:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def launch(self, owner: Owner, spec: LaunchSpec) -> ManagedKernel:
-        """Start a kernel; returns when its process exists.
+        """Start a kernel; return when its process exists.
 
         A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
         and whatever keeps the engine from working here; then there is no such kernel.
@@ -172,7 +172,7 @@ class Verbs:
         return self._begin(kernel, jobs.park(self._machine, kernel.record, request))
 
     async def signal(self, kernel_id: str, signum: int) -> bool:
-        """Send a signal to the kernel's process group; False when it is delivered later, after the operation in flight."""
+        """Send a signal to the kernel's process group; return False when it is delivered after the operation in flight."""
         if signum not in signal.valid_signals():
             raise ConfigurationError(f"There is no signal {signum}.")
         kernel = self._kernels.get(kernel_id)
@@ -209,7 +209,7 @@ class Verbs:
         await asyncio.to_thread(self._threads.shutdown)
 
     def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
-        """The table's answer; raises its refusals."""
+        """Return the table's answer; raise its refusals."""
         if kernel.record.ends_at and verb not in _OF_ENDED:
             raise KernelStateConflict(
                 "The kernel was shut down.", hint="Undo that first, while there is time."
@@ -231,7 +231,7 @@ class Verbs:
         return Answer.WAIT if joins else decision
 
     def _begin(self, kernel: ManagedKernel, job: Job) -> RunningOperation:
-        """A new operation, or the one in flight if it does the same. A refusal is raised; later ones are its error."""
+        """Start an operation, or return the one in flight if it does the same. Raise a refusal; later ones are its error."""
         decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
             return kernel.in_flight
@@ -278,7 +278,7 @@ class Verbs:
     async def _turn(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation
     ) -> Awaitable[None] | None:
-        """Wait until the verb may be done, then enter its state; None if there is nothing left to do."""
+        """Wait until the verb may be done, then enter its state; return None if there is nothing left to do."""
         while True:
             operation.progress.check()
             if self._kernels.get(kernel.kernel_id) is not kernel:
@@ -291,7 +291,7 @@ class Verbs:
             await self._give_way(kernel, decision)
 
     async def _give_way(self, kernel: ManagedKernel, decision: Answer) -> None:
-        """Let the operation in flight end, or make it end; returns also after a moment, to look again."""
+        """Let the operation in flight end, or make it end; return after a moment in any case, to look again."""
         if kernel.in_flight is None:
             raise KernelStateConflict(f"The kernel is {kernel.state}, but nothing is in flight.")
         if decision is Answer.PREEMPT:
@@ -301,7 +301,7 @@ class Verbs:
     async def _failed(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation, error: Exception
     ) -> None:
-        """After a resume the kernel is what it was before; after a save or suspend it runs, unless it is gone."""
+        """Put the kernel into the state it had before, unless it is gone, and end the operation with its error."""
         record, why = kernel.record, record_of(error)
         if kernel.operation is operation:  # else it never began
             changes = {} if isinstance(error, OperationCancelled) else {"error": why}
@@ -340,7 +340,7 @@ class Verbs:
 
 
 def _send(kernel: ManagedKernel, signum: int) -> None:
-    """To the group, as jupyter_client does: what a cell started in the foreground gets it too."""
+    """Send a signal to the process group, as jupyter_client does: what a cell started in the foreground gets it too."""
     tree = kernel.record.tree
     group = processes.process_group(tree.kernel_pid) if tree else None
     if not group or group == os.getpgrp():

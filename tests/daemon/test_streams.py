@@ -146,6 +146,35 @@ def test_an_owner_learns_from_the_next_daemon_what_became_of_its_operations(
     assert positions == sorted(positions)
 
 
+def test_the_next_server_is_told_of_what_it_claims_and_of_the_end_of_its_operation(
+    client, owner_of, owner, kernel, eventually
+):
+    """As at a restart of a server: the operation began under the former owner."""
+    told_next = []
+    operation = client.send(calls.save(kernel.kernel_id))
+    with owner_of(client, on_event=told_next.append) as following:
+        client.send(calls.leave(owner.owner_id))
+        (claimed,) = client.send(calls.claim(following.owner_id))
+        mirror = Mirror()
+
+        def ended():
+            # On a slow machine it may have ended before the claim, which then says so.
+            told = [claimed.kernel.operation, *(event.operation for event in list(told_next))]
+            return next((one for one in told if one and one.is_over), None)
+
+        end = eventually(ended, 30)
+        assert end.operation_id == operation.operation_id
+        assert end.state is OperationState.SUCCEEDED
+        eventually(lambda: any(event.kernel for event in list(told_next)))
+        shown = [event.kernel for event in list(told_next) if event.kernel]
+        assert {one.owner_id for one in shown} == {following.owner_id}
+        # What the claim answered is never newer than what follows on the stream.
+        for event in told_next:
+            mirror.apply(event)
+        assert mirror.expect(claimed.kernel).position >= claimed.kernel.position
+        assert mirror.kernels[kernel.kernel_id].state is KernelState.RUNNING
+
+
 # ---- the mirror: no older record takes the place of a newer one ---------------------------------------------------------
 
 
