@@ -19,7 +19,7 @@ from tornado.web import Application
 from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
-from ..host import core_files
+from ..host import core_files, privileges
 from ..place import here, runtime_dir, socket_path
 from . import lifetime
 from .base_handler import UnknownRoute
@@ -83,8 +83,23 @@ def _own(directory: Path) -> None:
             f"The data directory {directory} belongs to another user (uid {status.st_uid}), who could change snapshots in it.",
             hint="Change its owner, or name another directory in the environment variable JUPYTER_GPUCKPT_DATA_DIR.",
         )
+    # In a container there is nobody else as a rule, and volumes are often such folders.
+    if (above := _open_to_all(directory)) and privileges.sees_whole_machine():
+        raise ConfigurationError(
+            f"Every user may write to {above}, and could put another directory in the place of the data directory {directory}.",
+            hint=f"Run `chmod +t {above}`, or name another directory in the environment variable JUPYTER_GPUCKPT_DATA_DIR.",
+        )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         directory.chmod(stat.S_IMODE(status.st_mode) & ~0o077)
+
+
+def _open_to_all(directory: Path) -> Path | None:
+    """Return a folder above in which everybody may rename what belongs to others (man 7 inode, the sticky bit)."""
+    for path in directory.resolve().parents:
+        mode = path.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return path
+    return None
 
 
 def _run_here(settings: Settings, ready: Callable[[], None]) -> int:

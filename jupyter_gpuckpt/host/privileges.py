@@ -28,6 +28,9 @@ NEEDED = frozenset(
 #: The value of `ptrace_scope` that forbids tracing to all users until the next boot.
 NO_PTRACE = 3
 
+#: PROC_PID_INIT_INO (include/linux/proc_ns.h).
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+
 _ALL_IDS = ["0", "0", "4294967295"]
 
 ATTEMPTS = Path(__file__).with_name("attempts.py")
@@ -77,6 +80,11 @@ def masked_proc() -> bool:
     """
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return any(line.split()[1].startswith("/proc/") for line in mounts)
+
+
+def sees_whole_machine() -> bool:
+    """Return whether this process is in the machine's first PID namespace, as no process of a container is."""
+    return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
 
 
 def in_container() -> str:

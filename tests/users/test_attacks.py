@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.host import privileges, processes
+from jupyter_gpuckpt.model import SCRATCH
 from tests.conftest import wait_for
 from tests.users.owned import SECRET
 from tests.users.user import ALICE, BOB, Refused, User
@@ -193,6 +194,109 @@ def test_a_data_directory_of_another_is_refused(bob):
         assert not list(Path(folder, "data/store").iterdir())
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(not privileges.sees_whole_machine(), reason="a container has one user")
+def test_a_data_directory_that_all_could_swap_is_refused(bob, short_dir):
+    short_dir.chmod(0o777)
+    with User(ALICE + 10) as user, pytest.raises(Refused) as refusal:
+        user.run(
+            "from tests.users import owned\nowned.Owned(data_dir=folder)",
+            folder=f"{short_dir}/data",
+        )
+    assert refusal.value.kind == "DaemonUnavailable"
+    assert "could put another directory in the place" in refusal.value.text
+
+
+#: Ways to get another directory into the place of one; each is an expression that must fail.
+SWAPS = """
+import os
+os.mkdir(path + "-own")
+ways = {
+    "rename": lambda: os.rename(path, path + "-gone"),
+    "rename over": lambda: os.rename(path + "-own", path),
+    "link": lambda: os.symlink(path + "-own", path),
+    "remove": lambda: os.rmdir(path),
+    "store": lambda: os.rename(path + "/store", path + "/gone"),
+    "mode": lambda: os.chmod(path, 0o777),
+}
+result = []
+for name, way in ways.items():
+    try:
+        way()
+    except (PermissionError, FileExistsError):
+        continue
+    result.append(name)
+"""
+
+
+def test_a_data_directory_in_a_shared_folder_cannot_be_swapped_during_a_save(bob, short_dir):
+    short_dir.chmod(0o1777)
+    data = f"{short_dir}/data"
+    with User(ALICE + 10) as user:
+        user.run("from tests.users import owned\nmine = owned.Owned(data_dir=data)", data=data)
+        try:
+            user.run(
+                """
+                import threading
+                from jupyter_gpuckpt import calls
+                saved = []
+                saving = threading.Thread(target=lambda: saved.append(mine.do("save")))
+                saving.start()
+                """
+            )
+            assert bob.run(SWAPS, path=data) == []
+            snapshot = user.run("saving.join(); [result] = saved")
+            user.run("mine.do('suspend'); mine.do('resume', snapshot)", snapshot=snapshot)
+            assert user.run("result = mine.count()")
+        finally:
+            user.run("mine.close()")
+
+
+def test_a_link_in_the_place_of_an_export_leads_nowhere(alice, bob, short_dir):
+    """The attacker knows what the archive will be called, and wants it to go over a file of the victim's."""
+    short_dir.chmod(0o777)
+    archive = str(short_dir / "session.tar")
+    precious = alice.run(
+        """
+        precious = owned.Path.home() / "precious"
+        precious.write_text("precious")
+        result = str(precious)
+        """
+    )
+    bob.run("import os; os.symlink(precious, archive)", precious=precious, archive=archive)
+    alice.run(
+        """
+        import subprocess, sys
+        snapshot = mine.do("save")
+        words = [sys.executable, "-m", "jupyter_gpuckpt.cli", "export", snapshot, archive]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert precious.read_text() == "precious"
+        assert not owned.Path(archive).is_symlink()
+        """,
+        archive=archive,
+    )
+    with pytest.raises(Refused) as refusal:
+        bob.run("open(path, 'rb')", path=archive)
+    assert refusal.value.kind == "PermissionError"
+
+
+@pytest.mark.parametrize("way", SQUATS)
+def test_a_taken_name_in_shared_memory_costs_nothing(bob, way):
+    """It is where the scratch of kernels is mounted."""
+    path = "/dev/shm/.gpuckpt-attack" if Path(SCRATCH).exists() else SCRATCH
+    bob.run(f"import os\n{SQUATS[way]}", path=path)
+    try:
+        with User(ALICE + 10) as user:
+            user.run("from tests.users import owned\nmine = owned.Owned()")
+            try:
+                assert user.run("mine.do('suspend'); mine.do('resume'); result = mine.count()")
+            finally:
+                user.run("mine.close()")
+    finally:
+        for left in Path("/dev/shm").glob(f"{Path(path).name}*"):
+            left.unlink() if left.is_symlink() or left.is_file() else left.rmdir()
 
 
 #: What it holds is new each time that it counts.
