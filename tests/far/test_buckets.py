@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from obstore.exceptions import GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import MemoryStore
 
 from jupyter_gpuckpt.errors import (
@@ -198,6 +198,18 @@ class Unreliable:
             return done
 
         return answer
+
+
+def test_a_deletion_that_a_policy_forbids_is_said_to_be():
+    class Immutable(MemoryStore):
+        def delete(self, paths):
+            raise AlreadyExistsError("status code: 409 BlobImmutableDueToPolicy")
+
+    bucket = Bucket(Immutable(), "immutable", retries=quick())
+    bucket.create("one", content())
+    with pytest.raises(FarObjectInvalid, match="does not let one be deleted"):
+        bucket.delete(["one"])
+    assert not try_out(bucket).deletes
 
 
 def test_lost_answers_cost_no_write_and_bring_none_twice():

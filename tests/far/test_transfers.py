@@ -286,6 +286,17 @@ def test_no_more_is_sent_per_second_than_is_allowed(machine):
     assert time.monotonic() - began > (sent.count_bytes - 130_000) / 400_000
 
 
+def test_a_manifest_that_was_not_written_is_not_listed(machine):
+    a = machine()
+    a.save("s1", *FIRST[:2])
+    create = a.bucket.create
+    a.bucket.create = lambda name, data: not name.startswith("manifests/") and create(name, data)
+    with pytest.raises(StoreUnavailable):
+        a.upload("s1")
+    with pytest.raises(FarObjectMissing):
+        a.sessions.get("session-1")
+
+
 def test_a_chunk_that_is_damaged_here_does_not_travel(machine):
     a = machine()
     a.save("s1", *FIRST)

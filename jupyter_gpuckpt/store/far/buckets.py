@@ -212,8 +212,15 @@ class Bucket:
             def delete(name: str = name) -> None:
                 self._store.delete(name)
 
-            with suppress(FarObjectMissing):
+            try:
                 self._do(delete, name)
+            except FarObjectMissing:
+                continue
+            except _Lost as error:
+                raise FarObjectInvalid(
+                    f"Remote {self.name} does not let {name} be deleted.",
+                    hint="A policy of the bucket may forbid that for a while.",
+                ) from error
 
     def list(self, folder: str) -> list[Found]:
         """Return the objects below a folder."""

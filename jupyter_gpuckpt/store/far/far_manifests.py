@@ -12,7 +12,7 @@ from typing import Annotated
 import msgspec
 
 from ... import ids
-from ...errors import ManifestInvalid
+from ...errors import ManifestInvalid, StoreUnavailable
 from ...model import Manifest
 from .. import manifests
 from ..codecs import digest_of
@@ -62,7 +62,8 @@ def is_name(name: str, snapshot_id: str) -> bool:
 def write(bucket: Bucket, seal: Seal, name: str, manifest: FarManifest) -> bytes:
     """Write a manifest; the digest of the object."""
     data = seal.seal_record(name, manifest)
-    bucket.create(name, data)
+    if not bucket.create(name, data):
+        raise StoreUnavailable(f"{name} is in remote {bucket.name} already.", hint="Try again.")
     return digest_of(data)
 
 
