@@ -79,17 +79,17 @@ def test_a_full_pipe_is_refused_and_the_program_runs_on(request, run) -> None:
 def test_changed_pages_of_a_mapped_file_need_no_pipes(request, run, engine, tmp_path) -> None:
     """Programs with large libraries have many such pages, and two fit into a pipe."""
     limited = tmp_path / "criu"
-    limited.write_text(f'#!/bin/sh\nulimit -n 4096\nexec {engine.criu} "$@"\n')
+    limited.write_text(f'#!/bin/sh\nulimit -n 8192\nexec {engine.criu} "$@"\n')
     limited.chmod(0o755)
     program = run(
         """
         import mmap, os, time
         file = os.memfd_create("file")
-        os.truncate(file, 32 << 20)
-        memory = mmap.mmap(file, 32 << 20, flags=mmap.MAP_PRIVATE)
-        memory[:] = bytes(range(256)) * (128 << 10)
+        os.truncate(file, 64 << 20)
+        memory = mmap.mmap(file, 64 << 20, flags=mmap.MAP_PRIVATE)
+        memory[:] = bytes(range(256)) * (256 << 10)
         while True:
-            print(memory[:] == bytes(range(256)) * (128 << 10), flush=True)
+            print(memory[:] == bytes(range(256)) * (256 << 10), flush=True)
             time.sleep(0.05)
         """,
         engine=replace(engine, criu=limited),
