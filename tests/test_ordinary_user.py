@@ -8,12 +8,14 @@ import pytest
 
 from tests.as_user import ROOT
 
+#: What takes long, and the same way for every user.
+SLOW = "not twenty_cycles and not rewritten and not pools and not dask and not does_not_end"
 #: Words for pytest. Of the crashes, those in steps that a user takes in another way; by hand all of them can be run.
 PARTS = {
     "GPU memory": ["tests/engine/test_gpu_order*.py"],
-    "snapshots, a to h": ["tests/snapshots/test_[a-h]*.py"],
-    "snapshots, i to r": ["tests/snapshots/test_[i-r]*.py"],
-    "snapshots, s to z": ["tests/snapshots/test_[s-z]*.py"],
+    "snapshots, a to h": ["tests/snapshots/test_[a-h]*.py", "-k", SLOW],
+    "snapshots, i to r": ["tests/snapshots/test_[i-r]*.py", "-k", SLOW],
+    "snapshots, s to z": ["tests/snapshots/test_[s-z]*.py", "-k", SLOW],
     "crashes": [
         "tests/daemon/test_crashes_at_every_step.py",
         *("-k", "freeze or capture or images or restore or pages or go or write"),
