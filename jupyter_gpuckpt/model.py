@@ -47,6 +47,12 @@ def encoded_parts(parts: Iterable[Part]) -> bytes:
     return b"".join(_PART.pack(*part) for part in parts)
 
 
+def part_digests(parts: bytes) -> Iterator[bytes]:
+    """Yield the digests that encoded parts name; a last part that is cut short names none."""
+    whole = len(parts) - len(parts) % PART_BYTES
+    return (digest for digest, _, _ in _PART.iter_unpack(parts[:whole]))
+
+
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
     """A run of bytes with its digest. An empty digest stands for zeros, which are not stored.
 

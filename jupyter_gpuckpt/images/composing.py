@@ -1,7 +1,7 @@
 """Chunks of which few pages changed: parts of what an earlier snapshot stored, and the pages that changed.
 
 Covers: what a chunk is compared with, the comparison, the parts that come of it. Does not cover: who does that and stores the
-pages (pack.py, pack_process.py), how parts are read (reading_order.py).
+pages (pack.py, workers/pack_worker.py), how parts are read (reading_order.py).
 
 A page that changed makes another chunk of the 70 that a chunk has on average: of 2 GB in which one page in a hundred changed,
 two thirds would be stored again. The comparison is of bytes, and what they are compared with is verified first.
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import PART_BYTES, Chunk, Part, Stream, encoded_parts
+from ..model import Chunk, Part, Stream, encoded_parts, part_digests
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
@@ -225,12 +225,14 @@ class Predecessor:
         parts += [one for candidates in alike.values() for one in candidates]
         if not parts:
             return Earlier({}, Offer({}, {}))
-        found = store.find(set().union(*map(_digests, parts)) - {_NOTHING})
+        found = store.find(set().union(*map(part_digests, parts)) - {_NOTHING})
         places = {
             place.digest: Place(str(store.path_of(place.pack)), place.offset, *place[3:])
             for place in found
         }
-        composed = {d: before[d] for d in before if set(_digests(before[d].parts)) <= places.keys()}
+        composed = {
+            d: before[d] for d in before if set(part_digests(before[d].parts)) <= places.keys()
+        }
         return Earlier(composed, Offer(alike, places))
 
 
@@ -291,8 +293,3 @@ class _Layout:
                     offset += inside
                 skip = max(0, skip - part.length)
         return encoded_parts(found)
-
-
-def _digests(parts: bytes) -> Iterator[bytes]:
-    """Yield the digests that parts name."""
-    return (parts[at : at + DIGEST_BYTES] for at in range(0, len(parts), PART_BYTES))

@@ -18,11 +18,10 @@ from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import (
     COMPOSED_VERSION,
     FORMAT_VERSION,
-    PART_BYTES,
-    Chunk,
     Manifest,
     SnapshotInfo,
     Stream,
+    part_digests,
 )
 from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
@@ -53,7 +52,7 @@ class References(msgspec.Struct):
         """Return the digests of all stored chunks that the snapshot needs, also for parts of others."""
         chunks = [chunk for stream in self.streams for chunk in stream.chunks]
         found = {chunk.digest for chunk in chunks if not chunk.parts}
-        found.update(*(_sources(chunk) for chunk in chunks if chunk.parts))
+        found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
         return found - {b""}
 
 
@@ -161,12 +160,6 @@ def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
 def references(manifest: Manifest) -> set[bytes]:
     """Return the digests of all stored chunks that `manifest` needs."""
     return References(manifest.info, manifest.streams).digests()
-
-
-def _sources(chunk: Chunk) -> set[bytes]:
-    """Return the digests that the parts of a chunk name; the chunk need not be sound."""
-    rows = len(chunk.parts) // PART_BYTES
-    return {chunk.parts[row * PART_BYTES :][:DIGEST_BYTES] for row in range(rows)}
 
 
 def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
