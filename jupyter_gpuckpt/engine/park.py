@@ -53,7 +53,7 @@ def park(
                 "The kernel uses no GPU.",
                 hint="There is nothing to park: suspend it to free its memory.",
             )
-        gpu.threads.release()
+        gpu.threads.release_all()
     except BaseException:
         gpu.give_back()
         gpu.drop_files()

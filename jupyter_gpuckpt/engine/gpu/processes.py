@@ -2,7 +2,7 @@
 
 Covers: Lock, Checkpoint with the driver's staging memory in files, Restore, Unlock, releasing forked children.
 Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), what is refused
-(`refusals.py`), the choice of GPUs (`placement.py`).
+(`refusals.py`), the choice of GPUs (`placement.py`), why the user's threads are held meanwhile (`tree/user_threads.py`).
 """
 
 from __future__ import annotations
@@ -94,10 +94,11 @@ class GpuProcesses:
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()
-            for pid in owners:
-                self.threads.hold(pid, driver_thread(pid, FreezeFailed))
+            drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
+            for pid, thread in drivers.items():
+                self.threads.hold(pid, thread)
             # Two processes side by side take half of the time, on one GPU as well.
-            side_by_side(self._checkpoint, owners, self.threads)
+            side_by_side(lambda pid: self._checkpoint(pid, drivers[pid]), owners, held=self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
             for pid in pids(self._tree):
@@ -106,18 +107,18 @@ class GpuProcesses:
         for pid in owners:
             refusals.refuse_leftovers(pid)
 
-    def _checkpoint(self, pid: int) -> None:
+    def _checkpoint(self, pid: int, thread: int) -> None:
         before = processes.memory(pid).private_bytes
         files: list[StagingFile] = []
         try:
-            thread = driver_thread(pid, FreezeFailed)
             with FileStaging(self._tree, pid, thread, DIRECTORY) as staging:
                 cuda.checkpoint(pid)
             files = list(staging.files)
         except FreezeFailed as error:
             if not cuda.was_refused_by_system(error):
                 raise
-            # Seen once in 40 checkpoints. The driver's own way, into private memory, has one part less that can fail.
+            # The driver's own way, into private memory, has one part less that can fail. A process that died in its Checkpoint
+            # is refused so as well, and then a second time.
             logger.warning("%s It is tried again without staging files.", error)
             cuda.checkpoint(pid)
         self._staged[pid], size = files, sum(file.length for file in files)
@@ -141,13 +142,13 @@ class GpuProcesses:
         `later` the call neither waits nor raises; there must be another call.
         """
         if not self._locked:
-            self.threads.release()
+            self.threads.release_all()
             return
         self.hold()
         try:
             self._give_back(later=later)
         finally:
-            self.threads.release()
+            self.threads.release_all()
 
     def hold(self) -> None:
         """Hold the user's threads of the processes that are to be given back, if they are not held yet; never raises."""
@@ -178,7 +179,7 @@ class GpuProcesses:
                     logger.exception("GPU memory of process %d could not be brought back", pid)
                     failed[pid] = error
 
-            side_by_side(bring_back, fitting, self.threads)
+            side_by_side(bring_back, fitting, held=self.threads)
             for pid in waiting:
                 if pid not in fitting:
                     bring_back(pid)

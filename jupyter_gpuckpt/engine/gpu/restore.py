@@ -67,7 +67,7 @@ def restore(
             thread = driver_thread(pid, ThawFailed)
             held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
-        side_by_side(bring_back, sizes, UserThreads())
+        side_by_side(bring_back, sizes)
     for record in records:
         for path in record.staging:
             tree.inside(path).unlink(missing_ok=True)
@@ -97,12 +97,15 @@ def when_there_is_room(look: Callable[[], Placement], patience: float) -> Placem
     return found
 
 
-def side_by_side(work: Callable[[int], None], items: Iterable[int], held: UserThreads) -> None:
-    """Call `work` for all items at once, each in a thread; raise the first error when all have ended."""
+def side_by_side(
+    work: Callable[[int], None], items: Iterable[int], *, held: UserThreads | None = None
+) -> None:
+    """Do work for all items at once, each in a thread; raise the first error when all have ended. `held`: see `UserThreads`."""
     waiting = list(items)
     with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
         begun = [pool.submit(work, item) for item in waiting]
-        held.wait_for(begun)
+        if held is not None:
+            held.wait_for(begun)
     for each in begun:
         each.result()
 

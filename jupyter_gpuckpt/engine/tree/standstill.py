@@ -134,7 +134,7 @@ class Standstill:
                 self._stopped.append(pid)
                 held.stop(pid)
             elif pid in held.pids:
-                held.release([pid])
+                held.release(pid)
             elif pid not in self.user_stopped:
                 self._halt(pid)
             waiting += [child for child in processes.children(pid) if child in first]

@@ -62,11 +62,14 @@ class UserThreads:
         """Return whether the user had stopped a process before it was held."""
         return self._held[pid][0].was_stopped
 
-    def release(self, pids: Iterable[int] | None = None) -> None:
-        """Release the threads of these processes, or of all: they run on, or are stopped if their process is."""
-        for pid in list(self._held) if pids is None else list(pids):
-            if pid in self._held:
-                self._held.pop(pid)[0].release()
+    def release(self, pid: int) -> None:
+        """Release the threads of a process: they run on, or are stopped if their process is."""
+        self._held.pop(pid)[0].release()
+
+    def release_all(self) -> None:
+        """Release all threads that are still held."""
+        for pid in self.pids:
+            self.release(pid)
 
     def stop(self, pid: int) -> None:
         """Stop a process by SIGSTOP, and release its threads into that stop, so that they execute no instruction in between."""
@@ -75,7 +78,7 @@ class UserThreads:
             os.kill(pid, signal.SIGSTOP)
         # The driver's thread takes the signal; then all other threads must stop as soon as they are released.
         wait_until(lambda: processes.state(thread) in ("T", "Z", "X", None), timeout=_STOP_SECONDS)
-        self.release([pid])
+        self.release(pid)
 
     def wait_for(self, calls: Iterable[Future[None]]) -> None:
         """Wait until these calls of the driver have ended.
@@ -90,14 +93,16 @@ class UserThreads:
             now = time.monotonic()
             for pid, (_, thread) in list(self._held.items()):
                 ticks = _ticks_in_lock(thread)
-                if ticks is None or since.get(pid, (None,))[0] != ticks:
-                    since[pid] = -1 if ticks is None else ticks, now
+                if ticks is None:
+                    since.pop(pid, None)
+                elif pid not in since or since[pid][0] != ticks:
+                    since[pid] = ticks, now
                 elif now - since[pid][1] > _LOCK_SECONDS:
                     logger.warning(
                         "the CUDA driver waits for a lock in process %d; its threads are let go",
                         pid,
                     )
-                    self.release([pid])
+                    self.release(pid)
 
 
 def _ticks_in_lock(tid: int) -> int | None:
