@@ -1,6 +1,5 @@
 """Packing by several processes: what threads do, and nothing is left when it goes wrong."""
 
-import gc
 import os
 import signal
 import sys
@@ -11,14 +10,17 @@ import pytest
 from jupyter_gpuckpt.engine.criu.images import Extent
 from jupyter_gpuckpt.engine.memory.reader import CopiedMemory, ProcessMemory
 from jupyter_gpuckpt.errors import CheckpointError, OperationCancelled, StoreFull
-from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.pack import BytesSource, FileSource, pack
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.images.workers import pack_client
 from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.conftest import wait_for
+from tests.worker_processes import workers, working
+
+__all__ = ["workers"]
+
+pytestmark = pytest.mark.usefixtures("workers")
 
 MB = 1 << 20
 THREADS = 4
@@ -31,20 +33,6 @@ DATA = (
     + RNG.bytes(90_000) * 40
     + bytes(77)
 )
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Also for a few bytes; and nothing is left."""
-    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
-    yield
-    gc.collect()
-    wait_for(lambda: not working())
-
-
-def working():
-    """The processes that are there for a task."""
-    return processes.children(worker_processes._fork_server.pid or 0)
 
 
 @pytest.fixture

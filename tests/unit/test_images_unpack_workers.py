@@ -1,7 +1,6 @@
 """Unpacking by several processes: the same bytes, the same errors, and nothing of them is left."""
 
 import errno
-import gc
 import os
 import signal
 import subprocess
@@ -21,6 +20,11 @@ from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index
 from tests.conftest import wait_for
+from tests.worker_processes import workers, working
+
+__all__ = ["workers"]
+
+pytestmark = pytest.mark.usefixtures("workers")
 
 MB = 1 << 20
 THREADS = 6
@@ -32,20 +36,6 @@ DATA = (
     + b"some text that repeats itself\n" * 60_000
     + RNG.bytes(90_000) * 20
 )
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Also for a few bytes; and nothing is left."""
-    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
-    yield
-    gc.collect()
-    wait_for(lambda: not working())
-
-
-def working():
-    """The processes that are there for a job."""
-    return processes.children(worker_processes._fork_server.pid or 0)
 
 
 @pytest.fixture
