@@ -221,25 +221,25 @@ class StoreUnavailable(StoreError):
 
 
 class AccessDenied(StoreError):
-    """A remote refuses the credentials, or they lack a right. It never means that something is missing."""
+    """Refusal of a request by a remote: wrong credentials, or a right that they lack; never a missing object."""
 
     code = "access_denied"
 
 
 class KeyUnavailable(AccessDenied):
-    """The key of a remote cannot be had: a passphrase is wrong, a key file is gone, a holder was removed."""
+    """Missing key of a remote: a wrong passphrase, a key file that is gone, a holder that was removed."""
 
     code = "key_unavailable"
 
 
 class FarObjectMissing(StoreError):
-    """A remote says that an object is not there."""
+    """Absence of an object, as a remote reports it."""
 
     code = "far_object_missing"
 
 
 class FarObjectInvalid(StoreError):
-    """An object of a remote is altered, foreign, older than one that was seen, or does not make sense."""
+    """Invalid object of a remote: altered, of another store, older than one that was seen, or not decodable."""
 
     code = "far_object_invalid"
 

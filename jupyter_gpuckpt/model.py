@@ -30,7 +30,7 @@ LINK_REMAP = "link_remap."
 
 
 class Part(NamedTuple):
-    """`length` bytes from `start` of the stored chunk that has this digest."""
+    """A part of a composed chunk: `length` bytes from `start` of the stored chunk with this digest."""
 
     digest: bytes
     start: int
@@ -288,7 +288,7 @@ class Cause(StrEnum):
 
 
 class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a save is made, and what its snapshot carries. `stop` makes it a suspend: the process tree ends with it."""
+    """The options of a save, and what its snapshot is called. `stop` makes it a suspend: the process tree ends with it."""
 
     stop: bool = False
     #: The notebook, or what else the kernel belongs to.

@@ -1,4 +1,4 @@
-"""The engine's tests as an ordinary user, where the suite runs as root: whatever launches, saves or resumes a tree runs twice."""
+"""Runs the engine's tests a second time, as an ordinary user, where root runs the suite."""
 
 import os
 import subprocess

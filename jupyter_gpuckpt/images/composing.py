@@ -1,7 +1,7 @@
-"""Chunks of which few pages changed: parts of what an earlier snapshot stored, and the pages that changed.
+"""Composition of chunks of which few pages changed: from parts of stored chunks, and the pages that changed.
 
-Covers: what a chunk is compared with, the comparison, the parts that come of it. Does not cover: who does that and stores the
-pages (pack.py, workers/pack_worker.py), how parts are read (reading_order.py).
+Covers: choosing what a chunk is compared with, comparing, making the parts. Does not cover: storing the pages that changed (pack.py,
+workers/pack_worker.py), reading parts (reading_order.py).
 
 A page that changed makes another chunk of the 70 that a chunk has on average: of 2 GB in which one page in a hundred changed,
 two thirds would be stored again. The comparison is of bytes, and what they are compared with is verified first.
@@ -49,7 +49,7 @@ _NOTHING = bytes(DIGEST_BYTES)
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a stored chunk lies: in the pack at this path."""
+    """The place of a stored chunk: its pack, and its bytes there."""
 
     path: str
     offset: int
@@ -59,9 +59,10 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What the chunks of a segment that are not stored may be composed of.
+    """The stored chunks from which the unknown chunks of a segment may be composed.
 
-    `alike`: for a chunk's digest, as parts (`Chunk.parts`), what an earlier snapshot had in its place, the likeliest first.
+    `alike`: by the digest of an unknown chunk, what an earlier snapshot had in its place, as parts (`Chunk.parts`), the likeliest
+    first.
     """
 
     alike: dict[bytes, list[bytes]]
@@ -69,7 +70,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Composed(NamedTuple):
-    """A chunk's parts, and the bytes among them that are in no stored chunk yet."""
+    """The parts of a composed chunk, and the bytes among them that no stored chunk has yet (`digest`: of those bytes)."""
 
     parts: bytes
     fresh: memoryview
@@ -77,7 +78,7 @@ class Composed(NamedTuple):
 
 
 class Composer:
-    """Compares chunks with what is stored, for one thread at a time."""
+    """A composer of chunks for one thread: it compares them with stored ones and makes the parts."""
 
     def __init__(self) -> None:
         self._decompressor = Decompressor()
@@ -175,7 +176,7 @@ def _composed(
 
 
 class Earlier(NamedTuple):
-    """What an earlier snapshot has for chunks that are not stored.
+    """The result of a look-up in an earlier snapshot, for chunks that are not stored.
 
     `composed`: those that were composed before, by their digests. `offer`: what the others may be composed of.
     """
@@ -201,7 +202,7 @@ class Predecessor:
         self._composed = {chunk.digest: chunk for chunk in chunks if chunk.parts}
 
     def remember(self, composed: Mapping[bytes, Chunk]) -> None:
-        """Let other segments use these chunks, whose parts are in the store."""
+        """Remember chunks that were composed now, so that other segments can refer to them; their parts are in the store."""
         with self._lock:
             self._composed.update(composed)
 
@@ -237,7 +238,7 @@ class Predecessor:
 
 
 class _Layout:
-    """Where the chunks of a stream lie in it."""
+    """The layout of a stream: the chunks, and the offsets at which they begin and end."""
 
     def __init__(self, stream: Stream) -> None:
         self.chunks = stream.chunks

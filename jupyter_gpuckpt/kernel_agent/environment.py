@@ -1,4 +1,4 @@
-"""Settings of the server under which a kernel was resumed: environment variables, ports."""
+"""Updating a resumed kernel to its new server: environment variables and ports."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Parts = list[bytes]
 
 
 class SentMessages:
-    """A buffer of the last messages on iopub, and of the last replies. Thread-safe."""
+    """A bounded buffer that keeps the kernel's last iopub messages and replies for the next server. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Places of many chunks on the disk, as columns.
+"""A table that says where each of many chunks lies: in which pack, at which offset.
 
 A GB has 4,000 chunks, and an object of Python for each would hold the GIL at the wrong moment of a resume.
 """

@@ -1,4 +1,4 @@
-"""A small kernel of root's and one of an ordinary user's: launch, save, suspend and resume, by turns."""
+"""Compares root with an ordinary user: launch, save, suspend and resume of a small kernel, by turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second save after few pages changed, here and there: composed of what is stored, and stored whole; a resume of either.
+"""Compares two ways to store a second save after few pages changed: chunks composed of stored ones, and whole chunks.
 
 One page in a hundred of a numpy array, a column of a pandas DataFrame, values all over it, and objects of Python that are referred
 to once more, so that their reference counts changed.

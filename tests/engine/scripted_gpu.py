@@ -103,7 +103,7 @@ def executable(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def devices() -> Iterator[str]:
-    """The beginning of the paths of two files among the devices, in a folder there where we are an ordinary user (tests.as_user)."""
+    """Yield the prefix of the paths of two files that stand for GPU devices, in a folder of /dev for an ordinary user."""
     folder = os.environ.get(DEVICES, "/dev")
     prefix = next(
         path

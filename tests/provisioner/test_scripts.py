@@ -149,7 +149,7 @@ def test_a_killed_papermill_leaves_no_kernel(notebook, ours, tmp_path):
 
 @pytest.fixture
 def held_criu(ours, short_dir, monkeypatch):
-    """Makes CRIU's dumps wait while the file is there that it names."""
+    """Make CRIU's dumps wait as long as the returned file exists."""
     hold, program = short_dir / "hold", short_dir / "criu"
     program.write_text(
         "#!/bin/sh\n"

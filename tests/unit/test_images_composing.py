@@ -45,7 +45,7 @@ def by(request, monkeypatch):
 
 
 def scattered(data, share, rng=RNG):
-    """The bytes with other ones in this share of the pages, at random places."""
+    """Return the bytes with this share of the pages changed, at random places."""
     pages = np.frombuffer(bytearray(data), np.uint8).reshape(-1, PAGE).copy()
     chosen = rng.choice(len(pages), max(1, int(share * len(pages))), replace=False)
     pages[chosen] = np.frombuffer(rng.bytes(len(chosen) * PAGE), np.uint8).reshape(-1, PAGE)
@@ -53,7 +53,7 @@ def scattered(data, share, rng=RNG):
 
 
 def save(store, name, data, predecessor=None, *, path=None, threads=2):
-    """A snapshot of one stream, and how many bytes it brought."""
+    """Store a snapshot of one stream, and return the result of packing it."""
     if path is not None:
         path.write_bytes(data)
     source = FileSource("a", path) if path is not None else BytesSource("a", data)
@@ -64,7 +64,7 @@ def save(store, name, data, predecessor=None, *, path=None, threads=2):
 
 
 def content(store, name, tmp_path):
-    """What comes back, as a resume and as others read it."""
+    """Return the bytes of a stream; check that a resume reads the same as other readers do."""
     [stream] = store.manifest(name).streams
     target = tmp_path / f"out-{name}"
     with target.open("w+b") as file:

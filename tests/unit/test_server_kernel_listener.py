@@ -6,7 +6,7 @@ from jupyter_gpuckpt.server.kernels.kernel_listener import KernelListener, Kerne
 
 
 class Noted(KernelListener):
-    """Notes in a common list what it is told and asked; keeps a kernel that is shut down if `keeps`."""
+    """A listener that records its calls in a common list; it keeps a kernel that is shut down if `keeps`."""
 
     def __init__(self, notes, name, keeps=False):
         self.notes, self.name, self.keeps = notes, name, keeps

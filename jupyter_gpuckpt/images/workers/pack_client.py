@@ -45,7 +45,7 @@ class PackTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A request to pack a segment, sent again and again."""
+    """A request to pack one segment; each segment is one such message."""
 
     number: int
     start: int
@@ -109,7 +109,7 @@ LookUp = Callable[[int, Sequence[Chunk], Sequence[bytes]], Earlier]
 
 
 class Stored(NamedTuple):
-    """A segment that was stored.
+    """The result of storing a segment.
 
     `composed`: those of its chunks that are, by their digests. `stored`: what all that they refer to takes in the store.
     """

@@ -88,7 +88,7 @@ def is_plain(value: Any) -> bool:
 
 
 class _Plain:
-    """A class whose objects are as small as objects can be."""
+    """An empty class, to measure the smallest size of an object."""
 
 
 def length(value: Any) -> int | None:
