@@ -23,7 +23,7 @@ from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, reco
 from ..host import processes
 from ..model import SnapshotInfo
 from ..ports import HeldPorts
-from ..protocol import Event, Kernel, Owner
+from ..protocol import Event, Kernel
 from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, KernelState, may_follow
 from .machine import Machine
@@ -210,10 +210,6 @@ class Kernels:
         )
         droppable = operation is not None and not operation.ended
         self._streams.publish(event, kernel.owner_id, droppable=droppable)
-
-    def give(self, kernel: ManagedKernel, owner: Owner) -> Awaitable[None]:
-        """Make `owner` its owner."""
-        return self.update(kernel, owner=owner)
 
     async def protect_servers(self) -> None:
         """Protect the info files of servers that were started after the kernels."""

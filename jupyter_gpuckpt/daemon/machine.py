@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Checks of the doctor that are about programs; the other required ones are about rights.
 #: How often it is looked whether a kernel has loaded other programs and libraries.
 _LEARN_SECONDS = 60.0
+#: Checks of the doctor that are about programs; the other required ones are about rights.
 _TOOLS = (["criu"], ["init"])
 
 

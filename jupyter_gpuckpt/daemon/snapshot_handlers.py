@@ -30,13 +30,11 @@ class SnapshotsHandler(BaseHandler):
 
     async def get(self) -> None:
         """List snapshots, newest first; of one kernel or notebook if that is given; with `deleted`, those that can be undeleted."""
-        kernel_id, name = (
-            self.get_query_argument("kernel_id", ""),
-            self.get_query_argument("path", ""),
-        )
         inventory = self.daemon.inventory
         deleted = self.get_query_argument("deleted", "") not in {"", "0"}
-        self.reply(await (inventory.deleted if deleted else inventory.snapshots)(kernel_id, name))
+        find = inventory.deleted if deleted else inventory.snapshots
+        kernel_id = self.get_query_argument("kernel_id", "")
+        self.reply(await find(kernel_id, self.get_query_argument("path", "")))
 
 
 class VariablesHandler(BaseHandler):
