@@ -155,8 +155,8 @@ class ServerOperations(KernelListener):
         return operation
 
     async def finish(self, operation: Operation) -> Operation:
-        """Wait for the end, however long it takes."""
-        return await self.tracked.wait(operation.operation_id, None) or operation
+        """Wait until an operation is over, however long it takes, and return it."""
+        return await self.tracked.finish(operation)
 
     async def cancel(self, operation_id: str) -> None:
         """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""

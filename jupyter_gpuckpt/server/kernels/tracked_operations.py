@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 
 import msgspec
 
-from ...errors import GpuCkptError, error_from, record_of
+from ...errors import GpuCkptError, record_of
 from ...protocol import Operation, OperationKind, OperationState, Result
 
 #: How many ended operations can still be asked for.
@@ -74,12 +74,13 @@ class TrackedOperations:
             return self.as_seen(self._latest[operation_id])
         return None
 
+    async def finish(self, operation: Operation) -> Operation:
+        """Wait until an operation is over, however long it takes, and return it."""
+        return await self.wait(operation.operation_id, None) or operation
+
     async def result(self, operation: Operation) -> Result:
         """What it did, when it is over; raises its error."""
-        ended = await self.wait(operation.operation_id, None) or operation
-        if ended.error is not None:
-            raise error_from(ended.error)
-        return ended.result or Result("", 0.0)
+        return (await self.finish(operation)).outcome()
 
     def as_seen(self, operation: Operation) -> Operation:
         """An operation is not over before this server is done with it."""

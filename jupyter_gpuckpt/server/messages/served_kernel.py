@@ -245,6 +245,11 @@ class ServedKernel:
         for connection in self._all_connections():
             connection.refuse_held(error)
 
+    def drop_held(self) -> None:
+        """Forget all requests that are held: the kernel for which they were meant is gone."""
+        for connection in self._all_connections():
+            connection.drop_held()
+
     async def change(self) -> None:
         """Wait for the next change of state or gate."""
         await self._changed.wait()
@@ -271,8 +276,7 @@ class ServedKernel:
         self.output.forget()
         self.has_agent, self.answers, self.comms = False, True, SavedComms()
         self._saved_changes, self.peer_access_is_off = 0, False
-        for connection in list(self.connections):
-            connection.drop_held()
+        self.drop_held()
         self._start_reconnecting(came_back=False)
 
     def _all_connections(self) -> list[Connection]:

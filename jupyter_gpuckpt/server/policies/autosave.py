@@ -28,7 +28,6 @@ from ...errors import (
     KernelNotFound,
     KernelStateConflict,
     OperationCancelled,
-    error_from,
 )
 from ...model import Cause
 from ...states import KernelState
@@ -150,7 +149,7 @@ class Autosave(KernelListener):
         if served.state is not KernelState.RUNNING or not served.gate_is_open:
             return
         watched = self._watched.get(kernel_id)
-        life = (served, served.provisioner.incarnation, served.saves)
+        life = _life(served)
         if watched is None or (watched.served, watched.incarnation, watched.saves) != life:
             worked = await _processor_seconds(served)
             watched = self._watched[kernel_id] = _Watched(*life, worked, self._now())
@@ -199,11 +198,8 @@ class Autosave(KernelListener):
             await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
         worked, at = await _processor_seconds(served), self._now()
-        ended = await end
-        if ended.error is not None:
-            raise error_from(ended.error)
-        life = (served, served.provisioner.incarnation, served.saves)
-        self._watched[kernel_id] = _Watched(*life, worked, at)
+        (await end).outcome()
+        self._watched[kernel_id] = _Watched(*_life(served), worked, at)
 
     async def _cancel(self) -> None:
         """Cancel the save in flight; one that the daemon has not begun yet is cancelled by `_save_and_wait`."""
@@ -218,6 +214,11 @@ class Autosave(KernelListener):
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
+
+
+def _life(served: ServedKernel) -> tuple[ServedKernel, str, int]:
+    """Return what changes when a kernel is started again or saved: the first fields of `_Watched`."""
+    return served, served.provisioner.incarnation, served.saves
 
 
 async def _processor_seconds(served: ServedKernel) -> float:

@@ -168,8 +168,7 @@ class ShutDowns(KernelListener):
         kept = self._kept.pop(kernel_id, None)
         if kept is None:
             return
-        for connection in [*kept.served.left.values(), *kept.served.connections]:
-            connection.drop_held()
+        kept.served.drop_held()
         try:
             await self._link.daemon.send(calls.undo_end(kernel_id))
         except GpuCkptError as error:
