@@ -108,8 +108,8 @@ async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> Save
     `answers`: whether it has answered just now. If not, its answer is not waited for: it buffers when it has read the request.
     """
     seconds = _ANSWER_SECONDS if answers else _TELL_SECONDS
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "prepare"}, seconds)
-    if not _is_ok(reply):
+    reply = await _request(manager, "prepare", seconds)
+    if not reply:
         return None
     return await asyncio.to_thread(
         SavedComms.from_agent, reply["content"]["comms"], reply["buffers"]
@@ -122,8 +122,8 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
     `answers`: whether it has answered the last time. If not, it is waited for only briefly.
     """
     seconds = _ANSWER_SECONDS if answers else _SECOND_TRY_SECONDS
-    counted = await ask(manager, "control", AGENT_REQUEST, {"op": "count"}, seconds)
-    if not _is_ok(counted):
+    counted = await _request(manager, "count", seconds)
+    if not counted:
         return None
     content = counted["content"]
     # An agent of an older version does not report GPUs here.
@@ -143,8 +143,8 @@ async def call_on_resume(manager: ServerKernelManager) -> None:
 
 
 async def _call(manager: ServerKernelManager, event: str) -> bool:
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": event}, _CALLS_SECONDS)
-    return _is_ok(reply) and bool(reply["content"]["called"])
+    reply = await _request(manager, event, _CALLS_SECONDS)
+    return bool(reply and reply["content"]["called"])
 
 
 async def resumed(
@@ -167,25 +167,25 @@ async def resumed(
         for name, value in environment.items()
         if any(fnmatchcase(name, pattern) for pattern in renewed) and name != "JPY_PARENT_PID"
     }
-    content = {
-        "op": "resumed",
-        "environment": variables,
-        "renewed": list(renewed),
-        "visible_gpus": environment.get("CUDA_VISIBLE_DEVICES", ""),
-        "moved_ports": {str(before): after for before, after in moved_ports.items()},
-        "connection_file": str(manager.connection_file),
-        "branched": branched,
-        "gpu_is_back": gpu_is_back,
-    }
-    await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
+    await _request(
+        manager,
+        "resumed",
+        _ANSWER_SECONDS,
+        environment=variables,
+        renewed=list(renewed),
+        visible_gpus=environment.get("CUDA_VISIBLE_DEVICES", ""),
+        moved_ports={str(before): after for before, after in moved_ports.items()},
+        connection_file=str(manager.connection_file),
+        branched=branched,
+        gpu_is_back=gpu_is_back,
+    )
 
 
 async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Variables | None:
     """Return the user's variables, with the fingerprints that can be made in that time; None if the agent does not answer."""
-    content = {"op": "variables", "fingerprint_seconds": fingerprint_seconds}
     seconds = _ANSWER_SECONDS + fingerprint_seconds
-    reply = await ask(manager, "control", AGENT_REQUEST, content, seconds)
-    listed = reply["content"].get("variables") if _is_ok(reply) else None
+    reply = await _request(manager, "variables", seconds, fingerprint_seconds=fingerprint_seconds)
+    listed = reply["content"].get("variables") if reply else None
     try:
         # An agent of an older version may answer something else.
         return None if listed is None else msgspec.convert(listed, Variables)
@@ -198,9 +198,8 @@ async def trim(manager: ServerKernelManager, seconds: float) -> int:
 
     `seconds`: the time for collecting garbage. See `kernel_agent/trim.py`.
     """
-    content = {"op": "trim", "seconds": seconds}
-    reply = await ask(manager, "control", AGENT_REQUEST, content, _TRIM_SECONDS)
-    return int(reply["content"].get("trimmed_bytes") or 0) if _is_ok(reply) else 0
+    reply = await _request(manager, "trim", _TRIM_SECONDS, seconds=seconds)
+    return int(reply["content"].get("trimmed_bytes") or 0) if reply else 0
 
 
 async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) -> PeerAccess:
@@ -209,8 +208,8 @@ async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) ->
     `busy`: a cell runs, so the work of its GPUs is not waited for.
     """
     seconds = _CALLS_SECONDS if busy else _GPU_SECONDS
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_off"}, seconds)
-    if not _is_ok(reply):
+    reply = await _request(manager, "peers_off", seconds)
+    if not reply:
         return PeerAccess(is_off=False, was_switched=True)
     # An agent of an older version does not know this request.
     content = reply["content"]
@@ -219,18 +218,17 @@ async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) ->
 
 async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
     """Switch peer access on again; return whether that was possible."""
-    reply = await ask(manager, "control", AGENT_REQUEST, {"op": "peers_on"}, _CALLS_SECONDS)
-    return _is_ok(reply) and reply["content"].get("peer_access") == "on"
+    reply = await _request(manager, "peers_on", _CALLS_SECONDS)
+    return bool(reply) and reply["content"].get("peer_access") == "on"
 
 
 async def messages_after(
     manager: ServerKernelManager, message_id: str, requests: list[str]
 ) -> tuple[list[list[bytes]], bool]:
     """Return the iopub messages after this one, and whether these are all; the kernel answers these requests again."""
-    content = {"op": "again", "after": message_id, "requests": requests}
-    reply = await ask(manager, "control", AGENT_REQUEST, content, _ANSWER_SECONDS)
+    reply = await _request(manager, "again", _ANSWER_SECONDS, after=message_id, requests=requests)
     # An agent of an older version does not know this request.
-    counts = reply["content"].get("counts") if _is_ok(reply) else None
+    counts = reply["content"].get("counts") if reply else None
     if counts is None:
         return [], False
     parts = iter([bytes(buffer) for buffer in reply["buffers"]])
@@ -245,14 +243,22 @@ async def flush(manager: ServerKernelManager, wanted: Callable[[], bool] = lambd
     daemon was killed, is lost with the socket that has sent it.
     """
     deadline = asyncio.get_running_loop().time() + _SILENCE_SECONDS
-    while not _is_ok(await _op(manager, "thaw")):
+    while not await _request(manager, "thaw", _ANSWER_SECONDS):
         if not wanted() or asyncio.get_running_loop().time() > deadline:
             return False
     return True
 
 
-async def _op(manager: ServerKernelManager, op: str) -> dict[str, Any]:
-    return await ask(manager, "control", AGENT_REQUEST, {"op": op}, _ANSWER_SECONDS)
+async def _request(
+    manager: ServerKernelManager,
+    op: str,
+    timeout_seconds: float,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """Send the agent a request and return its reply; empty if it does not answer in time, or with an error."""
+    content = {"op": op, **arguments}
+    reply = await ask(manager, "control", AGENT_REQUEST, content, timeout_seconds)
+    return reply if _is_ok(reply) else {}
 
 
 def _is_ok(reply: dict[str, Any]) -> bool:
