@@ -38,7 +38,7 @@ class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 def package_version() -> str:
-    """The version of this installation; clients and daemons of different ones refuse each other too."""
+    """Return the version of this installation; clients and daemons of different versions refuse each other."""
     try:
         return metadata.version("jupyter_gpuckpt")
     except metadata.PackageNotFoundError:  # runs from a source tree
@@ -138,7 +138,7 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Return whether the operation has ended."""
         return self.state is not OperationState.RUNNING
 
     def outcome(self) -> Result:
@@ -149,7 +149,7 @@ class Operation(msgspec.Struct, frozen=True):
 
 
 def summary(operation: Operation, seconds_by_stage: Mapping[str, float] | None = None) -> str:
-    """The one line of the logs about an operation: how it ended, size, ratio, and seconds of every stage."""
+    """Return the line of the logs about an operation: how it ended, size, ratio, and seconds of every stage."""
     parts = [f"{operation.kind} of kernel {operation.kernel_id} {operation.state}"]
     result = operation.result
     if result:

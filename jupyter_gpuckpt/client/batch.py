@@ -43,14 +43,14 @@ class SuspendOutcome(msgspec.Struct, frozen=True):
 
 
 class SuspendReport(msgspec.Struct, frozen=True):
-    """Results of all of them, in the order in which they were tried."""
+    """Results of a suspend of many kernels, in the order in which they were tried."""
 
     kernels: list[SuspendOutcome] = []
     seconds: float = 0.0
 
     @property
     def all_saved(self) -> bool:
-        """Whether nothing would be lost with this machine."""
+        """Return whether every kernel is saved, so that nothing would be lost with this machine."""
         return all(outcome.saved for outcome in self.kernels)
 
 

@@ -62,7 +62,7 @@ class Hold:
         self._thread = threading.Thread(target=self._run, name="gpuckpt-owner", daemon=True)
 
     def open(self) -> Self:
-        """Connect; return when the daemon knows the owner, raise DaemonUnavailable if it cannot be reached."""
+        """Open the connection; return when the daemon knows the owner, raise DaemonUnavailable if it cannot be reached."""
         self._thread.start()
         self._first.result()
         return self

@@ -44,7 +44,7 @@ class StreamHandler(BaseHandler):
 
 
 class HandshakeHandler(BaseHandler):
-    """Handler for who the daemon is."""
+    """Handler for the handshake: who the daemon is and whether its engine works."""
 
     async def get(self) -> None:
         """Return the handshake; only the first one waits until the machine was checked."""
@@ -52,10 +52,10 @@ class HandshakeHandler(BaseHandler):
 
 
 class HostHandler(BaseHandler):
-    """Handler for what this machine can do."""
+    """Handler for the doctor's report of this machine."""
 
     async def get(self) -> None:
-        """Check the machine anew."""
+        """Check the machine anew and return the report."""
         self.reply(await asyncio.to_thread(self.daemon.machine.report, fresh=True))
 
 
@@ -95,7 +95,7 @@ class BranchesHandler(BaseHandler):
     """Handler for kernels made from snapshots."""
 
     async def post(self) -> None:
-        """Make a kernel, suspended; its resume does the rest."""
+        """Make a suspended kernel from a snapshot of another one; its resume starts it."""
         request = self.record(BranchRequest)
         owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.branch(owner, request)
@@ -162,16 +162,16 @@ class SignalHandler(BaseHandler):
 
 
 class EndHandler(BaseHandler):
-    """Handler for kernels that their user shuts down."""
+    """Handler for shutdowns that can be undone for a while."""
 
     async def put(self, kernel_id: str) -> None:
-        """Keep a kernel standing still for a while, then kill it."""
+        """Stop a kernel's processes now, and kill it after a while."""
         request = self.record(EndRequest)
         kernel = await self.daemon.endings.set(kernel_id, request.after_seconds)
         self.reply(kernel.public())
 
     async def delete(self, kernel_id: str) -> None:
-        """Let a kernel run on that was to end."""
+        """Undo a shutdown: let the kernel run on."""
         self.reply((await self.daemon.endings.undo(kernel_id)).public())
 
 
@@ -179,7 +179,7 @@ class JupyterHandler(BaseHandler):
     """Handler for what Jupyter keeps with a kernel."""
 
     async def put(self, kernel_id: str) -> None:
-        """Replace what is kept."""
+        """Replace what Jupyter keeps with a kernel."""
         request = self.record(SaveRequest)
         kernel = self.daemon.kernels.get(kernel_id)
         name = request.name or kernel.record.name

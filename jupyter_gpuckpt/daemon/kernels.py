@@ -155,7 +155,7 @@ class Kernels:
 
     @property
     def any_alive(self) -> bool:
-        """Whether a process would be lost with this daemon; suspended kernels have none."""
+        """Return whether a process would be lost with this daemon; suspended kernels have none."""
         return any(kernel.state in ALIVE for kernel in self._kernels.values())
 
     def add(self, record: KernelRecord) -> ManagedKernel:

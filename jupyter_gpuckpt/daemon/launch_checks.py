@@ -36,7 +36,7 @@ def check_ports(ports: list[int]) -> None:
 
 
 def _problems(spec: LaunchSpec) -> Iterator[str]:
-    """Say what is wrong. Values of the environment are secret."""
+    """Yield what is wrong with a launch, without values of the environment, which are secret."""
     if not spec.argv or not spec.argv[0]:
         yield "it has no program"
     settings = [f"{name}={value}" for name, value in spec.env.items()]

@@ -59,7 +59,7 @@ class RunningOperation:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over."""
+        """Return whether the operation is over."""
         return self.state is not OperationState.RUNNING
 
     def public(self) -> Operation:
@@ -149,7 +149,7 @@ class Operations:
 
     @property
     def any_running(self) -> bool:
-        """Whether one is not over."""
+        """Return whether an operation is running."""
         return any(not operation.ended for operation in self._operations.values())
 
     def _drop_old(self) -> None:

@@ -68,7 +68,7 @@ class Daemon:
 
     @property
     def needed(self) -> bool:
-        """Whether something would be lost if the daemon left. Suspended kernels lie on disk."""
+        """Return whether something would be lost if the daemon left. Suspended kernels lie on disk."""
         return self.kernels.any_alive or self.operations.any_running
 
     def touch(self) -> None:

@@ -41,15 +41,15 @@ class VariablesHandler(BaseHandler):
     """Handler for the variables of a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Return all that is known of the variables."""
+        """Return the variables of a snapshot's kernel, as far as they are known."""
         self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
 
 
 class LaunchSpecHandler(BaseHandler):
-    """Handler for how the kernel of a snapshot was started."""
+    """Handler for the launch spec of a snapshot's kernel."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Return all that is known, with the connection key: clients never pass it on."""
+        """Return the launch spec, with the connection key: clients never pass it on."""
         self.reply(await asyncio.to_thread(self.daemon.machine.launch_spec, snapshot_id))
 
 
@@ -97,7 +97,7 @@ class VerifyHandler(BaseHandler):
     """Handler for verifications."""
 
     def initialize(self) -> None:
-        """Prepare for a client that goes before its answer."""
+        """Create the event that is set when the client disconnects, which stops the verification."""
         self._gone = threading.Event()
 
     async def post(self, snapshot_id: str) -> None:
@@ -105,7 +105,7 @@ class VerifyHandler(BaseHandler):
         self.reply(await self.daemon.transfers.verify(snapshot_id, self._gone))
 
     def on_connection_close(self) -> None:
-        """Stop the verification: the client has gone."""
+        """Stop the verification, because the client has disconnected."""
         super().on_connection_close()
         self._gone.set()
 
@@ -143,7 +143,7 @@ class ImportHandler(BaseHandler):
     _task: asyncio.Task[Any] | None = None
 
     def prepare(self) -> None:
-        """Start reading while the archive comes in."""
+        """Start importing the archive while it comes in."""
         super().prepare()
         if self.request.method != "POST":
             return
@@ -154,26 +154,26 @@ class ImportHandler(BaseHandler):
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def data_received(self, chunk: bytes) -> None:
-        """Hand over the next piece."""
+        """Pass the next piece of the archive to the thread that reads it."""
         if self._inflow is not None:
             await self._inflow.put(chunk)
 
     async def post(self) -> None:
-        """Return the snapshots of the archive, which is here as a whole."""
+        """Return the snapshots that were imported, when the whole archive has come."""
         if self._inflow is not None and self._task is not None:
             self._inflow.end()
             snapshots = await self.daemon.inventory.described(await self._task)
             self.reply(snapshots, HTTPStatus.CREATED)
 
     def on_connection_close(self) -> None:
-        """Cut the import off: the client has gone."""
+        """Stop the import, because the client has disconnected."""
         super().on_connection_close()
         if self._inflow is not None:
             self._inflow.cut_off()
 
 
 class PruneHandler(BaseHandler):
-    """Handler for an explicit retention."""
+    """Handler for retention that a client asks for."""
 
     async def post(self) -> None:
         """Remove what a policy does not keep, or only list it."""
@@ -185,7 +185,7 @@ class StoreHandler(BaseHandler):
     """Handler for the store."""
 
     async def get(self) -> None:
-        """Return what the store takes, and for which notebooks."""
+        """Return how much disk space the store takes, and for which notebooks."""
         self.reply(await asyncio.to_thread(self.daemon.machine.store_usage))
 
 

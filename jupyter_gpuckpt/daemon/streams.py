@@ -19,7 +19,7 @@ MOST_WAITING = 256
 
 
 class Stream:
-    """The events of one reader. `state` makes a full one; `concerns` says which events it gets, by event and owner."""
+    """Queue of events for one reader. `state` makes a full one; `concerns` says which events it gets, by event and owner."""
 
     def __init__(
         self, state: Callable[[], Event], concerns: Callable[[Event, str], bool], streams: Streams
@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the reader has got everything."""
+        """Return whether the reader has been given everything."""
         return not (self._waiting or self._is_behind)
 
     async def next(self) -> Event | None:
@@ -69,7 +69,7 @@ class Stream:
 
 
 class Streams:
-    """All open streams, and the position of the latest event."""
+    """Table of the open streams, and the position of the latest event."""
 
     def __init__(self) -> None:
         # All daemons of a place belong to one boot, so a later one has a larger number, whatever happens to the clock.
@@ -81,7 +81,7 @@ class Streams:
 
     @property
     def position(self) -> Position:
-        """The position of a record that is made now."""
+        """Return the position of a record that is made now."""
         return self._position
 
     def advance(self) -> Position:

@@ -34,7 +34,7 @@ _DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
 
 
 class GpuCkptServer(ServerTraits, ExtensionApp):
-    """Save, suspend and resume for the kernels of this server."""
+    """Server extension that saves, suspends and resumes the kernels of this server."""
 
     name = "jupyter_gpuckpt"
     #: One file for the extension, the provisioner and the command line.

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """What the extension does for one server whose kernels can run under the engine."""
+    """Composition root of the extension, for a server whose kernels can run under the engine."""
 
     def __init__(
         self, serverapp: ServerApp, traits: ServerTraits, config: GpuCkptDaemon, log: logging.Logger
@@ -159,7 +159,7 @@ class Service:
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the requests, at the latest until the server stops."""
+        """Run a task in the background, at the latest until the server stops."""
         self._operations.spawn(work)
 
     async def start(self) -> None:

@@ -12,7 +12,7 @@ KILLED = -int(signal.SIGKILL)
 
 
 def exit_code(exit_path: str) -> int | None:
-    """The exit code as `Popen.poll` tells it (minus the signal's number for a signal); None while there is none.
+    """Return the exit code as `Popen.poll` does (minus the signal's number for a signal); None while there is none.
 
     The file holds a raw wait status as a decimal number and appears in one piece, so reading it needs no lock.
     """

@@ -28,7 +28,7 @@ def launch_spec(
     own_ports: list[int],
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
-    """The spec of a kernel that `Popen(command, **arguments)` would start; raises OSError where Popen would."""
+    """Return the spec of a kernel that `Popen(command, **arguments)` would start; raise OSError where Popen would."""
     # ipykernel polls its parent and exits when that changes, which a resume looks like. 1 says "no parent to watch" and
     # also spares the log the advice for kernels started by hand; it must not be the pid of a real parent.
     env = {**arguments["env"], "JPY_PARENT_PID": "1"}
@@ -53,12 +53,12 @@ def launch_spec(
 
 
 def log_path(settings: Settings, kernel_id: str) -> Path:
-    """Where the kernel's own standard output and error go; what cells print does not."""
+    """Return the file for the kernel's own standard output and error; what cells print is not in it."""
     return settings.data / "log" / "kernels" / f"{kernel_id}.log"
 
 
 def saved_manager(manager: KernelManager) -> dict[str, Any]:
-    """What a manager of a later server needs to talk to this kernel. Holds the connection key: never logged."""
+    """Return what a manager of a later server needs to connect to this kernel. It holds the connection key: never log it."""
     spec = manager.kernel_spec
     return {
         "kernel_name": manager.kernel_name,
@@ -72,7 +72,7 @@ def saved_manager(manager: KernelManager) -> dict[str, Any]:
 
 
 def _program(name: str, env: Mapping[str, str], cwd: Path) -> str:
-    """The path of the program; a missing one is an error here, not the silent end of a kernel."""
+    """Return the path of the program; raise FileNotFoundError here, or a kernel without a program would end without a message."""
     name = os.path.expanduser(name)  # noqa: PTH111 - Path would drop the ./ of ./program
     if "/" in name:
         found = os.access(cwd / name, os.X_OK)
@@ -85,7 +85,7 @@ def _program(name: str, env: Mapping[str, str], cwd: Path) -> str:
 
 
 def _umask() -> int:
-    """This process's umask; os.umask() can only tell by changing it, for all threads."""
+    """Return this process's umask; os.umask() could only return it by changing it, for all threads."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

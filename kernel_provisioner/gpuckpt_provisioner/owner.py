@@ -22,54 +22,54 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Who wants to know what becomes of one kernel, the provisioner. Called from any thread."""
+    """Receiver of what the daemon sends of one kernel: its provisioner. Called from any thread."""
 
     kernel: Kernel | None
 
     def note(self, kernel: Kernel) -> None:
-        """The kernel changed."""
+        """Take a record of the kernel, which has changed."""
 
     def note_gone(self, position: Position) -> None:
-        """The daemon had forgotten the kernel at this position: it ended or was killed."""
+        """Note that the daemon had forgotten the kernel at this position: it ended or was killed."""
 
 
 class KernelOwner(Protocol):
-    """Whose kernels they are, and the way to the daemon. `client`, `attach` and `detach` are called in worker threads."""
+    """Owner of kernels, with its connection to the daemon. `client`, `attach` and `detach` are called in worker threads."""
 
     #: Whether people have been told already that the engine cannot work here.
     notice_given: bool
 
     @property
     def owner_id(self) -> str:
-        """The owner under which the daemon lists the kernels."""
+        """Return the id under which the daemon lists the kernels."""
 
     @property
     def settings(self) -> Settings:
-        """The daemon's settings."""
+        """Return the daemon's settings."""
 
     def client(self) -> Client:
-        """A client whose daemon knows this owner.
+        """Return a client whose daemon knows this owner.
 
-        Raises HostError where the engine cannot work and DaemonUnavailable.
+        Raises HostError where the engine cannot work, and DaemonUnavailable.
         """
 
     def refusal(self, kernel_name: str) -> str:
-        """Why kernels of this kernelspec are not to run under the engine; empty if they are."""
+        """Return why kernels of this kernelspec are not to run under the engine; empty if they are."""
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
-        """The kernel of an earlier server that is to be taken over under this id; handed out once."""
+        """Return the kernel of an earlier server that is to be adopted under this id, once; None if there is none."""
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """What the next owner needs beside kernelspec and connection: sessions and the like."""
+        """Return what the next owner needs beside kernelspec and connection: sessions and the like."""
 
     def launched(self, kernel_id: str) -> None:
-        """A new kernel's process exists; called on the event loop."""
+        """Note that a new kernel's process exists; called on the event loop."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
-        """Tell `watcher` from now on what happens to the kernel."""
+        """Pass what happens to the kernel to `watcher` from now on."""
 
     def detach(self, kernel_id: str) -> None:
-        """Tell no more: the kernel is gone for good or belongs to somebody else now. A script lets go of the daemon."""
+        """Forget a kernel that is gone for good or belongs to somebody else now. A script disconnects from the daemon."""
 
 
 class ScriptOwner:
@@ -86,11 +86,11 @@ class ScriptOwner:
 
     @property
     def owner_id(self) -> str:
-        """Under which the daemon lists the kernel."""
+        """Return the id under which the daemon lists the kernel."""
         return self._owner.owner_id
 
     def client(self) -> Client:
-        """The client; at the first call the daemon is started, asked and told of this owner."""
+        """Return the client; the first call starts the daemon, checks its engine and opens the owner's connection."""
         with self._lock:
             if self._client is None:
                 client = connected(self.settings)
@@ -99,26 +99,26 @@ class ScriptOwner:
             return self._client
 
     def refusal(self, kernel_name: str) -> str:
-        """Never: a script chose this provisioner itself."""
+        """Return nothing: a script chose this provisioner itself."""
         return ""
 
     def adoption(self, kernel_id: str) -> None:
-        """Never: kernels of scripts end with them."""
+        """Return nothing: kernels of scripts end with them."""
         return
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """Nothing: nobody takes the kernel over."""
+        """Return nothing: nobody takes the kernel over."""
         return {}
 
     def launched(self, kernel_id: str) -> None:
-        """A new kernel's process exists; called on the event loop."""
+        """Do nothing: a script installs no agent."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
-        """See `KernelOwner`."""
+        """Pass what happens to the kernel to `watcher` from now on."""
         self._watchers[kernel_id] = watcher
 
     def detach(self, kernel_id: str) -> None:
-        """The one kernel is gone: let go of the daemon, which then kills whatever is left."""
+        """Disconnect from the daemon, because the one kernel is gone; the daemon then kills whatever is left."""
         self._watchers.pop(kernel_id, None)
         with self._lock:
             if self._hold is not None:
@@ -138,7 +138,7 @@ class ScriptOwner:
 
 
 def connected(settings: Settings) -> Client:
-    """A client of a daemon whose engine works; raises HostError and DaemonUnavailable."""
+    """Return a client of a daemon whose engine works; raise HostError or DaemonUnavailable."""
     client = Client.connect(settings)
     handshake = client.send(calls.handshake())
     if not handshake.engine_available:

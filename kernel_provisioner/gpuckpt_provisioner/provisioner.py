@@ -46,7 +46,7 @@ _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
 class GpuCkptProvisioner(LocalProvisioner):
-    """Starts kernels under the engine; to Jupyter they behave as if started by `local-provisioner`.
+    """Provisioner that starts kernels under the engine; to Jupyter they behave as if started by `local-provisioner`.
 
     Where the engine cannot work the kernel is started plainly; `plain_reason` and `plain_hint` then say why. A suspended
     kernel counts as alive: `has_process` is True and `poll()` None, so nothing in Jupyter restarts or removes it.
@@ -171,7 +171,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         return cast("KernelManager", self.parent)
 
     def _owner_here(self) -> KernelOwner:
-        """The server's owner where there is one, else this process."""
+        """Return the server's owner where there is one, else one for this process."""
         if self._owner is None:
             # The manager's parent is the multi kernel manager of a server; scripts have none.
             of_server = getattr(getattr(self.parent, "parent", None), "gpuckpt_owner", None)
@@ -192,7 +192,7 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     @property
     def incarnation(self) -> str:
-        """See `owner.Watcher`."""
+        """Return what distinguishes this start of the kernel id from earlier ones: the path of its exit file."""
         return self.kernel.exit_path if self.kernel is not None else ""
 
     def _began(self, kernel: Kernel) -> None:
@@ -214,7 +214,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._note_end()
 
     def _note_end(self) -> None:
-        """The kernel has ended; without a recorded status it was killed."""
+        """Store the exit status of a kernel that has ended; without a recorded one it was killed."""
         if self.kernel is not None and self._ended is None:
             code = exit_code(self.kernel.exit_path)
             self._ended = KILLED if code is None else code
@@ -227,11 +227,11 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     @property
     def has_process(self) -> bool:
-        """Also True while the kernel is suspended."""
+        """Return whether the kernel exists, also while it is suspended."""
         return self.kernel is not None or super().has_process
 
     async def poll(self) -> int | None:
-        """The exit code, or None while the kernel runs, is suspended or lost. Asks nobody: a file of init's tells.
+        """Return the exit code, None while the kernel runs, is suspended or lost. It is read from the exit file, without the daemon.
 
         A daemon that cannot be reached, and an end that nobody recorded, are None: restarting the kernel by itself would
         put an empty one in the place of work that may come back.
@@ -296,7 +296,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             await self._end()
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        """A kernel without a process cannot answer the request: killed here, so that nobody waits for it."""
+        """End a kernel that cannot answer the shutdown request, so that nobody waits for it."""
         runs = {KernelState.RUNNING, KernelState.SAVING, KernelState.STARTING}
         if self.kernel is not None and self.kernel.state not in runs:
             await self._end()
@@ -312,7 +312,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         await super().cleanup(restart=restart)
 
     def release(self) -> None:
-        """Leave the kernel, in whatever state it is, to the daemon and a later server."""
+        """Hand the kernel over, in whatever state it is, to the daemon and a later server."""
         if self._owner is not None:
             self._owner.detach(self.kernel_id)
         self.kernel = None
@@ -323,7 +323,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._note_end()
 
     async def _ask(self, request: Callable[[Client], object]) -> None:
-        """Ask something of the daemon that a kernel which has just ended makes pointless; never raises."""
+        """Send the daemon a request that is pointless for a kernel which has just ended; never raise."""
         owner = self._owner_here()
         try:
             await _in_thread(lambda: request(owner.client()))

@@ -52,7 +52,7 @@ def _metrics() -> _Metrics:
 
 
 class EndedOperations(KernelListener):
-    """Logs, counts and publishes the ends of operations on this server's kernels."""
+    """Listener that logs, counts and publishes the ends of operations on this server's kernels."""
 
     def __init__(
         self, logger: EventLogger, served: dict[str, ServedKernel], log: logging.Logger

@@ -21,7 +21,7 @@ PROGRESS_SECONDS = 0.2
 
 
 class KernelEvents(KernelListener):
-    """Emits a kernel's record when it differs from the last one; mere progress at a limited rate."""
+    """Listener that emits a kernel's record when it differs from the last one; mere progress at a limited rate."""
 
     def __init__(self, logger: EventLogger, kernels: KernelList) -> None:
         self._logger, self._kernels = logger, kernels

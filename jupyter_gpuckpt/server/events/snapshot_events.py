@@ -19,7 +19,7 @@ SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/snapshot/v1"
 
 
 class SnapshotEvents(KernelListener):
-    """Emits the changes that the daemon reports of its store."""
+    """Listener that emits the changes of snapshots that the daemon reports."""
 
     def __init__(self, logger: EventLogger) -> None:
         self._logger = logger

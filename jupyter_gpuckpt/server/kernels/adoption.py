@@ -37,7 +37,10 @@ _STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
 class Adoption:
-    """Lists kernels that the daemon keeps. `resume_busy`: those that were running a cell when their server stopped are resumed."""
+    """Adoption of the kernels of earlier servers, which the daemon keeps: they are listed again.
+
+    `resume_busy`: those that were running a cell when their server stopped are resumed.
+    """
 
     def __init__(
         self,

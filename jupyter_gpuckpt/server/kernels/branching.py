@@ -46,7 +46,7 @@ class Branch(NamedTuple):
 
 
 class Branching:
-    """Makes branches of any snapshot in the store."""
+    """Maker of branches from any snapshot in the store."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DaemonLink:
-    """The owner of this server's kernels."""
+    """Owner of this server's kernels, which keeps the connection to the daemon and applies what it sends."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class DaemonLink:
     # ---- for the server ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect for the first time; raises HostError where the engine cannot work, and DaemonUnavailable."""
+        """Connect to the daemon for the first time; raise HostError where the engine cannot work, or DaemonUnavailable."""
         self._loop = asyncio.get_running_loop()
         try:
             client = self._async = await AsyncClient.connect(self.settings)
@@ -87,29 +87,29 @@ class DaemonLink:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a connection."""
+        """Return whether there is a connection to the daemon now."""
         return self._up.is_set()
 
     @property
     def daemon(self) -> AsyncClient:
-        """The client for the event loop; raises what keeps the link down."""
+        """Return the client for the event loop; raise what prevents a connection."""
         if self._async is None or self._failure is not None:
             raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
         return self._async
 
     async def claim(self) -> list[SuspendedKernel]:
-        """The kernels that earlier servers left for this one; each is offered to the provisioner that adopts it."""
+        """Claim the kernels that earlier servers left and return them; the provisioners that adopt them get them by `adoption`."""
         claimed = await self.daemon.send(calls.claim(self.owner_id))
         for saved in claimed:
             self.offer(saved)
         return claimed
 
     async def kept_elsewhere(self) -> list[Kernel]:
-        """The kernels that would be claimed if their servers had ended."""
+        """List the kernels that would be claimed if their servers had ended."""
         return await self.daemon.send(calls.claimable(self.owner_id))
 
     async def leave(self) -> None:
-        """Let go of the kernels before this process ends, which may take it a while. Never raises."""
+        """Let the next server claim the kernels, before this process ends, which may take a while. Never raise."""
         try:
             await self.daemon.send(calls.leave(self.owner_id))
         except GpuCkptError as error:
@@ -118,7 +118,7 @@ class DaemonLink:
             )
 
     def offer(self, saved: SuspendedKernel) -> None:
-        """Have the provisioner that is started with this kernel's id adopt it."""
+        """Store a kernel for the provisioner that is started with its id and adopts it."""
         self._adoptions[saved.kernel.kernel_id] = saved
 
     def catch_up(self, kernel_id: str) -> None:
@@ -133,7 +133,7 @@ class DaemonLink:
             self._apply(served, kernel)
 
     async def close(self) -> None:
-        """Let go; the daemon keeps the kernels for the next server."""
+        """Close the connection and end all tasks; the daemon keeps the kernels for the next server."""
         for served in self.served.values():
             self._end(served)
         if self._giving_up is not None:
@@ -152,11 +152,11 @@ class DaemonLink:
 
     @property
     def owner_id(self) -> str:
-        """Under which the daemon lists the kernels."""
+        """Return the id of this owner at the daemon."""
         return self._owner.owner_id
 
     def client(self) -> Client:
-        """A client for worker threads; raises HostError and DaemonUnavailable."""
+        """Return the client for worker threads; raise HostError or DaemonUnavailable."""
         if self._failure is not None:
             raise self._failure
         if not self._up.wait(RESTART_SECONDS):
@@ -167,19 +167,19 @@ class DaemonLink:
             return self._sync
 
     def refusal(self, kernel_name: str) -> str:
-        """Why the configuration keeps this kernelspec off the engine; empty if it does not."""
+        """Return why the configuration keeps this kernelspec off the engine; empty if it does not."""
         return self._refusal(kernel_name)
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
-        """The kernel that was claimed under this id; handed out once."""
+        """Return the claimed kernel of this id, once; None if there is none."""
         return self._adoptions.pop(kernel_id, None)
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """What the next server needs."""
+        """Return what the next server needs to list a kernel as it was."""
         return self._descriptions.describe(manager, self.served.get(manager.kernel_id))
 
     def attach(self, kernel_id: str, watcher: Provisioner) -> None:
-        """A kernel is about to be launched or adopted."""
+        """Serve a kernel that is about to be launched or adopted."""
         served = self.served.get(kernel_id)
         if served is None or served.provisioner is not watcher:
             path = self.settings.data / "output" / kernel_id
@@ -194,12 +194,12 @@ class DaemonLink:
             self._loop.call_soon_threadsafe(served.reset)
 
     def launched(self, kernel_id: str) -> None:
-        """A new kernel's process exists."""
+        """Connect to a new kernel, whose process exists now."""
         self.catch_up(kernel_id)
         self._reconnector.begin(self.served[kernel_id])
 
     def detach(self, kernel_id: str) -> None:
-        """The kernel is gone or no longer ours."""
+        """Forget a kernel that is gone or no longer ours."""
         served = self.served.pop(kernel_id, None)
         if served is not None:
             served.output.discard()

@@ -90,7 +90,7 @@ class KernelListeners(KernelListener):
         self.listeners: list[KernelListener] = []
 
     def add(self, *listeners: KernelListener) -> None:
-        """Notify these listeners from now on."""
+        """Add listeners, which are notified from now on."""
         self.listeners += listeners
 
     kernel_changed = _notify("kernel_changed")

@@ -60,7 +60,7 @@ Resume = Callable[[str, str], Awaitable[Operation]]
 
 
 class ServerOperations(KernelListener):
-    """The operations on this server's kernels."""
+    """Operations on this server's kernels: the daemon's, with what this server does before and after them."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class ServerOperations(KernelListener):
         self.stopping = False
 
     def served(self, kernel_id: str) -> ServedKernel:
-        """The kernel; raises KernelNotFound, KernelNotManaged and KernelStateConflict."""
+        """Return a kernel under the engine; raise KernelNotFound, KernelNotManaged, or KernelStateConflict while it is being started."""
         if kernel_id not in self._kernels:
             raise KernelNotFound(f"This server has no kernel {kernel_id}.")
         served = self._link.served.get(kernel_id)
@@ -138,12 +138,12 @@ class ServerOperations(KernelListener):
         return self._track(served, operation, lambda: self.spawn(end()))
 
     async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
-        """The variables of an idle kernel now; raises as `variables.variables_of` does."""
+        """Return the variables of an idle kernel now; raise what `variables.variables_of` raises."""
         served = self.served(kernel_id)
         return await variables_of(self._manager(kernel_id), served, fingerprint_seconds)
 
     async def wait(self, operation_id: str, timeout_seconds: float) -> Operation:
-        """How an operation stands, after waiting up to `timeout_seconds` for its end; raises OperationNotFound."""
+        """Wait up to `timeout_seconds` for the end of an operation and return it; raise OperationNotFound."""
         if ours := await self.tracked.wait(operation_id, timeout_seconds):
             return ours
         # It was started by somebody else, the command line for instance.
@@ -163,11 +163,11 @@ class ServerOperations(KernelListener):
         await self._link.daemon.send(calls.cancel(operation_id))
 
     async def measured(self) -> list[Kernel]:
-        """The daemon's records of all kernels, with what they use just now."""
+        """List the daemon's records of all kernels, with what they use just now."""
         return await self._link.daemon.send(calls.kernels())
 
     async def snapshots(self) -> list[Snapshot]:
-        """All snapshots, newest first."""
+        """List all snapshots, newest first."""
         return await self._link.daemon.send(calls.snapshots())
 
     def report_sessions(self, kernel_id: str) -> None:
@@ -182,13 +182,13 @@ class ServerOperations(KernelListener):
             self.report_sessions(kernel.kernel_id)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the requests; asyncio itself keeps weak references to tasks only."""
+        """Run a task in the background until the server ends; asyncio itself keeps only a weak reference to it."""
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """The server ends: stop what is still being done beside the requests. Operations go on in the daemon."""
+        """Cancel the background tasks, because the server ends. Operations go on in the daemon."""
         left = {task for task in self._background if not task.done()} | self.tracked.running()
         for task in left:
             task.cancel()
@@ -272,7 +272,7 @@ class ServerOperations(KernelListener):
     def _thawing(
         self, served: ServedKernel, release: Release, *, called: bool, gpu_is_back: bool
     ) -> Release:
-        """A `release` that also lets the kernel speak again, unless it was suspended: then the resume does.
+        """Return a `release` that also makes the kernel publish its output again; a kernel that was suspended does so at its resume.
 
         `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell. `gpu_is_back`: it
         was not parked, nor is it then.
@@ -310,7 +310,7 @@ class ServerOperations(KernelListener):
         return thaw_and_release
 
     async def _learn_info(self, manager: ServerKernelManager) -> None:
-        """No page has asked yet; one that opens while the kernel is suspended will."""
+        """Ask for the `kernel_info_reply` that no page has asked for yet: one that opens while the kernel is suspended will."""
         info = await kernel_info(manager, "control", _INFO_SECONDS)
         if info and not known_info(manager):
             set_known_info(manager, info)

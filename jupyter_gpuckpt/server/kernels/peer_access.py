@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PeerAccessSwitch:
-    """Switches peer access off before GPU memory is taken, and on again. Between the two the gate is shut or the kernel is parked."""
+    """Switch of peer access: off before GPU memory is taken, then on again. In between the gate is shut or the kernel is parked."""
 
     def __init__(self, kernels: AsyncMappingKernelManager, log: logging.Logger) -> None:
         self._kernels, self._log = kernels, log

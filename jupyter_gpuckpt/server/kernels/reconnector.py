@@ -28,7 +28,7 @@ _BEGIN_SECONDS = 60.0
 
 
 class Reconnector:
-    """Connects this server to kernels that were launched or resumed, and installs the agent in new ones."""
+    """Connector of this server to kernels that were launched or resumed; it also installs the agent in new ones."""
 
     def __init__(
         self,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Rollbacks:
-    """Takes kernels back to older snapshots."""
+    """Rollbacks of kernels to older snapshots."""
 
     def __init__(
         self, link: DaemonLink, operations: ServerOperations, resume: Resume, log: logging.Logger

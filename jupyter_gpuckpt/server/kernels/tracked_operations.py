@@ -16,7 +16,7 @@ _REMEMBERED = 200
 
 
 class TrackedOperations:
-    """Those that this server began, by id. `on_end` is told the kernel's id whenever one is over."""
+    """Table of the operations that this server began, by id. `on_end` is called with the kernel's id whenever one is over."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
@@ -27,7 +27,7 @@ class TrackedOperations:
         return operation_id in self._tasks
 
     def track(self, operation: Operation, following: Coroutine[None, None, None]) -> None:
-        """`operation` is over when `following`, which tells with `note` how it stands, has ended."""
+        """Add an operation. It is over when `following` has ended, which calls `note` at each change."""
         self._latest[operation.operation_id] = operation
         task = asyncio.ensure_future(following)
         task.add_done_callback(lambda _: self._on_end(operation.kernel_id))
@@ -35,17 +35,17 @@ class TrackedOperations:
         self._forget_old()
 
     def note(self, operation_id: str, operation: Operation) -> None:
-        """How it stands now."""
+        """Store the newest record of an operation."""
         self._latest[operation_id] = operation
 
     def latest(self, operation_id: str) -> Operation:
-        """How it stood last."""
+        """Return the newest record of an operation."""
         return self._latest[operation_id]
 
     def compose(
         self, kind: OperationKind, kernel_id: str, work: Coroutine[None, None, Result]
     ) -> Operation:
-        """An operation of this server's own, made of several of the daemon's; its error is what `work` raises."""
+        """Begin an operation of this server's own, made of several of the daemon's; its error is what `work` raises."""
         begun = Operation(uuid.uuid4().hex, kind, kernel_id, OperationState.RUNNING)
 
         async def follow() -> None:
@@ -66,7 +66,7 @@ class TrackedOperations:
         return begun
 
     async def wait(self, operation_id: str, timeout_seconds: float | None) -> Operation | None:
-        """How it stands after waiting for its end; None: another client began it, or it was long ago."""
+        """Wait for the end of an operation and return it; None if another client began it, or it was long ago."""
         task = self._tasks.get(operation_id)
         if task is not None:
             await asyncio.wait({task}, timeout=timeout_seconds)
@@ -79,11 +79,11 @@ class TrackedOperations:
         return await self.wait(operation.operation_id, None) or operation
 
     async def result(self, operation: Operation) -> Result:
-        """What it did, when it is over; raises its error."""
+        """Wait until an operation is over and return what it did; raise its error."""
         return (await self.finish(operation)).outcome()
 
     def as_seen(self, operation: Operation) -> Operation:
-        """An operation is not over before this server is done with it."""
+        """Return an operation as clients see it: it runs until this server is done with it, too."""
         task = self._tasks.get(operation.operation_id)
         if task is None or task.done() or operation.state is OperationState.RUNNING:
             return operation
@@ -92,7 +92,7 @@ class TrackedOperations:
         )
 
     def running(self) -> set[asyncio.Task[None]]:
-        """What is still being followed."""
+        """Return the tasks that still follow an operation."""
         return {task for task in self._tasks.values() if not task.done()}
 
     def _forget_old(self) -> None:

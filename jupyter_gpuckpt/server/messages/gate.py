@@ -70,7 +70,7 @@ class GatedConnection(_Base):
 
     @property
     def client_session(self) -> str:
-        """See `output.Page`."""
+        """Return the page's own session id (`output.Page`)."""
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
@@ -141,7 +141,7 @@ class GatedConnection(_Base):
             self.channels = kept
 
     def _keep_channels(self, served: ServedKernel) -> dict[str, Any]:
-        """Leave what is held to the page's next connection; return the channels that stay open until it comes."""
+        """Hand what is held to the page's next connection; return the channels that stay open until it comes."""
         for other in served.connections:
             if other.session_key == self.session_key:  # it came before this one was found broken
                 other.take_over(self)
@@ -155,7 +155,7 @@ class GatedConnection(_Base):
         return kept
 
     def close_channels(self) -> None:
-        """See `served_kernel.LeftPage`."""
+        """Drop what is held and close the channels to a kernel that is gone (`served_kernel.LeftPage`)."""
         self.drop_held()
         channels, self.channels = self.channels, {}
         for stream in channels.values():
@@ -186,7 +186,7 @@ class GatedConnection(_Base):
                 served.wake()
 
     def on_gate(self) -> None:
-        """See `served_kernel.Connection`."""
+        """Send what is held as far as the gate is open now, and answer what can be answered (`served_kernel.Connection`)."""
         served = self._served
         if served is None or not self._held:
             return
@@ -204,7 +204,7 @@ class GatedConnection(_Base):
             served.wake()
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """See `served_kernel.Connection`. Requests without a reply are dropped."""
+        """Answer each request that is held with an error (`served_kernel.Connection`); drop messages that have no reply."""
         waiting, self._held = self._held, []
         text = f"{error.message} {error.hint}".strip()
         failure = {"ename": "KernelNotResumed", "evalue": text, "traceback": [text]}
@@ -220,7 +220,7 @@ class GatedConnection(_Base):
                 self._send_done(request)
 
     def drop_held(self) -> None:
-        """See `served_kernel.Connection`."""
+        """Drop the requests that are held for a kernel that is gone (`served_kernel.Connection`)."""
         if getattr(self, "_held", None):
             self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
             self._held = []
@@ -330,12 +330,12 @@ class GatedConnection(_Base):
         super().handle_outgoing_message(stream, outgoing_msg)
 
     def show(self, parts: list[bytes]) -> None:
-        """See `output.Page`."""
+        """Send the page a message that the kernel has just published (`output.Page`)."""
         if self.channels:
             super().handle_outgoing_message(self.channels["iopub"], parts)
 
     def show_again(self, parts: list[bytes]) -> None:
-        """See `output.Page`. Not counted by Jupyter's rate limit, which would drop some of it."""
+        """Send the page a message that it has missed (`output.Page`), outside Jupyter's rate limit, which would drop some."""
         if not self.channels:
             return
         _, fed = self.session.feed_identities(parts)
@@ -346,5 +346,5 @@ class GatedConnection(_Base):
         send_to_page(self, self.channels["iopub"], message)
 
     def show_text(self, text: str) -> None:
-        """See `output.Page`."""
+        """Show the page a text as standard error in the middle of the kernel's output (`output.Page`)."""
         self._send("iopub", "stream", {"name": "stderr", "text": text}, None)

@@ -69,7 +69,7 @@ class Page(Protocol):
 
 
 class KernelOutput:
-    """The output of one kernel. Used on the event loop only, except for `discard`.
+    """Output of one kernel: passed to its pages, and kept for those that are not connected. Used on the event loop, except `discard`.
 
     `path`: the file that keeps it, which is created when there is something to keep. `limit_bytes`: the most that the file
     may hold; messages beyond that are counted, and pages are shown how many.

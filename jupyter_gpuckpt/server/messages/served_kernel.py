@@ -26,7 +26,7 @@ _AFTER_FREEZE = frozenset({Stage.STORE, Stage.REHEARSAL, Stage.COMMIT})
 
 
 class Provisioner(Protocol):
-    """The kernel's provisioner (gpuckpt_provisioner.owner.Watcher), which holds the record of the kernel's state."""
+    """The part of a kernel's provisioner that this server uses; it holds the daemon's record of the kernel."""
 
     kernel: Kernel | None
 
@@ -41,7 +41,7 @@ class Provisioner(Protocol):
         """Return what distinguishes this start of the kernel id from earlier ones."""
 
     def release(self) -> None:
-        """Leave the kernel to the daemon and a later server."""
+        """Hand the kernel over to the daemon and a later server."""
 
     def described_manager(self) -> dict[str, Any]:
         """Return what the manager of a later server needs: kernelspec, connection and the like."""
@@ -92,7 +92,7 @@ Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
 
 
 class ServedKernel:
-    """The state and the gate of one kernel. Used on the event loop only."""
+    """State of one kernel under the engine, and the gate that holds its requests. Used on the event loop only."""
 
     def __init__(
         self,

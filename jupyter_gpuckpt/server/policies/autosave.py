@@ -61,7 +61,7 @@ class _Watched:
 
 
 class Autosave(KernelListener):
-    """Saves changed kernels periodically. Used on the event loop."""
+    """Timer that saves changed kernels periodically. Used on the event loop."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Autosave(KernelListener):
         self._task: asyncio.Task[None] | None = None
 
     def server_started(self) -> None:
-        """Begin; the first save is due an interval after the first change."""
+        """Start the rounds; the first save is due an interval after the first change."""
         self._task = asyncio.ensure_future(self._run())
 
     async def server_stops(self) -> None:
-        """End; a save in flight is cancelled. Never raises."""
+        """Stop the rounds and cancel a save in flight. Never raise."""
         if self._task is not None:
             await self.before_freeze(self._saving)
             self._task.cancel()
@@ -100,7 +100,7 @@ class Autosave(KernelListener):
         await self.before_freeze(kernel_id)
 
     async def before_freeze(self, kernel_id: str) -> None:
-        """Cancel a save in flight and wait for its end; what it has stored already serves the next one. Never raises."""
+        """Cancel a save in flight and wait for its end; what it has stored already serves the next one. Never raise."""
         while self._saving and self._saving == kernel_id:
             self._unwanted = True
             await self._cancel()

@@ -31,7 +31,10 @@ _LOOK_SECONDS = 1.0
 
 
 class GpuRoom:
-    """Makes room for kernels that come back. `wait_seconds`: how long the first of the queue waits for kernels that compute."""
+    """Queue of kernels that need room on the GPU, which is made by parking others.
+
+    `wait_seconds`: how long the first of the queue waits for kernels that compute.
+    """
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class IdleSuspension(KernelListener):
-    """Suspends the kernels that Jupyter would cull."""
+    """Policy that suspends the kernels that Jupyter would cull."""
 
     def __init__(self, operations: ServerOperations, log: logging.Logger) -> None:
         self._operations, self._log = operations, log

@@ -21,7 +21,7 @@ _SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0
 
 
 class IdleParking(KernelListener):
-    """Parks idle kernels that hold GPU memory; why one is not parked is logged once."""
+    """Timer that parks idle kernels that hold GPU memory, and logs once why one is not parked."""
 
     def __init__(
         self,

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class RestartSnapshots(KernelListener):
-    """Saves a kernel before a restart and keeps the last of these snapshots. `within_seconds`: how long a restart waits for it."""
+    """Policy that saves a kernel before a restart and keeps the last of these snapshots.
+
+    `within_seconds`: how long a restart waits for it.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 1.0
 
 
 class ServerStop(KernelListener):
-    """Suspends all kernels when the server stops. `within_seconds`: how long that may take; None: as long as it takes."""
+    """Policy that suspends all kernels when the server stops. `within_seconds`: how long that may take; None: as long as it takes."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class ShutDown:
 
 
 class ShutDowns(KernelListener):
-    """Keeps kernels that users shut down. `undo_seconds` 0: kernels are shut down at once."""
+    """Table of the kernels that users shut down, each kept while that can be undone. `undo_seconds` 0: kernels are shut down at once."""
 
     def __init__(
         self,

@@ -100,7 +100,7 @@ def _sorted_out(
 
 
 class _AsServer:
-    """Suspends each kernel as a page would: its output is kept, its gate is shut."""
+    """`Suspender` that suspends as a page would: the kernel's output is kept, its gate is shut."""
 
     def __init__(self, operations: ServerOperations, cause: Cause) -> None:
         self._operations, self._cause = operations, cause

@@ -23,7 +23,7 @@ _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
 
 
 class Waking(KernelListener):
-    """Resumes kernels on demand."""
+    """Policy that resumes a kernel when somebody runs a cell in it."""
 
     def __init__(
         self, operations: ServerOperations, gpu_room: GpuRoom, log: logging.Logger

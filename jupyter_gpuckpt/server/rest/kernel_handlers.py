@@ -121,7 +121,7 @@ class ShutDownsHandler(GpuCkptHandler):
 
     @answers(ShutDownsView)
     async def get(self) -> None:
-        """List them."""
+        """List the kernels whose shutdown can be undone."""
         views = [_shut_down_view(kernel_id, kept) for kernel_id, kept in self.parts.shut_downs]
         self.reply(ShutDownsView(kernels=views))
 
