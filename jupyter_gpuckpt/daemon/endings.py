@@ -49,9 +49,7 @@ class Endings:
         kernel = self._kernels.get(kernel_id)
         if not kernel.record.ends_at:
             return kernel
-        task = self._tasks.pop(kernel_id, None)
-        if task is not None:
-            task.cancel()
+        self._cancel(kernel_id)
         # In this order: a daemon that takes over in between lets the processes go on again.
         await self._kernels.update(kernel, ends_at=0.0)
         if kernel.record.tree:
@@ -65,11 +63,14 @@ class Endings:
                 self._expect(kernel)
 
     def _expect(self, kernel: ManagedKernel) -> None:
-        task = self._tasks.pop(kernel.kernel_id, None)
-        if task is not None:
-            task.cancel()
+        self._cancel(kernel.kernel_id)
         task = asyncio.get_running_loop().create_task(self._end(kernel))
         self._tasks[kernel.kernel_id] = task
+
+    def _cancel(self, kernel_id: str) -> None:
+        task = self._tasks.pop(kernel_id, None)
+        if task is not None:
+            task.cancel()
 
     async def _end(self, kernel: ManagedKernel) -> None:
         await asyncio.sleep(max(0.0, kernel.record.ends_at - time.time()))
