@@ -32,7 +32,7 @@ class Mirror:
             if change.kernel is not None:
                 self.kernels[change.kernel.kernel_id] = change.kernel
             if change.operation is not None:
-                self.operations[change.operation.operation_id] = change.operation
+                self._remember(change.operation)
             self.kernels.pop(change.gone, None)
         self._forget_old()
         self._wake()
@@ -67,7 +67,7 @@ class Mirror:
         ]
         for change in lost:
             if change.operation is not None:
-                self.operations[change.operation.operation_id] = change.operation
+                self._remember(change.operation)
         self._wake()
         return lost
 
@@ -100,6 +100,11 @@ class Mirror:
         if operation is not None and change.position < operation.position:
             change = msgspec.structs.replace(change, operation=None)
         return change
+
+    def _remember(self, operation: Operation) -> None:
+        """Store an operation behind all others, so that those that ended last are forgotten last."""
+        self.operations.pop(operation.operation_id, None)
+        self.operations[operation.operation_id] = operation
 
     def _forget_old(self) -> None:
         ended = [key for key, operation in self.operations.items() if operation.is_over]

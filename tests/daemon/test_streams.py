@@ -5,6 +5,7 @@ import signal
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting, transport
@@ -233,6 +234,17 @@ def test_a_full_state_is_told_as_what_it_changes():
     assert operation.operation.state is OperationState.FAILED
     (gone,) = mirror.apply(told(3, state=State()))
     assert gone.gone == "k"
+
+
+def test_the_end_of_an_operation_is_known_though_many_that_began_later_have_ended():
+    mirror = Mirror()
+    mirror.apply(told(1, operation=operation_at(1)))
+    for number in range(2, 302):
+        other = replace(operation_at(number, OperationState.SUCCEEDED), operation_id=str(number))
+        mirror.apply(told(number, operation=other))
+    mirror.apply(told(302, operation=operation_at(302, OperationState.SUCCEEDED)))
+    assert mirror.operations["op"].is_over
+    assert len(mirror.operations) < 302
 
 
 def test_an_operation_that_began_after_a_state_is_not_lost_by_it():
