@@ -57,20 +57,20 @@ def settings(daemon_env, monkeypatch):
 
 @pytest.fixture
 def client(settings):
-    """Connected to a daemon that runs."""
+    """Return a client of a daemon that runs."""
     with Client.connect(settings) as connected:
         yield connected
 
 
 @pytest.fixture
 def events():
-    """What the owner's stream said."""
+    """Return the list to which the owner's stream adds its events."""
     return []
 
 
 @pytest.fixture
 def owner_of():
-    """Connects an owner to a client's daemon."""
+    """Return a function that connects an owner to a client's daemon."""
 
     @contextmanager
     def connected(client, kind=OwnerKind.SERVER, on_event=lambda event: None, **fields):
@@ -83,14 +83,14 @@ def owner_of():
 
 @pytest.fixture
 def owner(client, owner_of, events):
-    """A connected server."""
+    """Connect an owner that is a server."""
     with owner_of(client, on_event=events.append) as server:
         yield server
 
 
 @pytest.fixture
 def spec(short_dir):
-    """Makes launch records: of a counter, or of any program."""
+    """Return a function that makes launch records: of a counter, or of any program."""
 
     def make(argv=None, **changes):
         kernel_id = changes.pop("kernel_id", str(uuid.uuid4()))
@@ -105,7 +105,7 @@ def spec(short_dir):
 
 @pytest.fixture
 def counts(short_dir):
-    """What a counter has counted so far."""
+    """Return a function that reads what a counter has counted so far."""
 
     def read(kernel_id):
         try:
@@ -118,7 +118,7 @@ def counts(short_dir):
 
 @pytest.fixture
 def left_in_scratch():
-    """The names in a kernel's scratch that no operation may leave there, by the pid of its init."""
+    """Return a function that lists what no operation may leave in a kernel's scratch, by the pid of its init."""
     kept = {
         "criu.kdat",
         "keeper",
@@ -139,13 +139,13 @@ def left_in_scratch():
 
 @pytest.fixture
 def target(settings):
-    """Where the daemon listens."""
+    """Return the target under which clients find the daemon."""
     return starting.target(settings, start=True)
 
 
 @pytest.fixture
 def kernel(client, owner, spec, counts, eventually):
-    """A counter that runs."""
+    """Launch a counter and return its record."""
     launched = client.send(calls.launch(owner.owner_id, spec(jupyter={"key": "not-for-the-log"})))
     eventually(lambda: counts(launched.kernel_id))
     return launched

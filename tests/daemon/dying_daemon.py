@@ -16,7 +16,7 @@ from jupyter_gpuckpt.progress import Progress
 
 
 def die_here(name):
-    """Die if it is this name's turn."""
+    """Kill this process if the test has named `name`."""
     try:
         wanted = Path(os.environ["DIE_AT"]).read_text()
     except FileNotFoundError:

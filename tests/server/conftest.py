@@ -79,7 +79,7 @@ class Server:
                 return self
 
     def stop(self, how=signal.SIGTERM):
-        """End it by a signal, or by REST if `how` is None; waits until it is gone."""
+        """End the server by a signal, or by REST if `how` is None; wait until its process is gone."""
         for page in self.pages:
             page.close()
         self.pages = []
@@ -119,7 +119,7 @@ class Server:
     # What a page and the extension's front end do.
 
     def open(self, path="notebook.ipynb", kernel="python3", **options):
-        """A session for a notebook, and a page that shows it."""
+        """Start a session for a notebook and return a page that shows it."""
         body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": kernel}}
         session = self.request("POST", "api/sessions", json=body).json()
         return self.page(session["kernel"]["id"], session["id"], **options)
@@ -133,13 +133,13 @@ class Server:
         return self.get(f"api/gpuckpt/kernels/{kernel_id}")
 
     def begin(self, verb, kernel_id, **body):
-        """Ask for an operation."""
+        """Start an operation and return its record."""
         response = self.request("POST", f"api/gpuckpt/kernels/{kernel_id}/{verb}", json=body)
         assert response.status_code == 202
         return response.json()
 
     def finish(self, operation):
-        """Wait for its end."""
+        """Wait for the end of an operation and return its record."""
         deadline = time.monotonic() + TIMEOUT
         while operation["state"] == "running":
             assert time.monotonic() < deadline, operation
@@ -147,7 +147,7 @@ class Server:
         return operation
 
     def do(self, verb, kernel_id, **body):
-        """An operation that succeeds."""
+        """Do an operation, which must succeed, and return its record."""
         operation = self.finish(self.begin(verb, kernel_id, **body))
         assert operation["state"] == "succeeded", f"{operation}\n{self.log()}"
         return operation
@@ -163,7 +163,7 @@ class Server:
             assert self.finish(response.json())["state"] == "succeeded"
 
     def refused(self, method, path, **arguments):
-        """The status and the error of a request that is refused."""
+        """Send a request that must be refused; return the status and the error."""
         response = self.request(method, f"api/gpuckpt/{path}", ok=False, **arguments)
         assert response.is_error, response.text
         body = response.json()
@@ -186,16 +186,16 @@ class SharedServer(Server):
         self._as_made = self._settings()
 
     def _settings(self):
-        """What a test may have changed to start it in another way."""
+        """Return the settings that a test may have changed to start the server in another way."""
         names = ("options", "port", "prefix", "root", "token")
         return {"env": dict(self.env), **{name: getattr(self, name) for name in names}}
 
     def made_ready(self):
-        """It, running."""
+        """Return the server after starting it if it does not run."""
         return self if self.process is not None else self.start()
 
     def clear(self):
-        """Leave nothing of a test: by asking for it, or, where that does not do it, by making everything anew."""
+        """Remove everything that a test has left, by requests; if that fails, make a new server."""
         for page in self.pages:
             page.close()
         self.pages = []
@@ -214,7 +214,7 @@ class SharedServer(Server):
         return self._settings() == self._as_made and self.process.poll() is None
 
     def _is_emptied(self):
-        """End all kernels and delete all snapshots; whether that was possible."""
+        """End all kernels and delete all snapshots; return whether that was possible."""
         everything = (
             ("api/sessions", None, "id"),
             ("api/kernels", None, "id"),
@@ -249,7 +249,7 @@ class SharedServer(Server):
 
 @pytest.fixture
 def make_listener(server):
-    """Listeners to the server's events."""
+    """Make listeners to the server's events."""
     made = []
 
     def make(schema_id):
@@ -263,7 +263,7 @@ def make_listener(server):
 
 @pytest.fixture
 def eventually():
-    """Wait for a condition; what it gave."""
+    """Wait for a condition and return its value."""
 
     def wait(condition, seconds=20.0):
         deadline = time.monotonic() + seconds
@@ -277,7 +277,7 @@ def eventually():
 
 @pytest.fixture
 def own_server(daemon_env, tmp_path):
-    """A started server for one test."""
+    """Start a server for one test."""
     made = Server(tmp_path, daemon_env)
     yield made.start()
     if made.process.poll() is None:
@@ -286,13 +286,13 @@ def own_server(daemon_env, tmp_path):
 
 @pytest.fixture
 def server(own_server):
-    """The server of a test, in most modules."""
+    """Return the server of a test, as most modules use it."""
     return own_server
 
 
 @pytest.fixture(scope="session")
 def server_of_all(session_daemon_env, tmp_path_factory):
-    """The server of all tests that need none of their own."""
+    """Make the server of all tests that need none of their own."""
     made = SharedServer(tmp_path_factory.mktemp("server"), session_daemon_env)
     yield made
     made.throw_away()
@@ -300,14 +300,14 @@ def server_of_all(session_daemon_env, tmp_path_factory):
 
 @pytest.fixture
 def clean_server(server_of_all):
-    """A server that runs and has nothing; a module whose tests need no server of their own calls it `server`."""
+    """Return a server without kernels and snapshots, shared by tests; modules that use it define `server` by it."""
     yield server_of_all.made_ready()
     server_of_all.clear()
 
 
 @pytest.fixture(scope="module")
 def shared_server(server_of_all):
-    """The same for a module: its tests see each other's kernels and snapshots."""
+    """Return a server that is emptied after a module, whose tests see each other's kernels and snapshots."""
     yield server_of_all.made_ready()
     server_of_all.clear()
 

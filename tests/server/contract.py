@@ -1,4 +1,4 @@
-"""Answers of the REST interface compared with its description: every answer that a test of the server gets is checked."""
+"""Check of every answer that a test gets from the REST interface against the interface's OpenAPI description."""
 
 import re
 
@@ -12,7 +12,7 @@ _PREFIX = "api/gpuckpt/"
 
 
 def described(method, path):
-    """The description of a method of a path; None where there is none."""
+    """Return the description of a method of a path; None where there is none."""
     wanted = path.split("?")[0].removeprefix(_PREFIX)
     for route in ROUTES:
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", route).lstrip("/"), wanted):

@@ -76,7 +76,7 @@ class Page:
         return message
 
     def send(self, kind, content, channel="shell", metadata=None):
-        """Send a request; gives its id."""
+        """Send a request and return its id."""
         header = {
             "msg_id": uuid.uuid4().hex,
             "msg_type": kind,
@@ -97,15 +97,15 @@ class Page:
         return header["msg_id"]
 
     def send_parts(self, parts, channel="shell"):
-        """Send a message that need not be one; for pages that are `binary`."""
+        """Send parts as they are, also if they make no valid message; for pages that are `binary`."""
         self._socket.send_binary(serialize_msg_to_ws_v1(parts, channel))
 
     def execute(self, code):
-        """Send a cell; gives the request's id."""
+        """Send a cell and return the request's id."""
         return self.send("execute_request", {"code": code, "silent": False, "store_history": True})
 
     def wait_for(self, condition, seconds=TIMEOUT):
-        """The first message that `condition` holds of."""
+        """Wait for a message that `condition` is true of, and return it."""
         deadline = time.monotonic() + seconds
         with self._new:
             while True:
@@ -120,7 +120,7 @@ class Page:
         return [(m["msg_type"], m["parent_header"].get("msg_type")) for m in self.received]
 
     def reply(self, request_id):
-        """The reply to a request, when it is there and the kernel is idle again."""
+        """Wait for the reply to a request and for the kernel to be idle again; return the reply."""
 
         def is_reply(message):
             same = message["parent_header"].get("msg_id") == request_id
@@ -134,12 +134,12 @@ class Page:
         return self.wait_for(is_reply)
 
     def output(self, request_id):
-        """What a cell printed."""
+        """Wait for the end of a cell and return what it printed."""
         self.reply(request_id)
         return self.printed(request_id)
 
     def printed(self, request_id):
-        """What a cell has printed so far."""
+        """Return what a cell has printed so far."""
         return "".join(
             m["content"]["text"]
             for m in list(self.received)
@@ -147,7 +147,7 @@ class Page:
         )
 
     def run(self, code):
-        """What `code` prints."""
+        """Run `code` and return what it prints."""
         return self.output(self.execute(code))
 
     def close(self):

@@ -1,4 +1,4 @@
-"""Each private name that the server touches still does what it is touched for; `server/jupyter_internals.py` names them.
+"""Tests of the private names of other packages that `server/jupyter_internals.py` uses, against the installed versions.
 
 What fails here after an upgrade of jupyter_server, jupyter_client, tornado or AnyIO names the function to mend.
 """
@@ -272,7 +272,7 @@ OVERRIDDEN = {"_link_jupyter_server_extension"}
 
 
 def private_names_of_others(source):
-    """The private attributes that a module uses and does not define itself."""
+    """Return the private attributes that a module uses and does not define itself."""
     used, defined = set(), set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):

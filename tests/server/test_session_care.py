@@ -1,4 +1,4 @@
-"""What a kernel needs beside its memory to go on: history, the new server's environment, and a word to its user's own code."""
+"""What a resumed kernel needs beside its memory: history, the new server's environment, and calls of functions of its user."""
 
 import sqlite3
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""A server whose process does not end at once: neither its end nor its kernels may depend on that."""
+"""Servers whose process ends slowly: they stop all the same, and the next server gets their kernels."""
 
 import signal
 import threading
