@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import msgspec
 
 from .. import daemon_settings, decoding
 from ..errors import DaemonUnavailable
 from ..protocol import HostReport
+from . import programs
 
 #: The trial of the engine waits for a minute where nothing goes on.
 _SECONDS = 120.0
@@ -18,12 +18,9 @@ _SECONDS = 120.0
 def host_report() -> HostReport:
     """Check this machine anew with this process's rights, as a daemon started by it would; raise DaemonUnavailable."""
     settings = msgspec.json.encode(daemon_settings.from_environment()).decode()
-    # -P: a module in the caller's directory must not take the place of one of ours.
-    module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon.host_report"]
-    hint = "Install jupyter-gpuckpt again: a part of it is missing, or was made for another Python."
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            [*module, settings],
+            [*programs.command("daemon.host_report"), settings],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             start_new_session=True,
@@ -35,9 +32,9 @@ def host_report() -> HostReport:
         said = error.stderr.decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else f"it ended with status {error.returncode}"
         raise DaemonUnavailable(
-            f"This machine could not be checked: {last}", hint=hint, details=said
+            f"This machine could not be checked: {last}", hint=programs.REINSTALL, details=said
         ) from error
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise DaemonUnavailable(
-            f"This machine could not be checked: {type(error).__name__}.", hint=hint
+            f"This machine could not be checked: {type(error).__name__}.", hint=programs.REINSTALL
         ) from error

@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import msgspec
 
 from .. import decoding
 from ..errors import DaemonUnavailable, error_from
 from ..remote_records import RemoteAnswer, RemoteCall
+from . import programs
 
 
 def ask(call: RemoteCall) -> RemoteAnswer:
     """Do what `call` says, with the credentials of this process. Raises what went wrong there, DaemonUnavailable."""
-    # -P: a module in the caller's directory must not take the place of one of ours.
-    module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon.remotes"]
+    command = programs.command("daemon.remotes")
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
-            module, input=msgspec.json.encode(call), capture_output=True, check=True
+            command, input=msgspec.json.encode(call), capture_output=True, check=True
         )
         answer = decoding.from_json(done.stdout, RemoteAnswer)
     except (OSError, subprocess.CalledProcessError, msgspec.DecodeError) as error:
         said = getattr(error, "stderr", None) or b""
         raise DaemonUnavailable(
             f"Remotes cannot be used: {type(error).__name__}.",
-            hint="Install jupyter-gpuckpt again: a part of it is missing, or was made for another Python.",
+            hint=programs.REINSTALL,
             details=said.decode(errors="replace").strip(),
         ) from error
     if answer.error:

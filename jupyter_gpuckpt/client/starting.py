@@ -6,7 +6,6 @@ import fcntl
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
 from ..place import Place, here, runtime_dir, runtime_dirs, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
+from . import programs
 
 #: A machine under load may take this long to start a Python program.
 START_SECONDS = 30.0
@@ -137,11 +137,9 @@ def _ask(wanted: Target, seconds: float = calls.ANSWER_SECONDS) -> Handshake | N
 
 def _spawn(wanted: Target, deadline: float) -> None:
     settings = msgspec.json.encode(wanted.settings).decode()
-    # -P: a module in the caller's directory must not take the place of one of ours.
-    module = [sys.executable, "-P", "-m", "jupyter_gpuckpt.daemon"]
     try:
         ended = subprocess.run(  # noqa: S603 - our own interpreter and module
-            [*module, "--detach", "--settings", settings],
+            [*programs.command("daemon"), "--detach", "--settings", settings],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

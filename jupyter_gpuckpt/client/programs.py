@@ -1,0 +1,16 @@
+"""Programs of this package that the client runs in processes of their own."""
+
+from __future__ import annotations
+
+import sys
+
+#: What helps where such a program cannot be run, or its answer cannot be read.
+REINSTALL = (
+    "Install jupyter-gpuckpt again: a part of it is missing, or was made for another Python."
+)
+
+
+def command(module: str) -> list[str]:
+    """Return the command that runs a module of this package with this interpreter."""
+    # -P: a module in the caller's directory must not take the place of one of ours.
+    return [sys.executable, "-P", "-m", f"jupyter_gpuckpt.{module}"]
