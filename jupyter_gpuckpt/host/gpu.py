@@ -14,6 +14,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ..model import Gpu
+from . import privileges
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,26 @@ def memory_of(pids: Collection[int]) -> dict[int, int]:
 def used_by(pid: int) -> dict[str, int]:
     """Return the bytes that a process has on each GPU, by UUID, with contexts; empty if the driver does not list the process."""
     return {uuid: held[pid] for uuid, held in _used().items() if pid in held}
+
+
+def names_every_context() -> bool:
+    """Return whether a process that the driver does not list has no context, which `used_by` alone does not say.
+
+    Not so in a PID namespace of its own, where listed pids are others; nor with a GPU in MIG mode, whose parts have lists of
+    their own; nor where a GPU does not answer.
+    """
+    nvml = _library.get()
+    if not nvml or not privileges.sees_whole_machine():
+        return False
+    for handle in _handles(nvml):
+        try:
+            nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            if is_partitioned(str(nvml.nvmlDeviceGetUUID(handle))):
+                return False
+        except nvml.NVMLError as error:
+            logger.debug("A GPU does not list its processes: %s", error)
+            return False
+    return True
 
 
 def utilization_of(pids: Collection[int]) -> dict[int, int] | None:

@@ -32,6 +32,7 @@ class Error(IntEnum):
     CUDA_ERROR_ILLEGAL_STATE = 401
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_NOT_SUPPORTED = 801
+    CUDA_ERROR_NOT_PERMITTED = 800
     CUDA_ERROR_UNKNOWN = 999
 
 
@@ -95,6 +96,8 @@ class ScriptedDriver:
         self.failures: dict[tuple[str, int], tuple[Error, int | None]] = {}
         #: Those of the failures that happen once only.
         self.once: set[tuple[str, int]] = set()
+        #: The error for processes of which it does not tell whether it knows them.
+        self.untold: dict[int, Error] = {}
         #: How far the user's code of a process came during a Restore.
         self.ticks_in_restore: list[int] = []
         self._folder, self._nvml = folder, nvml
@@ -138,6 +141,8 @@ class ScriptedDriver:
         return Error.CUDA_SUCCESS, self.states.setdefault(number, RUNNING)
 
     def cuCheckpointProcessGetRestoreThreadId(self, pid):  # noqa: N802
+        if error := self.untold.get(processes.nspid(pid)):
+            return error, 0
         if not self._is_known(processes.nspid(pid)):
             return Error.CUDA_ERROR_NOT_INITIALIZED, 0
         # It names itself when it begins, which may be a moment after its process is known.

@@ -13,7 +13,7 @@ from jupyter_gpuckpt.engine.gpu import processes as gpu_processes
 from jupyter_gpuckpt.engine.gpu.processes import GpuProcesses
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.errors import FreezeFailed, GpuCkptError, KernelNotCheckpointable, ToolMissing
-from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.progress import Progress
 from tests.engine.scripted_driver import CHECKPOINTED, FAILED, LOCKED, RUNNING, Error
 from tests.engine.scripted_gpu import (
@@ -263,6 +263,47 @@ def test_a_child_on_two_gpus_is_refused_before_anything_is_locked(scripted):
     assert f"process {first} " in caught.value.details
     scripted.park(peer_access_off=True)
     scripted.unpark()
+    scripted.check_running()
+
+
+def test_where_the_driver_names_foreign_pids_a_process_may_be_on_two_gpus(scripted, monkeypatch):
+    """In a container's PID namespace nobody finds out whether it is."""
+    scripted.nvml.add(OTHER)
+    monkeypatch.setattr(privileges, "sees_whole_machine", lambda: False)
+    with pytest.raises(KernelNotCheckpointable, match="does not tell here") as caught:
+        scripted.park(peer_access_off=True)
+    assert "--pid=host" in caught.value.hint
+    assert not [step for step, _ in scripted.driver.calls if step != "Init"]
+    scripted.check_running()
+
+
+def test_a_process_that_begins_to_use_a_second_gpu_meanwhile_is_refused(scripted, monkeypatch):
+    scripted.nvml.add(OTHER)
+    monkeypatch.setattr(privileges, "sees_whole_machine", lambda: True)
+    child = scripted.pids()[1]
+    lock = scripted.driver.cuCheckpointProcessLock
+
+    def begin_and_lock(pid, arguments):
+        scripted.nvml.used[ONE][child] = scripted.nvml.used[OTHER][child] = GB
+        return lock(pid, arguments)
+
+    monkeypatch.setattr(scripted.driver, "cuCheckpointProcessLock", begin_and_lock)
+    with pytest.raises(KernelNotCheckpointable, match="on 2 GPUs"):
+        scripted.park()
+    assert "Checkpoint" not in [step for step, _ in scripted.driver.calls]
+    scripted.check_running()
+
+
+@pytest.mark.parametrize(
+    "error", [Error.CUDA_ERROR_NOT_PERMITTED, Error.CUDA_ERROR_NOT_SUPPORTED], ids=lambda e: e.name
+)
+def test_a_process_of_which_the_driver_tells_nothing_keeps_its_devices(scripted, error):
+    forked = scripted.forked()
+    scripted.driver.untold[scripted.number(forked)] = error
+    with pytest.raises(KernelNotCheckpointable, match=error.name) as caught:
+        scripted.park()
+    assert f"process {forked} " in caught.value.details
+    assert cuda.holds_gpu(forked)
     scripted.check_running()
 
 

@@ -18,7 +18,7 @@ from jupyter_gpuckpt.errors import (
     StoreFull,
     ThawFailed,
 )
-from jupyter_gpuckpt.host import processes
+from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.images.pack import pack
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import gpu_packing
@@ -64,6 +64,21 @@ def test_a_suspend_and_a_resume_twice_and_no_code_runs_before_the_gpu_is_back(sc
         assert scripted.driver.ticks_in_restore[-3:] == [0, 0, 0]
         assert set(scripted.nvml.used[ONE]) == set(scripted.pids())
         scripted.check_running()
+
+
+def test_processes_that_only_began_with_cuda_are_suspended_on_a_machine_with_two_gpus(
+    scripted, monkeypatch
+):
+    """As PyTorch's compile workers: they see all GPUs, and the driver lists no context of theirs."""
+    monkeypatch.setattr(privileges, "sees_whole_machine", lambda: True)
+    scripted.nvml.add(OTHER)
+    scripted.nvml.used[ONE] = {scripted.pids()[0]: GB}
+    snapshot_id, _ = suspended(scripted)
+    scripted.program.resume(snapshot_id)
+    for number in scripted.numbers():
+        assert scripted.done(number) == AROUND_A_SAVE
+    assert scripted.nvml.used == {ONE: {scripted.pids()[0]: GB}, OTHER: {}}
+    scripted.check_running()
 
 
 @pytest.mark.parametrize("extras", [("thread-with-host-memory",)])

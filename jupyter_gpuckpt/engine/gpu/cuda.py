@@ -78,6 +78,7 @@ _MEANINGS: dict[str, tuple[str, str]] = {
     "CUDA_ERROR_NOT_SUPPORTED": ("This driver cannot do it for this process.", _DOCTOR),
     "CUDA_ERROR_NOT_PERMITTED": ("The daemon may not do this to the process.", _DOCTOR),
 }
+_UNTOLD = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED")
 #: Measured with driver 580: a process that has used CUPTI once is refused for good, also after cuptiFinalize().
 _PROFILED = (
     "A profiler was used in it (torch.profiler with CUDA activities, CUPTI), after which the driver checkpoints it no more.",
@@ -152,6 +153,15 @@ def restore_thread(pid: int) -> int | None:
     if int(tid) in threads:
         return int(tid)
     return next((thread for thread in threads if processes.nspid(thread) == int(tid)), None)
+
+
+def refused_to_tell(pid: int) -> str:
+    """Return the name of the error if the driver will not say whether a process has a context of its own; empty if it does.
+
+    For a process without one, or one that has ended, the error is another.
+    """
+    error, _ = _driver().cuCheckpointProcessGetRestoreThreadId(pid)
+    return error.name if error.name in _UNTOLD else ""
 
 
 def lock(pid: int, timeout_seconds: float) -> None:

@@ -87,10 +87,14 @@ class GpuProcesses:
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
         refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
+        for pid in set(with_gpu) - set(owners):
+            refusals.refuse_untold(pid)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
+        # What began to use a second GPU meanwhile did so before its Lock: now nothing begins.
+        refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()

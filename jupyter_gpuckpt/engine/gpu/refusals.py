@@ -12,6 +12,7 @@ from pathlib import Path
 from ...errors import KernelNotCheckpointable
 from ...host import gpu, processes
 from ..tree.tree import Tree
+from . import cuda
 from .release import DEVICES
 
 #: The file of a CUDA process that shares memory (cuIpcGetMemHandle): the number is its pid in its own namespace.
@@ -25,7 +26,7 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
     """Raise KernelNotCheckpointable for the first of `cuda_pids` whose GPU memory cannot be moved; nothing is changed.
 
     `peer_access_off`: the agent in the kernel's own process has switched off peer access between its GPUs. Peer access makes
-    Restore fail for good and cannot be seen from outside, so any other process with contexts on several GPUs is refused.
+    Restore fail for good and cannot be seen from outside, so any other process that may have contexts on several GPUs is refused.
     """
     for pid in cuda_pids:
         used = gpu.used_by(pid)
@@ -48,15 +49,47 @@ def refuse(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> No
                 " the driver could not bring it back.",
                 "End the process, or let it copy what it got (tensor.clone()) and drop the shared one, then try again.",
             )
-        on_several = len(used) > 1 or (not used and len(gpu.gpus()) > 1)
-        if on_several and not (peer_access_off and pid == tree.kernel_pid):
-            where = f"on {len(used)} GPUs" if used else "on GPUs that the driver does not name"
+    refuse_several(tree, cuda_pids, peer_access_off=peer_access_off)
+
+
+def refuse_several(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: bool) -> None:
+    """Raise KernelNotCheckpointable for the first of `cuda_pids` that has, or may have, contexts on several GPUs.
+
+    A process that has only initialized CUDA has no context: PyTorch's compile workers do so, and see all GPUs.
+    """
+    several = len(gpu.gpus()) > 1
+    for pid in cuda_pids:
+        if not several or (peer_access_off and pid == tree.kernel_pid):
+            continue
+        used = gpu.used_by(pid)
+        if len(used) > 1:
             raise _refusal(
                 pid,
-                f"has CUDA contexts {where}; if peer access between them is on, the driver could not bring it back.",
+                f"has CUDA contexts on {len(used)} GPUs; if peer access between them is on, the driver could not bring it back.",
                 "In a notebook save when no cell runs: peer access is switched off meanwhile. Other processes of the kernel"
                 " must use one GPU (CUDA_VISIBLE_DEVICES=0).",
             )
+        if not used and not gpu.names_every_context():
+            raise _refusal(
+                pid,
+                "has several GPUs open, and the driver does not tell here on which of them it has contexts; if it has"
+                " them on several, with peer access between them, the driver could not bring it back.",
+                "In a notebook save when no cell runs: peer access is switched off meanwhile. For other processes of the"
+                " kernel give the container one GPU, or the machine's PID namespace (--pid=host).",
+            )
+
+
+def refuse_untold(pid: int) -> None:
+    """Raise KernelNotCheckpointable for a process of which the driver does not say whether it has a context.
+
+    It must not be taken for one without, whose GPU devices are closed.
+    """
+    if error := cuda.refused_to_tell(pid):
+        raise _refusal(
+            pid,
+            f"has GPUs open, and the driver does not tell whether it uses CUDA ({error}).",
+            "End it, then try again.",
+        )
 
 
 def refuse_to_park(cuda_pids: Sequence[int]) -> None:
