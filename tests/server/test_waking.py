@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls
@@ -188,3 +189,23 @@ def test_a_cell_waits_for_a_daemon_that_is_being_replaced(server, monkeypatch):
     with Client.connect() as client:
         os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     assert page.run("print(x)") == "1\n"
+
+
+def test_a_cell_runs_that_comes_while_somebody_else_resumes_the_kernel(
+    server, suspended, monkeypatch
+):
+    """Run it even where this server learns of that resume only by the daemon's refusal of its own."""
+    for name, value in server.env.items():
+        monkeypatch.setenv(name, value)
+    for again in (True, True, True, True, False):
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            with Client.connect() as client:
+                operation = client.send(calls.resume(suspended.kernel_id, ""))
+            held = suspended.execute("print(x)")
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        assert suspended.output(held) == "41\n"
+        assert server.finish(msgspec.to_builtins(operation))["state"] == "succeeded"
+        if again:
+            server.do("suspend", suspended.kernel_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ...errors import DaemonUnavailable, GpuCkptError, record_of
+from ...errors import DaemonUnavailable, GpuCkptError, KernelBusy, record_of
 from ...protocol import RESTART_SECONDS
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from .gpu_room import GpuRoom
 
 _PAUSE_SECONDS = 0.1
-_ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING})
+_AWAY = frozenset({KernelState.SUSPENDED, KernelState.PARKED})
+_ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING, KernelState.RESUMING})
 
 
 class Waking(KernelListener):
@@ -36,7 +37,7 @@ class Waking(KernelListener):
         """Resume a kernel that was suspended in the middle of a cell; raise what keeps it from coming back."""
         served = self._operations.served(kernel_id)
         if served.state is KernelState.SUSPENDED and served.output.runs_cell:
-            await self._operations.tracked.result(await self._gpu_room.resume(kernel_id))
+            await self._bring_back(served)
 
     def kernel_wanted(self, served: ServedKernel) -> None:
         """Resume a kernel because somebody runs a cell; once, however many cells are sent meanwhile."""
@@ -46,23 +47,32 @@ class Waking(KernelListener):
 
     async def _wake(self, served: ServedKernel) -> None:
         try:
-            # One that is being suspended is resumed right afterwards.
-            while served.is_rolling_back or served.state in _ON_ITS_WAY:
-                await served.change()
+            await self._bring_back(served)
             if served.state is KernelState.LOST and served.kernel and served.kernel.error:
                 served.refuse_held(served.kernel.error)
-            if self._operations.stopping:
-                return
-            if served.state not in {KernelState.SUSPENDED, KernelState.PARKED}:
-                return
-            self._log.info("kernel %s is wanted: resuming it", served.kernel_id)
-            ended = await self._operations.finish(await self._resume_soon(served.kernel_id))
-            if ended.error is not None:
-                served.refuse_held(ended.error)
         except GpuCkptError as error:
             served.refuse_held(record_of(error))
         finally:
             self._kernel_ids.discard(served.kernel_id)
+
+    async def _bring_back(self, served: ServedKernel) -> None:
+        """Wait until the kernel is resumed, by this server or somebody else; raise what keeps it from coming back.
+
+        Return at once where the kernel is neither suspended nor about to be, and where this server stops.
+        """
+        while not self._operations.stopping:
+            # One that is being suspended is resumed right afterwards; a resume of somebody else may fail.
+            while served.is_rolling_back or served.state in _ON_ITS_WAY:
+                await served.change()
+            if served.state not in _AWAY or self._operations.stopping:
+                return
+            self._log.info("kernel %s is wanted: resuming it", served.kernel_id)
+            try:
+                await self._operations.tracked.result(await self._resume_soon(served.kernel_id))
+                return
+            except KernelBusy:
+                # Somebody else resumes it, which this server has not been told yet.
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _resume_soon(self, kernel_id: str) -> Operation:
         """Start a resume; wait for a daemon that is just being replaced."""
