@@ -24,6 +24,10 @@ ROOT = Path(__file__).parent.parent
 UID = 65533
 #: Names a folder of the user's among the devices, for tests with files that look like GPUs.
 DEVICES = "GPUCKPT_TEST_DEVICES"
+#: What travels from root's environment to the user's: variables with these beginnings, and these.
+KEPT_BEGINNINGS = ("GPUCKPT_", "JUPYTER_GPUCKPT_")
+#: mpi4py's Open MPI finds the machine's OpenCL drivers by it.
+KEPT = ("OCL_ICD_FILENAMES",)
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
 
 
@@ -90,7 +94,7 @@ def main(words: list[str]) -> int:
         **{
             name: value
             for name, value in os.environ.items()
-            if name.startswith(("GPUCKPT_", "JUPYTER_GPUCKPT_"))
+            if name in KEPT or name.startswith(KEPT_BEGINNINGS)
         },
     }
     try:

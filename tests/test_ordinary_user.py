@@ -29,7 +29,20 @@ def test_every_file_of_snapshots_is_in_a_part():
     assert len(matched) == len({*matched})
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as one")
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the whole suite runs as one")
+
+
+@AS_ROOT
+def test_the_user_has_what_tests_and_mpi_ask_for_and_nothing_else_of_roots():
+    asked = {"GPUCKPT_CYCLES": "7", "OCL_ICD_FILENAMES": "none.so", "SOMETHING_ELSE": "root's"}
+    words = [sys.executable, "-m", "tests.as_user", "/usr/bin/env", "-0"]
+    told = subprocess.check_output(words, cwd=ROOT, env=os.environ | asked, text=True)
+    found = dict(line.split("=", 1) for line in told.split("\0") if line)
+    assert {name: found.get(name) for name in asked} == {**asked, "SOMETHING_ELSE": None}
+    assert found["USER"] == "gpuckpt-user"
+
+
+@AS_ROOT
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("part", PARTS)
 def test_an_ordinary_user_needs_no_right(part):

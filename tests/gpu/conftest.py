@@ -1,7 +1,8 @@
-"""Another program on the GPU."""
+"""One GPU for each test, and another program on it."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,14 @@ HOG = """
     print("ready", flush=True)
     input()
 """
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let what a test starts see the first GPU only: frameworks use all that they see. Not with the marker `several_gpus`."""
+    if request.node.get_closest_marker("several_gpus") is None:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible.partition(",")[0])
 
 
 @pytest.fixture

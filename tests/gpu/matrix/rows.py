@@ -57,6 +57,14 @@ WORKS = [
         compiler=True,
         without_gpu=True,
     ),
+    Row(
+        "torch_compile_two_gpus",
+        "torch.compile with Triton where its compile workers see two GPUs",
+        "torch_compile",
+        needs=("torch", "triton"),
+        compiler=True,
+        gpus=2,
+    ),
     Row("cupy", "CuPy", "cupy_arrays", needs=("cupy",)),
     Row("jax", "JAX", "jax_arrays", needs=("jax",), without_gpu=True),
     Row(

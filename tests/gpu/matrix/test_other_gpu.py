@@ -13,7 +13,7 @@ from tests.gpu.matrix.rows import Row
 from tests.gpu.matrix.trial import Trial
 
 # Each of them waits until it is alone.
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gpu, pytest.mark.several_gpus, pytest.mark.timeout(900)]
 
 MB = 1 << 20
 

@@ -6,7 +6,8 @@ import pytest
 
 from tests.gpu.matrix import rows
 
-pytestmark = pytest.mark.gpu
+# One server serves all rows; a row's kernel sees as many as the row says.
+pytestmark = [pytest.mark.gpu, pytest.mark.several_gpus]
 
 
 @pytest.mark.parametrize("row", rows.REFUSED, ids=lambda row: row.name)

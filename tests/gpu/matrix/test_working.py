@@ -7,7 +7,8 @@ import pytest
 from tests.conftest import wait_for
 from tests.gpu.matrix import rows
 
-pytestmark = pytest.mark.gpu
+# One server serves all rows; a row's kernel sees as many as the row says.
+pytestmark = [pytest.mark.gpu, pytest.mark.several_gpus]
 
 
 @pytest.mark.parametrize("row", rows.WORKS, ids=lambda row: row.name)

@@ -43,6 +43,7 @@ class Trial:
         self._tell = {
             "workload": row.workload,
             "options": dict(row.options),
+            "gpus": row.gpus,
             "seed": random.SystemRandom().getrandbits(30),
             **tokens.new(self._folder / "tokens", row.gpu_bytes),
         }

@@ -8,8 +8,6 @@ from .tokens import PART
 class Work:
     def __init__(self, seed, gpus=1):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        if gpus == 1:
-            os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # else it takes all
         import jax  # noqa: PLC0415 - reads these at its import
 
         jax.config.update("jax_enable_x64", True)

@@ -5,6 +5,7 @@ python -m workloads.running LOOKS TOLD     TOLD: what the row's trial tells, as 
 
 import importlib
 import json
+import os
 import sys
 
 from .tokens import Tokens
@@ -12,6 +13,9 @@ from .tokens import Tokens
 
 class Running:
     def __init__(self, told):
+        if told["gpus"] == 1:  # before the first import of a framework, which would use all
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+            os.environ["CUDA_VISIBLE_DEVICES"] = visible.partition(",")[0]
         module = importlib.import_module(f"{__package__}.{told['workload']}")
         self.work = module.Work(told["seed"], **told["options"])
         self.tokens = Tokens(told, self.work.arange)
