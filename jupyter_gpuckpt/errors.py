@@ -62,6 +62,12 @@ class ConfigurationError(GpuCkptError):
     code = "configuration"
 
 
+class RemoteNotFound(ConfigurationError):
+    """There is no remote of this name."""
+
+    code = "remote_not_found"
+
+
 class HostError(GpuCkptError):
     """This machine cannot do it."""
 

@@ -9,6 +9,7 @@ from .errors import (
     GpuCkptError,
     KernelNotFound,
     OperationNotFound,
+    RemoteNotFound,
     SnapshotNotFound,
 )
 
@@ -20,6 +21,7 @@ _ERRORS: dict[str, type[GpuCkptError]] = {
     "snapshot_id": SnapshotNotFound,
     "operation_id": OperationNotFound,
     "owner_id": ConfigurationError,
+    "remote": RemoteNotFound,
 }
 
 

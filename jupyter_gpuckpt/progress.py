@@ -37,6 +37,7 @@ class Stage(StrEnum):
     GPU_FILES = "gpu files"
     GPU_RESTORE = "gpu restore"
     LET_GO = "let go"
+    FETCH = "fetch"
 
 
 _GPU_STAGES = (Stage.GPU_LOCK, Stage.GPU_CHECKPOINT, Stage.GPU_RELEASE)
@@ -104,7 +105,9 @@ class Progress:
         self._stage = ""
         self._done = 0
         self._total: int | None = None
-        self._cancelled = self._committed = False
+        self._committed = False
+        #: Set when somebody has cancelled, for what waits.
+        self.cancelled = threading.Event()
         #: Seconds spent in each stage, in order of first entry.
         self.seconds_by_stage: dict[str, float] = {}
         #: Bumped whenever something happens: a watchdog's "no progress for N seconds" reads this.
@@ -145,6 +148,13 @@ class Progress:
             self._done += count_bytes
         self._tell()
 
+    def reach(self, done_bytes: int, total_bytes: int) -> None:
+        """So much of so much is done in the present stage, whose total was not known at its beginning."""
+        self.check()
+        with self._lock:
+            self._done, self._total = done_bytes, total_bytes
+        self._tell()
+
     def record(self) -> ProgressRecord:
         """Where it is now."""
         with self._lock:
@@ -153,18 +163,19 @@ class Progress:
     def cancel(self) -> bool:
         """Ask the operation to stop and undo; False if it is past the point where it can."""
         with self._lock:
-            self._cancelled = not self._committed
-            return self._cancelled
+            if not self._committed:
+                self.cancelled.set()
+            return self.cancelled.is_set()
 
     def check(self) -> None:
         """Raise `OperationCancelled` if somebody cancelled."""
-        if self._cancelled:
+        if self.cancelled.is_set():
             raise OperationCancelled("The operation was cancelled.")
 
     def point_of_no_return(self) -> None:
         """From here on the operation completes; raises if it was cancelled before."""
         with self._lock:
-            self._committed = not self._cancelled
+            self._committed = not self.cancelled.is_set()
         self.check()
 
     def _tell(self, *, force: bool = False) -> None:

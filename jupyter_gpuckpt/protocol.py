@@ -113,6 +113,8 @@ class OperationKind(StrEnum):
     BRANCH = "branch"
     #: A snapshot of now, then a resume from an older one; done by a server, of two operations.
     ROLL_BACK = "roll_back"
+    #: A snapshot comes from a remote; `kernel_id` is that of its kernel.
+    FETCH = "fetch"
 
 
 class OperationState(StrEnum):

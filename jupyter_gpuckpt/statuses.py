@@ -9,6 +9,7 @@ from .errors import GpuCkptError
 STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.GpuCkptError: (500, 1),
     errors.ConfigurationError: (400, 2),
+    errors.RemoteNotFound: (404, 2),
     errors.HostError: (501, 3),
     errors.HostIncompatible: (409, 3),
     errors.KernelError: (409, 6),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from .. import calls
@@ -15,12 +15,12 @@ from ..errors import (
     GpuCkptError,
     KernelNotFound,
     OperationCancelled,
-    error_from,
 )
-from ..protocol import Kernel, Operation, OperationState
+from ..protocol import Kernel, Operation
 from . import all_kernels, doctor, output, remotes, resuming, summary
 from . import prune as pruning
 from . import snapshots as keeping
+from .daemon_calls import daemon, finish
 from .ids import one_kernel, one_of, one_snapshot
 
 if TYPE_CHECKING:
@@ -30,21 +30,9 @@ if TYPE_CHECKING:
 NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
 
 
-@contextmanager
-def _daemon() -> Iterator[Client]:
-    """A client of the daemon, which is started if need be."""
-    from ..client import Client  # noqa: PLC0415 - an HTTP library, too slow for --help
-
-    client = Client.connect()
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 def ps(given: Namespace) -> int:
     """All kernels of this user."""
-    with _daemon() as client:
+    with daemon() as client:
         kernels = client.send(calls.kernels())
     if given.json:
         output.say_json({"kernels": kernels})
@@ -118,7 +106,7 @@ def resume(given: Namespace) -> int:
     except GpuCkptError:
         # What was only made for this would keep its snapshot from being deleted.
         for one in revived:
-            with _daemon() as client, suppress(GpuCkptError):
+            with daemon() as client, suppress(GpuCkptError):
                 client.send(calls.kill(one.kernel_id))
         raise
     for one in revived:
@@ -134,18 +122,14 @@ def _operate(
     start: Callable[[Client, str], Operation],
     find: Callable[[str, Client], str] = one_kernel,
 ) -> int:
-    with _daemon() as client:
+    with daemon() as client:
         kernel_id = find(given.kernel, client)
         operation = start(client, kernel_id)
         try:
-            with output.ProgressBar(title) as bar:
-                for operation in client.follow(operation.operation_id):  # noqa: B020 - the same one, later
-                    bar.show(operation.progress)
+            operation = finish(client, operation, title)
         except KeyboardInterrupt:
             output.warn(f"{title} goes on in the daemon; `jupyter gpuckpt ps` shows how far it is.")
             raise
-    if operation.state is not OperationState.SUCCEEDED:
-        raise _error_of(operation)
     if given.json:
         output.say_json({"operation": operation})
     else:
@@ -155,20 +139,9 @@ def _operate(
     return 0
 
 
-def _error_of(operation: Operation) -> GpuCkptError:
-    if operation.error:
-        return error_from(operation.error)
-    if operation.state is OperationState.CANCELLED:
-        return OperationCancelled("The operation was cancelled; nothing was changed.")
-    return GpuCkptError(
-        f"The operation ended in the state {operation.state.value} without a reason.",
-        hint="The daemon's log has more.",
-    )
-
-
 def list_snapshots(given: Namespace) -> int:
     """Snapshots, newest first."""
-    with _daemon() as client:
+    with daemon() as client:
         found = client.send(calls.snapshots())
     if given.kernel:
         # Snapshots outlive their kernels, so the kernels that count are the ones named in them.
@@ -205,7 +178,7 @@ def list_snapshots(given: Namespace) -> int:
 
 def show(given: Namespace) -> int:
     """Everything about one snapshot that is no secret."""
-    with _daemon() as client:
+    with daemon() as client:
         known = [info.snapshot_id for info in client.send(calls.snapshots())]
         found: dict[str, Any] = client.send(
             calls.manifest_summary(one_snapshot(given.snapshot, known))
@@ -219,7 +192,7 @@ def show(given: Namespace) -> int:
 
 def remove(given: Namespace) -> int:
     """Delete snapshots one after the other; the first that is refused ends it."""
-    with _daemon() as client:
+    with daemon() as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All names are understood before anything is deleted.
         wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in given.snapshot))
@@ -246,7 +219,7 @@ def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namesp
     """An action of another module, which gets a client."""
 
     def run(given: Namespace) -> int:
-        with _daemon() as client:
+        with daemon() as client:
             return action(given, client)
 
     return run

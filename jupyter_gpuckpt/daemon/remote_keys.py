@@ -17,6 +17,7 @@ from ..store.far import holders, keyring
 from ..store.far.buckets import Bucket, open_bucket
 from ..store.far.holders import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, Secret
 from ..store.far.keyring import Keyring
+from ..store.far.retries import Retries
 from ..store.far.seen import Seen
 
 _COMMAND_SECONDS = 60.0
@@ -94,10 +95,24 @@ def _into_store(call: RemoteCall, remote: Remote, own: Secret) -> tuple[Keyring,
         ) from error
 
 
+class Opened(NamedTuple):
+    """A remote that was opened with this machine's key."""
+
+    remote: Remote
+    bucket: Bucket
+    seen: Seen
+    keyring: Keyring
+
+
+def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Opened:
+    """Open a remote with this machine's key. Raises ConfigurationError, KeyUnavailable, and what `Bucket` raises."""
+    bucket, known, own = _own(data_dir, remote, retries)
+    return Opened(remote, bucket, known, keyring.open_with(bucket, known, own, _holder_id(remote)))
+
+
 def listed(data_dir: Path, remote: Remote) -> list[HolderView]:
     """Return the holders of a remote's key."""
-    bucket, known, own = _own(data_dir, remote)
-    return _views(keyring.open_with(bucket, known, own, _holder_id(remote)), remote)
+    return _views(opened(data_dir, remote).keyring, remote)
 
 
 def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]:
@@ -150,12 +165,14 @@ def given(secret: GivenSecret) -> Secret:
     return secret_of(KeySource(secret.kind, secret.path, secret.command))
 
 
-def _own(data_dir: Path, remote: Remote) -> tuple[Bucket, Seen, Secret]:
+def _own(
+    data_dir: Path, remote: Remote, retries: Retries | None = None
+) -> tuple[Bucket, Seen, Secret]:
     if remote.key is None:
         raise ConfigurationError(
             f"Remote {remote.name} has no key on this machine.", hint="Remove it and add it again."
         )
-    bucket = open_bucket(remote, lock_dir=data_dir / "remotes")
+    bucket = open_bucket(remote, retries=retries, lock_dir=data_dir / "remotes")
     return bucket, seen(data_dir, remote.name), secret_of(remote.key)
 
 

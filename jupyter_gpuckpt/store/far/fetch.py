@@ -75,6 +75,7 @@ def fetch(
                 f"The snapshot needs {needed:,} bytes, and {store.free_bytes():,} are free.",
                 hint="Delete snapshots that are no longer needed, or put the store on a larger disk.",
             )
+        progress(0, needed)
         _Fetching(bucket, writer, wanted, needed, progress).run(runs)
         writer.finish()
         store.publish(manifest)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ... import decoding
-from ...errors import ConfigurationError, FormatTooNew
+from ...errors import ConfigurationError, FormatTooNew, RemoteNotFound
 from ...remote_records import Remote
 from ..faults import store_errors
 from ..manifests import replace_file
@@ -64,13 +64,13 @@ class Remotes:
         return found
 
     def get(self, name: str) -> Remote:
-        """Return the remote of this name. Raises ConfigurationError if there is none, and what `all` raises."""
+        """Return the remote of this name. Raises RemoteNotFound, and what `all` raises."""
         found = self.all()
         for remote in found:
             if remote.name == name:
                 return remote
         names = ", ".join(remote.name for remote in found) or "none"
-        raise ConfigurationError(
+        raise RemoteNotFound(
             f"There is no remote {name[:200]!r}.",
             hint=f"There are: {names}. `jupyter gpuckpt remote add` adds one.",
         )
@@ -98,7 +98,7 @@ class Remotes:
         self._change(lambda known: [remote if one.name == remote.name else one for one in known])
 
     def remove(self, name: str) -> None:
-        """Forget a remote; what it holds stays. Raises ConfigurationError if there is none, and what `all` raises."""
+        """Forget a remote; what it holds stays. Raises RemoteNotFound, and what `all` raises."""
         self.get(name)
         self._change(lambda known: [one for one in known if one.name != name])
 

@@ -1,0 +1,48 @@
+"""A client of the daemon for one command, and operations that are followed to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..errors import GpuCkptError, OperationCancelled, error_from
+from ..protocol import Operation, OperationState
+from . import output
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+
+@contextmanager
+def daemon() -> Iterator[Client]:
+    """A client of the daemon, which is started if need be."""
+    from ..client import Client  # noqa: PLC0415 - an HTTP library, too slow for --help
+
+    client = Client.connect()
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def finish(client: Client, operation: Operation, title: str) -> Operation:
+    """Show how far an operation is until it has succeeded; raise its error."""
+    latest = operation
+    with output.ProgressBar(title) as bar:
+        for latest in client.follow(operation.operation_id):
+            bar.show(latest.progress)
+    if latest.state is not OperationState.SUCCEEDED:
+        raise _error_of(latest)
+    return latest
+
+
+def _error_of(operation: Operation) -> GpuCkptError:
+    if operation.error:
+        return error_from(operation.error)
+    if operation.state is OperationState.CANCELLED:
+        return OperationCancelled("The operation was cancelled; nothing was changed.")
+    return GpuCkptError(
+        f"The operation ended in the state {operation.state.value} without a reason.",
+        hint="The daemon's log has more.",
+    )
