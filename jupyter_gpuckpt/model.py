@@ -93,7 +93,7 @@ class ImageFile(msgspec.Struct, frozen=True):
 class CapturedFile(msgspec.Struct, frozen=True):
     """A file that CRIU leaves to us: in the private /dev/shm, on the scratch tmpfs, or a `link_remap` link.
 
-    `kind` is file, directory, symlink or hardlink (`target`: an earlier path with the same inode, or the symlink's text).
+    `kind` is file, directory, fifo, symlink or hardlink (`target`: an earlier path with the same inode, or the symlink's text).
     """
 
     path: str

@@ -21,6 +21,13 @@ from .tree.tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
 _COPIES = f"{SCRATCH}/copies"
+#: What lies in a FIFO is in CRIU's images, but not the FIFO itself.
+_KINDS = {
+    stat.S_IFREG: "file",
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "symlink",
+    stat.S_IFIFO: "fifo",
+}
 
 
 @dataclass
@@ -96,8 +103,7 @@ def _harmless(mode: int) -> int:
 
 
 def _kind(mode: int) -> str:
-    kinds = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
-    return kinds.get(stat.S_IFMT(mode), "")  # sockets and fifos with a name are in CRIU's images
+    return _KINDS.get(stat.S_IFMT(mode), "")  # sockets with a name are in CRIU's images
 
 
 def _aside(tree: Tree, source: Path, number: int) -> Path:

@@ -181,6 +181,9 @@ def _finish_private(record: CapturedFile, path: Path, *, owner: bool) -> None:
     if record.kind == "symlink":
         path.unlink(missing_ok=True)
         path.symlink_to(record.target)
+    elif record.kind == "fifo":
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
     if owner:
         os.chown(path, record.uid, record.gid, follow_symlinks=False)
     if record.kind != "symlink":

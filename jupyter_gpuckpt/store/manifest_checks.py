@@ -220,6 +220,7 @@ def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]
     harmless = 0o1777 | (stat.S_ISGID if record.kind == "directory" else 0)
     fits = {
         "directory": True,
+        "fifo": True,
         "file": record.stream in streams,
         "hardlink": kinds.get(record.target) == "file",
         "symlink": bool(record.target) and "\0" not in record.target,

@@ -36,7 +36,19 @@ _VALUES: list[Any] = [
         "/dev/shm/.gpuckpt/keeper",
         "/run/gpuckpt/images/a.img",
     ),
-    *("file", "directory", "symlink", "hardlink", "device", "images", b"", b"x" * 32, [], {}),
+    *(
+        "file",
+        "directory",
+        "symlink",
+        "hardlink",
+        "fifo",
+        "device",
+        "images",
+        b"",
+        b"x" * 32,
+        [],
+        {},
+    ),
     *([[]], [None], {"a": {}}, {"": ""}, {"x": [{}]}),
 ]
 

@@ -82,6 +82,8 @@ NO_PLACE = {
     "a zero byte": captured(file(SHM + "a\0b")),
     "scratch": captured(file(SCRATCH + "standstill")),
     "scratch images": captured(file(SCRATCH + "images/core-1.img")),
+    "a fifo on scratch": captured(file(SCRATCH + "servers", kind="fifo")),
+    "a fifo of the user's": captured(file("/tmp/link_remap.1", kind="fifo")),
     "a link on scratch": captured(file(SCRATCH + "servers", kind="symlink", target="/etc")),
     "a folder of the host": captured(CapturedFile("/etc/new", "directory")),
     "a symlink beside a file": captured(
