@@ -127,6 +127,17 @@ def extras() -> tuple[str, ...]:
     return ()
 
 
+def put_in(monkeypatch: pytest.MonkeyPatch, driver: ScriptedDriver, nvml: ScriptedNvml) -> None:
+    """Let this process find these in place of cuda-bindings and NVML."""
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = driver
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    # What was found before is forgotten.
+    monkeypatch.setattr(cuda, "_found", [])
+    monkeypatch.setattr(gpu, "_library", gpu._Library())
+
+
 @pytest.fixture
 def scripted(run, executable, devices, extras, tmp_path, monkeypatch) -> Gpu:
     folder = tmp_path / "cuda"
@@ -136,13 +147,7 @@ def scripted(run, executable, devices, extras, tmp_path, monkeypatch) -> Gpu:
     nvml = ScriptedNvml()
     nvml.add(ONE)
     driver = ScriptedDriver(folder, nvml)
-    bindings = ModuleType("cuda.bindings")
-    bindings.driver = driver
-    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    # What was found before is forgotten.
-    monkeypatch.setattr(cuda, "_found", [])
-    monkeypatch.setattr(gpu, "_library", gpu._Library())
+    put_in(monkeypatch, driver, nvml)
     words = [str(executable), str(folder), devices, str(LENGTH), *CHILDREN]
     program = run(f"import os; os.execv({words[0]!r}, {words!r})")
     wait_for(lambda: len(list(folder.glob("*.ticks"))) == 3)
