@@ -16,6 +16,7 @@ import msgspec
 
 from . import decoding
 from .errors import DaemonUnavailable, ErrorRecord, error_from
+from .far_records import FarListing, FetchEstimate, FetchRequest, RemoteState
 from .model import LaunchSpec, RetentionPolicy
 from .protocol import (
     SILENCE_SECONDS,
@@ -251,6 +252,28 @@ def export(snapshot_id: str) -> Call[bytes]:
 def import_archive(pieces: Iterable[bytes] | AsyncIterable[bytes]) -> Call[list[Snapshot]]:
     """Store the snapshots of an archive; after ArchiveInvalid or SnapshotExists the store is as before."""
     return Call(list[Snapshot], "POST", "/snapshots/import", seconds=None, content=pieces)
+
+
+def remotes() -> Call[list[RemoteState]]:
+    """List the remotes, without asking any."""
+    return Call(list[RemoteState], "GET", "/remotes")
+
+
+def far_sessions(remote: str) -> Call[FarListing]:
+    """List what lies in a remote."""
+    return Call(FarListing, "GET", _path("remotes", remote, "sessions"), seconds=KILL_SECONDS)
+
+
+def fetch_estimate(remote: str, snapshot_id: str, session_id: str = "") -> Call[FetchEstimate]:
+    """Return what a fetch would move, and what keeps the kernel from being resumed here."""
+    path, params = _path("remotes", remote, "snapshots", snapshot_id), {"session_id": session_id}
+    return Call(FetchEstimate, "GET", path, params=params, seconds=KILL_SECONDS)
+
+
+def fetch(remote: str, snapshot_id: str, request: FetchRequest | None = None) -> Call[Operation]:
+    """Start bringing a snapshot from a remote into the local store; it is looked for before this is answered."""
+    path = _path("remotes", remote, "snapshots", snapshot_id, "fetch")
+    return Call(Operation, "POST", path, request or FetchRequest(), seconds=KILL_SECONDS)
 
 
 def store() -> Call[StoreUsage]:

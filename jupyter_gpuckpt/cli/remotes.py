@@ -21,7 +21,7 @@ from ..remote_records import (
     secrets_in,
 )
 from ..statuses import exit_code
-from . import output, remote_keys
+from . import far_sessions, output, remote_keys
 from .prune import size_bytes
 from .remote_keys import ask
 
@@ -79,6 +79,10 @@ def add_arguments(to: ArgumentParser) -> None:
     ):
         verb(name, summary).add_argument("name", metavar="NAME", help="as it was added")
     verb("list", "list the remotes")
+    far_sessions.add_arguments(
+        verb("sessions", "list the snapshots in a remote"),
+        verb("fetch", "bring a snapshot here from a remote"),
+    )
     remote_keys.add_arguments(verb("key", "say who can open a remote, and change that"))
 
 
@@ -141,6 +145,8 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "test": _test,
     "list": _list,
     "rm": _remove,
+    "sessions": far_sessions.list_sessions,
+    "fetch": far_sessions.fetch,
     "key": remote_keys.run,
 }
 

@@ -18,7 +18,7 @@ from ..protocol import (
     SignalRequest,
     State,
 )
-from . import snapshot_handlers
+from . import far_handlers, snapshot_handlers
 from .base_handler import BaseHandler
 from .streams import Stream
 
@@ -269,6 +269,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/operations/{operation_id}/events": OperationEventsHandler,
     "/operations/{operation_id}/cancel": CancelHandler,
     **snapshot_handlers.ROUTES,
+    **far_handlers.ROUTES,
     "/owners": OwnersHandler,
     "/owners/{owner_id}": OwnerHandler,
     "/owners/{owner_id}/claim": ClaimHandler,

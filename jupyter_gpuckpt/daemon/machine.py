@@ -31,7 +31,7 @@ from ..place import Place
 from ..progress import Progress
 from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
 from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
-from ..snapshots import changes, resume, save, stored_secrets
+from ..snapshots import arrivals, changes, resume, save, stored_secrets
 from ..states import KernelState
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
@@ -41,6 +41,7 @@ from .resume_times import ResumeTimes
 from .usage import Usage, differ
 
 if TYPE_CHECKING:
+    from ..snapshots.arrivals import Arrival
     from ..snapshots.resume import Resumed
     from ..snapshots.save import Saved
     from .records import KernelRecord
@@ -264,6 +265,10 @@ class Machine:
     def changes(self, snapshot_id: str) -> Changes:
         """Return what differs since a snapshot was taken."""
         return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
+
+    def check_arrival(self, manifest: Manifest) -> Arrival:
+        """Return what keeps a kernel that was saved elsewhere from being resumed here."""
+        return arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
         """Return the manifest of a kernel's own snapshot, its newest by default, or of the one it was made from; SnapshotNotFound."""

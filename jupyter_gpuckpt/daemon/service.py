@@ -18,6 +18,7 @@ from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
 from ..snapshot_records import SnapshotChange
 from . import lifetime
 from .endings import Endings
+from .far_sessions import FarSessions
 from .inventory import Inventory
 from .kernels import Kernels
 from .machine import Machine
@@ -56,6 +57,7 @@ class Daemon:
             undo_seconds=settings.undo_delete_seconds,
         )
         self.transfers = Transfers(self.machine)
+        self.far_sessions = FarSessions(settings.data, self.machine, self.operations, self.streams)
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
         self.owners = Owners(self.streams, self.kernels, self.operations, self.verbs, records)
@@ -119,6 +121,7 @@ class Daemon:
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()
+        await self.far_sessions.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
 

@@ -9,6 +9,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from ..client.batch import SuspendOutcome, SuspendReport
 from ..errors import ErrorRecord
+from ..far_records import RemoteState
 from ..model import Cause, Variable
 from ..progress import ProgressRecord
 from ..protocol import Kernel, Operation, OperationKind, OperationState
@@ -190,6 +191,12 @@ class SnapshotsView(View, frozen=True):
     """Snapshots, newest first."""
 
     snapshots: list[SnapshotView]
+
+
+class RemotesView(View, frozen=True):
+    """The remotes, in the order in which they were added."""
+
+    remotes: list[RemoteState]
 
 
 class VariablesView(View, frozen=True):

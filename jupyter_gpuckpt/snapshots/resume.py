@@ -120,8 +120,13 @@ def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None
     Open files are not looked at: they are listed in the images (`engine.criu.missing_files`).
     """
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
+    return found + changed_files(manifest, digests)
+
+
+def changed_files(manifest: Manifest, digests: FileDigests | None = None) -> list[str]:
+    """Say which programs and libraries of the kernel are others than they were, a sentence each."""
     known = digests or FileDigests()
-    return found + [text for file in manifest.mapped if (text := _changed(file, known))]
+    return [text for file in manifest.mapped if (text := _changed(file, known))]
 
 
 def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Placement:

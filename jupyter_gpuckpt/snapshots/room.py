@@ -16,7 +16,7 @@ from .stored_images import MEMORY, write_images
 
 def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
     """Say how much memory a resume lacks; an empty string if there is enough. Memory on GPUs is not looked at."""
-    needed = _streams_bytes(manifest, "pages/", "gpu")
+    needed = most_memory_bytes(manifest)
     free = processes.mem_available()
     if needed > free:
         # What forked processes share is in the streams of all of them.
@@ -24,6 +24,11 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
     if needed <= free:
         return ""
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."
+
+
+def most_memory_bytes(manifest: Manifest) -> int:
+    """Return the memory that a resume takes, or more: what forked processes share counts for each of them."""
+    return _streams_bytes(manifest, "pages/", "gpu")
 
 
 def disk_shortage(manifest: Manifest, store: LocalStore, spill_dir: Path) -> str:

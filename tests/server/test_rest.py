@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.server.rest.openapi import PREFIX
 from jupyter_gpuckpt.server.rest.routes import ROUTES
+from tests.far.joined import asked as remotes_asked
+from tests.far.joined import join
 from tests.server.conftest import Server
 from tests.server.contract import DOCUMENT, described
 
@@ -114,7 +117,7 @@ def test_what_is_not_there_is_404_with_a_code(server):
     for method, route in CASES:
         if "{" in route:
             status, body = server.refused(method, filled(route).removeprefix("api/gpuckpt/"))
-            kind = re.search(r"{(\w+)_id}", route)[1]
+            kind = re.search(r"{(\w+?)(_id)?}", route)[1]
             assert (status, body["code"]) == (404, f"{kind}_not_found"), (method, route)
             assert body["message"].endswith(".")
 
@@ -167,7 +170,7 @@ def test_the_description_refers_to_nothing_that_it_lacks():
             found = found[name]
 
 
-def test_every_answer_is_as_it_is_described(server):
+def test_every_answer_is_as_it_is_described(server, tmp_path):
     """`Server.request` compares each answer with the description; here are all kinds of answers at least once."""
     page = server.open()
     page.run("x = 1")
@@ -187,6 +190,14 @@ def test_every_answer_is_as_it_is_described(server):
     ask("PATCH", snapshot, json={"title": "a title", "pinned": False})
     ask("POST", f"{snapshot}/verify")
     archive = ask("GET", f"{snapshot}/export").content
+    (tmp_path / "archive").write_bytes(archive)
+    data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
+    share = join(data_dir, Remote("share", f"file://{tmp_path}/share"))
+    share.upload_archive(tmp_path / "archive", tmp_path / "uploads")
+    for path in ("remotes", "remotes/share/sessions", f"remotes/share/{snapshot}"):
+        ask("GET", path)
+    ask("POST", f"remotes/share/{snapshot}/fetch", ok=False)
+    remotes_asked(RemoteVerb.REMOVE, data_dir, name="share")
     ask("DELETE", snapshot)
     ask("GET", "snapshots?deleted=1")
     ask("POST", f"{snapshot}/undelete")

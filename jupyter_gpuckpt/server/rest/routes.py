@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from . import (
     host_handler,
     kernel_handlers,
+    remote_handlers,
     snapshot_handlers,
     time_travel_handlers,
     variable_handlers,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ROUTES: dict[str, type[GpuCkptHandler]] = {
     **kernel_handlers.ROUTES,
     **snapshot_handlers.ROUTES,
+    **remote_handlers.ROUTES,
     **time_travel_handlers.ROUTES,
     **variable_handlers.ROUTES,
     **host_handler.ROUTES,

@@ -17,6 +17,7 @@ from ..local import LocalStore
 from ..writer import PackWriter, Record
 from . import far_manifests, far_packs
 from .buckets import Bucket
+from .far_manifests import FarManifest
 from .far_packs import PackRef, Rows
 from .sealing import HEADER_BYTES, Seal, invalid
 from .sessions import FarSnapshot
@@ -56,9 +57,7 @@ def fetch(
     Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
     OperationCancelled; then the store lists what it did before.
     """
-    far = far_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
-    if far.snapshot_id != snapshot.snapshot_id:
-        raise invalid(snapshot.manifest, "it is that of another snapshot")
+    far = far_manifest(bucket, seal, snapshot)
     manifest = far.manifest()
     store.require_absent(far.snapshot_id)
     digests = manifests.references(manifest)
@@ -80,6 +79,14 @@ def fetch(
         writer.finish()
         store.publish(manifest)
     return manifest.info
+
+
+def far_manifest(bucket: Bucket, seal: Seal, snapshot: FarSnapshot) -> FarManifest:
+    """Return the manifest that a far session names. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+    far = far_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
+    if far.snapshot_id != snapshot.snapshot_id:
+        raise invalid(snapshot.manifest, "it is that of another snapshot")
+    return far
 
 
 def _packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> list[_Pack]:

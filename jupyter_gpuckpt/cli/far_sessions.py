@@ -1,0 +1,149 @@
+"""Implements `jupyter gpuckpt remote sessions` and `remote fetch`: what lies in a remote, and how it comes here."""
+
+from __future__ import annotations
+
+import time
+from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING
+
+from .. import calls
+from ..errors import HostIncompatible, SnapshotNotFound
+from ..far_records import FarListing, FetchEstimate, FetchRequest, ListedSession
+from ..protocol import Operation
+from ..statuses import exit_code
+from . import output
+from .daemon_calls import daemon, finish
+from .ids import one_of
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+_NUMBERS = frozenset({"MEMORY", "STORED"})
+
+
+def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
+    """What can be typed after `remote sessions` and `remote fetch`."""
+    for to in (sessions, fetching):
+        to.add_argument("name", metavar="NAME", help="of the remote")
+    fetching.add_argument("snapshot", metavar="SNAPSHOT", help="its id, or the beginning of it")
+    fetching.add_argument(
+        "--check",
+        action="store_true",
+        help="only say what would be moved, and what keeps the kernel from being resumed here",
+    )
+    fetching.add_argument(
+        "--force", action="store_true", help="fetch it although it could not be resumed here"
+    )
+
+
+def list_sessions(given: Namespace) -> int:
+    """List the snapshots in a remote, by session."""
+    with daemon() as client:
+        found = client.send(calls.far_sessions(given.name))
+    if given.json:
+        output.say_json(found)
+        return 0
+    for why in found.unreadable:
+        output.warn(why)
+    short = output.short_ids(_where(found))
+    rows = [
+        [
+            short[one.snapshot_id],
+            session.path or "-",
+            _whose(session),
+            one.title if one.title not in {"", session.path} else "-",
+            output.age(time.time() - one.created),
+            output.size(one.raw_bytes),
+            output.size(one.stored_bytes),
+            "yes" if one.here else "no",
+        ]
+        for session in found.sessions
+        for one in session.snapshots
+    ]
+    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "TITLE", "CREATED", "MEMORY", "STORED", "HERE"]
+    output.say(output.table(heads, rows, right=_NUMBERS) if rows else "No snapshots.")
+    return 0
+
+
+def fetch(given: Namespace) -> int:
+    """Bring a snapshot into the local store; with --check the status of HostIncompatible if it could not be resumed here."""
+    with daemon() as client:
+        snapshot_id, session_id = _one_snapshot(
+            given.snapshot, client.send(calls.far_sessions(given.name))
+        )
+        estimate = client.send(calls.fetch_estimate(given.name, snapshot_id, session_id))
+        if given.check:
+            _say_estimate(estimate, as_json=given.json)
+            return exit_code(HostIncompatible) if estimate.obstacles else 0
+        if not given.json:
+            output.note(_in_words(estimate))
+            for why in (*estimate.obstacles * given.force, *estimate.warnings):
+                output.warn(why)
+        request = FetchRequest(session_id, given.force)
+        operation = _finish(client, client.send(calls.fetch(given.name, snapshot_id, request)))
+    if given.json:
+        output.say_json({"operation": operation})
+    elif result := operation.result:
+        moved, took = output.size(result.sizes.new_bytes), output.duration(result.seconds)
+        output.say(f"Fetched snapshot {snapshot_id}: {moved} in {took}.")
+        output.note(f"`jupyter gpuckpt resume {snapshot_id}` brings its kernel back.")
+    return 0
+
+
+def _finish(client: Client, operation: Operation) -> Operation:
+    try:
+        return finish(client, operation, "fetching")
+    except KeyboardInterrupt:
+        client.send(calls.cancel(operation.operation_id))
+        output.warn("The fetch is cancelled.")
+        raise
+
+
+def _where(listing: FarListing) -> dict[str, str]:
+    """Return the ids of the snapshots that are listed, and of their sessions."""
+    return {
+        one.snapshot_id: session.session_id
+        for session in listing.sessions
+        for one in session.snapshots
+    }
+
+
+def _one_snapshot(prefix: str, listing: FarListing) -> tuple[str, str]:
+    known = _where(listing)
+    found = one_of(prefix, known)
+    if not found:
+        raise SnapshotNotFound(
+            f"Remote {listing.remote} lists no snapshot whose id begins with {prefix!r}.",
+            hint=f"`jupyter gpuckpt remote sessions {listing.remote}` lists what is there.",
+            details="\n".join(listing.unreadable),
+        )
+    return found, known[found]
+
+
+def _say_estimate(estimate: FetchEstimate, *, as_json: bool) -> None:
+    if as_json:
+        output.say_json(estimate)
+        return
+    output.say(_in_words(estimate))
+    for why in (*estimate.obstacles, *estimate.warnings):
+        output.warn(why)
+    if estimate.obstacles:
+        output.say("The kernel could not be resumed here.")
+        output.note(f"Hint: {output.printable(estimate.hint)}")
+    else:
+        output.say("Nothing is known that would keep the kernel from being resumed here.")
+
+
+def _in_words(estimate: FetchEstimate) -> str:
+    if estimate.snapshot.here:
+        return "The snapshot is here already."
+    text = f"About {output.size(estimate.move_bytes)} have to be moved"
+    if estimate.here_bytes:
+        text += f"; {output.size(estimate.here_bytes)} of the snapshot are here already"
+    return f"{text}."
+
+
+def _whose(session: ListedSession) -> str:
+    """Return machine and user of a session, as far as they are known."""
+    user = "/".join(filter(None, (session.hub_user, session.server_name)))
+    return "@".join(filter(None, (user, session.host_name))) or "-"

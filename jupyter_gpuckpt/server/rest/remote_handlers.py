@@ -1,0 +1,61 @@
+"""The routes about remotes and the snapshots in them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from ... import calls
+from ...far_records import FarListing, FetchEstimate, FetchRequest
+from ..views import OperationView, RemotesView, operation_view
+from .base_handler import GpuCkptHandler
+from .openapi import answers
+
+
+class RemotesHandler(GpuCkptHandler):
+    """Handler for all remotes."""
+
+    @answers(RemotesView)
+    async def get(self) -> None:
+        """List the remotes as they were when they were last tried; none is asked."""
+        self.reply(RemotesView(remotes=await self.parts.link.daemon.send(calls.remotes())))
+
+
+class FarSessionsHandler(GpuCkptHandler):
+    """Handler for the far sessions of a remote."""
+
+    @answers(FarListing)
+    async def get(self, remote: str) -> None:
+        """List what lies in a remote, by session of a notebook, the newest first."""
+        self.reply(await self.parts.link.daemon.send(calls.far_sessions(remote)))
+
+
+class FarSnapshotHandler(GpuCkptHandler):
+    """Handler for one snapshot in a remote."""
+
+    @answers(
+        FetchEstimate,
+        query={"session_id": "The session that lists it; without it all of them are looked at."},
+    )
+    async def get(self, remote: str, snapshot_id: str) -> None:
+        """Show what a fetch would move, and what keeps the kernel from being resumed here."""
+        session_id = self.get_query_argument("session_id", "")
+        call = calls.fetch_estimate(remote, snapshot_id, session_id)
+        self.reply(await self.parts.link.daemon.send(call))
+
+
+class FetchHandler(GpuCkptHandler):
+    """Handler for fetches."""
+
+    @answers(OperationView, HTTPStatus.ACCEPTED, request=FetchRequest)
+    async def post(self, remote: str, snapshot_id: str) -> None:
+        """Start bringing a snapshot here; refused where its kernel could not be resumed, unless that is forced."""
+        call = calls.fetch(remote, snapshot_id, self.record(FetchRequest))
+        self.reply(operation_view(await self.parts.link.daemon.send(call)))
+
+
+ROUTES: dict[str, type[GpuCkptHandler]] = {
+    "/remotes": RemotesHandler,
+    "/remotes/{remote}/sessions": FarSessionsHandler,
+    "/remotes/{remote}/snapshots/{snapshot_id}": FarSnapshotHandler,
+    "/remotes/{remote}/snapshots/{snapshot_id}/fetch": FetchHandler,
+}

@@ -1,0 +1,63 @@
+"""Whether a kernel that was saved elsewhere could be resumed here, by its manifest alone: asked before gigabytes are moved."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from ..host import fingerprint, processes
+from ..host.file_digests import FileDigests
+from ..model import Host, Manifest
+from . import resume, room
+
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+
+
+class Arrival(NamedTuple):
+    """What keeps a kernel from being resumed here, and what may, a sentence each. `hint`: what would help."""
+
+    obstacles: list[str]
+    warnings: list[str]
+    hint: str
+
+
+def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
+    """Compare this machine with what a resume of `manifest` would find: all that can be known without the snapshot's images."""
+    here = fingerprint.host()
+    changed, found = [], fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
+    hints = ["Fetch it on a machine like the one of the snapshot."] if found else []
+    if files := resume.changed_files(manifest, digests):
+        changed += files
+        hints.append(
+            "Install what the snapshot was taken with, at the same paths and in the same versions; an image of that machine's"
+            " container has both."
+        )
+    if not Path(manifest.launch.cwd).is_dir():
+        changed.append(
+            f"There is no folder {manifest.launch.cwd}, in which the kernel was started."
+        )
+        hints.append("Make that folder, with the files that the kernel needs.")
+    return Arrival([*found, *changed], list(_warnings(manifest, here)), " ".join(hints))
+
+
+def _warnings(manifest: Manifest, here: Host) -> list[str]:
+    found = []
+    then, now = map(_version, (manifest.host.kernel_release, here.kernel_release))
+    if now < then:
+        found.append(
+            f"The snapshot was taken under Linux {manifest.host.kernel_release}; this machine's is older"
+            f" ({here.kernel_release})."
+        )
+    needed, free = room.most_memory_bytes(manifest), processes.mem_available()
+    if needed > free:
+        found.append(
+            f"Up to {needed >> 20} MB of memory are needed for a resume, {free >> 20} MB are free."
+        )
+    shortage = resume.gpu_room(manifest).shortage if manifest.gpu and here.gpus else ""
+    return [*found, shortage] if shortage else found
+
+
+def _version(release: str) -> tuple[int, ...]:
+    match = _VERSION.match(release)
+    return (int(match[1]), int(match[2])) if match else ()

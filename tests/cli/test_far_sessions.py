@@ -1,0 +1,90 @@
+"""A kernel goes by a remote to another machine, with the commands that people type."""
+
+import json
+import shutil
+import subprocess
+import sys
+from ctypes.util import find_library
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.remote_records import Remote
+from tests.cli.test_resume import end, worth
+from tests.conftest import wait_for
+from tests.far.joined import Joined
+
+
+@pytest.fixture
+def library(short_dir):
+    """A library for a kernel to load."""
+    found = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
+    name = find_library("z")
+    path = next(line.split()[-1] for line in found.splitlines() if line.split()[:1] == [name])
+    return Path(shutil.copy(path, short_dir / "libmine.so"))
+
+
+def joined(env, *words, phrase=""):
+    """Add the remote on the machine of an environment, and return it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jupyter_gpuckpt.cli", "remote", "add", *words, "--json"],
+        input=phrase,
+        capture_output=True,
+        env=env,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    remote = msgspec.convert(answer["remotes"][0]["remote"], Remote)
+    return Joined(Path(env["JUPYTER_GPUCKPT_DATA_DIR"]), remote, answer["recovery_phrase"])
+
+
+def test_a_kernel_moves_to_another_machine(
+    kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir, library
+):
+    kernel.worth(f"globals().update(x=41, mine=__import__('ctypes').CDLL('{library}'))")
+    gpuckpt("suspend", "--all")
+    [snapshot] = gpuckpt_json("list")["snapshots"]
+    snapshot_id, archive = snapshot["snapshot_id"], short_dir / "archive.tar"
+    gpuckpt("export", snapshot_id, str(archive))
+    share = ["share", f"file://{short_dir}/share"]
+    a = joined(daemon_env, *share)
+    a.upload_archive(archive, short_dir / "uploads", path="work/notes.ipynb", host_name="a")
+    kernel.kill()
+    wait_for(lambda: not gpuckpt_json("ps")["kernels"])
+
+    # The other machine, on which the library is another one at first.
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] += "/other"
+    joined(daemon_env, *share, "--recovery-phrase", phrase=a.phrase)
+    content = library.read_bytes()
+    library.write_bytes(content + b"another version")
+    listed = gpuckpt("remote", "sessions", "share").stdout.splitlines()
+    assert listed[1].split()[:3] == [snapshot_id[:8], "work/notes.ipynb", "a"]
+    assert listed[1].endswith("no")
+    checked = gpuckpt("remote", "fetch", "share", snapshot_id[:8], "--check", status=3)
+    assert f"The file {library}, which the kernel uses, was replaced" in checked.stderr
+    assert "at the same paths and in the same versions" in checked.stderr
+    refused = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=3)["error"]
+    assert refused["code"] == "host_incompatible"
+    assert gpuckpt_json("list")["snapshots"] == []
+
+    library.write_bytes(content)
+    estimate = gpuckpt_json("remote", "fetch", "share", snapshot_id, "--check")
+    assert (estimate["obstacles"], estimate["here_bytes"]) == ([], 0)
+    done = gpuckpt("remote", "fetch", "share", snapshot_id[:8])
+    assert done.stdout.startswith(f"Fetched snapshot {snapshot_id}: ")
+    moved = snapshot["sizes"]["stored_bytes"]
+    assert abs(estimate["move_bytes"] - moved) < moved / 100
+    assert gpuckpt("remote", "sessions", "share").stdout.splitlines()[1].endswith("yes")
+    again = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=6)["error"]
+    assert again["code"] == "snapshot_exists"
+    none = gpuckpt_json("remote", "fetch", "share", "nothing", status=5)["error"]
+    assert none["code"] == "snapshot_not_found"
+
+    gpuckpt("resume", snapshot_id)
+    [back] = gpuckpt_json("ps")["kernels"]
+    assert (back["kernel_id"], back["state"]) == (kernel.id, "running")
+    assert worth(daemon_env, kernel.id, "(x + 1, mine.zlibVersion() != 0)") == "(42, True)"
+    end(gpuckpt_json, back["pid"])

@@ -1,0 +1,66 @@
+"""Machines that are set up with a remote as `jupyter gpuckpt remote add` does it, and snapshots that are uploaded to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from jupyter_gpuckpt.daemon import remote_keys, remotes
+from jupyter_gpuckpt.errors import error_from
+from jupyter_gpuckpt.remote_records import (
+    GivenSecret,
+    HolderKind,
+    KeySource,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    RemoteVerb,
+)
+from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.store.far.sessions import Facts
+from jupyter_gpuckpt.store.far.upload import Uploaded, Uploader
+from jupyter_gpuckpt.store.local import LocalStore
+
+
+class Joined(NamedTuple):
+    """A machine with a remote. `phrase` lets the next one in."""
+
+    data_dir: Path
+    remote: Remote
+    phrase: str
+
+    def upload(self, store: LocalStore, snapshot_id: str, **facts: str) -> Uploaded:
+        """Upload a snapshot, listed in the far session that is called as its kernel."""
+        opened = remote_keys.opened(self.data_dir, self.remote)
+        uploader = Uploader(
+            opened.bucket,
+            opened.keyring,
+            opened.seen,
+            state=self.data_dir / "state-of-uploads",
+            machine_id=remote_keys.machine_id(self.data_dir),
+        )
+        kernel_id = store.manifest(snapshot_id).info.kernel_id
+        return uploader.upload(store, snapshot_id, Facts(kernel_id, **facts))
+
+    def upload_archive(self, archive: Path, folder: Path, **facts: str) -> str:
+        """Upload the snapshot of an archive, by a store of its own in `folder`; its id."""
+        with LocalStore(folder) as store, archive.open("rb") as file:
+            [info] = import_archive(store, file.read)
+            self.upload(store, info.snapshot_id, **facts)
+        return info.snapshot_id
+
+
+def join(data_dir: Path, remote: Remote, phrase: str = "") -> Joined:
+    """Add a remote to a data directory, by the recovery phrase where it has a key already."""
+    added = Remote(remote.name, remote.url, remote.settings, key=KeySource())
+    secret = GivenSecret(HolderKind.RECOVERY, phrase) if phrase else None
+    found = asked(RemoteVerb.ADD, data_dir, remote=added, secret=secret)
+    return Joined(data_dir, found.remotes[0].remote, found.recovery_phrase or phrase)
+
+
+def asked(verb: RemoteVerb, data_dir: Path, **fields: object) -> RemoteAnswer:
+    """Return what came of a call, or raise its error."""
+    found = remotes.answer(RemoteCall(verb, str(data_dir), **fields))
+    if found.error:
+        raise error_from(found.error)
+    return found

@@ -1,0 +1,406 @@
+"""What the daemon lists of a remote and fetches from it: nothing is moved in vain, and whatever fails leaves the store as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.daemon.far_sessions import FarSessions
+from jupyter_gpuckpt.daemon.machine import Machine
+from jupyter_gpuckpt.daemon.operations import Operations
+from jupyter_gpuckpt.daemon.streams import Streams
+from jupyter_gpuckpt.daemon_settings import Settings
+from jupyter_gpuckpt.errors import (
+    AccessDenied,
+    FarObjectInvalid,
+    HostIncompatible,
+    RemoteNotFound,
+    SnapshotExists,
+    SnapshotNotFound,
+    record_of,
+)
+from jupyter_gpuckpt.far_records import FetchRequest
+from jupyter_gpuckpt.model import MappedFile, Sizes
+from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.protocol import OperationState
+from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.store.far.buckets import Bucket
+from jupyter_gpuckpt.store.local import LocalStore
+from tests.far import servers
+from tests.far.joined import join
+from tests.far.stores import chunks
+from tests.manifests import manifest
+from tests.unit.test_store_local import pack_files, put
+
+ROOT = Path(__file__).parents[2]
+#: What an archive of them takes is what they take, so that sizes are known.
+CONTENT = chunks(7, 60, 50_000)
+SIZES = Sizes(3_000_000, 2_500_000, 2_500_000)
+#: A session may cost so many requests when a remote is listed.
+MOST_REQUESTS = 20
+
+
+class Here:
+    """A machine whose daemon's parts run in this process."""
+
+    def __init__(self, data_dir):
+        self.machine = Machine(Settings(str(data_dir)), here(data_dir))
+        self.streams = Streams()
+        self.operations = Operations(self.streams)
+        self.far = FarSessions(data_dir, self.machine, self.operations, self.streams)
+
+    @property
+    def store(self):
+        return self.machine.store
+
+    async def fetched(self, *arguments, **request):
+        operation = await self.far.fetch(*arguments, FetchRequest(**request))
+        await operation.until_ended()
+        return operation.public()
+
+
+def saved(store, snapshot_id, *content, kernel_id="k1", created=5.0, **changes):
+    """Make a snapshot that could be resumed here, but for what `changes` says."""
+    put(store, *content)
+    made = manifest(snapshot_id, *content, kernel_id=kernel_id, created=created)
+    changes = {"host": msgspec.structs.replace(made.host, machine=platform.machine())} | changes
+    info = msgspec.structs.replace(made.info, sizes=SIZES)
+    store.publish(msgspec.structs.replace(made, info=info, **changes))
+
+
+@pytest.fixture
+def share(tmp_path):
+    return Remote("share", f"file://{tmp_path}/share")
+
+
+@pytest.fixture
+def first(tmp_path, share):
+    """A machine that has uploaded; its store and what it is joined to."""
+    joined = join(tmp_path / "first", share)
+    with LocalStore(tmp_path / "first/store") as store:
+        yield joined, store
+
+
+@pytest.fixture
+def second(tmp_path, first):
+    """Run a test of another machine with the same remote, in the event loop."""
+    joined, _ = first
+
+    def run(test):
+        join(tmp_path / "second", joined.remote, joined.phrase)
+
+        async def main():
+            machine = Here(tmp_path / "second")
+            try:
+                return await test(machine)
+            finally:
+                await machine.far.close()
+                machine.machine.close()
+
+        return asyncio.run(main())
+
+    return run
+
+
+@pytest.mark.parametrize("remote", ["files", "seaweedfs"], indirect=True)
+def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
+    a = join(tmp_path / "a", remote)
+    with LocalStore(tmp_path / "a/store") as store:
+        saved(store, "s1", *CONTENT)
+        saved(store, "s2", *CONTENT, created=6.0)
+        for snapshot_id in ("s1", "s2"):
+            a.upload(store, snapshot_id, path="work/notes.ipynb", host_name="a", hub_user="ada")
+        content = store.manifest("s1")
+    join(tmp_path / "b", remote, a.phrase)
+
+    async def test():
+        b = Here(tmp_path / "b")
+        try:
+            listing = await b.far.sessions(remote.name)
+            [session] = listing.sessions
+            assert (session.session_id, session.path) == ("k1", "work/notes.ipynb")
+            assert (session.host_name, session.hub_user) == ("a", "ada")
+            found = [(one.snapshot_id, one.created, one.here) for one in session.snapshots]
+            assert found == [("s2", 6.0, False), ("s1", 5.0, False)]
+            estimate = await b.far.estimate(remote.name, "s1")
+            assert (estimate.move_bytes, estimate.here_bytes) == (SIZES.stored_bytes, 0)
+            assert estimate.obstacles == []
+            done = await b.fetched(remote.name, "s1", session_id="k1")
+            assert (done.state, done.kernel_id) == (OperationState.SUCCEEDED, "k1")
+            assert done.progress.done_bytes == 0  # no stage is on any more
+            moved = done.result.sizes.new_bytes
+            assert 2_000_000 < moved <= sum(map(len, CONTENT))
+            assert b.store.manifest("s1") == content
+            b.store.verify("s1")
+            # The other one holds the same: nothing has to be moved for it.
+            estimate = await b.far.estimate(remote.name, "s2")
+            assert estimate.here_bytes == moved
+            assert (await b.fetched(remote.name, "s2")).result.sizes.new_bytes == 0
+            [session] = (await b.far.sessions(remote.name)).sessions
+            assert [one.here for one in session.snapshots] == [True, True]
+            with pytest.raises(SnapshotExists):
+                await b.fetched(remote.name, "s1")
+        finally:
+            await b.far.close()
+            b.machine.close()
+
+    asyncio.run(test())
+
+
+def test_a_list_costs_few_requests(first, second, monkeypatch):
+    joined, store = first
+    for number in range(4):
+        for kernel in range(3):
+            snapshot_id = f"s{kernel}.{number}"
+            saved(store, snapshot_id, *CONTENT[:3], kernel_id=f"k{kernel}")
+            joined.upload(store, snapshot_id)
+    count, lock = [0], threading.Lock()
+    once = Bucket._once
+
+    def counted(self, work, name):
+        with lock:
+            count[0] += 1
+        return once(self, work, name)
+
+    async def test(b):
+        monkeypatch.setattr(Bucket, "_once", counted)
+        listing = await b.far.sessions("share")
+        assert [len(one.snapshots) for one in listing.sessions] == [4, 4, 4]
+        assert 3 < count[0] <= 3 * MOST_REQUESTS
+        # The keyring, the list, and each session once.
+        assert count[0] == 5
+
+    second(test)
+
+
+def test_what_is_not_there_is_named(first, second):
+    joined, store = first
+    saved(store, "s1", *CONTENT[:3])
+    joined.upload(store, "s1")
+
+    async def test(b):
+        with pytest.raises(RemoteNotFound, match="There is no remote 'none'"):
+            await b.far.sessions("none")
+        for session_id in ("", "k1", "k2"):
+            with pytest.raises(SnapshotNotFound, match="lists no snapshot s2"):
+                await b.far.estimate("share", "s2", session_id)
+        [state] = await b.far.remotes()
+        assert (state.name, state.refusals) == ("share", [])
+        assert state.tried_at > 0
+
+    second(test)
+
+
+def test_one_session_that_cannot_be_read_does_not_hide_the_others(first, second, tmp_path):
+    joined, store = first
+    for kernel_id in ("k1", "k2"):
+        saved(store, f"s-{kernel_id}", *CONTENT[:3], kernel_id=kernel_id)
+        joined.upload(store, f"s-{kernel_id}")
+    path = tmp_path / "share/sessions/k1"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+    async def test(b):
+        listing = await b.far.sessions("share")
+        assert [one.session_id for one in listing.sessions] == ["k2"]
+        assert len(listing.unreadable) == 1
+        assert "sessions/k1" in listing.unreadable[0]
+        await b.far.estimate("share", "s-k2")
+        with pytest.raises(SnapshotNotFound) as caught:
+            await b.far.estimate("share", "s-k1")
+        assert "sessions/k1" in caught.value.details
+
+    second(test)
+
+
+@pytest.mark.parametrize("how", ["damaged", "another's", "gone"])
+@pytest.mark.parametrize("what", ["packs", "manifests"])
+def test_what_was_altered_is_refused_and_the_store_is_as_it_was(first, second, tmp_path, what, how):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+    one = sorted((tmp_path / "share" / what).iterdir())[0]
+    if how == "damaged":
+        data = bytearray(one.read_bytes())
+        data[len(data) // 2] ^= 1
+        one.write_bytes(data)
+    elif how == "another's":
+        other = join(tmp_path / "stranger", Remote("other", f"file://{tmp_path}/other"))
+        with LocalStore(tmp_path / "stranger/store") as strange:
+            saved(strange, "s1", *CONTENT)
+            other.upload(strange, "s1")
+        one.write_bytes(next(iter((tmp_path / "other" / what).iterdir())).read_bytes())
+    else:
+        one.unlink()
+
+    async def test(b):
+        saved(b.store, "mine", b"x" * 10_000)
+        if what == "manifests":
+            with pytest.raises(FarObjectInvalid if how != "gone" else Exception) as caught:
+                await b.fetched("share", "s1")
+            assert caught.value.code in {"far_object_invalid", "far_object_missing"}
+        else:
+            done = await b.fetched("share", "s1")
+            assert done.state is OperationState.FAILED
+            assert done.error.code in {"far_object_invalid", "far_object_missing"}
+        assert [info.snapshot_id for info in b.store.snapshots()] == ["mine"]
+        b.store.verify("mine")
+
+    second(test)
+
+
+@contextmanager
+def held_at_the_first_run(monkeypatch):
+    """Have reads of packs wait: says when one does, and lets them go on."""
+    waits, go_on = threading.Event(), threading.Event()
+    get_range = Bucket.get_range
+
+    def held(self, name, start, end):
+        if start and end - start > 500_000:
+            waits.set()
+            assert go_on.wait(60)
+        return get_range(self, name, start, end)
+
+    monkeypatch.setattr(Bucket, "get_range", held)
+    try:
+        yield waits, go_on
+    finally:
+        go_on.set()
+
+
+def test_a_fetch_that_is_cancelled_leaves_the_store_as_it_was(first, second, monkeypatch):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+
+    async def test(b):
+        saved(b.store, "mine", b"x" * 10_000)
+        before = pack_files(b.store)
+        with held_at_the_first_run(monkeypatch) as (waits, go_on):
+            operation = await b.far.fetch("share", "s1", FetchRequest())
+            assert await asyncio.to_thread(waits.wait, 60)
+            # Who asks again follows the one that is under way.
+            assert await b.far.fetch("share", "s1", FetchRequest()) is operation
+            operation.cancel()
+            go_on.set()
+            await operation.until_ended(60)
+        assert operation.state is OperationState.CANCELLED
+        assert [info.snapshot_id for info in b.store.snapshots()] == ["mine"]
+        assert pack_files(b.store) == before
+        # And it can be fetched after all.
+        assert (await b.fetched("share", "s1")).state is OperationState.SUCCEEDED
+
+    second(test)
+
+
+def test_a_fetch_ends_with_the_daemon_that_leaves(first, second, monkeypatch):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+
+    async def test(b):
+        with held_at_the_first_run(monkeypatch) as (waits, go_on):
+            operation = await b.far.fetch("share", "s1", FetchRequest())
+            assert await asyncio.to_thread(waits.wait, 60)
+            closing = asyncio.ensure_future(b.far.close())
+            await asyncio.sleep(0)
+            go_on.set()
+            await closing
+        assert operation.state is OperationState.CANCELLED
+        assert b.store.snapshots() == []
+
+    second(test)
+
+
+def test_a_fetch_that_is_killed_leaves_the_store_as_it_was(first, second, tmp_path):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+    join(tmp_path / "second", joined.remote, joined.phrase)
+    with LocalStore(tmp_path / "second/store") as own:
+        saved(own, "mine", b"x" * 10_000)
+    words = [sys.executable, "-m", "tests.far.fetching", str(tmp_path / "second"), "share", "s1"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout.readline() == "stored\n"
+        process.kill()
+    (tmp_path / "second/remotes.json").unlink()  # `second` adds it again
+
+    async def test(b):
+        assert [info.snapshot_id for info in b.store.snapshots()] == ["mine"]
+        b.store.verify("mine")
+        assert (await b.fetched("share", "s1")).state is OperationState.SUCCEEDED
+        b.store.verify("s1")
+
+    second(test)
+
+
+def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_path, monkeypatch):
+    joined, store = first
+    library = tmp_path / "library.so"
+    library.write_bytes(b"another version")
+    saved(
+        store,
+        "s1",
+        *CONTENT,
+        mapped=[MappedFile(str(library), 15, digest="0" * 64), MappedFile(f"{tmp_path}/gone", 3)],
+        launch=msgspec.structs.replace(manifest("s1").launch, cwd=f"{tmp_path}/nowhere"),
+        host=msgspec.structs.replace(
+            manifest("s1").host,
+            machine=platform.machine(),
+            cpu_flags=["avx9999"],
+            kernel_release="999.1",
+        ),
+    )
+    joined.upload(store, "s1")
+
+    async def test(b):
+        estimate = await b.far.estimate("share", "s1")
+        words = "\n".join(estimate.obstacles)
+        assert f"The file {library}, which the kernel uses, was replaced" in words
+        assert f"The file {tmp_path}/gone, which the kernel uses, is gone" in words
+        assert "lacks instructions that the saved one had: avx9999" in words
+        assert f"There is no folder {tmp_path}/nowhere" in words
+        assert "at the same paths and in the same versions" in estimate.hint
+        assert ["older" in one for one in estimate.warnings] == [True]
+        with held_at_the_first_run(monkeypatch) as (moved, _):
+            with pytest.raises(HostIncompatible, match="so it is not fetched") as caught:
+                await b.fetched("share", "s1")
+            assert not moved.is_set()
+        assert "--force" in caught.value.hint
+        done = await b.fetched("share", "s1", force=True)
+        assert done.state is OperationState.SUCCEEDED
+        assert done.result.warnings == [*estimate.obstacles, *estimate.warnings]
+
+    second(test)
+
+
+@pytest.mark.parametrize("remote", ["seaweedfs"], indirect=True)
+def test_a_refusal_of_the_endpoint_repeats_no_credential(remote, tmp_path, monkeypatch):
+    join(tmp_path / "a", remote)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+
+    async def test():
+        b = Here(tmp_path / "a")
+        try:
+            for asked in (
+                b.far.sessions(remote.name),
+                b.far.estimate(remote.name, "s1", "k1"),
+                b.far.fetch(remote.name, "s1", FetchRequest()),
+            ):
+                with pytest.raises(AccessDenied) as caught:
+                    await asked
+                said = str(msgspec.to_builtins(record_of(caught.value)))
+                for secret in ("hunter2", servers.ACCESS_KEY, remote.settings["endpoint"]):
+                    assert secret not in said
+        finally:
+            await b.far.close()
+            b.machine.close()
+
+    asyncio.run(test())

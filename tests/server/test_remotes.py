@@ -1,0 +1,73 @@
+"""What a page sees of remotes, and a snapshot that it brings here from one."""
+
+import platform
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt.model import Sizes
+from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
+from jupyter_gpuckpt.store.local import LocalStore
+from tests.far.joined import asked, join
+from tests.far.stores import chunks
+from tests.manifests import manifest
+from tests.unit.test_store_local import put
+
+CONTENT = chunks(3)
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+@pytest.fixture
+def share(server, tmp_path):
+    """A remote of the server's that holds a snapshot of another machine, whose working directory is not here."""
+    data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
+    joined = join(data_dir, Remote("share", f"file://{tmp_path}/share"))
+    made = manifest("s1", *CONTENT, kernel_id="k1")
+    with LocalStore(tmp_path / "store") as store:
+        put(store, *CONTENT)
+        changed = {
+            "info": msgspec.structs.replace(made.info, sizes=Sizes(400_000, 300_000)),
+            "host": msgspec.structs.replace(made.host, machine=platform.machine()),
+            "launch": msgspec.structs.replace(made.launch, cwd=f"{tmp_path}/gone"),
+        }
+        store.publish(msgspec.structs.replace(made, **changed))
+        joined.upload(store, "s1", path="notes.ipynb", host_name="far away")
+    yield joined
+    asked(RemoteVerb.REMOVE, data_dir, name="share")
+
+
+def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path):
+    [remote] = server.get("api/gpuckpt/remotes")["remotes"]
+    assert set(remote) == {"name", "url", "tried_at", "refusals", "warnings"}
+    assert (remote["name"], remote["refusals"]) == ("share", [])
+
+    [session] = server.get("api/gpuckpt/remotes/share/sessions")["sessions"]
+    assert (session["path"], session["host_name"]) == ("notes.ipynb", "far away")
+    [snapshot] = session["snapshots"]
+    assert (snapshot["snapshot_id"], snapshot["here"]) == ("s1", False)
+
+    path = "remotes/share/snapshots/s1"
+    estimate = server.get(f"api/gpuckpt/{path}?session_id={session['session_id']}")
+    assert (estimate["move_bytes"], estimate["here_bytes"]) == (300_000, 0)
+    assert estimate["obstacles"] == [
+        f"There is no folder {tmp_path}/gone, in which the kernel was started."
+    ]
+    status, body = server.refused("POST", f"{path}/fetch", json={})
+    assert (status, body["code"]) == (409, "host_incompatible")
+    assert server.get("api/gpuckpt/snapshots")["snapshots"] == []
+
+    begun = server.request("POST", f"api/gpuckpt/{path}/fetch", json={"force": True}).json()
+    assert (begun["kind"], begun["kernel_id"]) == ("fetch", "k1")
+    done = server.finish(begun)
+    assert done["state"] == "succeeded", done
+    [here] = server.get("api/gpuckpt/snapshots")["snapshots"]
+    assert (here["snapshot_id"], here["kernel_id"]) == ("s1", "k1")
+    status, body = server.refused("POST", f"{path}/fetch", json={"force": True})
+    assert (status, body["code"]) == (409, "snapshot_exists")
+    status, body = server.refused("GET", "remotes/share/snapshots/s2")
+    assert (status, body["code"]) == (404, "snapshot_not_found")
