@@ -42,9 +42,11 @@ from .protocol import (
 )
 from .snapshot_records import (
     AnnotateRequest,
+    RemoteUploads,
     Snapshot,
     SnapshotVariables,
     StoreUsage,
+    UploadRequest,
     Verification,
 )
 
@@ -279,6 +281,16 @@ def fetch(remote: str, snapshot_id: str, request: FetchRequest | None = None) ->
 def store() -> Call[StoreUsage]:
     """Return what the snapshots take on the disk. The first time all manifests are read."""
     return Call(StoreUsage, "GET", "/store", seconds=KILL_SECONDS)
+
+
+def uploads() -> Call[list[RemoteUploads]]:
+    """Return how every remote stands."""
+    return Call(list[RemoteUploads], "GET", "/uploads")
+
+
+def upload(remote: str, snapshot_ids: list[str]) -> Call[None]:
+    """Upload snapshots before all others; they wait in the list of snapshots until they are uploaded."""
+    return Call(type(None), "POST", "/uploads", UploadRequest(remote, snapshot_ids))
 
 
 def prune(policy: RetentionPolicy, *, dry_run: bool = False) -> Call[PruneReport]:

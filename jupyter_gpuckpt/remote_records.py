@@ -88,6 +88,10 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, str] = {}
     #: Bytes per second; 0: no limit.
     upload_rate: int = 0
+    #: Whether snapshots are uploaded by themselves.
+    automatic: bool = True
+    #: Nothing is uploaded by itself for now: the machine is offline, or pays for what it sends.
+    paused: bool = False
     capabilities: Capabilities | None = None
     key: KeySource | None = None
 
@@ -167,6 +171,8 @@ class RemoteVerb(StrEnum):
     TEST = "test"
     LIST = "list"
     REMOVE = "remove"
+    PAUSE = "pause"
+    RESUME = "resume"
     HOLDERS = "holders"
     ADD_HOLDER = "add_holder"
     REMOVE_HOLDER = "remove_holder"

@@ -7,7 +7,59 @@ from typing import Annotated
 
 import msgspec
 
+from .errors import ErrorRecord
 from .model import SnapshotInfo, Variables
+
+
+class UploadState(StrEnum):
+    """How far a snapshot is on its way to a remote; `waiting` also while it is tried again."""
+
+    WAITING = "waiting"
+    UPLOADING = "uploading"
+    UPLOADED = "uploaded"
+    FAILED = "failed"
+
+
+class Upload(msgspec.Struct, frozen=True):
+    """A snapshot's way to a remote. `total_bytes`: at most what has to be sent; what the remote has already is not."""
+
+    remote: str
+    state: UploadState
+    done_bytes: int = 0
+    total_bytes: int = 0
+    #: Why it failed; of one that is waiting, what the last attempt failed with.
+    error: ErrorRecord | None = None
+
+
+class FailedUpload(msgspec.Struct, frozen=True):
+    """A snapshot that is not tried again by itself."""
+
+    snapshot_id: str
+    error: ErrorRecord
+
+
+class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /uploads: how a remote stands. With `trouble` it is tried again at `retry_at` (seconds since the epoch)."""
+
+    remote: str
+    automatic: bool
+    paused: bool
+    uploaded: int = 0
+    waiting: int = 0
+    #: At most: what the remote has already is not sent.
+    waiting_bytes: int = 0
+    uploading: str = ""
+    failed: list[FailedUpload] = []
+    last_uploaded_at: float | None = None
+    trouble: ErrorRecord | None = None
+    retry_at: float | None = None
+
+
+class UploadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /uploads: upload these snapshots to a remote before all others, also where it is paused or not automatic."""
+
+    remote: str
+    snapshot_ids: list[str]
 
 
 class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
@@ -20,6 +72,8 @@ class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
     kernel_live: bool = False
     deleted_at: float | None = None
     kept_until: float | None = None
+    #: One for each remote to which it went, goes or is to go.
+    uploads: list[Upload] = msgspec.field(default_factory=list)
 
 
 class SnapshotVariables(msgspec.Struct, frozen=True):

@@ -17,7 +17,7 @@ from ..errors import (
     OperationCancelled,
 )
 from ..protocol import Kernel, Operation
-from . import all_kernels, doctor, output, remotes, resuming, summary
+from . import all_kernels, doctor, output, remotes, resuming, summary, uploads
 from . import prune as pruning
 from . import snapshots as keeping
 from .daemon_calls import daemon, finish
@@ -172,6 +172,11 @@ def list_snapshots(given: Namespace) -> int:
         for info in found
     ]
     heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "TITLE", "CREATED", "MEMORY", "GPU", "STORED"]
+    if any(info.uploads for info in found):
+        heads.append("REMOTES")
+        rows = [
+            [*row, uploads.in_words(info.uploads)] for row, info in zip(rows, found, strict=True)
+        ]
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
     return 0
 

@@ -21,11 +21,11 @@ from ..remote_records import (
     secrets_in,
 )
 from ..statuses import exit_code
-from . import far_sessions, output, remote_keys
+from . import far_sessions, output, remote_keys, uploads
 from .prune import size_bytes
 from .remote_keys import ask
 
-SUMMARY = "set up buckets that snapshots can be uploaded to"
+SUMMARY = "set up buckets that snapshots are uploaded to"
 DESCRIPTION = """\
 A remote is a bucket and a prefix: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or a folder, file:///PATH.
 Credentials are never given here: they are found where the provider's own tools find them.
@@ -62,6 +62,11 @@ def add_arguments(to: ArgumentParser) -> None:
         default=0,
         help="upload no more than SIZE per second: 500k, 20M",
     )
+    add.add_argument(
+        "--manual",
+        action="store_true",
+        help="upload what `remote upload` names, and nothing by itself",
+    )
     source = add.add_mutually_exclusive_group()
     source.add_argument(
         "--key-file",
@@ -76,6 +81,8 @@ def add_arguments(to: ArgumentParser) -> None:
     for name, summary in (
         ("test", "try out again what a remote can do"),
         ("rm", "forget a remote; what it holds stays there"),
+        ("pause", "upload nothing by itself for now: offline, or where what is sent costs"),
+        ("resume", "upload by itself again"),
     ):
         verb(name, summary).add_argument("name", metavar="NAME", help="as it was added")
     verb("list", "list the remotes")
@@ -83,6 +90,8 @@ def add_arguments(to: ArgumentParser) -> None:
         verb("sessions", "list the snapshots in a remote"),
         verb("fetch", "bring a snapshot here from a remote"),
     )
+    uploads.add_status_arguments(verb("status", "say what remotes have, what is waiting, and why"))
+    uploads.add_upload_arguments(verb("upload", "upload snapshots now, and wait for it"))
     remote_keys.add_arguments(verb("key", "say who can open a remote, and change that"))
 
 
@@ -100,6 +109,7 @@ def _add(given: Namespace) -> int:
         given.url,
         dict(given.set),
         upload_rate=given.upload_rate,
+        automatic=not given.manual,
         key=KeySource(kind, path, command),
     )
     remote.check()
@@ -130,6 +140,23 @@ def _remove(given: Namespace) -> int:
     return 0
 
 
+def _pause(given: Namespace) -> int:
+    return _paused(given, RemoteVerb.PAUSE, "Nothing is uploaded by itself to remote")
+
+
+def _resume(given: Namespace) -> int:
+    return _paused(given, RemoteVerb.RESUME, "What is waiting is uploaded to remote")
+
+
+def _paused(given: Namespace, verb: RemoteVerb, done: str) -> int:
+    found = ask(verb, given.name)
+    if given.json:
+        output.say_json({"remotes": found.remotes})
+    else:
+        output.say(f"{done} {given.name}.")
+    return 0
+
+
 def _list(given: Namespace) -> int:
     found = ask(RemoteVerb.LIST).remotes
     if given.json:
@@ -147,6 +174,10 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "rm": _remove,
     "sessions": far_sessions.list_sessions,
     "fetch": far_sessions.fetch,
+    "pause": _pause,
+    "resume": _resume,
+    "status": uploads.status,
+    "upload": uploads.upload,
     "key": remote_keys.run,
 }
 

@@ -14,13 +14,17 @@ from ..states import KernelState
 from .kernels import Kernels
 from .machine import Machine
 from .records import KernelRecord, Records
+from .uploads import Uploads
 
 
 class Inventory:
     """List of the store's snapshots, beside the kernels of all places that share the store."""
 
-    def __init__(self, kernels: Kernels, records: Records, machine: Machine) -> None:
+    def __init__(
+        self, kernels: Kernels, records: Records, machine: Machine, uploads: Uploads
+    ) -> None:
         self._kernels, self._records, self._machine = kernels, records, machine
+        self._uploads = uploads
 
     async def look(self) -> tuple[list[KernelRecord], list[SnapshotInfo]]:
         """Return the records of all kernels, and all snapshots, newest first."""
@@ -34,10 +38,14 @@ class Inventory:
 
     async def snapshots(self, kernel_id: str = "", name: str = "") -> list[Snapshot]:
         """List snapshots, newest first: all, or those of a kernel or of a name (a notebook's path)."""
+        await self._uploads.look()
         records, infos = await self.look()
         needed, live = needed_ids(records, infos), self._live()
         return [
-            _snapshot(info, needed=info.snapshot_id in needed, live=info.kernel_id in live)
+            msgspec.structs.replace(
+                _snapshot(info, needed=info.snapshot_id in needed, live=info.kernel_id in live),
+                uploads=self._uploads.of(info),
+            )
             for info in infos
             if kernel_id in {"", info.kernel_id} and name in {"", info.name}
         ]

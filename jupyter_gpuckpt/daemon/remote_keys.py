@@ -42,6 +42,11 @@ def seen(data_dir: Path, name: str) -> Seen:
     return Seen(state_dir(data_dir, name) / "seen.json")
 
 
+def uploading_lock(data_dir: Path, name: str) -> Path:
+    """Return the file that is locked while a process uploads to a remote."""
+    return data_dir / "remotes" / f"{name}.uploading"
+
+
 def machine_id(data_dir: Path) -> str:
     """Return what tells this installation from others, for remotes that only one may write to."""
     path = data_dir / "machine-id"

@@ -17,6 +17,7 @@ from ..errors import ConfigurationError, GpuCkptError, record_of
 from ..remote_records import Remote, RemoteAnswer, RemoteCall, RemoteVerb, RemoteView
 from ..store.far import capabilities
 from ..store.far.buckets import open_bucket
+from ..store.far.file_locks import alone
 from ..store.far.remotes import Remotes
 from . import remote_keys
 
@@ -56,9 +57,27 @@ def _remove(call: RemoteCall) -> RemoteAnswer:
     remotes = _remotes(call)
     gone = remotes.get(call.name)
     remotes.remove(call.name)
-    # Or one that is added under this name later would be taken for this one, set back.
-    shutil.rmtree(remote_keys.state_dir(Path(call.data_dir), call.name), ignore_errors=True)
+    data_dir = Path(call.data_dir)
+    # The daemon ends an upload to a remote that is gone.
+    with alone(remote_keys.uploading_lock(data_dir, call.name)):
+        # Or one that is added under this name later would be taken for this one, set back.
+        shutil.rmtree(remote_keys.state_dir(data_dir, call.name), ignore_errors=True)
     return RemoteAnswer([_view(gone)])
+
+
+def _pause(call: RemoteCall) -> RemoteAnswer:
+    return _set_paused(call, paused=True)
+
+
+def _resume(call: RemoteCall) -> RemoteAnswer:
+    return _set_paused(call, paused=False)
+
+
+def _set_paused(call: RemoteCall, *, paused: bool) -> RemoteAnswer:
+    remotes = _remotes(call)
+    changed = msgspec.structs.replace(remotes.get(call.name), paused=paused)
+    remotes.replace(changed)
+    return RemoteAnswer([_view(changed)])
 
 
 def _holders(call: RemoteCall) -> RemoteAnswer:
@@ -87,6 +106,8 @@ _VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
     RemoteVerb.TEST: _test,
     RemoteVerb.LIST: _list,
     RemoteVerb.REMOVE: _remove,
+    RemoteVerb.PAUSE: _pause,
+    RemoteVerb.RESUME: _resume,
     RemoteVerb.HOLDERS: _holders,
     RemoteVerb.ADD_HOLDER: _add_holder,
     RemoteVerb.REMOVE_HOLDER: _remove_holder,

@@ -29,6 +29,7 @@ from .records import Records
 from .removal import Removal
 from .streams import Streams
 from .transfers import Transfers
+from .uploads import Uploads
 from .verbs import Verbs
 
 #: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
@@ -49,14 +50,20 @@ class Daemon:
         every = settings.measure_every_seconds
         self.measuring = Measuring(self.kernels, self.machine, every)
         self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
-        self.inventory = Inventory(self.kernels, records, self.machine)
+        self.transfers = Transfers(self.machine)
+        self.uploads = Uploads(
+            self.machine,
+            settings.data,
+            lambda: self.operations.any_running or self.transfers.any_running,
+            self._publish,
+        )
+        self.inventory = Inventory(self.kernels, records, self.machine, self.uploads)
         self.removal = Removal(
             self.inventory,
             self.machine,
             self.operations,
             undo_seconds=settings.undo_delete_seconds,
         )
-        self.transfers = Transfers(self.machine)
         self.far_sessions = FarSessions(settings.data, self.machine, self.operations, self.streams)
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
@@ -73,11 +80,23 @@ class Daemon:
         """Return whether something would be lost if the daemon left. Suspended kernels lie on disk."""
         return self.kernels.any_alive or self.operations.any_running
 
+    def _is_in_use(self) -> bool:
+        return (
+            self.needed
+            or bool(self.streams)
+            or self.transfers.any_running
+            or self.uploads.any_pending
+        )
+
     def touch(self) -> None:
         """Reset the idle-exit timer."""
         self._touched = time.monotonic()
 
     def _on_snapshot(self, change: SnapshotChange) -> None:
+        self.uploads.on_snapshot(change)
+        self._publish(change)
+
+    def _publish(self, change: SnapshotChange) -> None:
         self.streams.publish(Event(self.streams.advance(), snapshot=change))
 
     def leave(self) -> None:
@@ -108,6 +127,7 @@ class Daemon:
         self.owners.expect_after_restart()
         self.endings.expect_all()
         self.removal.expect_all()
+        await self.uploads.start()
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
@@ -122,6 +142,7 @@ class Daemon:
         await self.removal.close()
         await self.transfers.close()
         await self.far_sessions.close()
+        await self.uploads.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
 
@@ -131,7 +152,8 @@ class Daemon:
             await asyncio.to_thread(self.records.beat)
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
-            if self.needed or self.streams or self.transfers.any_running:
+            await self.uploads.look()
+            if self._is_in_use():
                 self.touch()
             remaining = self._touched + idle_exit - time.monotonic()
             if remaining <= 0:

@@ -14,7 +14,7 @@ from tornado.web import stream_request_body
 
 from ..errors import GpuCkptError
 from ..protocol import PruneRequest
-from ..snapshot_records import AnnotateRequest
+from ..snapshot_records import AnnotateRequest, UploadRequest
 from ..snapshots.export import Export
 from .base_handler import BaseHandler
 from .inflow import Inflow
@@ -189,6 +189,19 @@ class StoreHandler(BaseHandler):
         self.reply(await asyncio.to_thread(self.daemon.machine.store_usage))
 
 
+class UploadsHandler(BaseHandler):
+    """Handler for uploads to remotes."""
+
+    async def get(self) -> None:
+        """Return how every remote stands."""
+        self.reply(await self.daemon.uploads.views())
+
+    async def post(self) -> None:
+        """Upload snapshots before all others."""
+        await self.daemon.uploads.ask(self.record(UploadRequest))
+        self.set_status(HTTPStatus.ACCEPTED)
+
+
 ROUTES: dict[str, type[BaseHandler]] = {
     "/snapshots": SnapshotsHandler,
     "/snapshots/prune": PruneHandler,
@@ -201,4 +214,5 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/snapshots/{snapshot_id}/verify": VerifyHandler,
     "/snapshots/{snapshot_id}/export": ExportHandler,
     "/store": StoreHandler,
+    "/uploads": UploadsHandler,
 }

@@ -13,7 +13,7 @@ from ..far_records import RemoteState
 from ..model import Cause, Variable
 from ..progress import ProgressRecord
 from ..protocol import Kernel, Operation, OperationKind, OperationState
-from ..snapshot_records import Snapshot
+from ..snapshot_records import Snapshot, Upload, UploadState
 from ..states import KernelState
 
 
@@ -152,6 +152,19 @@ class ReportView(View, frozen=True):
     kernels: list[OutcomeView]
 
 
+class UploadView(View, frozen=True):
+    """A snapshot's way to a remote."""
+
+    remote: str
+    state: UploadState
+    done_bytes: int
+    total_bytes: Annotated[int, Meta(description="At most what has to be sent.")]
+    error: Annotated[
+        ErrorView | None,
+        Meta(description="Why it failed; while it is waiting, what the last attempt failed with."),
+    ]
+
+
 class SnapshotView(View, frozen=True):
     """A snapshot as it is now."""
 
@@ -178,6 +191,10 @@ class SnapshotView(View, frozen=True):
     host_name: str
     variables: Annotated[
         list[Variable], Meta(description="The biggest 20; empty where they are not known.")
+    ]
+    uploads: Annotated[
+        list[UploadView],
+        Meta(description="One for each remote to which it went, goes or is to go."),
     ]
     deleted_at: Annotated[
         float | UnsetType, Meta(description="Only in the list of those that can be undeleted.")
@@ -268,9 +285,15 @@ def snapshot_view(snapshot: Snapshot) -> SnapshotView:
     """Return the record of a snapshot; one that is not deleted has no fields about a deletion."""
     fields: dict[str, Any] = msgspec.structs.asdict(snapshot)
     fields |= msgspec.structs.asdict(fields.pop("sizes"))
+    fields["uploads"] = list(map(_upload_view, snapshot.uploads))
     if snapshot.deleted_at is None:
         del fields["deleted_at"], fields["kept_until"]
     return SnapshotView(**fields)
+
+
+def _upload_view(upload: Upload) -> UploadView:
+    error = error_view(upload.error) if upload.error else None
+    return UploadView(**{**msgspec.structs.asdict(upload), "error": error})
 
 
 def as_event(view: View) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ..jupyter_internals import known_info
@@ -31,6 +32,9 @@ class KernelDescriptions:
             "sessions": rows,
             "path": rows[0]["path"] if rows else "",
             "root": str(self._kernels.root_dir),
+            # Whose it is at a hub: remotes are searched by it.
+            "hub_user": os.environ.get("JUPYTERHUB_USER", ""),
+            "server_name": os.environ.get("JUPYTERHUB_SERVER_NAME", ""),
             "kernel_info": known_info(manager),
             "kernel_session": served.output.kernel_session if served else "",
             "output": served.output.description() if served else {},

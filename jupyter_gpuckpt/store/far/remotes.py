@@ -34,13 +34,14 @@ class Remotes:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        self._path = data_dir / _FILE
+        #: The file; every change of it is another file.
+        self.path = data_dir / _FILE
 
     def all(self) -> list[Remote]:
         """Return them in the order in which they were added. Raises ConfigurationError, FormatTooNew, StoreUnavailable."""
         with store_errors(self._data_dir):
             try:
-                with self._path.open("rb") as file:
+                with self.path.open("rb") as file:
                     data = file.read(_MOST_BYTES + 1)
             except FileNotFoundError:
                 return []
@@ -50,13 +51,13 @@ class Remotes:
             version = decoding.from_json(data, _Version).version
             if version > _VERSION:
                 raise FormatTooNew(
-                    f"{self._path} has format version {version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
+                    f"{self.path} has format version {version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
                     hint="Upgrade jupyter-gpuckpt.",
                 )
             found = decoding.from_json(data, _File).remotes
         except msgspec.DecodeError as error:
             raise ConfigurationError(
-                f"{self._path} is damaged: {error}.",
+                f"{self.path} is damaged: {error}.",
                 hint="Remove the file and add the remotes again; what they hold is not touched.",
             ) from error
         for remote in found:
@@ -105,7 +106,7 @@ class Remotes:
     def _change(self, change: Callable[[list[Remote]], list[Remote]]) -> None:
         with store_errors(self._data_dir), alone(self._data_dir / _LOCK):
             content = _File(remotes=change(self.all()))
-            replace_file(self._path, msgspec.json.format(msgspec.json.encode(content), indent=2))
+            replace_file(self.path, msgspec.json.format(msgspec.json.encode(content), indent=2))
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -23,7 +23,9 @@ FOLDER = "sessions"
 _MOST_BYTES = 8 << 20
 _ATTEMPTS = 50
 
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
+#: Of one text that is written here.
+MOST_TEXT = 4096
+Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 
 
 class FarSnapshot(msgspec.Struct, frozen=True):
@@ -83,11 +85,16 @@ class Sessions:
         return sorted(one for one in found if ids.is_id(one))
 
     def add(self, facts: Facts, snapshot: FarSnapshot) -> FarSession:
-        """List a snapshot, in place of an earlier upload of the same one."""
+        """List a snapshot, in place of an earlier upload of the same one. The facts of the newest one count."""
 
         def add(session: FarSession) -> FarSession:
             others = [one for one in session.snapshots if one.snapshot_id != snapshot.snapshot_id]
-            return msgspec.structs.replace(session, facts=facts, snapshots=[*others, snapshot])
+            is_newest = all(one.created <= snapshot.created for one in others)
+            return msgspec.structs.replace(
+                session,
+                facts=facts if is_newest else session.facts,
+                snapshots=[*others, snapshot],
+            )
 
         return self._change(facts, add)
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...errors import ConfigurationError, FarObjectMissing, ObjectCorrupt, StoreUnavailable
 from ...model import Manifest
 from .. import manifests
 from ..codecs import CodecError, decompress, digest_of
-from ..local import LocalStore
 from ..packs import Entry
+from ..places import Location
 from . import epochs, far_manifests, far_packs, indexes
 from .buckets import Bucket
 from .epochs import Now
@@ -36,6 +37,28 @@ from .sessions import Facts, FarSnapshot, Sessions
 _WRITERS = 8
 #: How often a collector may overtake an upload.
 _ROUNDS = 10
+
+
+class Source(Protocol):
+    """Where an upload reads a snapshot: a `LocalStore`, or one that another process has open."""
+
+    def manifest(self, snapshot_id: str) -> Manifest:
+        """Return the manifest with its annotations."""
+
+    def manifest_file(self, snapshot_id: str) -> bytes:
+        """Return the content of the manifest's file."""
+
+    def holding(self, digests: Collection[bytes]) -> AbstractContextManager[None]:
+        """Keep these chunks in the store inside the context."""
+
+    def locate(self, digests: Collection[bytes]) -> Iterable[Location]:
+        """Return where chunks lie, in the order of the disk."""
+
+    def read(self, digest: bytes) -> tuple[int, bytes, int]:
+        """Return codec, payload and raw length of a chunk."""
+
+    def load(self, digest: bytes) -> bytes:
+        """Return a chunk, decompressed and verified; raise ObjectCorrupt, which names the pack."""
 
 
 class Sent(NamedTuple):
@@ -91,7 +114,7 @@ class Uploader:
 
     def upload(
         self,
-        store: LocalStore,
+        store: Source,
         snapshot_id: str,
         facts: Facts,
         progress: Callable[[int, int], None] = lambda done, total: None,
@@ -131,7 +154,7 @@ class _Run:
     def __init__(
         self,
         far: _Far,
-        store: LocalStore,
+        store: Source,
         manifest: Manifest,
         digests: set[bytes],
         journal: Journal,

@@ -1,0 +1,29 @@
+"""What remotes are told of a snapshot, so that its notebook is found there: as far as it is known, and nothing that is guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model import SnapshotInfo
+from ..store.far.sessions import MOST_TEXT, Facts
+
+
+def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
+    """Return the facts of a snapshot, from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`).
+
+    The far session's id is the kernel's: it stays the same on every machine. A kernel without a notebook has no path, and one
+    without a server (a script's, or of an older version) neither user nor server.
+    """
+
+    def known(name: str) -> str:
+        found = jupyter.get(name)
+        return found[:MOST_TEXT] if isinstance(found, str) else ""
+
+    return Facts(
+        session_id=info.kernel_id,
+        hub_user=known("hub_user"),
+        server_name=known("server_name"),
+        path=known("path"),
+        title=info.title[:MOST_TEXT],
+        host_name=info.host_name[:MOST_TEXT],
+    )
