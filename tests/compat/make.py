@@ -2,8 +2,8 @@
 
     unshare --uts sh -c 'hostname golden; exec python -m tests.compat.make 0.1.0'
 
-It writes the folder tests/compat/<version> anew. Once a version is released, its folder never changes any more: snapshots that
-users have do not change either.
+It writes the folder tests/compat/<version> anew; with `records` at the end only what is no snapshot. Once a version is released, its
+folder never changes any more: snapshots that users have do not change either.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from jupyter_gpuckpt.host import doctor
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.model import Cause, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
+from jupyter_gpuckpt.server.kernels.agent import installation
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.compat.programs import HERE, KINDS, asked, launched, scripted_gpu
+from tests.compat.records import KEPT, enumerated, filled, kind_of
 
 
 def main(version: str) -> None:
@@ -46,6 +48,16 @@ def main(version: str) -> None:
             for file in sorted((Path(path) / "store").glob("*/*")):
                 archive.add(file, str(file.relative_to(Path(path) / "store")), filter=_of_nobody)
     (HERE / version / "expected.json").write_text(json.dumps(known, indent=1) + "\n")
+
+
+def write_records(version: str) -> None:
+    """Write one of each record, with the values of the enumerations in it, and what runs in a kernel."""
+    (HERE / version / "agent.txt").write_text(installation() + "\n")
+    known = {
+        name: {"record": filled(kind_of(name)), "values": enumerated(kind_of(name))}
+        for name in KEPT
+    }
+    (HERE / version / "records.json").write_text(json.dumps(known, indent=1) + "\n")
 
 
 def _suspended(name: str, store: LocalStore, settings: EngineSettings, folder: Path) -> object:
@@ -75,4 +87,6 @@ def _of_nobody(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[2:] != ["records"]:
+        main(sys.argv[1])
+    write_records(sys.argv[1])

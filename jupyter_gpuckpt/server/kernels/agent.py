@@ -85,13 +85,8 @@ async def install(manager: ServerKernelManager) -> bool:
     info = await kernel_info(manager, "shell", _START_SECONDS)
     if info.get("implementation") != _IMPLEMENTATION:
         return False
-    folder = resources.files("jupyter_gpuckpt.kernel_agent")
-    sources = {
-        name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
-    }
-    # In a namespace of its own, so that no name is added to the user's.
     content = {
-        "code": f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})",
+        "code": installation(),
         "silent": True,
         "store_history": False,
         "user_expressions": {},
@@ -100,6 +95,15 @@ async def install(manager: ServerKernelManager) -> bool:
     }
     reply = await ask(manager, "control", "execute_request", content, _ANSWER_SECONDS)
     return _is_ok(reply)
+
+
+def installation() -> str:
+    """Return the code that runs the agent in a kernel, in a namespace of its own, so that no name is added to the user's."""
+    folder = resources.files("jupyter_gpuckpt.kernel_agent")
+    sources = {
+        name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
+    }
+    return f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})"
 
 
 async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> SavedComms | None:
