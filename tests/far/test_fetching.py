@@ -13,10 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.daemon.far_sessions import FarSessions
 from jupyter_gpuckpt.daemon.machine import Machine
 from jupyter_gpuckpt.daemon.operations import Operations
 from jupyter_gpuckpt.daemon.streams import Streams
+from jupyter_gpuckpt.daemon.uploads import Uploads
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.errors import (
     AccessDenied,
@@ -25,6 +27,7 @@ from jupyter_gpuckpt.errors import (
     RemoteNotFound,
     SnapshotExists,
     SnapshotNotFound,
+    StoreUnavailable,
     record_of,
 )
 from jupyter_gpuckpt.far_records import FetchRequest
@@ -33,7 +36,9 @@ from jupyter_gpuckpt.place import here
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.buckets import Bucket
+from jupyter_gpuckpt.store.far.file_locks import alone
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.conftest import wait_for
 from tests.far import servers
 from tests.far.joined import join
 from tests.far.stores import chunks
@@ -51,11 +56,14 @@ MOST_REQUESTS = 20
 class Here:
     """A machine whose daemon's parts run in this process."""
 
-    def __init__(self, data_dir):
-        self.machine = Machine(Settings(str(data_dir)), here(data_dir))
+    def __init__(self, data_dir, machine=None):
+        self.machine = machine or Machine(Settings(str(data_dir)), here(data_dir))
         self.streams = Streams()
         self.operations = Operations(self.streams)
-        self.far = FarSessions(data_dir, self.machine, self.operations, self.streams)
+        self.uploads = Uploads(self.machine, data_dir, lambda: False, lambda change: None)
+        self.far = FarSessions(
+            data_dir, self.machine, self.operations, self.streams, self.uploads.note_there
+        )
 
     @property
     def store(self):
@@ -103,6 +111,7 @@ def second(tmp_path, first):
                 return await test(machine)
             finally:
                 await machine.far.close()
+                await machine.uploads.close()
                 machine.machine.close()
 
         return asyncio.run(main())
@@ -153,6 +162,25 @@ def test_a_snapshot_is_listed_and_comes_to_another_machine(remote, tmp_path):
             b.machine.close()
 
     asyncio.run(test())
+
+
+def test_what_came_from_a_remote_is_not_to_go_there(first, second, tmp_path):
+    joined, store = first
+    saved(store, "s1", *CONTENT[:3])
+    joined.upload(store, "s1")
+
+    async def test(b):
+        # An upload of another snapshot has the lock, and waits for the end of the fetch.
+        with alone(remote_keys.uploading_lock(tmp_path / "second", "share")):
+            assert (await b.fetched("share", "s1")).state is OperationState.SUCCEEDED
+            [view] = await b.uploads.views()
+            assert (view.uploaded, view.waiting, view.last_uploaded_at) == (1, 0, None)
+        await b.uploads.close()
+        # As the next daemon finds it.
+        [view] = await Here(tmp_path / "second", b.machine).uploads.views()
+        assert (view.uploaded, view.waiting) == (1, 0)
+
+    second(test)
 
 
 def test_a_list_costs_few_requests(first, second, monkeypatch):
@@ -257,18 +285,18 @@ def test_what_was_altered_is_refused_and_the_store_is_as_it_was(first, second, t
 
 
 @contextmanager
-def held_at_the_first_run(monkeypatch):
-    """Have reads of packs wait: says when one does, and lets them go on."""
-    waits, go_on = threading.Event(), threading.Event()
+def held(monkeypatch, after=0):
+    """Have reads of packs wait after so many: says when one does, and lets them go on."""
+    waits, go_on, left = threading.Event(), threading.Event(), iter(range(after))
     get_range = Bucket.get_range
 
-    def held(self, name, start, end):
-        if start and end - start > 500_000:
+    def read(self, name, start, end):
+        if start and end - start > 100_000 and next(left, None) is None:
             waits.set()
             assert go_on.wait(60)
         return get_range(self, name, start, end)
 
-    monkeypatch.setattr(Bucket, "get_range", held)
+    monkeypatch.setattr(Bucket, "get_range", read)
     try:
         yield waits, go_on
     finally:
@@ -278,16 +306,18 @@ def held_at_the_first_run(monkeypatch):
 def test_a_fetch_that_is_cancelled_leaves_the_store_as_it_was(first, second, monkeypatch):
     joined, store = first
     saved(store, "s1", *CONTENT)
-    joined.upload(store, "s1")
+    joined.upload(store, "s1", pack_bytes=500_000)
 
     async def test(b):
         saved(b.store, "mine", b"x" * 10_000)
         before = pack_files(b.store)
-        with held_at_the_first_run(monkeypatch) as (waits, go_on):
+        with held(monkeypatch, after=1) as (waits, go_on):
             operation = await b.far.fetch("share", "s1", FetchRequest())
             assert await asyncio.to_thread(waits.wait, 60)
             # Who asks again follows the one that is under way.
             assert await b.far.fetch("share", "s1", FetchRequest()) is operation
+            stored = lambda: operation.progress.record().done_bytes  # noqa: E731
+            await asyncio.to_thread(wait_for, stored, 60)
             operation.cancel()
             go_on.set()
             await operation.until_ended(60)
@@ -300,13 +330,39 @@ def test_a_fetch_that_is_cancelled_leaves_the_store_as_it_was(first, second, mon
     second(test)
 
 
+def test_a_fetch_that_waits_for_its_remote_is_cancelled(first, second, monkeypatch):
+    joined, store = first
+    saved(store, "s1", *CONTENT)
+    joined.upload(store, "s1")
+
+    async def test(b):
+        failed = threading.Event()
+        once = Bucket._once
+
+        def out_of_reach(self, work, name):
+            if name.startswith("packs/"):
+                failed.set()
+                raise StoreUnavailable("It is out of reach.")
+            return once(self, work, name)
+
+        monkeypatch.setattr(Bucket, "_once", out_of_reach)
+        operation = await b.far.fetch("share", "s1", FetchRequest())
+        assert await asyncio.to_thread(failed.wait, 60)
+        operation.cancel()
+        await operation.until_ended()
+        # Else it would fail in the end, because the remote stays out of reach.
+        assert operation.state is OperationState.CANCELLED
+
+    second(test)
+
+
 def test_a_fetch_ends_with_the_daemon_that_leaves(first, second, monkeypatch):
     joined, store = first
     saved(store, "s1", *CONTENT)
     joined.upload(store, "s1")
 
     async def test(b):
-        with held_at_the_first_run(monkeypatch) as (waits, go_on):
+        with held(monkeypatch) as (waits, go_on):
             operation = await b.far.fetch("share", "s1", FetchRequest())
             assert await asyncio.to_thread(waits.wait, 60)
             closing = asyncio.ensure_future(b.far.close())
@@ -369,7 +425,7 @@ def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_p
         assert f"There is no folder {tmp_path}/nowhere" in words
         assert "at the same paths and in the same versions" in estimate.hint
         assert ["older" in one for one in estimate.warnings] == [True]
-        with held_at_the_first_run(monkeypatch) as (moved, _):
+        with held(monkeypatch) as (moved, _):
             with pytest.raises(HostIncompatible, match="so it is not fetched") as caught:
                 await b.fetched("share", "s1")
             assert not moved.is_set()

@@ -1,0 +1,176 @@
+"""A kernel moves to another machine by a remote: it is saved on A, uploaded, fetched on B and goes on there, and nothing is lost.
+
+python tools/demo_far.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
+
+A and B are two data directories with a daemon each, on this machine. Everything is done as a user does it: a notebook on A, the
+commands `jupyter gpuckpt remote` and `resume` on B. Any difference between what A had and what B has ends it with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from demo import (
+    GPU_SETUP,
+    JSON,
+    SETUP,
+    STATE,
+    DemoError,
+    Server,
+    Table,
+    check,
+    compare,
+    execute,
+    megabytes,
+    processes_of,
+    serving,
+    sizes,
+)
+from jupyter_client import BlockingKernelClient
+
+_Result = TypeVar("_Result")
+#: That the end of a process may take.
+MOST_SECONDS = 60.0
+
+
+class User:
+    """What somebody types on a machine."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        self.directory = directory
+        self.runtime = directory / "runtime"
+        self._env = {
+            **os.environ,
+            "JUPYTER_GPUCKPT_DATA_DIR": str(directory / "gpuckpt"),
+            "JUPYTER_GPUCKPT_RUNTIME_DIR": str(directory / "run"),
+            "JUPYTER_RUNTIME_DIR": str(self.runtime),
+        }
+
+    def types(self, *words: str, said: str = "") -> Any:  # noqa: ANN401 - JSON
+        """Run a command of `jupyter gpuckpt`; its document."""
+        done = subprocess.run(
+            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words, "--json"],
+            env=self._env,
+            input=said,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        check(
+            done.returncode == 0, f"jupyter gpuckpt {' '.join(words)}: {done.stdout}{done.stderr}"
+        )
+        return json.loads(done.stdout)
+
+
+def timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    """What comes of some work, and the seconds that it took."""
+    began = time.monotonic()
+    return work(), time.monotonic() - began
+
+
+async def run(directory: Path, url: str) -> None:
+    """Save on A, go on on B."""
+    table = Table()
+    a, b = User(directory / "a"), User(directory / "b")
+    added = a.types("remote", "add", "demo", url)
+    table.add("A: remote added", None, url)
+    kernel_id, snapshot_id, before = await on_a(a, table)
+    left = processes_of(a.directory / "notebooks")
+    check(not left, f"processes are left: {left}")
+
+    b.types("remote", "add", "demo", url, "--recovery-phrase", said=added["recovery_phrase"] + "\n")
+    table.add("B: remote added", None, "by the recovery phrase")
+    listing, spent = timed(lambda: b.types("remote", "sessions", "demo"))
+    [session] = listing["sessions"]
+    check(session["session_id"] == kernel_id, f"another session: {session}")
+    table.add("B: listed", spent, f"{session['path']} of {session['host_name']}")
+    estimate = b.types("remote", "fetch", "demo", snapshot_id, "--check")
+    check(not estimate["obstacles"], str(estimate["obstacles"]))
+    table.add("B: checked", None, f"{megabytes(estimate['move_bytes'])} to be moved, no obstacle")
+    done = b.types("remote", "fetch", "demo", snapshot_id)["operation"]["result"]
+    table.add("B: fetched", done["seconds"], megabytes(done["sizes"]["new_bytes"]))
+    on_b(b, table, kernel_id, snapshot_id, before)
+
+
+async def on_a(a: User, table: Table) -> tuple[str, str, JSON]:
+    """Make state in a notebook and suspend its kernel; kernel, snapshot, and the state when it is uploaded."""
+    (a.directory / "notebooks").mkdir()
+    empty = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (a.directory / "notebooks/demo.ipynb").write_text(json.dumps(empty))
+    async with serving(a.directory, table, "A:") as server:
+        kernel_id = session_of(server)["kernel"]["id"]
+        connection = await server.connect(kernel_id)
+        await execute(connection, SETUP)
+        gpu = (await execute(connection, GPU_SETUP)).strip()
+        before = json.loads(await execute(connection, STATE))
+        table.add("A: cells run", None, f"variables, sqlite, 1 GB array, thread, child, {gpu}")
+        suspended = await asyncio.to_thread(server.operation, "suspend", kernel_id)
+        table.add("A: suspended", suspended["seconds"], sizes(suspended))
+        connection.close()
+        snapshot_id = suspended["snapshot_id"]
+        upload = ("remote", "upload", "demo", snapshot_id)
+        _, spent = await asyncio.to_thread(timed, lambda: a.types(*upload))
+        table.add("A: uploaded", spent)
+    return kernel_id, snapshot_id, before
+
+
+def session_of(server: Server) -> JSON:
+    """Open the notebook."""
+    body = {"path": "demo.ipynb", "name": "demo.ipynb", "type": "notebook"}
+    found: JSON = server.request("POST", "/api/sessions", {**body, "kernel": {"name": "python3"}})
+    return found
+
+
+def on_b(b: User, table: Table, kernel_id: str, snapshot_id: str, before: JSON) -> None:
+    """Resume the kernel, ask it for its state and compare."""
+    done = b.types("resume", snapshot_id)["operation"]["result"]
+    table.add("B: resumed", done["seconds"])
+    client = BlockingKernelClient(connection_file=str(b.runtime / f"kernel-{kernel_id}.json"))
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(60)
+        said: list[str] = []
+
+        def hear(message: JSON) -> None:
+            said.append(message["content"].get("text", ""))
+
+        client.execute_interactive(STATE, output_hook=hear, timeout=120)
+        after = json.loads("".join(said))
+    finally:
+        client.shutdown()
+        client.stop_channels()
+    compare(before, after)
+    table.add("B: everything is as it was", None, "variables, transaction, array, child, clock")
+    deadline = time.monotonic() + MOST_SECONDS
+    while b.types("ps")["kernels"]:
+        check(time.monotonic() < deadline, "the kernel does not end")
+
+
+def main() -> int:
+    """Run the demo in a directory of its own; 0 when nothing was lost."""
+    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))
+    url = sys.argv[1] if len(sys.argv) > 1 else f"file://{directory}/share"
+    try:
+        asyncio.run(run(directory, url))
+    except DemoError as failure:
+        print(f"\nThe demo failed: {failure}", file=sys.stderr)
+        return 1
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
