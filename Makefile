@@ -66,7 +66,7 @@ front-end: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm build:prod
 
 fuzz: setup $(STAMPS)/test
-	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz $(PYTEST_ARGS)
+	$(run) FUZZ_INPUTS=$(FUZZ_INPUTS) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --timeout 0 -o faulthandler_timeout=0 tests/fuzz tests/far/test_mutations.py $(PYTEST_ARGS)
 
 upstream: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.upstream $(if $(PYTEST_ARGS),-- $(PYTEST_ARGS))

@@ -17,11 +17,11 @@ def every_call():
             and str(inspect.signature(make).return_annotation)[:4] == "Call"
         ):
             required = [
-                name
-                for name, parameter in inspect.signature(make).parameters.items()
+                parameter
+                for parameter in inspect.signature(make).parameters.values()
                 if parameter.default is parameter.empty
             ]
-            yield make(*(f"<{name}>" if name.endswith("_id") else None for name in required))
+            yield make(*(f"<{one.name}>" if one.annotation == "str" else None for one in required))
 
 
 def test_every_call_has_a_route_and_every_route_a_call():
