@@ -10,18 +10,22 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import (
+    AccessDenied,
     FarObjectInvalid,
     FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
     HostIncompatible,
+    KeyUnavailable,
     OperationCancelled,
     SnapshotNotFound,
     StoreError,
+    StoreUnavailable,
 )
 from ..far_records import (
     FarListing,
@@ -109,11 +113,14 @@ class FarSessions:
 
     async def sessions(self, name: str) -> FarListing:
         """List the far sessions of a remote with their snapshots; raise RemoteNotFound, and what keeps it from being read."""
-        return await asyncio.to_thread(self._listing, name)
+        with _whose_credentials():
+            return await asyncio.to_thread(self._listing, name)
 
     async def estimate(self, name: str, snapshot_id: str, session_id: str = "") -> FetchEstimate:
         """Return what a fetch would move, and whether the kernel could be resumed here; raise as `fetch` does."""
-        return (await asyncio.to_thread(self._find, name, snapshot_id, session_id)).estimate
+        with _whose_credentials():
+            found = await asyncio.to_thread(self._find, name, snapshot_id, session_id)
+        return found.estimate
 
     async def fetch(self, name: str, snapshot_id: str, request: FetchRequest) -> RunningOperation:
         """Start bringing a snapshot into the local store, or return the operation that does so already.
@@ -124,9 +131,10 @@ class FarSessions:
         if running := self._running.get(snapshot_id):
             return running
         stop = threading.Event()
-        found = await asyncio.to_thread(
-            self._find, name, snapshot_id, request.session_id, Retries(stop=stop)
-        )
+        with _whose_credentials():
+            found = await asyncio.to_thread(
+                self._find, name, snapshot_id, request.session_id, Retries(stop=stop)
+            )
         if not request.force:
             _require_resumable(found.estimate)
         await asyncio.to_thread(self._machine.store.require_absent, snapshot_id)
@@ -242,6 +250,17 @@ class FarSessions:
             arrival.hint,
         )
         return _Found(opened, snapshot, manifest, estimate)
+
+
+@contextmanager
+def _whose_credentials() -> Iterator[None]:
+    """Say in an error that the credentials of a shell, with which a remote was added, need not be the daemon's."""
+    try:
+        yield
+    except (AccessDenied, StoreUnavailable) as error:
+        if not isinstance(error, KeyUnavailable):
+            error.hint = f"{error.hint} The daemon uses the credentials of the environment in which it was started.".strip()
+        raise
 
 
 def _read(opened: Opened) -> Iterator[FarSession | GpuCkptError]:

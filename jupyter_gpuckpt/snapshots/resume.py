@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -148,8 +149,11 @@ def _changed(file: MappedFile, digests: FileDigests) -> str:
     if file.path.startswith(f"{FORMER_SCRATCH}/"):
         return ""
     try:
-        length = Path(file.path).stat().st_size
-        if file.length and length != file.length:
+        found = Path(file.path).stat()
+        length = found.st_size
+        if not stat.S_ISREG(found.st_mode):  # reading it might never end
+            was, now = "a file", "something else"
+        elif file.length and length != file.length:
             was, now = f"{file.length} bytes", f"{length} bytes"
         elif file.digest and (digest := digests.of(file.path)) != file.digest:
             was, now = f"digest {file.digest[:_SHOWN_DIGEST]}", f"digest {digest[:_SHOWN_DIGEST]}"

@@ -98,6 +98,8 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "the number of a process in it is none"
     if not 0 <= manifest.uid <= _MOST_ID or not 0 <= manifest.gid <= _MOST_ID:
         yield "an id of a user or group in it is none"
+    if any("\0" in path for path in (manifest.launch.cwd, *(one.path for one in manifest.mapped))):
+        yield "a path in it is none"
     streams = {stream.name: stream.length for stream in manifest.streams}
     if len(streams) < len(manifest.streams):
         yield "two of its streams have one name"

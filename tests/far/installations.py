@@ -11,7 +11,14 @@ from pathlib import Path
 from jupyter_gpuckpt.daemon import remote_keys, remotes
 from jupyter_gpuckpt.errors import error_from
 from jupyter_gpuckpt.images.compression import Compressor
-from jupyter_gpuckpt.remote_records import KeySource, Remote, RemoteAnswer, RemoteCall, RemoteVerb
+from jupyter_gpuckpt.remote_records import (
+    GivenSecret,
+    KeySource,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    RemoteVerb,
+)
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.far.fetch import fetch
 from jupyter_gpuckpt.store.far.remotes import Remotes
@@ -22,9 +29,15 @@ from tests.manifests import manifest
 CHUNK_BYTES = 1 << 20
 
 
-def ask(verb: RemoteVerb, data_dir: Path, name: str, remote: Remote | None = None) -> RemoteAnswer:
+def ask(
+    verb: RemoteVerb,
+    data_dir: Path,
+    name: str,
+    remote: Remote | None = None,
+    secret: GivenSecret | None = None,
+) -> RemoteAnswer:
     """Do what the command line asks for. Raises what it would show."""
-    answer = remotes.answer(RemoteCall(verb, str(data_dir), name, remote))
+    answer = remotes.answer(RemoteCall(verb, str(data_dir), name, remote, secret))
     if answer.error:
         raise error_from(answer.error)
     return answer

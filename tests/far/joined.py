@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from jupyter_gpuckpt.daemon import remote_keys, remotes
-from jupyter_gpuckpt.errors import error_from
+from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.remote_records import (
     GivenSecret,
     HolderKind,
     KeySource,
     Remote,
-    RemoteAnswer,
-    RemoteCall,
     RemoteVerb,
 )
 from jupyter_gpuckpt.snapshots.imports import import_archive
@@ -21,6 +18,7 @@ from jupyter_gpuckpt.store.far.far_packs import PACK_BYTES
 from jupyter_gpuckpt.store.far.sessions import Facts
 from jupyter_gpuckpt.store.far.upload import Uploaded, Uploader
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.far.installations import ask
 
 
 class Joined(NamedTuple):
@@ -62,13 +60,5 @@ def join(data_dir: Path, remote: Remote, phrase: str = "") -> Joined:
     """Add a remote to a data directory, by the recovery phrase where it has a key already."""
     added = Remote(remote.name, remote.url, remote.settings, key=KeySource())
     secret = GivenSecret(HolderKind.RECOVERY, phrase) if phrase else None
-    found = asked(RemoteVerb.ADD, data_dir, remote=added, secret=secret)
+    found = ask(RemoteVerb.ADD, data_dir, remote.name, added, secret)
     return Joined(data_dir, found.remotes[0].remote, found.recovery_phrase or phrase)
-
-
-def asked(verb: RemoteVerb, data_dir: Path, **fields: object) -> RemoteAnswer:
-    """Return what came of a call, or raise its error."""
-    found = remotes.answer(RemoteCall(verb, str(data_dir), **fields))
-    if found.error:
-        raise error_from(found.error)
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import subprocess
 import sys
@@ -401,11 +402,16 @@ def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_p
     joined, store = first
     library = tmp_path / "library.so"
     library.write_bytes(b"another version")
+    os.mkfifo(tmp_path / "pipe")
     saved(
         store,
         "s1",
         *CONTENT,
-        mapped=[MappedFile(str(library), 15, digest="0" * 64), MappedFile(f"{tmp_path}/gone", 3)],
+        mapped=[
+            MappedFile(str(library), 15, digest="0" * 64),
+            MappedFile(f"{tmp_path}/gone", 3),
+            MappedFile(f"{tmp_path}/pipe", 0, digest="0" * 64),
+        ],
         launch=msgspec.structs.replace(manifest("s1").launch, cwd=f"{tmp_path}/nowhere"),
         host=msgspec.structs.replace(
             manifest("s1").host,
@@ -421,6 +427,7 @@ def test_what_differs_here_is_said_before_anything_is_moved(first, second, tmp_p
         words = "\n".join(estimate.obstacles)
         assert f"The file {library}, which the kernel uses, was replaced" in words
         assert f"The file {tmp_path}/gone, which the kernel uses, is gone" in words
+        assert f"{tmp_path}/pipe, which the kernel uses, was replaced (a file then" in words
         assert "lacks instructions that the saved one had: avx9999" in words
         assert f"There is no folder {tmp_path}/nowhere" in words
         assert "at the same paths and in the same versions" in estimate.hint
@@ -452,6 +459,7 @@ def test_a_refusal_of_the_endpoint_repeats_no_credential(remote, tmp_path, monke
             ):
                 with pytest.raises(AccessDenied) as caught:
                     await asked
+                assert "in which it was started" in caught.value.hint
                 said = str(msgspec.to_builtins(record_of(caught.value)))
                 for secret in ("hunter2", servers.ACCESS_KEY, remote.settings["endpoint"]):
                     assert secret not in said

@@ -9,7 +9,8 @@ import pytest
 from jupyter_gpuckpt.model import Sizes
 from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.store.local import LocalStore
-from tests.far.joined import asked, join
+from tests.far.installations import ask
+from tests.far.joined import join
 from tests.far.stores import chunks
 from tests.manifests import manifest
 from tests.unit.test_store_local import put
@@ -38,7 +39,7 @@ def share(server, tmp_path):
         store.publish(msgspec.structs.replace(made, **changed))
         joined.upload(store, "s1", path="notes.ipynb", host_name="far away")
     yield joined
-    asked(RemoteVerb.REMOVE, data_dir, name="share")
+    ask(RemoteVerb.REMOVE, data_dir, "share")
 
 
 def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
 from jupyter_gpuckpt.server.rest.openapi import PREFIX
 from jupyter_gpuckpt.server.rest.routes import ROUTES
-from tests.far.joined import asked as remotes_asked
+from tests.far.installations import ask as ask_remotes
 from tests.far.joined import join
 from tests.server.conftest import Server
 from tests.server.contract import DOCUMENT, described
@@ -197,7 +197,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     for path in ("remotes", "remotes/share/sessions", f"remotes/share/{snapshot}"):
         ask("GET", path)
     ask("POST", f"remotes/share/{snapshot}/fetch", ok=False)
-    remotes_asked(RemoteVerb.REMOVE, data_dir, name="share")
+    ask_remotes(RemoteVerb.REMOVE, data_dir, "share")
     ask("DELETE", snapshot)
     ask("GET", "snapshots?deleted=1")
     ask("POST", f"{snapshot}/undelete")

@@ -15,6 +15,7 @@ from jupyter_gpuckpt.model import (
     GpuProcess,
     ImageFile,
     Manifest,
+    MappedFile,
     Part,
     Stream,
     TcpConnection,
@@ -117,6 +118,10 @@ NO_PLACE = {
     "memory of a GPU with dots": {"gpu": [GpuProcess(1, [SCRATCH + "gpu/../../../etc/x"], 1)]},
     "a user that is none": {"uid": -1},
     "a process that is none": {"keeper_pid": -1},
+    "a program without a path": {"mapped": [MappedFile("/usr/bin/x\0y", 1)]},
+    "a folder without a path": {
+        "launch": msgspec.structs.replace(manifest("s1").launch, cwd="/a\0b")
+    },
     "a port that is none": {
         "launch": msgspec.structs.replace(manifest("s1").launch, own_ports=[70_000])
     },
