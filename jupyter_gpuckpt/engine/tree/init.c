@@ -220,8 +220,8 @@ static int init(int restore, char **v) {
             open_streams(log);
             if (strcmp(ids, "-")) drop_capabilities();
             if (chdir("/")) _exit(126);
-            if (cwd > 3) close_range(3, cwd - 1, 0);
-            close_range(cwd + 1, ~0U, 0);
+            if (cwd > 3) close_all(3, cwd - 1);
+            close_all(cwd + 1, ~0U);
             execv(KEEPER, v + 3);
             _exit(126);
         }
@@ -249,7 +249,7 @@ static int init(int restore, char **v) {
                 ;
             _exit(1);
         }
-        close_range(3, ~0U, 0); /* what CRIU has given to the processes is theirs alone */
+        close_all(3, ~0U); /* what CRIU has given to the processes is theirs alone */
         root = keeper_pid; /* restored as our child: criu restore --restore-sibling */
     }
     if (!restore) dprintf(1, "started\n");

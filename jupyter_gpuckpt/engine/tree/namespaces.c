@@ -78,6 +78,11 @@ void drop_capabilities(void) {
     if (!geteuid() && prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED)) fail("securebits");
 }
 
+/* man 2 close_range; musl has no function for it. */
+void close_all(unsigned first, unsigned last) {
+    syscall(SYS_close_range, first, last, 0);
+}
+
 void default_signals(void) {
     sigset_t none;
     sigemptyset(&none);
@@ -115,7 +120,7 @@ int enter(char **v) {
         dprintf(2, "%s: %s\n", v[1], strerror(errno));
         _exit(127);
     }
-    close_range(3, ~0U, 0);
+    close_all(3, ~0U);
     while (waitpid(program, &status, 0) < 0 && errno == EINTR)
         ;
     end_like(status);
