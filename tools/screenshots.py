@@ -207,7 +207,7 @@ def main() -> int:
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     with (
         tempfile.TemporaryDirectory(prefix="jupyter-") as folder,
-        running_lab(Path(folder)) as server,
+        running_lab(Path(folder)) as [server],
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)

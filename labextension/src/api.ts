@@ -5,11 +5,18 @@ import { ServerConnection } from '@jupyterlab/services';
 import type { JSONObject, JSONValue } from '@lumino/coreutils';
 
 import type {
+  IFarListing,
+  IFarPlace,
+  IFetchEstimate,
+  IRemote
+} from './far-protocol';
+import type {
   IChanges,
   IComparison,
   IErrorRecord,
   IKernel,
   IOperation,
+  IProgress,
   ISnapshot,
   IStore,
   IVerification,
@@ -22,6 +29,9 @@ const NAMESPACE = 'api/gpuckpt';
 
 /** How long the server may hold one question about an operation. */
 const WAIT_SECONDS = 20;
+
+/** The same where somebody watches its progress. */
+const WATCH_SECONDS = 1;
 
 /** How often, and how many seconds apart, a lost server is asked again about an operation. */
 const RETRIES = 30;
@@ -120,21 +130,27 @@ export class GpuCkptApi {
     return this._send('POST', at`kernels/${kernelId}/${kind}`, body);
   }
 
-  /** Start a second kernel from a snapshot, in a copy of its notebook. */
-  async branch(snapshotId: string): Promise<IOperation> {
+  /** Start a second kernel from a snapshot, in a notebook; by default in a copy of its own. */
+  async branch(snapshotId: string, notebook = ''): Promise<IOperation> {
     const path = at`snapshots/${snapshotId}/branch`;
+    const body: JSONObject = notebook ? { path: notebook } : {};
     // What is left to do then is the resume of a new kernel.
     return {
-      ...(await this._send<IOperation>('POST', path, {})),
+      ...(await this._send<IOperation>('POST', path, body)),
       kind: 'branch'
     };
   }
 
   /** Wait until an operation has ended; a server that is away for a while (a restart) is asked again. */
-  async finish(operation: IOperation): Promise<IOperation> {
-    const path = `${at`operations/${operation.operation_id}`}?wait=${WAIT_SECONDS}`;
+  async finish(
+    operation: IOperation,
+    onProgress?: (progress: IProgress) => void
+  ): Promise<IOperation> {
+    const wait = onProgress ? WATCH_SECONDS : WAIT_SECONDS;
+    const path = `${at`operations/${operation.operation_id}`}?wait=${wait}`;
     let failures = 0;
     while (operation.state === 'running') {
+      onProgress?.(operation.progress);
       try {
         operation = await this._get<IOperation>(path);
         failures = 0;
@@ -214,6 +230,27 @@ export class GpuCkptApi {
     return this._get(`${path}${at`?kernel_id=${kernelId}`}`);
   }
 
+  /** The remotes, as they were when they were last tried; none is asked. */
+  async remotes(): Promise<IRemote[]> {
+    return (await this._get<{ remotes: IRemote[] }>('remotes')).remotes;
+  }
+
+  /** What lies in a remote. */
+  farSessions(remote: string): Promise<IFarListing> {
+    return this._get(at`remotes/${remote}/sessions`);
+  }
+
+  /** What a fetch would move, and what keeps the kernel from being resumed here. */
+  fetchEstimate(place: IFarPlace): Promise<IFetchEstimate> {
+    return this._get(`${farPath(place)}${at`?session_id=${place.sessionId}`}`);
+  }
+
+  /** Start bringing a snapshot here; with `force` although it could not be resumed here. */
+  fetch(place: IFarPlace, force: boolean): Promise<IOperation> {
+    const body = { session_id: place.sessionId, force };
+    return this._send('POST', `${farPath(place)}/fetch`, body);
+  }
+
   /** What the store holds. */
   store(): Promise<IStore> {
     return this._get('store');
@@ -243,6 +280,10 @@ function at(texts: TemplateStringsArray, ...parts: string[]): string {
   return texts.reduce(
     (path, text, index) => path + encodeURIComponent(parts[index - 1]) + text
   );
+}
+
+function farPath({ remote, snapshotId }: IFarPlace): string {
+  return at`remotes/${remote}/snapshots/${snapshotId}`;
 }
 
 function isUnreachable(error: unknown): boolean {

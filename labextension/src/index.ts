@@ -18,11 +18,13 @@ import { GpuCkptApi, GpuCkptError } from './api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
 import { actions, addCommands, commandIds } from './commands';
+import { addFetchCommand, FetchActions } from './fetch-commands';
 import { KernelActions } from './kernel-actions';
 import { KeptOutput } from './kept-output';
 import { KernelStates } from './model';
 import { Operations } from './operations';
 import { askAgainAfterOutages } from './reconnection';
+import { Remotes } from './remotes';
 import { SuspendedKernels } from './running';
 import { SessionButton } from './session-button';
 import { SessionsPanel } from './sessions-panel';
@@ -135,12 +137,14 @@ const commands: JupyterFrontEndPlugin<void> = {
     const { commands, serviceManager } = app;
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const operations = new Operations(states, settings, trans);
+    const openNotebook = (path: string) =>
+      void commands.execute('docmanager:open', { path });
     const kernelActions = new KernelActions(
       states,
       operations,
       settings,
       kernelId => void commands.execute(SHOW_SESSIONS, { kernelId }),
-      path => void commands.execute('docmanager:open', { path }),
+      openNotebook,
       trans
     );
     const selectedPath = () =>
@@ -160,6 +164,14 @@ const commands: JupyterFrontEndPlugin<void> = {
       trans
     );
     addSnapshotCommands(commands, snapshots, states, snapshotActions, trans);
+    const fetchActions = new FetchActions(
+      snapshots.api,
+      operations,
+      path => [...sessions.running()].some(session => session.path === path),
+      openNotebook,
+      trans
+    );
+    addFetchCommand(commands, fetchActions, trans);
     const category = trans.__('Kernel Sessions');
     for (const action of actions) {
       palette?.addItem({ command: commandIds[action], category });
@@ -234,14 +246,15 @@ const panel: JupyterFrontEndPlugin<void> = {
   description: 'Adds the side panel with all sessions and their snapshots.',
   autoStart: true,
   requires: [IKernelStates, ISnapshots],
-  optional: [ITranslator, ICommandPalette, ILayoutRestorer],
+  optional: [ITranslator, ICommandPalette, ILayoutRestorer, INotebookTracker],
   activate: (
     app: JupyterFrontEnd,
     states: IKernelStates,
     snapshots: ISnapshots,
     translator: ITranslator | null,
     palette: ICommandPalette | null,
-    restorer: ILayoutRestorer | null
+    restorer: ILayoutRestorer | null,
+    tracker: INotebookTracker | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { commands, shell } = app;
@@ -250,10 +263,13 @@ const panel: JupyterFrontEndPlugin<void> = {
     const panel = new SessionsPanel({
       states,
       snapshots,
+      remotes: new Remotes(snapshots.api),
       commands,
       openNotebook,
+      currentPath: () => tracker?.currentWidget?.context.path ?? '',
       trans
     });
+    tracker?.currentChanged.connect(() => panel.update());
     shell.add(panel, 'left', { rank: 350, type: 'Sessions' });
     restorer?.add(panel, panel.id);
     commands.addCommand(SHOW_SESSIONS, {

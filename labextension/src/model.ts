@@ -8,7 +8,13 @@ import { Signal } from '@lumino/signaling';
 
 import type { GpuCkptApi } from './api';
 import { GpuCkptError } from './api';
-import type { IEnd, IKernel, IOperation, OperationKind } from './protocol';
+import type {
+  IEnd,
+  IKernel,
+  IOperation,
+  IProgress,
+  OperationKind
+} from './protocol';
 import { asKernel } from './protocol';
 import { isEndEvent, isKernelAction, isKernelEvent } from './server-events';
 import type { IKernelStates } from './tokens';
@@ -89,7 +95,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     this._asked.set(kernelId, kind);
     this._changed.emit(kernelId);
     try {
-      return await this._finish(this._api.start(kind, kernelId, body));
+      return await this.finish(this._api.start(kind, kernelId, body));
     } finally {
       if (this._asked.get(kernelId) === kind) {
         this._asked.delete(kernelId);
@@ -102,19 +108,29 @@ export class KernelStates implements IKernelStates, IDisposable {
 
   async branch(
     snapshotId: string,
-    onStarted: (operation: IOperation) => void = () => undefined
+    onStarted: (operation: IOperation) => void = () => undefined,
+    notebook = ''
   ): Promise<IOperation> {
     this._branching += 1;
     try {
-      const started = this._api.branch(snapshotId);
+      const started = this._api.branch(snapshotId, notebook);
       void started.then(onStarted, () => undefined);
       const { kind, path } = await started;
-      const operation = await this._finish(started);
+      const operation = await this.finish(started);
       await this.refresh(operation.kernel_id);
       return { ...operation, kind, path };
     } finally {
       this._branching -= 1;
     }
+  }
+
+  async finish(
+    started: Promise<IOperation>,
+    onProgress?: (progress: IProgress) => void
+  ): Promise<IOperation> {
+    const operation = await started;
+    this._own.add(operation.operation_id);
+    return succeeded(await this._api.finish(operation, onProgress));
   }
 
   dispose(): void {
@@ -124,12 +140,6 @@ export class KernelStates implements IKernelStates, IDisposable {
     this._isDisposed = true;
     this._stream.disconnect(this._onEvent, this);
     Signal.clearData(this);
-  }
-
-  private async _finish(started: Promise<IOperation>): Promise<IOperation> {
-    const operation = await started;
-    this._own.add(operation.operation_id);
-    return succeeded(await this._api.finish(operation));
   }
 
   /** Ask the server about `subject`, a kernel or `ALL`, and remember if that was in vain. */

@@ -7,7 +7,7 @@ import type { JSONObject } from '@lumino/coreutils';
 import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
 import { conclude, tellFailure, tellWithDetails } from './notices';
-import type { IEnd, IOperation, OperationKind } from './protocol';
+import type { IEnd, IOperation, IProgress, OperationKind } from './protocol';
 import { doneText, failedText, progressText, startedText } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
@@ -50,10 +50,36 @@ export class Operations {
     );
   }
 
+  /** Follow the fetch of a snapshot of the notebook `name`; as `run`. */
+  fetch(
+    started: Promise<IOperation>,
+    name: string
+  ): Promise<IOperation | null> {
+    return this._tell('fetch', name, (_, show) =>
+      this._states.finish(started, show)
+    );
+  }
+
+  /** Resume a snapshot as a new kernel of the notebook at `path`, or of a copy where that is empty; as `run`. */
+  resumeInto(
+    path: string,
+    snapshotId: string,
+    name: string
+  ): Promise<IOperation | null> {
+    return this._tell('resume', name, async follow => {
+      const onStarted = ({ kernel_id }: IOperation) => follow(kernel_id);
+      const made = await this._states.branch(snapshotId, onStarted, path);
+      return { ...made, kind: 'resume' };
+    });
+  }
+
   private async _tell(
     kind: OperationKind,
     name: string,
-    start: (follow: (kernelId: string) => void) => Promise<IOperation>
+    start: (
+      follow: (kernelId: string) => void,
+      show: (progress: IProgress) => void
+    ) => Promise<IOperation>
   ): Promise<IOperation | null> {
     const trans = this._trans;
     const started = startedText(kind, name, trans);
@@ -62,21 +88,21 @@ export class Operations {
       ? ''
       : Notification.emit(started, 'in-progress', { autoClose: false });
     let followed = '';
+    const show = (progress: IProgress) => {
+      const message = [started, progressText(progress)].filter(Boolean);
+      Notification.update({ id, message: message.join(' ') });
+    };
     const showProgress = () => {
       const operation = this._states.get(followed)?.operation;
       if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
-        const progress = progressText(operation.progress);
-        Notification.update({
-          id,
-          message: progress ? `${started} ${progress}` : started
-        });
+        show(operation.progress);
       }
     };
     this._states.changed.connect(showProgress);
     try {
       const operation = await start(kernelId => {
         followed = kernelId;
-      });
+      }, show);
       this._tellSuccess(id, doneText(operation, name, trans), operation);
       return operation;
     } catch (error) {

@@ -2,6 +2,8 @@
 
 import type { JSONValue } from '@lumino/coreutils';
 
+import type { IUpload } from './far-protocol';
+
 /** Where a kernel is in its life. */
 export type KernelState =
   | 'starting'
@@ -17,7 +19,14 @@ export type KernelState =
 
 /** What an operation does. */
 export type OperationKind =
-  'save' | 'suspend' | 'resume' | 'park' | 'unpark' | 'branch' | 'roll_back';
+  | 'save'
+  | 'suspend'
+  | 'resume'
+  | 'park'
+  | 'unpark'
+  | 'branch'
+  | 'roll_back'
+  | 'fetch';
 
 /** How far an operation is. */
 export interface IProgress {
@@ -154,6 +163,8 @@ export interface ISnapshot {
   frozen_seconds: number;
   seconds: number;
   host_name: string;
+  /** One for each remote to which it went, goes or is to go. */
+  uploads: IUpload[];
 }
 
 /** What a user may change of a snapshot. */
@@ -277,5 +288,6 @@ const UNKNOWN_SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   gpu_bytes: 0,
   frozen_seconds: 0,
   seconds: 0,
-  host_name: ''
+  host_name: '',
+  uploads: []
 };

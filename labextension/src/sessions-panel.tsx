@@ -8,6 +8,7 @@ import type { Message } from '@lumino/messaging';
 import * as React from 'react';
 
 import { sessionsIcon } from './icons';
+import type { Remotes } from './remotes';
 import type { IKernelStates, ISnapshots } from './tokens';
 
 const SessionsView = React.lazy(() => import('./sessions-view'));
@@ -24,6 +25,7 @@ export class SessionsPanel extends ReactWidget {
     this.node.setAttribute('aria-label', trans.__('Sessions'));
     states.changed.connect(this._follow, this);
     snapshots.changed.connect(this._follow, this);
+    _context.remotes.changed.connect(this._follow, this);
   }
 
   /** Show this kernel and its snapshots. */
@@ -33,9 +35,10 @@ export class SessionsPanel extends ReactWidget {
   }
 
   dispose(): void {
-    const { states, snapshots } = this._context;
+    const { states, snapshots, remotes } = this._context;
     states.changed.disconnect(this._follow, this);
     snapshots.changed.disconnect(this._follow, this);
+    remotes.changed.disconnect(this._follow, this);
     this._watching?.dispose();
     super.dispose();
   }
@@ -69,6 +72,7 @@ export class SessionsPanel extends ReactWidget {
 
   private _watch(): void {
     this._watching ??= this._context.snapshots.watch();
+    void this._context.remotes.look();
     this.update();
   }
 
@@ -88,8 +92,11 @@ export namespace SessionsPanel {
   export interface IContext {
     states: IKernelStates;
     snapshots: ISnapshots;
+    remotes: Remotes;
     commands: CommandRegistry;
     openNotebook: (path: string) => void;
+    /** The notebook that is in front, or ''. */
+    currentPath: () => string;
     trans: TranslationBundle;
   }
 

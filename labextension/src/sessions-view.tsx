@@ -3,6 +3,7 @@
 import * as React from 'react';
 
 import { CommandButton } from './command-button';
+import { FarSessions } from './far-sessions';
 import { nameOfPath } from './format';
 import { KernelCard } from './kernel-card';
 import type { ISnapshot } from './protocol';
@@ -94,6 +95,7 @@ export default function SessionsView(props: {
           </ul>
         </section>
       ) : null}
+      <FarSessions context={context} />
       {snapshots.store ? (
         <StorePicture store={snapshots.store} trans={trans} />
       ) : null}

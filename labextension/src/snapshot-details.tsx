@@ -4,6 +4,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import { uploadCaption } from './far-texts';
 import { formatBytes, formatMoment, formatSeconds } from './format';
 import type { ISnapshot } from './protocol';
 import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
@@ -33,6 +34,10 @@ export async function showSnapshot(
       )
     ],
     [trans.__('Machine'), snapshot.host_name],
+    [
+      trans.__('Remotes'),
+      snapshot.uploads.map(upload => uploadCaption(upload, trans)).join(' ')
+    ],
     [trans.__('Id'), snapshot.snapshot_id]
   ];
   await showDialog({

@@ -12,6 +12,9 @@ import type { ISnapshot, IStore, SnapshotChanges } from './protocol';
 import { isEndEvent, isSnapshotEvent } from './server-events';
 import type { ISnapshots } from './tokens';
 
+/** How often the list is asked for while a snapshot is uploaded and somebody looks. */
+const UPLOAD_SECONDS = 3;
+
 export class Snapshots implements ISnapshots, IDisposable {
   constructor(
     readonly api: GpuCkptApi,
@@ -89,6 +92,7 @@ export class Snapshots implements ISnapshots, IDisposable {
     if (!this._isDisposed) {
       this._isDisposed = true;
       this._stream.disconnect(this._onEvent, this);
+      clearTimeout(this._timer ?? undefined);
       Signal.clearData(this);
     }
   }
@@ -107,6 +111,22 @@ export class Snapshots implements ISnapshots, IDisposable {
       this._problem = error;
     }
     this._changed.emit();
+    this._followUploads();
+  }
+
+  /** How far an upload is comes by no event. */
+  private _followUploads(): void {
+    const isUploading = this._list?.some(({ uploads }) =>
+      uploads.some(({ state }) => state === 'uploading')
+    );
+    if (isUploading && this._timer === null) {
+      this._timer = setTimeout(() => {
+        this._timer = null;
+        if (this._watchers > 0 && !this._isDisposed) {
+          void this.refresh();
+        }
+      }, UPLOAD_SECONDS * 1000);
+    }
   }
 
   private _onEvent(_: Event.IManager, event: Event.Emission): void {
@@ -135,6 +155,7 @@ export class Snapshots implements ISnapshots, IDisposable {
   private _store: IStore | null = null;
   private _problem: GpuCkptError | null = null;
   private _watchers = 0;
+  private _timer: ReturnType<typeof setTimeout> | null = null;
   /** The question that the server has been asked, and the one that waits for its answer. */
   private _current: Promise<void> = Promise.resolve();
   private _next: Promise<void> | null = null;

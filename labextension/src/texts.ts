@@ -143,7 +143,8 @@ export function startedText(
     park: trans.__('Parking %1…', name),
     unpark: trans.__('Unparking %1…', name),
     branch: trans.__('Branching %1…', name),
-    roll_back: trans.__('Rolling %1 back…', name)
+    roll_back: trans.__('Rolling %1 back…', name),
+    fetch: trans.__('Fetching %1…', name)
   };
   return texts[kind];
 }
@@ -206,6 +207,13 @@ export function doneText(
       return result.gpu_bytes > 0
         ? trans.__('Parked %1: %2 on the GPU freed in %3', name, gpu, seconds)
         : doneInShort(kind, name, trans);
+    case 'fetch':
+      return trans.__(
+        'Fetched %1: %2 in %3',
+        name,
+        formatBytes(result.new_bytes),
+        seconds
+      );
     case 'unpark':
       return doneInShort(kind, name, trans);
   }
@@ -223,7 +231,8 @@ function doneInShort(
     park: trans.__('Parked %1', name),
     unpark: trans.__('Unparked %1', name),
     branch: trans.__('Branched %1', name),
-    roll_back: trans.__('Rolled %1 back', name)
+    roll_back: trans.__('Rolled %1 back', name),
+    fetch: trans.__('Fetched %1', name)
   };
   return texts[kind];
 }
@@ -243,7 +252,8 @@ export function failedText(
       park: trans.__('Parking %1 was cancelled', name),
       unpark: trans.__('Unparking %1 was cancelled', name),
       branch: trans.__('Branching %1 was cancelled', name),
-      roll_back: trans.__('Rolling %1 back was cancelled', name)
+      roll_back: trans.__('Rolling %1 back was cancelled', name),
+      fetch: trans.__('Fetching %1 was cancelled', name)
     };
     return cancelled[kind];
   }
@@ -254,7 +264,8 @@ export function failedText(
     park: trans.__('Parking %1 failed', name),
     unpark: trans.__('Unparking %1 failed', name),
     branch: trans.__('Branching %1 failed', name),
-    roll_back: trans.__('Rolling %1 back failed', name)
+    roll_back: trans.__('Rolling %1 back failed', name),
+    fetch: trans.__('Fetching %1 failed', name)
   };
   return failed[kind];
 }
@@ -333,7 +344,9 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
   park: ['running'],
   unpark: ['parked'],
   branch: ['running', 'parked', 'suspended', 'lost'],
-  roll_back: ['running', 'parked', 'suspended', 'lost']
+  roll_back: ['running', 'parked', 'suspended', 'lost'],
+  // It comes from a remote, whatever its kernel does.
+  fetch: []
 };
 
 function notManaged(kernel: IKernel, trans: TranslationBundle): string {

@@ -20,6 +20,7 @@ import {
   snapshotTitle,
   variableText
 } from './snapshot-texts';
+import { UploadBadge } from './upload-badge';
 
 /** So many are shown at first, of snapshots and of a snapshot's variables. */
 const FIRST_SNAPSHOTS = 5;
@@ -118,6 +119,7 @@ function SnapshotCard(props: {
         >
           {causeLabel(snapshot.cause, trans)}
         </span>
+        <UploadBadge uploads={snapshot.uploads} trans={trans} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
             {trans.__('suspended here')}

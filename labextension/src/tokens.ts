@@ -8,6 +8,7 @@ import type {
   IEnd,
   IKernel,
   IOperation,
+  IProgress,
   ISnapshot,
   IStore,
   OperationKind,
@@ -52,10 +53,20 @@ export interface IKernelStates {
     body?: JSONObject
   ): Promise<IOperation>;
 
-  /** Start a second kernel from a snapshot; as `run`. `onStarted` hears of the operation as soon as it has an id. */
+  /**
+   * Start a second kernel from a snapshot; as `run`. `onStarted` hears of the operation as soon as it has an id.
+   * `notebook`: where it is to be; by default in a copy of the snapshot's.
+   */
   branch(
     snapshotId: string,
-    onStarted?: (operation: IOperation) => void
+    onStarted?: (operation: IOperation) => void,
+    notebook?: string
+  ): Promise<IOperation>;
+
+  /** Wait for the end of an operation that this page has asked for; as `run`. */
+  finish(
+    started: Promise<IOperation>,
+    onProgress?: (progress: IProgress) => void
   ): Promise<IOperation>;
 }
 

@@ -61,14 +61,13 @@ def lab_server(tmp_path_factory):
     """JupyterLab with folders, kernels and a daemon of its own."""
     if importlib.util.find_spec("jupyterlab") is None:
         missing("browser", "jupyterlab is not installed")
-    with running_lab(tmp_path_factory.mktemp("lab")) as server:
+    with running_lab(tmp_path_factory.mktemp("lab")) as [server]:
         yield server
 
 
 @pytest.fixture
-def open_notebook(chromium, expect, lab_server, request, tmp_path):
-    """Opens a notebook made of cells: `open_notebook("a.ipynb", "x = 1", "x")`; without cells one that is there; `tab`: in
-    another page. An error in a page fails the test."""
+def context(chromium, request, tmp_path):
+    """What pages are opened in. An error in a page fails the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     context.set_default_timeout(30_000)
     errors = []
@@ -79,6 +78,18 @@ def open_notebook(chromium, expect, lab_server, request, tmp_path):
             errors.append(str(error.error))
 
     context.on("weberror", note)
+    yield context
+    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
+    for number, page in enumerate(context.pages):
+        page.screenshot(path=folder / f"{request.node.name}{number or ''}.png")
+    context.close()
+    assert not errors
+
+
+@pytest.fixture
+def open_notebook(context, expect, lab_server):
+    """Opens a notebook made of cells: `open_notebook("a.ipynb", "x = 1", "x")`; without cells one that is there; `tab`: in
+    another page."""
     page = context.new_page()
 
     def open_notebook(name, *cells, kernel="python3", place="lab/tree", tab=False):
@@ -87,8 +98,4 @@ def open_notebook(chromium, expect, lab_server, request, tmp_path):
         shown = context.new_page() if tab else page
         return NotebookPage(shown, expect, lab_server, name, place=place).open()
 
-    yield open_notebook
-    folder = Path(os.environ.get("GPUCKPT_SCREENSHOTS", tmp_path))
-    page.screenshot(path=folder / f"{request.node.name}.png")
-    context.close()
-    assert not errors
+    return open_notebook

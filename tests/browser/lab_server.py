@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,22 @@ PLAIN_KERNEL = "plain-python"
 
 
 @contextmanager
-def running_lab(folder):
-    """A server that is up; nothing of it is left afterwards."""
+def running_lab(*folders):
+    """Servers that are up, one for each folder; nothing of them is left afterwards."""
+    with ExitStack() as undo:
+        servers = [undo.enter_context(started_lab(folder)) for folder in folders]
+        for server in servers:
+            server.wait_until_up()
+        yield servers
+
+
+@contextmanager
+def started_lab(folder):
+    """A server that may not be up yet."""
     # A socket's path is short, so this one does not lie below the tests' folder.
     runtime_dir = Path(tempfile.mkdtemp(prefix="gpuckpt-"))
     server = LabServer(folder, runtime_dir)
     try:
-        server.wait_until_up()
         yield server
     finally:
         server.stop()

@@ -49,12 +49,19 @@ class NotebookPage:
 
     def open(self, *, until=HAS_IDLE_KERNEL):
         """Load the page."""
-        url = f"{self.server.url}/{self.place}/{self.name}"
-        self.page.goto(f"{url}?token={self.server.token}&reset")
-        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
+        self._load(f"{self.place}/{self.name}")
         self.page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
         self.page.wait_for_function(until)
         return self
+
+    def open_lab(self):
+        """Load JupyterLab without the notebook."""
+        self._load("lab")
+        return self
+
+    def _load(self, place):
+        self.page.goto(f"{self.server.url}/{place}?token={self.server.token}&reset")
+        self.page.wait_for_selector("#jupyterlab-splash", state="detached")
 
     def reload(self):
         """Load the page again, whether or not the kernel is able to answer."""

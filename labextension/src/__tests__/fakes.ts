@@ -4,6 +4,7 @@ import type { Event } from '@jupyterlab/services';
 import { ServerConnection } from '@jupyterlab/services';
 import { Stream } from '@lumino/signaling';
 
+import type { IFarSession, IFarSnapshot, IUpload } from '../far-protocol';
 import type { IKernel, IOperation, ISnapshot } from '../protocol';
 import { asKernel, asSnapshot } from '../protocol';
 import { KERNEL_EVENT_SCHEMA } from '../server-events';
@@ -135,4 +136,56 @@ export function aDone(changes: Partial<IOperation> = {}): IOperation {
     },
     ...changes
   });
+}
+
+/** A snapshot's way to the remote `team`. */
+export function anUpload(changes: Partial<IUpload> = {}): IUpload {
+  return {
+    remote: 'team',
+    state: 'uploaded',
+    done_bytes: 0,
+    total_bytes: 0,
+    error: null,
+    ...changes
+  };
+}
+
+/** What a remote has of a notebook; the snapshots are the newest first. */
+export function aFarSession(
+  changes: Partial<IFarSession> = {},
+  ...snapshots: Partial<IFarSnapshot>[]
+): IFarSession {
+  const made = (snapshots.length > 0 ? snapshots : [{}]).map(snapshot => ({
+    snapshot_id: 'far',
+    kernel_id: 'there',
+    created: 1000,
+    title: '',
+    raw_bytes: 100e6,
+    stored_bytes: 40e6,
+    here: false,
+    ...snapshot
+  }));
+  return {
+    session_id: 'session',
+    host_name: 'laptop',
+    path: 'work/a.ipynb',
+    title: '',
+    snapshots: made,
+    ...changes
+  };
+}
+
+/** The dialog, as soon as it says so. */
+export async function dialog(text: string): Promise<HTMLElement> {
+  for (;;) {
+    const node = document.querySelector<HTMLElement>('.jp-Dialog');
+    if (node?.textContent?.includes(text)) {
+      return node;
+    }
+    await new Promise(resolve => setTimeout(resolve, 5));
+  }
+}
+
+export function press(shown: HTMLElement, button: 'accept' | 'reject'): void {
+  shown.querySelector<HTMLElement>(`button.jp-mod-${button}`)?.click();
 }

@@ -22,8 +22,10 @@ import {
   aKernel,
   aSnapshot,
   chosen,
+  dialog,
   FakeEvents,
   FakeServer,
+  press,
   refused
 } from './fakes';
 
@@ -55,21 +57,6 @@ const run = (action: SnapshotAction, registry = commands) =>
   registry.execute(snapshotCommandIds[action], args);
 
 const notifications = () => Notification.manager.notifications;
-
-/** The dialog, as soon as it says so. */
-async function dialog(text: string): Promise<HTMLElement> {
-  for (;;) {
-    const node = document.querySelector<HTMLElement>('.jp-Dialog');
-    if (node?.textContent?.includes(text)) {
-      return node;
-    }
-    await new Promise(resolve => setTimeout(resolve, 5));
-  }
-}
-
-function press(shown: HTMLElement, button: 'accept' | 'reject'): void {
-  shown.querySelector<HTMLElement>(`button.jp-mod-${button}`)?.click();
-}
 
 beforeEach(async () => {
   events = new FakeEvents();

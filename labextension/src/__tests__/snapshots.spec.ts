@@ -4,7 +4,7 @@ import {
   SNAPSHOT_EVENT_SCHEMA
 } from '../server-events';
 import { Snapshots } from '../snapshots';
-import { aSnapshot, FakeEvents, FakeServer, refused } from './fakes';
+import { anUpload, aSnapshot, FakeEvents, FakeServer, refused } from './fakes';
 
 const store = { path: '/store', snapshots: 1 };
 
@@ -85,6 +85,23 @@ describe('Snapshots', () => {
     tell('added');
     await Promise.resolve();
     expect(questions()).toBe(asked);
+  });
+
+  it('follows an upload to its end while somebody looks', async () => {
+    jest.useFakeTimers();
+    try {
+      const going = aSnapshot({ uploads: [anUpload({ state: 'uploading' })] });
+      const gone = aSnapshot({ uploads: [anUpload()] });
+      server.on('GET snapshots', { snapshots: [going] }, { snapshots: [gone] });
+      snapshots.watch();
+      await snapshots.refresh();
+      const asked = questions();
+      await jest.advanceTimersByTimeAsync(10_000);
+      expect(snapshots.list?.[0].uploads[0].state).toBe('uploaded');
+      expect(questions()).toBeLessThanOrEqual(asked + 1);
+    } finally {
+      jest.useRealTimers();
+    }
   });
 
   it('drops at once what was removed elsewhere', async () => {

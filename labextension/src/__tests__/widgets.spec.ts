@@ -10,15 +10,19 @@ import { Widget } from '@lumino/widgets';
 import { GpuCkptApi } from '../api';
 import { SuspendedBanner } from '../banner';
 import { StateChip } from '../chip';
+import { fetchCommandId } from '../fetch-commands';
 import { KernelStates } from '../model';
 import type { IKernel, IOperation } from '../protocol';
+import { Remotes } from '../remotes';
 import { SessionsPanel } from '../sessions-panel';
 import { addSnapshotCommands } from '../snapshot-commands';
 import type { SnapshotActions } from '../snapshot-actions';
 import { Snapshots } from '../snapshots';
 import { OperationStatus } from '../status';
 import {
+  aFarSession,
   aKernel,
+  anUpload,
   aSave,
   aSnapshot,
   chosen,
@@ -185,11 +189,17 @@ describe('the panel', () => {
         execute: nothing
       });
     }
+    commands.addCommand(fetchCommandId, {
+      describedBy: { args: {} },
+      execute: nothing
+    });
     const panel = new SessionsPanel({
       states,
       snapshots,
+      remotes: new Remotes(api),
       commands,
       openNotebook: nothing,
+      currentPath: () => 'work/a.ipynb',
       trans
     });
     panel.setHidden(!isShown);
@@ -269,6 +279,63 @@ describe('the panel', () => {
     expect(widget.node.textContent).toContain('Sharing saves 50%');
     expect(widget.node.textContent).toContain('Compression saves 75%');
     expect(widget.node.querySelector('polyline')).not.toBeNull();
+  });
+
+  it('says of a snapshot whether it is uploaded, and where', async () => {
+    const uploads = [
+      anUpload(),
+      anUpload({ remote: 'home', state: 'waiting' })
+    ];
+    server.on('GET snapshots', { snapshots: [aSnapshot({ uploads })] });
+    make();
+    await shown('not uploaded yet');
+    const badges = widget.node.querySelectorAll('[data-upload]');
+    expect(badges).toHaveLength(1);
+    expect(badges[0].getAttribute('title')).toBe(
+      'Uploaded to team.\nWaiting to be uploaded to home.'
+    );
+  });
+
+  it('says nothing of remotes where there are none', async () => {
+    server
+      .on('GET snapshots', { snapshots: list })
+      .on('GET remotes', { remotes: [] });
+    make();
+    await shown('Newest');
+    expect(widget.node.textContent).not.toContain('From other machines');
+    expect(widget.node.querySelector('[data-upload]')).toBeNull();
+    expect(
+      server.requests.filter(request => request.includes('remotes'))
+    ).toEqual(['GET remotes']);
+  });
+
+  it('lists what remotes have and this machine has not', async () => {
+    const session = aFarSession();
+    const known = aFarSession({ path: 'b.ipynb' }, { snapshot_id: 'lone' });
+    const newer = aFarSession(
+      { path: 'c.ipynb' },
+      { snapshot_id: 'c', created: 2000 }
+    );
+    const unreadable = ['A session was altered.'];
+    const remotes = [{ name: 'team', url: 's3://team', refusals: [] }];
+    server
+      .on('GET snapshots', { snapshots: list })
+      .on('GET remotes', { remotes })
+      .on('GET remotes/team/sessions', {
+        remote: 'team',
+        sessions: [newer, session, known],
+        unreadable
+      });
+    make();
+    await shown('Fetch and Resume…');
+    await shown('Newest');
+    const items = widget.node.querySelectorAll('[data-far-session]');
+    const texts = Array.from(items).map(item => item.textContent);
+    expect(texts).toHaveLength(2);
+    expect(texts[0]).toMatch(/a\.ipynb.*40 MB.*laptop.*team/);
+    expect(texts[1]).toContain('c.ipynb');
+    const alert = widget.node.querySelector('[role=alert]');
+    expect(alert?.textContent).toBe('team: A session was altered.');
   });
 
   it('says why it knows nothing', async () => {

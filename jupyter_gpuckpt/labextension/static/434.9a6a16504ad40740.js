@@ -1,4 +1,4 @@
-"use strict";(self.rspackChunkjupyter_gpuckpt=self.rspackChunkjupyter_gpuckpt||[]).push([[434],{475(p,t,o){var e=o(601),r=o.n(e),n=o(314),a=(o.n(n))()(r());a.push([p.id,`/* Said by screen readers and not drawn. */
+"use strict";(self.rspackChunkjupyter_gpuckpt=self.rspackChunkjupyter_gpuckpt||[]).push([[434],{8475(p,o,t){var e=t(1601),r=t.n(e),a=t(6314),n=(t.n(a))()(r());n.push([p.id,`/* Said by screen readers and not drawn. */
 .jp-GpuCkpt-spoken {
   position: absolute;
   width: 1px;
@@ -144,7 +144,7 @@
   overflow: hidden;
   text-overflow: ellipsis;
 }
-`,""]),o.d(t,{},{A:a})},461(p,t,o){var e=o(601),r=o.n(e),n=o(314),a=(o.n(n))()(r());a.push([p.id,`.jp-GpuCkptDetails pre {
+`,""]),t.d(o,{},{A:n})},3461(p,o,t){var e=t(1601),r=t.n(e),a=t(6314),n=(t.n(a))()(r());n.push([p.id,`.jp-GpuCkptDetails pre {
   max-height: 40vh;
   padding: 8px;
   overflow: auto;
@@ -229,7 +229,7 @@
   overflow-wrap: anywhere;
   white-space: pre-wrap;
 }
-`,""]),o.d(t,{},{A:a})},447(p,t,o){var e=o(601),r=o.n(e),n=o(314),a=(o.n(n))()(r());a.push([p.id,`/* The panel "Sessions". */
+`,""]),t.d(o,{},{A:n})},8447(p,o,t){var e=t(1601),r=t.n(e),a=t(6314),n=(t.n(a))()(r());n.push([p.id,`/* The panel "Sessions". */
 .jp-GpuCkptSessions {
   min-width: 240px;
   padding: 0 8px 16px;
@@ -588,4 +588,27 @@
   color: var(--jp-ui-font-color2);
   font-size: var(--jp-ui-font-size0);
 }
-`,""]),o.d(t,{},{A:a})},314(p){p.exports=function(p){var t=[];return t.toString=function(){return this.map(function(t){var o="",e=void 0!==t[5];return t[4]&&(o+="@supports (".concat(t[4],") {")),t[2]&&(o+="@media ".concat(t[2]," {")),e&&(o+="@layer".concat(t[5].length>0?" ".concat(t[5]):""," {")),o+=p(t),e&&(o+="}"),t[2]&&(o+="}"),t[4]&&(o+="}"),o}).join("")},t.i=function(p,o,e,r,n){"string"==typeof p&&(p=[[null,p,void 0]]);var a={};if(e)for(var i=0;i<this.length;i++){var l=this[i][0];null!=l&&(a[l]=!0)}for(var s=0;s<p.length;s++){var d=[].concat(p[s]);e&&a[d[0]]||(void 0!==n&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=n),o&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=o),r&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=r):d[4]="".concat(r)),t.push(d))}},t}},601(p){p.exports=function(p){return p[1]}},72(p){var t=[];function o(p){for(var o=-1,e=0;e<t.length;e++)if(t[e].identifier===p){o=e;break}return o}function e(p,e){for(var r={},n=[],a=0;a<p.length;a++){var i=p[a],l=e.base?i[0]+e.base:i[0],s=r[l]||0,d="".concat(l," ").concat(s);r[l]=s+1;var u=o(d),c={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==u)t[u].references++,t[u].updater(c);else{var f=function(p,t){var o=t.domAPI(t);return o.update(p),function(t){t?(t.css!==p.css||t.media!==p.media||t.sourceMap!==p.sourceMap||t.supports!==p.supports||t.layer!==p.layer)&&o.update(p=t):o.remove()}}(c,e);e.byIndex=a,t.splice(a,0,{identifier:d,updater:f,references:1})}n.push(d)}return n}p.exports=function(p,r){var n=e(p=p||[],r=r||{});return function(p){p=p||[];for(var a=0;a<n.length;a++){var i=o(n[a]);t[i].references--}for(var l=e(p,r),s=0;s<n.length;s++){var d=o(n[s]);0===t[d].references&&(t[d].updater(),t.splice(d,1))}n=l}}},659(p){var t={};p.exports=function(p,o){var e=function(p){if(void 0===t[p]){var o=document.querySelector(p);if(window.HTMLIFrameElement&&o instanceof window.HTMLIFrameElement)try{o=o.contentDocument.head}catch(p){o=null}t[p]=o}return t[p]}(p);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(o)}},540(p){p.exports=function(p){var t=document.createElement("style");return p.setAttributes(t,p.attributes),p.insert(t,p.options),t}},56(p,t,o){p.exports=function(p){var t=o.nc;t&&p.setAttribute("nonce",t)}},825(p){p.exports=function(p){if("u"<typeof document)return{update:function(){},remove:function(){}};var t=p.insertStyleElement(p);return{update:function(o){var e,r,n;e="",o.supports&&(e+="@supports (".concat(o.supports,") {")),o.media&&(e+="@media ".concat(o.media," {")),(r=void 0!==o.layer)&&(e+="@layer".concat(o.layer.length>0?" ".concat(o.layer):""," {")),e+=o.css,r&&(e+="}"),o.media&&(e+="}"),o.supports&&(e+="}"),(n=o.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(n))))," */")),p.styleTagTransform(e,t,p.options)},remove:function(){var p;null===(p=t).parentNode||p.parentNode.removeChild(p)}}}},113(p){p.exports=function(p,t){if(t.styleSheet)t.styleSheet.cssText=p;else{for(;t.firstChild;)t.removeChild(t.firstChild);t.appendChild(document.createTextNode(p))}}},305(p,t,o){var e=o(72),r=o.n(e),n=o(825),a=o.n(n),i=o(659),l=o.n(i),s=o(56),d=o.n(s),u=o(540),c=o.n(u),f=o(113),j=o.n(f),h=o(475),g={};g.styleTagTransform=j(),g.setAttributes=d(),g.insert=l().bind(null,"head"),g.domAPI=a(),g.insertStyleElement=c(),r()(h.A,g),h.A&&h.A.locals&&h.A.locals;var v=o(447),x={};x.styleTagTransform=j(),x.setAttributes=d(),x.insert=l().bind(null,"head"),x.domAPI=a(),x.insertStyleElement=c(),r()(v.A,x),v.A&&v.A.locals&&v.A.locals;var k=o(461),b={};b.styleTagTransform=j(),b.setAttributes=d(),b.insert=l().bind(null,"head"),b.domAPI=a(),b.insertStyleElement=c(),r()(k.A,b),k.A&&k.A.locals&&k.A.locals}}]);
+
+/* What remotes have. */
+.jp-GpuCkptCause[data-upload='uploaded'] {
+  border-color: var(--jp-success-color1);
+}
+
+.jp-GpuCkptCause[data-upload='uploading'] {
+  border-color: var(--jp-brand-color1);
+}
+
+.jp-GpuCkptCause[data-upload='failed'] {
+  border-color: var(--jp-error-color1);
+}
+
+.jp-GpuCkptFar h4 {
+  overflow: hidden;
+  text-overflow: ellipsis;
+  white-space: nowrap;
+}
+
+.jp-GpuCkptFar .jp-GpuCkptLink[aria-disabled='true'] {
+  opacity: 0.5;
+}
+`,""]),t.d(o,{},{A:n})},6314(p){p.exports=function(p){var o=[];return o.toString=function(){return this.map(function(o){var t="",e=void 0!==o[5];return o[4]&&(t+="@supports (".concat(o[4],") {")),o[2]&&(t+="@media ".concat(o[2]," {")),e&&(t+="@layer".concat(o[5].length>0?" ".concat(o[5]):""," {")),t+=p(o),e&&(t+="}"),o[2]&&(t+="}"),o[4]&&(t+="}"),t}).join("")},o.i=function(p,t,e,r,a){"string"==typeof p&&(p=[[null,p,void 0]]);var n={};if(e)for(var i=0;i<this.length;i++){var l=this[i][0];null!=l&&(n[l]=!0)}for(var s=0;s<p.length;s++){var d=[].concat(p[s]);e&&n[d[0]]||(void 0!==a&&(void 0===d[5]||(d[1]="@layer".concat(d[5].length>0?" ".concat(d[5]):""," {").concat(d[1],"}")),d[5]=a),t&&(d[2]&&(d[1]="@media ".concat(d[2]," {").concat(d[1],"}")),d[2]=t),r&&(d[4]?(d[1]="@supports (".concat(d[4],") {").concat(d[1],"}"),d[4]=r):d[4]="".concat(r)),o.push(d))}},o}},1601(p){p.exports=function(p){return p[1]}},5072(p){var o=[];function t(p){for(var t=-1,e=0;e<o.length;e++)if(o[e].identifier===p){t=e;break}return t}function e(p,e){for(var r={},a=[],n=0;n<p.length;n++){var i=p[n],l=e.base?i[0]+e.base:i[0],s=r[l]||0,d="".concat(l," ").concat(s);r[l]=s+1;var u=t(d),c={css:i[1],media:i[2],sourceMap:i[3],supports:i[4],layer:i[5]};if(-1!==u)o[u].references++,o[u].updater(c);else{var f=function(p,o){var t=o.domAPI(o);return t.update(p),function(o){o?(o.css!==p.css||o.media!==p.media||o.sourceMap!==p.sourceMap||o.supports!==p.supports||o.layer!==p.layer)&&t.update(p=o):t.remove()}}(c,e);e.byIndex=n,o.splice(n,0,{identifier:d,updater:f,references:1})}a.push(d)}return a}p.exports=function(p,r){var a=e(p=p||[],r=r||{});return function(p){p=p||[];for(var n=0;n<a.length;n++){var i=t(a[n]);o[i].references--}for(var l=e(p,r),s=0;s<a.length;s++){var d=t(a[s]);0===o[d].references&&(o[d].updater(),o.splice(d,1))}a=l}}},7659(p){var o={};p.exports=function(p,t){var e=function(p){if(void 0===o[p]){var t=document.querySelector(p);if(window.HTMLIFrameElement&&t instanceof window.HTMLIFrameElement)try{t=t.contentDocument.head}catch(p){t=null}o[p]=t}return o[p]}(p);if(!e)throw Error("Couldn't find a style target. This probably means that the value for the 'insert' parameter is invalid.");e.appendChild(t)}},540(p){p.exports=function(p){var o=document.createElement("style");return p.setAttributes(o,p.attributes),p.insert(o,p.options),o}},5056(p,o,t){p.exports=function(p){var o=t.nc;o&&p.setAttribute("nonce",o)}},7825(p){p.exports=function(p){if("u"<typeof document)return{update:function(){},remove:function(){}};var o=p.insertStyleElement(p);return{update:function(t){var e,r,a;e="",t.supports&&(e+="@supports (".concat(t.supports,") {")),t.media&&(e+="@media ".concat(t.media," {")),(r=void 0!==t.layer)&&(e+="@layer".concat(t.layer.length>0?" ".concat(t.layer):""," {")),e+=t.css,r&&(e+="}"),t.media&&(e+="}"),t.supports&&(e+="}"),(a=t.sourceMap)&&"u">typeof btoa&&(e+="\n/*# sourceMappingURL=data:application/json;base64,".concat(btoa(unescape(encodeURIComponent(JSON.stringify(a))))," */")),p.styleTagTransform(e,o,p.options)},remove:function(){var p;null===(p=o).parentNode||p.parentNode.removeChild(p)}}}},1113(p){p.exports=function(p,o){if(o.styleSheet)o.styleSheet.cssText=p;else{for(;o.firstChild;)o.removeChild(o.firstChild);o.appendChild(document.createTextNode(p))}}},5305(p,o,t){var e=t(5072),r=t.n(e),a=t(7825),n=t.n(a),i=t(7659),l=t.n(i),s=t(5056),d=t.n(s),u=t(540),c=t.n(u),f=t(1113),j=t.n(f),h=t(8475),v={};v.styleTagTransform=j(),v.setAttributes=d(),v.insert=l().bind(null,"head"),v.domAPI=n(),v.insertStyleElement=c(),r()(h.A,v),h.A&&h.A.locals&&h.A.locals;var g=t(8447),k={};k.styleTagTransform=j(),k.setAttributes=d(),k.insert=l().bind(null,"head"),k.domAPI=n(),k.insertStyleElement=c(),r()(g.A,k),g.A&&g.A.locals&&g.A.locals;var x=t(3461),b={};b.styleTagTransform=j(),b.setAttributes=d(),b.insert=l().bind(null,"head"),b.domAPI=n(),b.insertStyleElement=c(),r()(x.A,b),x.A&&x.A.locals&&x.A.locals}}]);

@@ -1,0 +1,368 @@
+import { Notification } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+import { CommandRegistry } from '@lumino/commands';
+
+import { GpuCkptApi } from '../api';
+import type { IFarListing, IFetchEstimate, IUpload } from '../far-protocol';
+import { farTitle, uploadCaption, uploadLabel, weightiest } from '../far-texts';
+import {
+  addFetchCommand,
+  FetchActions,
+  fetchCommandId
+} from '../fetch-commands';
+import { KernelStates } from '../model';
+import { Operations } from '../operations';
+import type { IProgress } from '../protocol';
+import { elsewhere, Remotes } from '../remotes';
+import { OPERATION_EVENT_SCHEMA } from '../server-events';
+import type { Answer } from './fakes';
+import {
+  aDone,
+  aFarSession,
+  aKernel,
+  anUpload,
+  aSave,
+  chosen,
+  dialog,
+  FakeEvents,
+  FakeServer,
+  press,
+  refused
+} from './fakes';
+
+const trans = nullTranslator.load('');
+const team = { name: 'team', url: 's3://team', refusals: [] };
+const home = { name: 'home', url: 'file:///home', refusals: [] };
+
+let server: FakeServer;
+let api: GpuCkptApi;
+
+beforeEach(() => {
+  server = new FakeServer();
+  api = new GpuCkptApi(server.settings);
+});
+
+function listing(remote: string, ...sessions: IFarListing['sessions']) {
+  return { remote, sessions, unreadable: [] };
+}
+
+describe('Remotes', () => {
+  it.each<[string, Answer]>([
+    ['there are none', { remotes: [] }],
+    ['the server knows none', { status: 404, body: '<html>' }],
+    ['the server does not answer', new TypeError('gone')]
+  ])('asks no further when %s', async (_, answer) => {
+    server.on('GET remotes', answer);
+    const remotes = new Remotes(api);
+    await remotes.look();
+    expect(remotes.known).toEqual([]);
+    expect(server.requests).toEqual(['GET remotes']);
+  });
+
+  it('asks each what it has, and again only when it is asked to', async () => {
+    server
+      .on('GET remotes', { remotes: [team, home] })
+      .on('GET remotes/team/sessions', listing('team', aFarSession()))
+      .on('GET remotes/home/sessions', listing('home'));
+    const remotes = new Remotes(api);
+    await remotes.look();
+    await remotes.look();
+    expect(
+      remotes.known.map(({ listing }) => listing?.sessions.length)
+    ).toEqual([1, 0]);
+    expect(server.requests).toHaveLength(3);
+    await remotes.refresh();
+    expect(server.requests).toHaveLength(6);
+  });
+
+  it('says why one cannot be read, beside the others', async () => {
+    const record = { message: 'Denied.', code: 'far_denied', hint: 'Log in.' };
+    const refusals = ['It overwrites objects.'];
+    server
+      .on('GET remotes', { remotes: [{ ...home, refusals }, team] })
+      .on('GET remotes/team/sessions', refused(502, record));
+    const remotes = new Remotes(api);
+    await remotes.look();
+    expect(remotes.known.map(({ problem }) => problem?.message)).toEqual([
+      'It overwrites objects.',
+      'Denied.'
+    ]);
+    expect(server.requests).not.toContain('GET remotes/home/sessions');
+  });
+
+  it('forgets one that was removed', async () => {
+    server
+      .on('GET remotes', { remotes: [team] }, { remotes: [] })
+      .on('GET remotes/team/sessions', listing('team'));
+    const remotes = new Remotes(api);
+    await remotes.look();
+    await remotes.refresh();
+    expect(remotes.known).toEqual([]);
+  });
+});
+
+describe('elsewhere', () => {
+  const known = (...sessions: IFarListing['sessions']) => [
+    { name: 'team', listing: listing('team', ...sessions), problem: null }
+  ];
+  const ids = (
+    remotes: Parameters<typeof elsewhere>[0],
+    here: string[] = [],
+    paths: string[] = []
+  ) =>
+    elsewhere(remotes, new Set(here), paths).map(
+      ({ snapshot }) => snapshot.snapshot_id
+    );
+
+  it('leaves out whose newest snapshot is here', () => {
+    const one = aFarSession({}, { snapshot_id: 'a', here: true });
+    const other = aFarSession({}, { snapshot_id: 'b' });
+    const empty = { ...aFarSession(), snapshots: [] };
+    expect(ids(known(one, other, empty))).toEqual(['b']);
+    expect(ids(known(one, other), ['b'])).toEqual([]);
+  });
+
+  it('keeps what went on elsewhere after it was here', () => {
+    const session = aFarSession(
+      {},
+      { snapshot_id: 'older', created: 10, here: true },
+      { snapshot_id: 'newer', created: 20 }
+    );
+    expect(ids(known(session))).toEqual(['newer']);
+  });
+
+  it('puts the notebooks of this machine first, then the newest', () => {
+    const at = (path: string, snapshot_id: string, created: number) =>
+      aFarSession({ path }, { snapshot_id, created });
+    const remotes = known(
+      at('x.ipynb', 'x', 30),
+      at('open.ipynb', 'open', 1),
+      at('y.ipynb', 'y', 40),
+      at('known.ipynb', 'known', 2)
+    );
+    const paths = ['open.ipynb', 'known.ipynb'];
+    expect(ids(remotes, [], paths)).toEqual(['open', 'known', 'y', 'x']);
+  });
+
+  it('offers once what two remotes have', () => {
+    expect(ids([...known(aFarSession()), ...known(aFarSession())])).toEqual([
+      'far'
+    ]);
+  });
+});
+
+describe('the texts on uploads', () => {
+  const label = (changes: Partial<IUpload>) =>
+    uploadLabel(anUpload(changes), trans);
+  const caption = (changes: Partial<IUpload>) =>
+    uploadCaption(anUpload(changes), trans);
+
+  it('say how far one is', () => {
+    const sizes = { done_bytes: 1e6, total_bytes: 4e6 };
+    expect(label({ state: 'uploading', ...sizes })).toBe('uploading 25%');
+    expect(label({ state: 'uploading', total_bytes: 0 })).toBe('uploading');
+    expect(caption({ state: 'uploading', ...sizes })).toBe(
+      'Uploading to team: 1 MB of 4 MB.'
+    );
+    expect(caption({ state: 'uploaded' })).toBe('Uploaded to team.');
+  });
+
+  it('say what went wrong and what helps, also while it is tried again', () => {
+    const error = { message: 'Denied.', code: 'denied', hint: 'Log in.' };
+    expect(caption({ state: 'failed', error })).toBe(
+      'Not uploaded to team. Denied. Log in.'
+    );
+    expect(caption({ state: 'waiting', error })).toBe(
+      'Waiting to be uploaded to team. Denied. Log in.'
+    );
+  });
+
+  it('are about what matters most', () => {
+    const states: IUpload['state'][] = [
+      'uploaded',
+      'waiting',
+      'uploading',
+      'failed'
+    ];
+    const uploads = states.map(state => anUpload({ state }));
+    expect(weightiest(uploads)?.state).toBe('failed');
+    expect(weightiest(uploads.slice(0, 3))?.state).toBe('uploading');
+    expect(weightiest(uploads.slice(0, 1))?.state).toBe('uploaded');
+    expect(weightiest([])).toBeNull();
+  });
+
+  it('name a session by what its user knows of it', () => {
+    const title = (session = {}, snapshot = {}) => {
+      const made = aFarSession(session, snapshot);
+      const [first] = made.snapshots;
+      return farTitle({ remote: '', session: made, snapshot: first }, trans);
+    };
+    expect(title()).toBe('a.ipynb');
+    expect(title({ title: 'Thesis' })).toBe('Thesis');
+    expect(title({ title: 'Thesis' }, { title: 'Trained' })).toBe('Trained');
+  });
+});
+
+describe('fetching', () => {
+  const place = { remote: 'team', sessionId: 'session', snapshotId: 'far' };
+  const aFetch = () => aSave({ kind: 'fetch', operation_id: 'f' });
+  const openNotebook = jest.fn();
+  const busy = new Set<string>();
+
+  let events: FakeEvents;
+  let states: KernelStates;
+  let commands: CommandRegistry;
+
+  const run = () => commands.execute(fetchCommandId, { ...place });
+  const told = () =>
+    Notification.manager.notifications.map(({ message }) => message);
+
+  function estimate(changes: Partial<IFetchEstimate> = {}): IFetchEstimate {
+    const session = aFarSession();
+    return {
+      session,
+      snapshot: session.snapshots[0],
+      move_bytes: 30e6,
+      here_bytes: 10e6,
+      obstacles: [],
+      warnings: [],
+      hint: '',
+      ...changes
+    };
+  }
+
+  const estimates = (changes: Partial<IFetchEstimate> = {}) =>
+    server.on(
+      'GET remotes/team/snapshots/far?session_id=session',
+      estimate(changes)
+    );
+
+  beforeEach(async () => {
+    events = new FakeEvents();
+    busy.clear();
+    openNotebook.mockClear();
+    server
+      .on('GET kernels', { kernels: [] })
+      .on('GET kernels/new', aKernel({ kernel_id: 'new' }))
+      .on('POST remotes/team/snapshots/far/fetch', aFetch())
+      .on('GET operations/f?wait=1', {
+        ...aDone({ kind: 'fetch', operation_id: 'f' })
+      })
+      .on('POST snapshots/far/branch', {
+        ...aDone({ kind: 'resume', kernel_id: 'new' }),
+        path: 'work/a.ipynb'
+      });
+    estimates();
+    states = new KernelStates(api, events.stream);
+    await states.ready;
+    commands = new CommandRegistry();
+    const operations = new Operations(states, chosen(), trans);
+    const isBusy = (path: string) => busy.has(path);
+    addFetchCommand(
+      commands,
+      new FetchActions(api, operations, isBusy, openNotebook, trans),
+      trans
+    );
+  });
+
+  afterEach(() => {
+    Notification.dismiss();
+    states.dispose();
+  });
+
+  it('tells what it moves, fetches, resumes into the notebook and shows it', async () => {
+    const running = run();
+    const shown = await dialog('Fetch a.ipynb from team?');
+    expect(shown.textContent).toContain('30 MB to fetch, 10 MB are on this');
+    expect(shown.textContent).toContain('Saved on laptop');
+    expect(shown.textContent).toContain('into the notebook work/a.ipynb');
+    expect(commands.isEnabled(fetchCommandId, { ...place })).toBe(false);
+    press(shown, 'accept');
+    await running;
+    expect(server.bodies).toEqual([
+      JSON.stringify({ session_id: 'session', force: false }),
+      JSON.stringify({ path: 'work/a.ipynb' })
+    ]);
+    expect(openNotebook).toHaveBeenCalledWith('work/a.ipynb');
+    expect(told()).toEqual([
+      'Resumed a.ipynb: 999 MB back in 0.41 s',
+      'Fetched a.ipynb: 35.4 MB in 0.41 s'
+    ]);
+    expect(commands.isEnabled(fetchCommandId, { ...place })).toBe(true);
+  });
+
+  it('resumes into a copy where the notebook has a kernel, which it leaves alone', async () => {
+    busy.add('work/a.ipynb');
+    const running = run();
+    const shown = await dialog('has a kernel here, which runs on');
+    press(shown, 'accept');
+    await running;
+    expect(server.bodies[1]).toBe('{}');
+  });
+
+  it('fetches nothing that is not wanted', async () => {
+    const running = run();
+    press(await dialog('Fetch a.ipynb'), 'reject');
+    await running;
+    expect(server.bodies).toEqual([]);
+    expect(told()).toEqual([]);
+  });
+
+  it('names obstacles and what helps, and then resumes nothing', async () => {
+    const obstacles = ['The driver is 570, it was 580.'];
+    const warnings = ['Memory is short.'];
+    estimates({ obstacles, warnings, hint: 'Update it.' });
+    const running = run();
+    const shown = await dialog('cannot be resumed on this machine');
+    for (const text of [...obstacles, ...warnings, 'Update it.']) {
+      expect(shown.textContent).toContain(text);
+    }
+    press(shown, 'accept');
+    await running;
+    expect(server.bodies).toEqual([
+      JSON.stringify({ session_id: 'session', force: true })
+    ]);
+    expect(told()).toEqual(['Fetched a.ipynb: 35.4 MB in 0.41 s']);
+  });
+
+  it('says why nothing is known of a snapshot', async () => {
+    const record = { message: 'Denied.', code: 'far_denied', hint: 'Log in.' };
+    server.on(
+      'GET remotes/team/snapshots/far?session_id=session',
+      refused(502, record)
+    );
+    await run();
+    expect(told()).toEqual(['Looking into team failed: Denied. Log in.']);
+  });
+
+  it('resumes nothing after a fetch that failed', async () => {
+    const error = { message: 'Damaged.', code: 'far_invalid', hint: null };
+    server.on('GET operations/f?wait=1', {
+      ...aFetch(),
+      state: 'failed',
+      error
+    });
+    const running = run();
+    press(await dialog('Fetch a.ipynb'), 'accept');
+    await running;
+    expect(told()).toEqual(['Fetching a.ipynb failed: Damaged.']);
+    expect(server.requests).not.toContain('POST snapshots/far/branch');
+  });
+
+  it('shows how far it is, and does not tell its end twice', async () => {
+    const seen: IProgress[] = [];
+    const at = (done_bytes: number) => ({
+      ...aFetch(),
+      progress: { stage: 'fetch', done_bytes, total_bytes: 4e6, seconds: 1 }
+    });
+    const done = aDone({ kind: 'fetch', operation_id: 'f' });
+    server.on('GET operations/f?wait=1', at(1e6), at(3e6), done);
+    const elsewhereEnded = jest.fn();
+    states.endedElsewhere.connect(elsewhereEnded);
+    const started = api.fetch(place, false);
+    await states.finish(started, progress => seen.push(progress));
+    expect(seen.map(({ done_bytes }) => done_bytes)).toEqual([0, 1e6, 3e6]);
+    events.emit({ ...done, schema_id: OPERATION_EVENT_SCHEMA });
+    expect(elsewhereEnded).not.toHaveBeenCalled();
+  });
+});

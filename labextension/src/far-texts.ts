@@ -1,0 +1,103 @@
+// Everything that is said to the user about remotes. Pure functions.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { IFetchEstimate, IUpload } from './far-protocol';
+import { formatAge, formatBytes, formatShare, nameOfPath } from './format';
+import type { IFarChoice } from './remotes';
+import { explain } from './texts';
+
+/** What matters most comes first. */
+const BY_WEIGHT: readonly IUpload['state'][] = [
+  'failed',
+  'uploading',
+  'waiting',
+  'uploaded'
+];
+
+/** What a snapshot's badge is about; null where it goes to no remote. */
+export function weightiest(uploads: readonly IUpload[]): IUpload | null {
+  return uploads.reduce<IUpload | null>(
+    (found, one) =>
+      found && BY_WEIGHT.indexOf(found.state) <= BY_WEIGHT.indexOf(one.state)
+        ? found
+        : one,
+    null
+  );
+}
+
+/** How far an upload is, in a word or two. */
+export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
+  switch (upload.state) {
+    case 'uploading':
+      return upload.total_bytes > 0
+        ? trans.__('uploading %1', share(upload))
+        : trans.__('uploading');
+    case 'waiting':
+      return trans.__('not uploaded yet');
+    case 'failed':
+      return trans.__('upload failed');
+    default:
+      return trans.__('uploaded');
+  }
+}
+
+/** The same in a sentence, with the remote, and what went wrong. */
+export function uploadCaption(
+  upload: IUpload,
+  trans: TranslationBundle
+): string {
+  const { remote, state, done_bytes, total_bytes, error } = upload;
+  const texts: Record<IUpload['state'], string> = {
+    uploading: trans.__(
+      'Uploading to %1: %2 of %3.',
+      remote,
+      formatBytes(Math.min(done_bytes, total_bytes)),
+      formatBytes(total_bytes)
+    ),
+    waiting: trans.__('Waiting to be uploaded to %1.', remote),
+    failed: trans.__('Not uploaded to %1.', remote),
+    uploaded: trans.__('Uploaded to %1.', remote)
+  };
+  const reason = error ? explain(error, trans) : [];
+  return [texts[state] ?? remote, ...reason].join(' ');
+}
+
+/** The name that the user knows a far session by. */
+export function farTitle(
+  { session, snapshot }: IFarChoice,
+  trans: TranslationBundle
+): string {
+  return snapshot.title || session.title || nameOfPath(session.path, trans);
+}
+
+/** What a fetch would move. */
+export function movedText(
+  { move_bytes, here_bytes }: IFetchEstimate,
+  trans: TranslationBundle
+): string {
+  return here_bytes > 0
+    ? trans.__(
+        '%1 to fetch, %2 are on this machine already.',
+        formatBytes(move_bytes),
+        formatBytes(here_bytes)
+      )
+    : trans.__('%1 to fetch.', formatBytes(move_bytes));
+}
+
+/** Where and when a snapshot was taken, and how much memory its kernel needs. */
+export function originText(
+  { session, snapshot }: IFetchEstimate,
+  trans: TranslationBundle
+): string {
+  return trans.__(
+    'Saved on %1 %2, with %3 of memory.',
+    session.host_name || trans.__('an unnamed machine'),
+    formatAge(snapshot.created),
+    formatBytes(snapshot.raw_bytes)
+  );
+}
+
+function share({ done_bytes, total_bytes }: IUpload): string {
+  return formatShare(Math.min(done_bytes, total_bytes), total_bytes);
+}

@@ -1,0 +1,129 @@
+// The command that brings a snapshot from a remote and resumes it.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { CommandRegistry } from '@lumino/commands';
+
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import type { IFarPlace, IFetchEstimate } from './far-protocol';
+import { farTitle } from './far-texts';
+import { tellFailure } from './notices';
+import type { Operations } from './operations';
+
+export const fetchCommandId = 'gpuckpt:fetch-snapshot';
+
+const ARGUMENTS = {
+  type: 'object' as const,
+  required: ['remote', 'sessionId', 'snapshotId'],
+  properties: {
+    remote: { type: 'string' as const, description: 'The name of the remote.' },
+    sessionId: {
+      type: 'string' as const,
+      description: 'The id of the session in the remote.'
+    },
+    snapshotId: {
+      type: 'string' as const,
+      description: 'The id of the snapshot.'
+    }
+  }
+};
+
+export class FetchActions {
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _operations: Operations,
+    /** Whether a notebook has a kernel here. */
+    private readonly _isBusy: (path: string) => boolean,
+    private readonly _openNotebook: (path: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Whether this snapshot is on its way. */
+  isComing(snapshotId: string): boolean {
+    return this._coming.has(snapshotId);
+  }
+
+  /** Ask the user, fetch it, resume it and show its notebook; the user is told what becomes of it. */
+  async run(place: IFarPlace): Promise<void> {
+    if (this.isComing(place.snapshotId)) {
+      return;
+    }
+    this._coming.add(place.snapshotId);
+    try {
+      await this._run(place);
+    } finally {
+      this._coming.delete(place.snapshotId);
+    }
+  }
+
+  private async _run(place: IFarPlace): Promise<void> {
+    const estimate = await this._estimate(place);
+    if (estimate === null) {
+      return;
+    }
+    const { session, snapshot, obstacles } = estimate;
+    const { path } = session;
+    const isBusy = this._isBusy(path);
+    const { mayFetch } = await import('./fetch-dialog');
+    if (!(await mayFetch(place.remote, estimate, isBusy, this._trans))) {
+      return;
+    }
+    const { remote } = place;
+    const name = farTitle({ remote, session, snapshot }, this._trans);
+    const force = obstacles.length > 0;
+    const fetched = await this._operations.fetch(
+      this._api.fetch(place, force),
+      name
+    );
+    if (fetched === null || force) {
+      return;
+    }
+    const resumed = await this._operations.resumeInto(
+      // It may have got a kernel meanwhile; then it is resumed into a copy.
+      this._isBusy(path) ? '' : path,
+      place.snapshotId,
+      name
+    );
+    if (resumed?.path) {
+      this._openNotebook(resumed.path);
+    }
+  }
+
+  private async _estimate(place: IFarPlace): Promise<IFetchEstimate | null> {
+    try {
+      return await this._api.fetchEstimate(place);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      const headline = this._trans.__('Looking into %1 failed', place.remote);
+      tellFailure('', headline, error, this._trans);
+      return null;
+    }
+  }
+
+  /** The snapshots that are being asked about or fetched. */
+  private readonly _coming = new Set<string>();
+}
+
+/** Add the command. */
+export function addFetchCommand(
+  commands: CommandRegistry,
+  actions: FetchActions,
+  trans: TranslationBundle
+): void {
+  commands.addCommand(fetchCommandId, {
+    label: trans.__('Fetch and Resume…'),
+    caption: trans.__(
+      'Bring the snapshot to this machine and resume its kernel'
+    ),
+    isEnabled: ({ snapshotId }) => !actions.isComing(String(snapshotId)),
+    describedBy: { args: ARGUMENTS },
+    execute: ({ remote, sessionId, snapshotId }) =>
+      actions.run({
+        remote: String(remote),
+        sessionId: String(sessionId),
+        snapshotId: String(snapshotId)
+      })
+  });
+}

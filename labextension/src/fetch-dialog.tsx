@@ -1,0 +1,72 @@
+// The question before a snapshot is fetched from a remote.
+
+import { Dialog, showDialog } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import type { IFetchEstimate } from './far-protocol';
+import { farTitle, movedText, originText } from './far-texts';
+
+/** Ask, and say what will be moved and what keeps the kernel from being resumed here. With obstacles it can only be kept here. */
+export async function mayFetch(
+  remote: string,
+  estimate: IFetchEstimate,
+  isBusy: boolean,
+  trans: TranslationBundle
+): Promise<boolean> {
+  const { session, snapshot, obstacles, warnings, hint } = estimate;
+  const title = farTitle({ remote, session, snapshot }, trans);
+  const isRefused = obstacles.length > 0;
+  const { button } = await showDialog({
+    title: trans.__('Fetch %1 from %2?', title, remote),
+    body: (
+      <div className="jp-GpuCkptDialog">
+        {isRefused ? (
+          <>
+            <p role="alert">
+              {trans.__('Its kernel cannot be resumed on this machine:')}
+            </p>
+            <Sentences texts={obstacles} />
+            {hint ? <p>{hint}</p> : null}
+          </>
+        ) : null}
+        {warnings.length > 0 ? <Sentences texts={warnings} /> : null}
+        <p>{movedText(estimate, trans)}</p>
+        <p>{originText(estimate, trans)}</p>
+        {isRefused ? null : (
+          <p>
+            {isBusy
+              ? trans.__(
+                  'The notebook %1 has a kernel here, which runs on: the session is resumed into a copy of it.',
+                  session.path
+                )
+              : trans.__(
+                  'It is resumed into the notebook %1, whose cells and outputs are those that it has here.',
+                  session.path
+                )}
+          </p>
+        )}
+      </div>
+    ),
+    buttons: isRefused
+      ? [
+          Dialog.cancelButton(),
+          Dialog.warnButton({ label: trans.__('Fetch Without Resuming') })
+        ]
+      : [
+          Dialog.cancelButton(),
+          Dialog.okButton({ label: trans.__('Fetch and Resume') })
+        ]
+  });
+  return button.accept;
+}
+
+function Sentences(props: { texts: string[] }): JSX.Element {
+  return (
+    <ul className="jp-GpuCkptDialog-files">
+      {props.texts.map(text => (
+        <li key={text}>{text}</li>
+      ))}
+    </ul>
+  );
+}

@@ -1,0 +1,164 @@
+// What the remotes have, asked for when somebody looks.
+
+import type { ISignal } from '@lumino/signaling';
+import { Signal } from '@lumino/signaling';
+
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import type {
+  IFarListing,
+  IFarSession,
+  IFarSnapshot,
+  IRemote
+} from './far-protocol';
+
+/** How old an answer may be when somebody looks again, in milliseconds: a remote is far and may cost money. */
+const FRESH = 300000;
+
+/** What is known of a remote: what it lists, or why that is not known; both null while it is asked for the first time. */
+export interface IKnownRemote {
+  name: string;
+  listing: IFarListing | null;
+  problem: GpuCkptError | null;
+}
+
+/** A far session that can be fetched. */
+export interface IFarChoice {
+  remote: string;
+  session: IFarSession;
+  /** Its newest one. */
+  snapshot: IFarSnapshot;
+}
+
+export class Remotes {
+  constructor(private readonly _api: GpuCkptApi) {}
+
+  /** Emitted when something about a remote has been learnt. */
+  get changed(): ISignal<this, void> {
+    return this._changed;
+  }
+
+  /** Empty where none is configured, or as long as nobody has looked. */
+  get known(): readonly IKnownRemote[] {
+    return this._known;
+  }
+
+  /** Whether an answer is under way. */
+  get isAsking(): boolean {
+    return this._asking !== null;
+  }
+
+  /** Ask, unless that was done a moment ago. */
+  async look(): Promise<void> {
+    if (Date.now() - this._lookedAt >= FRESH) {
+      await this.refresh();
+    }
+  }
+
+  /** Ask which remotes there are, and each of them what it has. */
+  refresh(): Promise<void> {
+    this._asking ??= this._ask().finally(() => {
+      this._asking = null;
+      this._changed.emit();
+    });
+    this._changed.emit();
+    return this._asking;
+  }
+
+  private async _ask(): Promise<void> {
+    let remotes: IRemote[];
+    try {
+      remotes = await this._api.remotes();
+    } catch (error) {
+      // A server that knows no remotes has none; one that does not answer is reported where its snapshots would be.
+      if (isOurs(error) && error.code === GpuCkptError.NO_EXTENSION) {
+        this._known = [];
+      }
+      return;
+    }
+    this._lookedAt = Date.now();
+    const before = this._known;
+    this._known = remotes.map(
+      ({ name }) =>
+        before.find(known => known.name === name) ?? {
+          name,
+          listing: null,
+          problem: null
+        }
+    );
+    this._changed.emit();
+    await Promise.all(remotes.map(remote => this._askOne(remote)));
+  }
+
+  private async _askOne({ name, refusals }: IRemote): Promise<void> {
+    const learnt: IKnownRemote = { name, listing: null, problem: null };
+    try {
+      if (refusals.length > 0) {
+        const message = refusals.join(' ');
+        throw new GpuCkptError({ message, code: 'remote_refused', hint: null });
+      }
+      learnt.listing = await this._api.farSessions(name);
+    } catch (error) {
+      learnt.problem = isOurs(error) ? error : null;
+    }
+    this._known = this._known.map(known =>
+      known.name === name ? learnt : known
+    );
+    this._changed.emit();
+  }
+
+  private _known: readonly IKnownRemote[] = [];
+  private _asking: Promise<void> | null = null;
+  private _lookedAt = -Infinity;
+  private readonly _changed = new Signal<this, void>(this);
+}
+
+/**
+ * The far sessions whose newest snapshot is not on this machine.
+ *
+ * @param here - the ids of the snapshots that are.
+ * @param paths - notebooks; what the remotes have of these comes first, in this order, then the newest.
+ */
+export function elsewhere(
+  known: readonly IKnownRemote[],
+  here: ReadonlySet<string>,
+  paths: readonly string[]
+): IFarChoice[] {
+  const found = new Map<string, IFarChoice>();
+  for (const { name, listing } of known) {
+    for (const session of listing?.sessions ?? []) {
+      const snapshot = newest(session);
+      // What is in two remotes is offered once.
+      if (
+        snapshot &&
+        !snapshot.here &&
+        !here.has(snapshot.snapshot_id) &&
+        !found.has(snapshot.snapshot_id)
+      ) {
+        found.set(snapshot.snapshot_id, { remote: name, session, snapshot });
+      }
+    }
+  }
+  const rank = ({ session }: IFarChoice) => {
+    const index = paths.indexOf(session.path);
+    return index < 0 ? paths.length : index;
+  };
+  return [...found.values()].sort(
+    (one, other) =>
+      rank(one) - rank(other) || other.snapshot.created - one.snapshot.created
+  );
+}
+
+function newest({ snapshots }: IFarSession): IFarSnapshot | null {
+  return snapshots.reduce<IFarSnapshot | null>(
+    (latest, one) => (latest && latest.created >= one.created ? latest : one),
+    null
+  );
+}
+
+function isOurs(error: unknown): error is GpuCkptError {
+  if (!(error instanceof GpuCkptError)) {
+    throw error;
+  }
+  return true;
+}
