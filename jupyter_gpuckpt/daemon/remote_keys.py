@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ConfigurationError, KeyUnavailable
+from ..errors import ConfigurationError, KeyUnavailable, RemoteNotFound
 from ..host import commands
 from ..remote_records import GivenSecret, HolderKind, HolderView, KeySource, Remote, RemoteCall
 from ..store.far import holders, keyring
 from ..store.far.buckets import Bucket, open_bucket
+from ..store.far.file_locks import alone
 from ..store.far.holders import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, Secret
 from ..store.far.keyring import Keyring
+from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
+from ..store.faults import store_errors
 
 _COMMAND_SECONDS = 60.0
 _NEW_SECRET_BYTES = 32
@@ -42,9 +47,20 @@ def seen(data_dir: Path, name: str) -> Seen:
     return Seen(state_dir(data_dir, name) / "seen.json")
 
 
-def uploading_lock(data_dir: Path, name: str) -> Path:
-    """Return the file that is locked while a process uploads to a remote."""
-    return data_dir / "remotes" / f"{name}.uploading"
+@contextmanager
+def alone_with(data_dir: Path, name: str) -> Iterator[None]:
+    """Keep other uploads to a remote away inside, and its removal from what is known of it. Raises StoreUnavailable."""
+    with store_errors(data_dir), alone(data_dir / "remotes" / f"{name}.uploading"):
+        yield
+
+
+@contextmanager
+def uploading(data_dir: Path, remote: Remote) -> Iterator[None]:
+    """Be alone with a remote that is still there; raise RemoteNotFound if it is not, so that nothing of it is made anew."""
+    with alone_with(data_dir, remote.name):
+        if Remotes(data_dir).get(remote.name).url != remote.url:
+            raise RemoteNotFound(f"Remote {remote.name} is another one now.")
+        yield
 
 
 def machine_id(data_dir: Path) -> str:

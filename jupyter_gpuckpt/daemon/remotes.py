@@ -17,7 +17,6 @@ from ..errors import ConfigurationError, GpuCkptError, record_of
 from ..remote_records import Remote, RemoteAnswer, RemoteCall, RemoteVerb, RemoteView
 from ..store.far import capabilities
 from ..store.far.buckets import open_bucket
-from ..store.far.file_locks import alone
 from ..store.far.remotes import Remotes
 from . import remote_keys
 
@@ -59,7 +58,7 @@ def _remove(call: RemoteCall) -> RemoteAnswer:
     remotes.remove(call.name)
     data_dir = Path(call.data_dir)
     # The daemon ends an upload to a remote that is gone.
-    with alone(remote_keys.uploading_lock(data_dir, call.name)):
+    with remote_keys.alone_with(data_dir, call.name):
         # Or one that is added under this name later would be taken for this one, set back.
         shutil.rmtree(remote_keys.state_dir(data_dir, call.name), ignore_errors=True)
     return RemoteAnswer([_view(gone)])

@@ -22,7 +22,6 @@ from ..images.workers.messages import receive, send
 from ..model import Manifest
 from ..store import manifests, packs
 from ..store.codecs import decompress
-from ..store.far.file_locks import alone
 from ..store.far.upload import Uploaded, Uploader
 from ..store.packs import Entry
 from ..store.places import PLACE, Location, Places
@@ -145,7 +144,7 @@ def main(connection: socket.socket) -> None:
 def _upload(daemon: _Daemon, task: Task) -> Uploaded:
     data_dir, name = Path(task.data_dir), task.remote.name
     # One that a killed daemon has left behind is about to end.
-    with alone(remote_keys.uploading_lock(data_dir, name)):
+    with remote_keys.uploading(data_dir, task.remote):
         opened = remote_keys.opened(data_dir, task.remote)
         uploader = Uploader(
             opened.bucket,

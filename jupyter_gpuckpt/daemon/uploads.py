@@ -27,7 +27,6 @@ from ..snapshot_records import (
     UploadState,
 )
 from ..store import manifests
-from ..store.far.file_locks import alone
 from ..store.far.remotes import Remotes
 from ..store.far.upload import Sent
 from . import remote_keys
@@ -309,12 +308,8 @@ class Uploads:
         return work.result()
 
     def _put_on_record(self, remote: Remote, uploaded: Uploaded) -> None:
-        with alone(remote_keys.uploading_lock(self._data_dir, remote.name)):
-            # What is known of one that was removed meanwhile is gone, and one that is added later begins anew.
-            if any(
-                one.name == remote.name and one.url == remote.url for one in self._remotes.all()
-            ):
-                write_uploaded(self._record_of(remote.name), uploaded)
+        with remote_keys.uploading(self._data_dir, remote):
+            write_uploaded(self._record_of(remote.name), uploaded)
 
     def _record_of(self, name: str) -> Path:
         return remote_keys.state_dir(self._data_dir, name) / "uploaded.json"

@@ -5,22 +5,38 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.cli import app
+from jupyter_gpuckpt.client import Client
+from jupyter_gpuckpt.daemon.far_facts import facts_of
+from jupyter_gpuckpt.daemon.sending import Sending
+from jupyter_gpuckpt.host.idle_priority import NICE
 from jupyter_gpuckpt.protocol import SaveRequest
 from jupyter_gpuckpt.remote_records import RemoteVerb
 from jupyter_gpuckpt.snapshot_records import SnapshotChangeKind, UploadState
 from jupyter_gpuckpt.store.far import far_manifests
+from tests.conftest import processes_naming
+from tests.far import servers
 from tests.far.installations import Reader, add_remote, ask, save, some_chunks, store_of
 
 #: For what a loaded machine does.
-LONG = 120.0
+LONG = 300.0
 #: Of some seconds for what several packs hold.
 SLOW = 10_000_000
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch):
+    """The daemon has those of the server that runs here."""
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture
@@ -166,6 +182,152 @@ def packs_in(journal):
         told = [json.loads(line) for line in lines]
         return {one["pack"]["ref"]["name"] for one in told if "pack" in one}
     return set()
+
+
+def test_a_remote_that_is_down_gets_what_is_waiting_when_it_is_up_again(
+    add, snapshots, client, uploaded, state_of, settings, eventually, capsys, tmp_path
+):
+    snapshots(one=some_chunks(3, 2))
+    server = servers.SeaweedFS(tmp_path)
+    with server.running() as url:
+        there = servers.s3_remote(url, "far")
+        add(url=there.url, settings=there.settings, paused=True)
+        assert state_of(client, "one").state is UploadState.WAITING
+    ask(RemoteVerb.RESUME, settings.data, "far")
+    eventually(lambda: state_of(client, "one").error, LONG)
+    found = state_of(client, "one")
+    assert (found.state, found.error.code) == (UploadState.WAITING, "store_unavailable")
+    assert app.main(["remote", "status", "far"]) == 0
+    assert "cannot be reached" in capsys.readouterr().out
+    assert app.main(["remote", "status", "other"]) == 2
+    with server.running():
+        uploaded(client, "one")
+        [remote] = client.send(calls.uploads())
+        assert (remote.trouble, remote.waiting) == (None, 0)
+
+
+def test_what_is_deleted_or_whose_remote_is_removed_is_not_uploaded_any_more(
+    add, snapshots, client, uploaded, reader, settings, eventually
+):
+    snapshots(stays=some_chunks(4, 2), gone=some_chunks(5, 90))
+    add(upload_rate=SLOW)
+    eventually(lambda: packs_in(settings.data / "remotes/far/uploads/gone.jsonl"), LONG)
+    client.send(calls.delete_snapshot("gone"))
+    uploaded(client, "stays")
+    assert set(reader().listed()) == {"stays"}
+    client.send(calls.undelete("gone"))
+    eventually(lambda: workers(settings), LONG)
+    ask(RemoteVerb.REMOVE, settings.data, "far")
+    eventually(lambda: not workers(settings), LONG)
+    assert not (settings.data / "remotes/far").exists()
+    assert [info.uploads for info in client.send(calls.snapshots())] == [[], []]
+    log = settings.log_file.read_text()
+    assert log.count("uploaded snapshot") == 1
+
+
+def test_a_snapshot_that_is_damaged_fails_and_holds_up_no_other(
+    add, snapshots, client, uploaded, state_of, settings, eventually, capsys
+):
+    snapshots(good=some_chunks(6, 1), bad=some_chunks(7, 1))
+    [pack] = [path for path in (settings.data / "store/packs").iterdir() if holds(path, 7)]
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.write_bytes(data)
+    add()
+    uploaded(client, "good")
+    found = state_of(client, "bad")
+    assert (found.state, found.error.code) == (UploadState.FAILED, "object_corrupt")
+    assert app.main(["remote", "status"]) == 0
+    assert "Snapshot bad was not uploaded" in capsys.readouterr().err
+    assert app.main(["remote", "upload", "far", "bad"]) == 10
+    assert settings.log_file.read_text().count("bad was not uploaded") == 2
+
+
+def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
+    add, snapshots, client, state_of, reader, settings, eventually, capsys
+):
+    snapshots(first=some_chunks(8, 1), second=some_chunks(9, 1))
+    add(automatic=False)
+    add("other")
+    assert app.main(["remote", "pause", "other"]) == 0
+    restart(client, eventually)
+    assert state_of(client, "first") is None
+    assert app.main(["remote", "upload", "far", "first"]) == 0
+    assert app.main(["remote", "upload", "other", "sec"]) == 0
+    assert set(reader().listed()) == {"first"}
+    assert set(reader("other").listed()) == {"second"}
+    assert state_of(client, "first", "other").state is UploadState.WAITING
+    capsys.readouterr()
+    assert app.main(["remote", "status", "--json"]) == 0
+    far, other = json.loads(capsys.readouterr().out)["remotes"]
+    assert (far["automatic"], far["uploaded"], far["waiting"]) == (False, 1, 0)
+    assert (other["paused"], other["waiting"]) == (True, 1)
+    assert other["waiting_bytes"] == 0  # these records know no sizes
+    assert app.main(["remote", "upload", "none", "first"]) == 2
+    assert app.main(["remote", "upload", "far", "none"]) == 5
+    assert app.main(["remote", "resume", "other"]) == 0
+    eventually(lambda: set(reader("other").listed()) == {"first", "second"}, LONG)
+
+
+def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it(
+    add, snapshots, reader, settings, eventually
+):
+    snapshots(one=some_chunks(10, 90))
+    add(upload_rate=SLOW)
+    soon = msgspec.structs.replace(settings, idle_exit_seconds=0.1)
+    with Client.connect(soon) as client:
+        pid = client.send(calls.handshake()).pid
+    [worker] = eventually(lambda: workers(settings), LONG)
+    eventually(lambda: os.getpriority(os.PRIO_PROCESS, worker) == NICE, LONG)
+    eventually(lambda: place.start_time(pid) is None, LONG)
+    assert set(reader().listed()) == {"one"}
+
+
+def test_a_stop_signal_ends_an_upload_at_once(add, snapshots, client, reader, settings, eventually):
+    snapshots(one=some_chunks(11, 90))
+    add(upload_rate=SLOW)
+    pid = client.send(calls.handshake()).pid
+    path = settings.data / "remotes/far/uploads/one.jsonl"
+    eventually(lambda: packs_in(path), LONG)
+    os.kill(pid, signal.SIGTERM)
+    eventually(lambda: place.start_time(pid) is None, LONG)
+    assert workers(settings) == []
+    assert packs_in(path)
+    assert not reader().listed()
+
+
+def test_an_upload_waits_while_a_user_waits_for_something_else(add, settings, eventually):
+    told, chunks = [], some_chunks(12, 2)
+    with store_of(settings.data) as store, ThreadPoolExecutor(2) as pool:
+        save(store, "one", *chunks)
+        held = Sending(settings.data, add(), "one")
+        other = Sending(settings.data, add("other"), "one")
+        held.hold(on=True)
+        waiting = pool.submit(held.run, store, facts_of, lambda *bytes_: told.append(bytes_))
+        # As much work as the one that waits would have done meanwhile.
+        assert other.run(store, facts_of, lambda *_: None).packs == 1
+        assert told == []
+        assert not waiting.done()
+        held.hold(on=False)
+        assert waiting.result(LONG).packs == 1
+        assert told
+
+
+def workers(settings):
+    """The processes that upload for a daemon, or for a test."""
+    found = processes_naming(Path(settings.data_dir).parent)
+    return [pid for pid in found if "upload_worker" in cmdline(pid)]
+
+
+def cmdline(pid):
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def holds(pack, seed):
+    """Whether a pack holds the chunks of a seed."""
+    return some_chunks(seed, 1)[0][:1000] in pack.read_bytes()
 
 
 def restart(client, eventually):

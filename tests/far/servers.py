@@ -37,18 +37,33 @@ def s3_variables(access_key: str = ACCESS_KEY, secret_key: str = SECRET_KEY) -> 
     return {"AWS_ACCESS_KEY_ID": access_key, "AWS_SECRET_ACCESS_KEY": secret_key}
 
 
+class SeaweedFS:
+    """An S3 that can all that is asked for; what it holds stays in `folder`, from one run to the next."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
+        words = [program("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+        words += [f"-{name}.port={port}" for name, port in ports.items()]
+        words += [f"-{name}.port.grpc={free_port()}" for name in ports]
+        words += [f"-admin.port={free_port()}", f"-admin.port.grpc={free_port()}"]
+        words += [f"-bucket={BUCKET}", "-webdav=false", "-admin.ui=false"]
+        self._words = [*words, "-s3.port.iceberg=0", "-s3.port.lance=0"]
+        self.url = f"http://127.0.0.1:{ports['s3']}"
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        """The URL while it runs; it ends by SIGKILL."""
+        environ = os.environ | s3_variables()
+        with running(self._words, self._folder / "log", env=environ) as log:
+            wait_for(lambda: takes_objects(self.url), 60, log.read_text)
+            yield self.url
+
+
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
-    """An S3 that can all that is asked for; its URL."""
-    ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
-    words = [program("weed"), "mini", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    words += [f"-{name}.port={port}" for name, port in ports.items()]
-    words += [f"-{name}.port.grpc={free_port()}" for name in ports]
-    words += [f"-admin.port={free_port()}", f"-admin.port.grpc={free_port()}", f"-bucket={BUCKET}"]
-    words += ["-webdav=false", "-admin.ui=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
-    url = f"http://127.0.0.1:{ports['s3']}"
-    with running(words, folder / "log", env=os.environ | s3_variables()) as log:
-        wait_for(lambda: takes_objects(url), 60, log.read_text)
+    """A SeaweedFS that runs once; its URL."""
+    with SeaweedFS(folder).running() as url:
         yield url
 
 

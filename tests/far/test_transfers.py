@@ -35,6 +35,7 @@ from jupyter_gpuckpt.store.far.retries import Retries
 from tests.far import servers
 from tests.far.conftest import memory_bucket, quick
 from tests.far.stores import FACTS, OWN, Machine, chunks
+from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files
 
 ROOT = Path(__file__).parents[2]
@@ -120,6 +121,20 @@ def test_two_machines_share_what_both_uploaded(machine):
     b.save("s2", *FIRST)
     assert b.upload("s2").sent.packs == 0
     assert [one.snapshot_id for one in b.sessions.get("session-1").snapshots] == ["s1", "s2"]
+
+
+def test_the_newest_snapshot_says_where_the_notebook_is(machine):
+    a = machine()
+    for number, snapshot_id in enumerate(("old", "new")):
+        made = manifest(snapshot_id, kernel_id="session-1", created=1.0 + number)
+        a.store.publish(made)
+    moved = msgspec.structs.replace(FACTS, path="moved.ipynb")
+    a.uploader().upload(a.store, "new", moved)
+    # What was waiting longer goes up later.
+    a.uploader().upload(a.store, "old", FACTS)
+    session = a.sessions.get("session-1")
+    assert session.facts == moved
+    assert len(session.listed) == 2
 
 
 def test_small_local_packs_go_up_as_few_large_ones(machine):
