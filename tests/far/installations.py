@@ -87,6 +87,10 @@ class Reader:
 
     def fetch_all(self) -> dict[str, list[bytes]]:
         """Fetch every snapshot into an empty store; return the bytes of each that are not zeros, in order."""
+        return dict(self.fetch_each())
+
+    def fetch_each(self) -> Iterator[tuple[str, list[bytes]]]:
+        """Yield the same, one after the other."""
         with (
             tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder,
             LocalStore(Path(folder) / "store") as store,
@@ -94,9 +98,7 @@ class Reader:
             for snapshot_id, session in self.listed().items():
                 [one] = [one for one in session.listed if one.snapshot_id == snapshot_id]
                 fetch(self.bucket, self.seal, one, store)
-            return {
-                info.snapshot_id: content_of(store, info.snapshot_id) for info in store.snapshots()
-            }
+                yield snapshot_id, content_of(store, snapshot_id)
 
 
 def content_of(store: LocalStore, snapshot_id: str) -> list[bytes]:
