@@ -28,8 +28,10 @@ from tests.far.installations import Reader, add_remote, ask, save, some_chunks, 
 
 #: For what a loaded machine does.
 LONG = 300.0
-#: Of some seconds for what several packs hold.
-SLOW = 10_000_000
+#: Bytes per second: the second pack goes half a minute after the first, with which every process begins at once.
+SLOW = 1_000_000
+#: Chunks that are two packs, or three.
+TWO, THREE = 40, 70
 
 
 @pytest.fixture(autouse=True)
@@ -157,7 +159,7 @@ def test_nothing_is_uploaded_twice_and_other_remotes_are_taken_without_a_restart
 def test_a_daemon_that_is_killed_while_it_uploads_goes_on_and_sends_no_pack_twice(
     add, snapshots, client, uploaded, reader, settings, eventually
 ):
-    chunks = some_chunks(2, 90)
+    chunks = some_chunks(2, TWO)
     snapshots(one=chunks)
     add(upload_rate=SLOW)
     path = settings.data / "remotes/far/uploads/one.jsonl"
@@ -209,7 +211,7 @@ def test_a_remote_that_is_down_gets_what_is_waiting_when_it_is_up_again(
 def test_what_is_deleted_or_whose_remote_is_removed_is_not_uploaded_any_more(
     add, snapshots, client, uploaded, reader, settings, eventually
 ):
-    snapshots(stays=some_chunks(4, 2), gone=some_chunks(5, 90))
+    snapshots(stays=some_chunks(4, 2), gone=some_chunks(5, THREE))
     add(upload_rate=SLOW)
     eventually(lambda: packs_in(settings.data / "remotes/far/uploads/gone.jsonl"), LONG)
     client.send(calls.delete_snapshot("gone"))
@@ -272,8 +274,8 @@ def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
 def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it(
     add, snapshots, reader, settings, eventually
 ):
-    snapshots(one=some_chunks(10, 90))
-    add(upload_rate=SLOW)
+    snapshots(one=some_chunks(10, TWO))
+    add(upload_rate=10 * SLOW)
     soon = msgspec.structs.replace(settings, idle_exit_seconds=0.1)
     with Client.connect(soon) as client:
         pid = client.send(calls.handshake()).pid
@@ -284,7 +286,7 @@ def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it
 
 
 def test_a_stop_signal_ends_an_upload_at_once(add, snapshots, client, reader, settings, eventually):
-    snapshots(one=some_chunks(11, 90))
+    snapshots(one=some_chunks(11, TWO))
     add(upload_rate=SLOW)
     pid = client.send(calls.handshake()).pid
     path = settings.data / "remotes/far/uploads/one.jsonl"

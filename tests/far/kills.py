@@ -30,6 +30,7 @@ WHOM = ("daemon", "daemon", "worker", "store", "daemon and store")
 MOST_CHUNKS = 100
 RATE = 25_000_000
 STUCK_SECONDS = 900.0
+MOST_WAIT_SECONDS = 60.0
 
 
 class World:
@@ -75,6 +76,24 @@ class World:
         """Return how far every snapshot is; nothing while the daemon is not there."""
         found = self.client.send(calls.snapshots())
         return [one.state for info in found for one in info.uploads]
+
+    def until_some_moment(self) -> None:
+        """Wait for a random time, or until an upload has come some way and a little longer."""
+        before, deadline = self._progress(), time.monotonic() + MOST_WAIT_SECONDS
+        if self.chance.random() < 0.3:
+            time.sleep(self.chance.uniform(0, 3))
+            return
+        while self._progress() == before and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(self.chance.choice([0.0, self.chance.uniform(0, 0.5)]))
+
+    def _progress(self) -> list[tuple[str, int]]:
+        """Return what changes with every pack that is confirmed, and at an upload's end."""
+        found = []
+        for path in sorted((self.settings.data / "remotes/far").rglob("*.json*")):
+            with suppress(FileNotFoundError):
+                found.append((path.name, path.stat().st_size))
+        return found
 
     def kill(self) -> None:
         """Kill somebody, and start again what was killed."""
@@ -131,7 +150,7 @@ def main() -> None:
                 while sum(world.kills.values()) < most:
                     if all(one is UploadState.UPLOADED for one in world.states()):
                         world.save()
-                    time.sleep(world.chance.uniform(0, 3))
+                    world.until_some_moment()
                     world.kill()
             world.until_uploaded()
             compared, packs, needed = world.compare()

@@ -23,6 +23,8 @@ from tests.conftest import missing, wait_for
 from tests.ports import free_port
 
 BUCKET = "snapshots"
+#: For a server to begin, on a machine that has much else to do.
+START_SECONDS = 300.0
 ACCESS_KEY, SECRET_KEY = "tests-access-key", "tests-secret-key"
 #: Azurite's own, which its manual prints.
 AZURE_ACCOUNT = "devstoreaccount1"
@@ -56,7 +58,7 @@ class SeaweedFS:
         """The URL while it runs; it ends by SIGKILL."""
         environ = os.environ | s3_variables()
         with running(self._words, self._folder / "log", env=environ) as log:
-            wait_for(lambda: takes_objects(self.url), 60, log.read_text)
+            wait_for(lambda: takes_objects(self.url), START_SECONDS, log.read_text)
             yield self.url
 
 
@@ -78,7 +80,7 @@ def azurite(folder: Path) -> Iterator[str]:
     words += ["--inMemoryPersistence", "--disableTelemetry"]
     url = f"http://127.0.0.1:{port}/{AZURE_ACCOUNT}"
     with running(words, folder / "log") as log:
-        wait_for(lambda: status_of(url) > 0, 60, log.read_text)
+        wait_for(lambda: status_of(url) > 0, START_SECONDS, log.read_text)
         assert make_container(url) == 201
         yield url
 
@@ -92,7 +94,7 @@ def rclone(folder: Path) -> Iterator[str]:
     words += [f"--auth-key={ACCESS_KEY},{SECRET_KEY}", "--config=/dev/null", str(folder)]
     url = f"http://127.0.0.1:{port}"
     with running(words, folder / "log") as log:
-        wait_for(lambda: status_of(url) > 0, 60, log.read_text)
+        wait_for(lambda: status_of(url) > 0, START_SECONDS, log.read_text)
         yield url
 
 
