@@ -1,6 +1,7 @@
 """What a page sees of remotes, and a snapshot that it brings here from one."""
 
 import platform
+import secrets
 from pathlib import Path
 
 import msgspec
@@ -15,8 +16,6 @@ from tests.far.stores import chunks
 from tests.manifests import manifest
 from tests.unit.test_store_local import put
 
-CONTENT = chunks(3)
-
 
 @pytest.fixture
 def server(clean_server):
@@ -24,25 +23,32 @@ def server(clean_server):
 
 
 @pytest.fixture
-def share(server, tmp_path):
+def snapshot_id():
+    """An id of the test's own, for content of its own: what another test has deleted could be undeleted, so it is still here."""
+    return f"s{secrets.token_hex(4)}"
+
+
+@pytest.fixture
+def share(server, tmp_path, snapshot_id):
     """A remote of the server's that holds a snapshot of another machine, whose working directory is not here."""
     data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
     joined = join(data_dir, Remote("share", f"file://{tmp_path}/share"))
-    made = manifest("s1", *CONTENT, kernel_id="k1")
+    content = chunks(int(snapshot_id[1:], 16))
+    made = manifest(snapshot_id, *content, kernel_id="k1")
     with LocalStore(tmp_path / "store") as store:
-        put(store, *CONTENT)
+        put(store, *content)
         changed = {
             "info": msgspec.structs.replace(made.info, sizes=Sizes(400_000, 300_000)),
             "host": msgspec.structs.replace(made.host, machine=platform.machine()),
             "launch": msgspec.structs.replace(made.launch, cwd=f"{tmp_path}/gone"),
         }
         store.publish(msgspec.structs.replace(made, **changed))
-        joined.upload(store, "s1", path="notes.ipynb", host_name="far away")
+        joined.upload(store, snapshot_id, path="notes.ipynb", host_name="far away")
     yield joined
     ask(RemoteVerb.REMOVE, data_dir, "share")
 
 
-def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path):
+def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path, snapshot_id):
     [remote] = server.get("api/gpuckpt/remotes")["remotes"]
     assert set(remote) == {"name", "url", "tried_at", "refusals", "warnings"}
     assert (remote["name"], remote["refusals"]) == ("share", [])
@@ -50,9 +56,9 @@ def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path):
     [session] = server.get("api/gpuckpt/remotes/share/sessions")["sessions"]
     assert (session["path"], session["host_name"]) == ("notes.ipynb", "far away")
     [snapshot] = session["snapshots"]
-    assert (snapshot["snapshot_id"], snapshot["here"]) == ("s1", False)
+    assert (snapshot["snapshot_id"], snapshot["here"]) == (snapshot_id, False)
 
-    path = "remotes/share/snapshots/s1"
+    path = f"remotes/share/snapshots/{snapshot_id}"
     estimate = server.get(f"api/gpuckpt/{path}?session_id={session['session_id']}")
     assert (estimate["move_bytes"], estimate["here_bytes"]) == (300_000, 0)
     assert estimate["obstacles"] == [
@@ -67,8 +73,19 @@ def test_a_snapshot_is_fetched_by_a_page(server, share, tmp_path):
     done = server.finish(begun)
     assert done["state"] == "succeeded", done
     [here] = server.get("api/gpuckpt/snapshots")["snapshots"]
-    assert (here["snapshot_id"], here["kernel_id"]) == ("s1", "k1")
+    assert (here["snapshot_id"], here["kernel_id"]) == (snapshot_id, "k1")
     status, body = server.refused("POST", f"{path}/fetch", json={"force": True})
     assert (status, body["code"]) == (409, "snapshot_exists")
     status, body = server.refused("GET", "remotes/share/snapshots/s2")
     assert (status, body["code"]) == (404, "snapshot_not_found")
+
+
+def test_a_page_cancels_a_fetch_that_waits_for_its_remote(server, share, tmp_path, snapshot_id):
+    for pack in (tmp_path / "share/packs").iterdir():
+        pack.unlink()
+        pack.symlink_to(pack.name)  # cannot be read, for a reason that may pass
+    path = f"api/gpuckpt/remotes/share/snapshots/{snapshot_id}/fetch"
+    begun = server.request("POST", path, json={"force": True}).json()
+    server.request("POST", f"api/gpuckpt/operations/{begun['operation_id']}/cancel")
+    assert server.finish(begun)["state"] == "cancelled"
+    assert server.get("api/gpuckpt/snapshots")["snapshots"] == []

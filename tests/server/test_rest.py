@@ -207,6 +207,8 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     for verb, body in (("resume", {}), ("suspend", {"name": "again"})):
         begun = ask("POST", f"{kernel}/{verb}", json=body).json()
         ask("GET", f"operations/{begun['operation_id']}?wait=60")
+        # It is over.
+        assert ask("POST", f"operations/{begun['operation_id']}/cancel").json()["error"] is None
     ask("GET", "shut_down")
     ask("GET", "openapi.json")
     for method, path in (

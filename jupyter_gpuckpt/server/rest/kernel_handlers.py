@@ -159,6 +159,16 @@ class OperationHandler(GpuCkptHandler):
         self.reply(operation_view(operation))
 
 
+class CancelHandler(GpuCkptHandler):
+    """Handler for cancellations."""
+
+    @answers(OperationView)
+    async def post(self, operation_id: str) -> None:
+        """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
+        await self.parts.operations.cancel(operation_id)
+        self.reply(operation_view(await self.parts.operations.wait(operation_id, 0)))
+
+
 def _shut_down_view(kernel_id: str, kept: ShutDown) -> ShutDownView:
     """Return the record of a kernel whose shutdown can be undone."""
     return ShutDownView(
@@ -180,4 +190,5 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,
     "/operations/{operation_id}": OperationHandler,
+    "/operations/{operation_id}/cancel": CancelHandler,
 }
