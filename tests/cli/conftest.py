@@ -26,10 +26,10 @@ manager.shutdown_kernel(now=True)
 class Kernel:
     """A kernel and the program that talks to it."""
 
-    def __init__(self, env):
+    def __init__(self, env, python=sys.executable):
         env = env | {"JUPYTER_DEFAULT_PROVISIONER_NAME": "gpuckpt-provisioner"}
         self._program = subprocess.Popen(
-            [sys.executable, "-c", KERNEL],
+            [python, "-c", KERNEL],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
