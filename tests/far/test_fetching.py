@@ -37,7 +37,6 @@ from jupyter_gpuckpt.place import here
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.buckets import Bucket
-from jupyter_gpuckpt.store.far.file_locks import alone
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.conftest import wait_for
 from tests.far import servers
@@ -172,7 +171,7 @@ def test_what_came_from_a_remote_is_not_to_go_there(first, second, tmp_path):
 
     async def test(b):
         # An upload of another snapshot has the lock, and waits for the end of the fetch.
-        with alone(remote_keys.uploading_lock(tmp_path / "second", "share")):
+        with remote_keys.uploading(tmp_path / "second", joined.remote):
             assert (await b.fetched("share", "s1")).state is OperationState.SUCCEEDED
             [view] = await b.uploads.views()
             assert (view.uploaded, view.waiting, view.last_uploaded_at) == (1, 0, None)
