@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -356,11 +356,11 @@ def compare(before: JSON, after: JSON) -> None:
     check(0 < after["clock"] - before["clock"] < 60, "time.monotonic() is not continuous")
 
 
-def main() -> int:
-    """Run the demo in a directory of its own; 0 when nothing was lost."""
+def in_directory(work: Callable[[Path], Coroutine[Any, Any, None]]) -> int:
+    """Run a demo in a directory of its own; return 0 when nothing was lost."""
     directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))
     try:
-        asyncio.run(run(directory))
+        asyncio.run(work(directory))
     except DemoError as failure:
         print(f"\nThe demo failed: {failure}", file=sys.stderr)
         return 1
@@ -370,4 +370,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_directory(run))

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,12 +23,12 @@ from demo import (
     JSON,
     SETUP,
     STATE,
-    DemoError,
     Server,
     Table,
     check,
     compare,
     execute,
+    in_directory,
     megabytes,
     processes_of,
     serving,
@@ -158,19 +156,10 @@ def on_b(b: User, table: Table, kernel_id: str, snapshot_id: str, before: JSON) 
         check(time.monotonic() < deadline, "the kernel does not end")
 
 
-def main() -> int:
-    """Run the demo in a directory of its own; 0 when nothing was lost."""
-    directory = Path(tempfile.mkdtemp(prefix="gpuckpt-demo-", dir="/tmp"))
-    url = sys.argv[1] if len(sys.argv) > 1 else f"file://{directory}/share"
-    try:
-        asyncio.run(run(directory, url))
-    except DemoError as failure:
-        print(f"\nThe demo failed: {failure}", file=sys.stderr)
-        return 1
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-    return 0
+async def run_with_remote(directory: Path) -> None:
+    """Run the demo with the bucket that was named, or with a folder of the directory."""
+    await run(directory, sys.argv[1] if len(sys.argv) > 1 else f"file://{directory}/share")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(in_directory(run_with_remote))
