@@ -56,6 +56,18 @@ def save(client):
 
 
 @pytest.fixture
+def save_changed(save, counts, eventually):
+    """Return a function that saves a counter after a change: a snapshot that is like its neighbors weighs nothing, and stays."""
+
+    def take(kernel, *arguments, **options):
+        before = counts(kernel.kernel_id)
+        eventually(lambda: counts(kernel.kernel_id) > before)
+        return save(kernel, *arguments, **options)
+
+    return take
+
+
+@pytest.fixture
 def ids(client):
     return lambda: [info.snapshot_id for info in client.send(calls.snapshots())]
 
@@ -101,15 +113,15 @@ def test_without_a_policy_nothing_goes(kernel, save, ids, client):
 
 
 def test_what_is_needed_or_pinned_stays_whatever_is_asked(
-    client, owner, spec, counts, kernel, save, ids, eventually
+    client, owner, spec, counts, kernel, save, save_changed, ids, eventually
 ):
     other = client.send(calls.launch(owner.owner_id, spec()))
     eventually(lambda: counts(other.kernel_id))
     pinned = save(kernel, Cause.MANUAL, name="before the long run", pinned=True)
-    former = save(kernel)
-    latest = save(kernel)
+    former = save_changed(kernel)
+    latest = save_changed(kernel)
     old = save(other)
-    suspended = save(other, Cause.IDLE, "suspend")
+    suspended = save_changed(other, Cause.IDLE, "suspend")
     policy = RetentionPolicy(max_bytes=1, manual_too=True)
     planned = client.send(calls.prune(policy, dry_run=True))
     assert len(ids()) == 5
@@ -124,9 +136,11 @@ def test_what_is_needed_or_pinned_stays_whatever_is_asked(
     assert not any(v.removed for v in client.send(calls.prune(policy)).verdicts)
 
 
-def test_what_a_kernel_came_back_from_stays_though_it_is_not_its_latest(client, kernel, save, ids):
-    first, second = save(kernel), save(kernel)
-    third = save(kernel, verb="suspend")
+def test_what_a_kernel_came_back_from_stays_though_it_is_not_its_latest(
+    client, kernel, save_changed, ids
+):
+    first, second = save_changed(kernel), save_changed(kernel)
+    third = save_changed(kernel, verb="suspend")
     client.wait(client.send(calls.resume(kernel.kernel_id, snapshot_id=first)).operation_id)
     client.send(calls.prune(RetentionPolicy(max_bytes=1)))
     assert ids() == [third, first]
@@ -134,9 +148,9 @@ def test_what_a_kernel_came_back_from_stays_though_it_is_not_its_latest(client, 
         client.send(calls.delete_snapshot(second))
 
 
-def test_snapshots_of_a_kernel_that_is_gone_follow_the_rules_too(client, kernel, save, ids):
-    taken = [save(kernel) for _ in range(3)]
-    manual = save(kernel, Cause.MANUAL)
+def test_snapshots_of_a_kernel_that_is_gone_follow_the_rules_too(client, kernel, save_changed, ids):
+    taken = [save_changed(kernel) for _ in range(3)]
+    manual = save_changed(kernel, Cause.MANUAL)
     client.send(calls.kill(kernel.kernel_id))
     client.send(calls.prune(RetentionPolicy(keep_last=2)))
     assert ids() == [manual, taken[2], taken[1]]
