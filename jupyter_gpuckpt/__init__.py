@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from IPython.core.interactiveshell import InteractiveShell
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Define the magics: `%load_ext jupyter_gpuckpt`."""
+    from .magics import load  # noqa: PLC0415 - importing the package must stay cheap
+
+    load(shell)
 
 
 def _jupyter_server_extension_points() -> list[dict[str, Any]]:
-    """Where jupyter_server finds the extension; imported only when it asks."""
+    """Return the server extension for jupyter_server; it is imported only here."""
     from .server.extension import GpuCkptServer  # noqa: PLC0415 - importing the package must stay cheap
 
     return [{"module": "jupyter_gpuckpt", "app": GpuCkptServer}]
 
 
 def _jupyter_labextension_paths() -> list[dict[str, str]]:
-    """Where JupyterLab's development install finds the front end."""
+    """Return the front end's location for JupyterLab's development install."""
     return [{"src": "labextension", "dest": "jupyter-gpuckpt"}]

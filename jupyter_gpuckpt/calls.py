@@ -1,4 +1,4 @@
-"""Every request that the daemon answers, as a value: its route, its record and the type of its reply. The client sends them.
+"""All requests to the daemon as values: route, record and type of the reply. Clients send them.
 
 `send(calls.save(kernel_id))` sends one, `stream(calls.owner_events(owner))` reads one that is answered by lines of JSON.
 """
@@ -40,6 +40,7 @@ from .protocol import (
     SignalRequest,
     SuspendedKernel,
 )
+from .reclaim_records import NoticeRequest, NoticesReport
 from .snapshot_records import (
     AnnotateRequest,
     RemoteUploads,
@@ -50,9 +51,9 @@ from .snapshot_records import (
     Verification,
 )
 
-#: Seconds until an answer comes, for requests that only look.
+#: The timeout in seconds of requests that only read.
 ANSWER_SECONDS = 30.0
-#: A launch makes namespaces and mounts; a kill waits for the operation that it cancels.
+#: The timeouts of a launch, which makes namespaces and mounts, and of a kill, which waits for the operation that it cancels.
 LAUNCH_SECONDS, KILL_SECONDS = 120.0, 300.0
 
 _Reply = TypeVar("_Reply")
@@ -60,7 +61,7 @@ _Reply = TypeVar("_Reply")
 
 @dataclass(frozen=True)
 class Call(Generic[_Reply]):
-    """A request whose answer is a `_Reply`, or a stream of lines that each are one.
+    """A request whose reply is a `_Reply`, or a stream of lines, each of which is one.
 
     `content` is sent instead of a record: of an AsyncIterable by `AsyncClient` only, of an Iterable by `Client` only. With
     `seconds` None the answer may take any time.
@@ -75,7 +76,7 @@ class Call(Generic[_Reply]):
     content: Iterable[bytes] | AsyncIterable[bytes] | None = None
 
     def parse(self, status: int, content: bytes) -> _Reply:
-        """Return the answer; raise the error that it holds as its own class, DaemonUnavailable if it cannot be read."""
+        """Decode the reply. Raises the daemon's error as its own class, DaemonUnavailable if it cannot be decoded."""
         try:
             if status >= HTTPStatus.BAD_REQUEST:
                 raise error_from(decoding.from_json(content, ErrorRecord))
@@ -83,23 +84,23 @@ class Call(Generic[_Reply]):
         except msgspec.DecodeError as error:
             raise DaemonUnavailable(
                 f"The daemon's answer to {self.method} {self.path} is not understood (status {status}).",
-                hint="It may be of another version: end its kernels, then it leaves by itself.",
+                hint="It may be of another version: end its kernels, then the daemon exits by itself.",
                 details=str(error),
             ) from error
 
 
 def handshake() -> Call[Handshake]:
-    """Return who the daemon is, and whether kernels can run under the engine here."""
+    """Return the daemon's identity, and whether kernels can run under the engine here."""
     return Call(Handshake, "GET", "/handshake")
 
 
 def host() -> Call[HostReport]:
-    """Return what this machine can do, checked now."""
+    """Check this machine and return the report."""
     return Call(HostReport, "GET", "/host")
 
 
 def launch(owner_id: str, spec: LaunchSpec) -> Call[Kernel]:
-    """Start a kernel for an owner whose connection is held."""
+    """Start a kernel for an owner whose connection is open."""
     request = LaunchRequest(owner_id, spec)
     return Call(Kernel, "POST", "/kernels", request, seconds=LAUNCH_SECONDS)
 
@@ -115,18 +116,18 @@ def kernel(kernel_id: str) -> Call[Kernel]:
 
 
 def kill(kernel_id: str) -> Call[None]:
-    """End a kernel; when this is answered its processes are gone. Its snapshots stay."""
+    """Kill a kernel; its processes are gone when the reply comes. Its snapshots stay."""
     return Call(type(None), "DELETE", _path("kernels", kernel_id), seconds=KILL_SECONDS)
 
 
 def end(kernel_id: str, after_seconds: float) -> Call[Kernel]:
-    """Stop a kernel from running, and kill it after that time unless `undo_end` is called before."""
+    """Stop a kernel's processes, and kill it after `after_seconds` unless `undo_end` is called before."""
     request = EndRequest(after_seconds)
     return Call(Kernel, "PUT", _path("kernels", kernel_id, "end"), request, seconds=KILL_SECONDS)
 
 
 def undo_end(kernel_id: str) -> Call[Kernel]:
-    """Let a kernel run on that was to end."""
+    """Undo `end`: let the kernel run on."""
     return Call(Kernel, "DELETE", _path("kernels", kernel_id, "end"))
 
 
@@ -136,7 +137,7 @@ def signal(kernel_id: str, signum: int) -> Call[None]:
 
 
 def save(kernel_id: str, request: SaveRequest | None = None) -> Call[Operation]:
-    """Start taking a snapshot; the kernel goes on."""
+    """Start taking a snapshot; the kernel runs on."""
     return Call(Operation, "POST", _path("kernels", kernel_id, "save"), request or SaveRequest())
 
 
@@ -145,24 +146,27 @@ def suspend(kernel_id: str, request: SaveRequest | None = None) -> Call[Operatio
     return Call(Operation, "POST", _path("kernels", kernel_id, "suspend"), request or SaveRequest())
 
 
-def resume(kernel_id: str, snapshot_id: str = "") -> Call[Operation]:
-    """Start bringing a kernel back from a snapshot, by default its latest, on GPUs that the caller's environment allows."""
-    request = ResumeRequest(snapshot_id, _visible_gpus())
+def resume(kernel_id: str, snapshot_id: str = "", *, take_over: bool = False) -> Call[Operation]:
+    """Start resuming a kernel from a snapshot, by default its latest, on GPUs that the caller's environment allows.
+
+    `take_over`: even if another machine runs its session.
+    """
+    request = ResumeRequest(snapshot_id, _visible_gpus(), take_over)
     return Call(Operation, "POST", _path("kernels", kernel_id, "resume"), request)
 
 
 def branch(request: BranchRequest) -> Call[Kernel]:
-    """Make a new kernel, suspended in a snapshot of another; `resume` brings it up beside that one."""
+    """Create a new suspended kernel from a snapshot of another one; `resume` starts it beside that one."""
     return Call(Kernel, "POST", "/branches", request)
 
 
 def launch_spec(snapshot_id: str) -> Call[LaunchSpec]:
-    """Return how the kernel of a snapshot was started: with environment and connection key, so it is never passed on."""
+    """Return the launch spec of a snapshot's kernel. It has environment and connection key, so never pass it on."""
     return Call(LaunchSpec, "GET", _path("snapshots", snapshot_id, "launch"))
 
 
 def changes(snapshot_id: str) -> Call[Changes]:
-    """Return which files that the kernel had open differ since a snapshot, and what prevents a resume here."""
+    """Return the kernel's open files that have changed since a snapshot, and the obstacles to a resume here."""
     return Call(Changes, "GET", _path("snapshots", snapshot_id, "changes"))
 
 
@@ -174,18 +178,18 @@ def park(kernel_id: str, *, peer_access_off: bool = False) -> Call[Operation]:
 
 
 def gpu_room(kernel_id: str, snapshot_id: str = "") -> Call[GpuRoom]:
-    """Return the GPU memory that a resume or unpark needs, and what is free."""
+    """Return the GPU memory that a resume or unpark needs, and the free memory."""
     params = {"snapshot_id": snapshot_id, "visible_gpus": _visible_gpus()}
     return Call(GpuRoom, "GET", _path("kernels", kernel_id, "gpu_room"), params=params)
 
 
 def set_jupyter(kernel_id: str, name: str, jupyter: dict[str, Any] | None) -> Call[Kernel]:
-    """Replace what Jupyter keeps with a kernel; an empty name or None leaves that part as it is."""
+    """Replace the name and Jupyter's description of a kernel; an empty name or None leaves that part unchanged."""
     return Call(Kernel, "PUT", _path("kernels", kernel_id, "jupyter"), SaveRequest(name, jupyter))
 
 
 def operation(operation_id: str) -> Call[Operation]:
-    """Return how an operation stands."""
+    """Return an operation's record."""
     return Call(Operation, "GET", _path("operations", operation_id))
 
 
@@ -196,7 +200,7 @@ def operation_events(operation_id: str) -> Call[Event]:
 
 
 def cancel(operation_id: str) -> Call[Operation]:
-    """Ask an operation to stop and undo what it did."""
+    """Request an operation to stop and undo what it did."""
     return Call(Operation, "POST", _path("operations", operation_id, "cancel"))
 
 
@@ -210,7 +214,7 @@ def snapshots(
 
 
 def manifest_summary(snapshot_id: str) -> Call[dict[str, Any]]:
-    """Return what is in a snapshot, without its environment and connection key."""
+    """Return the contents of a snapshot, without its environment and connection key."""
     return Call(dict[str, Any], "GET", _path("snapshots", snapshot_id))
 
 
@@ -220,7 +224,7 @@ def snapshot_variables(snapshot_id: str) -> Call[SnapshotVariables]:
 
 
 def delete_snapshot(snapshot_id: str) -> Call[None]:
-    """Remove a snapshot, which `undelete` can undo for a while; SnapshotInUse when a suspended kernel needs it."""
+    """Delete a snapshot, which `undelete` can undo for a while; SnapshotInUse if a suspended kernel needs it."""
     return Call(type(None), "DELETE", _path("snapshots", snapshot_id), seconds=KILL_SECONDS)
 
 
@@ -231,18 +235,18 @@ def annotate(
     note: str | None = None,
     pinned: bool | None = None,
 ) -> Call[Snapshot]:
-    """Change a snapshot's title, note or pin, as far as they are given."""
+    """Change those of a snapshot's title, note and pin that are given."""
     request = AnnotateRequest(title, note, pinned)
     return Call(Snapshot, "PATCH", _path("snapshots", snapshot_id), request)
 
 
 def undelete(snapshot_id: str) -> Call[Snapshot]:
-    """Undo the deletion of a snapshot; SnapshotNotFound when it is too late."""
+    """Undo the deletion of a snapshot; SnapshotNotFound if it is too late."""
     return Call(Snapshot, "POST", _path("snapshots", snapshot_id, "undelete"))
 
 
 def verify(snapshot_id: str) -> Call[Verification]:
-    """Read a snapshot and compare all of it with its digests. Damage is part of the answer."""
+    """Read all of a snapshot and compare it with its digests. Damage is part of the reply."""
     return Call(Verification, "POST", _path("snapshots", snapshot_id, "verify"), seconds=None)
 
 
@@ -252,44 +256,44 @@ def export(snapshot_id: str) -> Call[bytes]:
 
 
 def import_archive(pieces: Iterable[bytes] | AsyncIterable[bytes]) -> Call[list[Snapshot]]:
-    """Store the snapshots of an archive; after ArchiveInvalid or SnapshotExists the store is as before."""
+    """Import the snapshots of an archive; after ArchiveInvalid or SnapshotExists the store is unchanged."""
     return Call(list[Snapshot], "POST", "/snapshots/import", seconds=None, content=pieces)
 
 
 def remotes() -> Call[list[RemoteState]]:
-    """List the remotes, without asking any."""
+    """List the remotes, without a request to any of them."""
     return Call(list[RemoteState], "GET", "/remotes")
 
 
 def far_sessions(remote: str) -> Call[FarListing]:
-    """List what lies in a remote."""
+    """List the snapshots in a remote, by session."""
     return Call(FarListing, "GET", _path("remotes", remote, "sessions"), seconds=KILL_SECONDS)
 
 
 def fetch_estimate(remote: str, snapshot_id: str, session_id: str = "") -> Call[FetchEstimate]:
-    """Return what a fetch would move, and what keeps the kernel from being resumed here."""
+    """Return the size of a fetch, and the obstacles to resuming the kernel here."""
     path, params = _path("remotes", remote, "snapshots", snapshot_id), {"session_id": session_id}
     return Call(FetchEstimate, "GET", path, params=params, seconds=KILL_SECONDS)
 
 
 def fetch(remote: str, snapshot_id: str, request: FetchRequest | None = None) -> Call[Operation]:
-    """Start bringing a snapshot from a remote into the local store; it is looked for before this is answered."""
+    """Start fetching a snapshot from a remote into the local store; the reply comes after it was found there."""
     path = _path("remotes", remote, "snapshots", snapshot_id, "fetch")
     return Call(Operation, "POST", path, request or FetchRequest(), seconds=KILL_SECONDS)
 
 
 def store() -> Call[StoreUsage]:
-    """Return what the snapshots take on the disk. The first time all manifests are read."""
+    """Return the disk use of the snapshots. The first request reads all manifests."""
     return Call(StoreUsage, "GET", "/store", seconds=KILL_SECONDS)
 
 
 def uploads() -> Call[list[RemoteUploads]]:
-    """Return how every remote stands."""
+    """Return the state of uploads to every remote."""
     return Call(list[RemoteUploads], "GET", "/uploads")
 
 
 def upload(remote: str, snapshot_ids: list[str]) -> Call[None]:
-    """Upload snapshots before all others; they wait in the list of snapshots until they are uploaded."""
+    """Queue snapshots for upload before all others; the list of snapshots shows their progress."""
     return Call(type(None), "POST", "/uploads", UploadRequest(remote, snapshot_ids))
 
 
@@ -299,8 +303,18 @@ def prune(policy: RetentionPolicy, *, dry_run: bool = False) -> Call[PruneReport
     return Call(PruneReport, "POST", "/snapshots/prune", request, seconds=KILL_SECONDS)
 
 
+def notices() -> Call[NoticesReport]:
+    """Return the standing notices that this machine goes, and the kernels that are not safe yet."""
+    return Call(NoticesReport, "GET", "/notices")
+
+
+def give_notice(request: NoticeRequest) -> Call[NoticesReport]:
+    """Tell the daemon that this machine goes, or that it stays after all."""
+    return Call(NoticesReport, "POST", "/notices", request)
+
+
 def claim(owner_id: str) -> Call[list[SuspendedKernel]]:
-    """Take over the kernels of servers that have ended and that belong to this owner."""
+    """Take over the kernels of ended servers that belong to this owner."""
     return Call(list[SuspendedKernel], "POST", _path("owners", owner_id, "claim"), ClaimRequest())
 
 
@@ -310,19 +324,19 @@ def claimable(owner_id: str) -> Call[list[Kernel]]:
 
 
 def leave(owner_id: str) -> Call[None]:
-    """Let the next server claim this owner's kernels, though its process goes on for a while."""
+    """Let the next server claim this owner's kernels although its process may still run."""
     return Call(type(None), "DELETE", _path("owners", owner_id))
 
 
 def owner_events(owner: Owner) -> Call[Event]:
-    """Stream the events of an owner's kernels for as long as the connection is open."""
+    """Stream the events of an owner's kernels while the connection is open."""
     return Call(Event, "POST", "/owners", owner, seconds=SILENCE_SECONDS)
 
 
 def _path(*segments: str) -> str:
-    """Return the path of these segments, each of which stays one, whatever is in it."""
+    """Return the path of these segments, each quoted so that it remains one segment."""
     quoted = [quote(segment, safe="") for segment in segments]
-    # What consists of dots only would be taken for a step.
+    # A segment that consists of dots would be interpreted as a relative path.
     return "".join(f"/{one if one.strip('.') else one.replace('.', '%2E')}" for one in quoted)
 
 

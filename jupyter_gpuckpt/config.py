@@ -1,10 +1,10 @@
-"""The daemon's settings as traits, for doors: `c.GpuCkptDaemon.data_dir = ...` in any Jupyter configuration file."""
+"""The daemon's settings as traits, for servers and provisioners: `c.GpuCkptDaemon.data_dir = ...` in a Jupyter configuration file."""
 
 from __future__ import annotations
 
 import os
 
-from traitlets import Float, Int, Unicode, default
+from traitlets import Bool, Float, Int, Unicode, default
 from traitlets.config import Configurable
 
 from . import daemon_settings
@@ -13,10 +13,10 @@ from .model import RetentionPolicy
 
 
 class GpuCkptDaemon(Configurable):
-    """Where the daemon keeps things and how it works; read when a door starts or finds the daemon."""
+    """The daemon's settings; read by a client that starts or finds the daemon."""
 
     data_dir = Unicode(
-        help="""Directory of the daemon's state, its log and, unless store_dir is set, the snapshots. Doors with different
+        help="""Directory of the daemon's state, its log and, unless store_dir is set, the snapshots. Clients with different
         data directories use different daemons. Default: $JUPYTER_GPUCKPT_DATA_DIR, else jupyter-gpuckpt in
         $XDG_DATA_HOME, else ~/.local/share/jupyter-gpuckpt."""
     ).tag(config=True)
@@ -47,7 +47,7 @@ class GpuCkptDaemon(Configurable):
 
     idle_exit = Float(
         min=0.0,
-        help="""Seconds after which a daemon without running kernels that nobody is connected to leaves. Suspended kernels
+        help="""Seconds after which a daemon without running kernels and without clients exits. Suspended kernels
         do not hold it. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
     ).tag(config=True)
 
@@ -61,8 +61,48 @@ class GpuCkptDaemon(Configurable):
     measure_every = Float(
         daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
         min=0.0,
-        help="""Seconds after which the memory of running kernels and their use of GPUs are measured again; pages are told what
-        changed. Default: 10. 0: never.""",
+        help="""Seconds after which the memory of running kernels and their use of GPUs are measured again; pages get the
+        changes. Default: 10. 0: never.""",
+    ).tag(config=True)
+
+    near_bytes = Int(
+        0,
+        min=0,
+        help="""How many bytes all snapshots may take together on this machine's disk, what they share counted once. Beyond it
+        the content of those that were not used for longest is removed here, as far as every remote has them (docs/remotes.md);
+        they stay listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
+    ).tag(config=True)
+
+    collect_far_every = Float(
+        daemon_settings.DEFAULT_COLLECT_FAR_EVERY_SECONDS,
+        min=0.0,
+        help="""Seconds after which what nothing needs any more is removed from each remote, by one of the machines that use it
+        (docs/remotes.md). All tables of contents are read for it, which costs what the provider takes for that. Default: a week.
+        0: never by itself; `remote erase` does it always.""",
+    ).tag(config=True)
+
+    reclaim_notices = Bool(
+        help="""Whether the daemon looks for notices that this machine will go (docs/reclaim.md), and suspends all kernels
+        before. On a machine of no known provider it asks nobody. Default: unless $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
+    ).tag(config=True)
+
+    reclaim_approve = Bool(
+        help="""Whether Azure is told that it need not wait any longer when all kernels are suspended and uploaded. Only for
+        machines with one user, because it does not wait for anybody else then. Default: if
+        $JUPYTER_GPUCKPT_RECLAIM_APPROVE is 1."""
+    ).tag(config=True)
+
+    reclaim_command = Unicode(
+        help="""A program, with its arguments, that prints a line of JSON for each notice: `{"id": "maintenance-7",
+        "within_seconds": 120, "disk_survives": true}`, and later perhaps `{"id": "maintenance-7", "withdrawn": true}`. It is
+        started with the daemon, and again when it ends. Default: $JUPYTER_GPUCKPT_RECLAIM_COMMAND, else none."""
+    ).tag(config=True)
+
+    reclaim_url = Unicode(
+        help="""A URL that is asked every five seconds for the notices that stand: 204 or 404 for none, else
+        `{"notices": [{"id": "maintenance-7", "deadline": "Mon, 19 Sep 2016 18:29:47 GMT", "disk_survives": true}]}`; within_seconds
+        may stand for deadline. It must not hold a secret, because it is among the daemon's arguments.
+        Default: $JUPYTER_GPUCKPT_RECLAIM_URL, else none."""
     ).tag(config=True)
 
     keep_last = Int(
@@ -106,8 +146,24 @@ class GpuCkptDaemon(Configurable):
     def _default_idle_exit(self) -> float:
         return daemon_settings.default_idle_exit()
 
+    @default("reclaim_notices")
+    def _default_reclaim_notices(self) -> bool:
+        return daemon_settings.default_reclaim_notices()
+
+    @default("reclaim_approve")
+    def _default_reclaim_approve(self) -> bool:
+        return daemon_settings.default_reclaim_approve()
+
+    @default("reclaim_command")
+    def _default_reclaim_command(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", "")
+
+    @default("reclaim_url")
+    def _default_reclaim_url(self) -> str:
+        return os.environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", "")
+
     def settings(self) -> Settings:
-        """The same as a plain record."""
+        """Return the settings as a plain record."""
         return Settings(
             data_dir=self.data_dir,
             store_dir=self.store_dir,
@@ -117,9 +173,18 @@ class GpuCkptDaemon(Configurable):
             idle_exit_seconds=self.idle_exit,
             undo_delete_seconds=self.undo_delete_for,
             measure_every_seconds=self.measure_every,
+            near_bytes=self.near_bytes,
+            collect_far_every_seconds=self.collect_far_every,
+            reclaim_notices=self.reclaim_notices,
+            reclaim_approve=self.reclaim_approve,
+            reclaim_command=self.reclaim_command,
+            reclaim_url=self.reclaim_url,
         )
 
     def retention(self) -> RetentionPolicy:
-        """What may be removed after a save or suspend. It goes with each of them instead of being a setting of the daemon:
-        whoever started that, the command line for one, need not know what the user of a server wants to keep."""
+        """Return the retention policy, which is sent with each save and suspend.
+
+        It is no setting of the daemon, because the client that starts the daemon, e.g. the command line, may not know the wishes
+        of a server's user.
+        """
         return RetentionPolicy(self.keep_last, self.keep_within, self.max_bytes)

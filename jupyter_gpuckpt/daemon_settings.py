@@ -1,4 +1,4 @@
-"""What a daemon is told when it is started: plain values. `config.py` makes them from traits, this module from the environment."""
+"""The settings that a daemon gets at its start, as plain values. `config.py` makes them from traits, this module from the environment."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from .errors import ConfigurationError
 DEFAULT_IDLE_EXIT_SECONDS = 60.0
 DEFAULT_UNDO_DELETE_SECONDS = 60.0
 DEFAULT_MEASURE_EVERY_SECONDS = 10.0
-#: More threads than this do not make a save faster: the disk or the memory bus is the limit.
+DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
+#: The most threads of an operation: more do not make a save faster, because the disk or the memory bus is the limit.
 MOST_THREADS = 16
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A daemon's settings. Only `data_dir` is part of its place: a daemon that runs already keeps the others it has.
+    """A daemon's settings. Only `data_dir` is part of its place: a running daemon keeps its other settings.
 
-    Empty `store_dir`: `data_dir`/store. Empty `criu`: looked for. `threads` 0: one per processor, at most 16.
-    `memory_bytes` 0: a quarter of what is free when an operation begins.
+    Empty `store_dir`: `data_dir`/store. Empty `criu`: searched for. `threads` 0: one per CPU, at most 16. `memory_bytes` 0: a
+    quarter of the memory that is free when an operation begins.
     """
 
     data_dir: str
@@ -32,46 +33,56 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: int = 0
     idle_exit_seconds: float = DEFAULT_IDLE_EXIT_SECONDS
     undo_delete_seconds: float = DEFAULT_UNDO_DELETE_SECONDS
-    #: How often running kernels are measured; 0: only when somebody asks.
+    #: The interval at which running kernels are measured; 0: only on request.
     measure_every_seconds: float = DEFAULT_MEASURE_EVERY_SECONDS
+    #: The most bytes of local chunks of snapshots that remotes have, too; 0: no limit.
+    near_bytes: int = 0
+    #: The interval at which what nothing needs is removed from each remote; 0: never.
+    collect_far_every_seconds: float = DEFAULT_COLLECT_FAR_EVERY_SECONDS
+    #: Whether notices that this machine goes are looked for, whether Azure is told when all kernels are safe, and where an
+    #: administrator's notices come from: a program's output, a URL.
+    reclaim_notices: bool = True
+    reclaim_approve: bool = False
+    reclaim_command: str = ""
+    reclaim_url: str = ""
 
     @property
     def data(self) -> Path:
-        """The data directory: state, log and, unless set otherwise, the store."""
+        """The data directory: state, log and, by default, the store."""
         return Path(self.data_dir).expanduser().absolute()
 
     @property
     def store(self) -> Path:
-        """Where the snapshots are."""
+        """The directory of the store."""
         return (
             Path(self.store_dir).expanduser().absolute() if self.store_dir else self.data / "store"
         )
 
     @property
     def state(self) -> Path:
-        """What the daemon knows of its kernels."""
+        """The directory of the daemon's records of kernels."""
         return self.data / "state"
 
     @property
     def log_file(self) -> Path:
-        """The daemon's log."""
+        """The path of the daemon's log."""
         return self.data / "log" / "gpuckptd.log"
 
     @property
     def worker_threads(self) -> int:
-        """How many threads an operation uses."""
+        """The number of threads of an operation."""
         return self.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:
-    """`$JUPYTER_GPUCKPT_DATA_DIR`, else jupyter-gpuckpt below the user's data directory (XDG base directory specification)."""
+    """Return `$JUPYTER_GPUCKPT_DATA_DIR`, else jupyter-gpuckpt below the user's data directory (XDG base directory specification)."""
     chosen = environ.get("JUPYTER_GPUCKPT_DATA_DIR", "")
     above = environ.get("XDG_DATA_HOME") or str(Path("~/.local/share").expanduser())
     return chosen or str(Path(above) / "jupyter-gpuckpt")
 
 
 def default_idle_exit(environ: Mapping[str, str] = os.environ) -> float:
-    """`$JUPYTER_GPUCKPT_IDLE_EXIT` in seconds, else 60."""
+    """Return `$JUPYTER_GPUCKPT_IDLE_EXIT` in seconds, else 60."""
     text = environ.get("JUPYTER_GPUCKPT_IDLE_EXIT", "")
     try:
         return float(text) if text else DEFAULT_IDLE_EXIT_SECONDS
@@ -82,18 +93,32 @@ def default_idle_exit(environ: Mapping[str, str] = os.environ) -> float:
         ) from error
 
 
+def default_reclaim_notices(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether notices are looked for: unless `$JUPYTER_GPUCKPT_RECLAIM_NOTICES` is 0."""
+    return environ.get("JUPYTER_GPUCKPT_RECLAIM_NOTICES", "") != "0"
+
+
+def default_reclaim_approve(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether Azure's events are approved: if `$JUPYTER_GPUCKPT_RECLAIM_APPROVE` is 1."""
+    return environ.get("JUPYTER_GPUCKPT_RECLAIM_APPROVE", "") == "1"
+
+
 def from_environment(environ: Mapping[str, str] = os.environ) -> Settings:
-    """The settings of a door that has no configuration of its own."""
+    """Return the settings of a client without a configuration of its own."""
     return Settings(
         data_dir=default_data_dir(environ),
         store_dir=environ.get("JUPYTER_GPUCKPT_STORE_DIR", ""),
         criu=environ.get("JUPYTER_GPUCKPT_CRIU", ""),
         idle_exit_seconds=default_idle_exit(environ),
+        reclaim_notices=default_reclaim_notices(environ),
+        reclaim_approve=default_reclaim_approve(environ),
+        reclaim_command=environ.get("JUPYTER_GPUCKPT_RECLAIM_COMMAND", ""),
+        reclaim_url=environ.get("JUPYTER_GPUCKPT_RECLAIM_URL", ""),
     )
 
 
 def from_json(text: str | bytes) -> Settings:
-    """The settings that a client passed on."""
+    """Decode the settings that a client passed to the daemon."""
     try:
         return decoding.from_json(text, Settings)
     except msgspec.DecodeError as error:

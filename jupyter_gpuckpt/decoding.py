@@ -1,7 +1,7 @@
-"""Bytes from files, sockets and other programs, as records.
+"""Decoding of bytes from files, sockets and other programs to records.
 
-Whatever is wrong with the bytes is a `msgspec.DecodeError`. msgspec by itself lets two other errors pass: UnicodeDecodeError for
-text that is no UTF-8, which one flipped bit makes, and RecursionError for values that are nested too deep.
+Any invalid input raises `msgspec.DecodeError`. msgspec by itself also raises UnicodeDecodeError for text that is not UTF-8, which one
+flipped bit can cause, and RecursionError for values that are nested too deep.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _Record = TypeVar("_Record")
 
 
 def from_json(data: bytes | str | memoryview, kind: type[_Record]) -> _Record:
-    """Return the record that `data` is in JSON. Raises msgspec.DecodeError."""
+    """Decode a record from JSON. Raises msgspec.DecodeError."""
     return _decoded(msgspec.json.decode, data, kind)
 
 
 def from_msgpack(data: bytes | memoryview, kind: type[_Record]) -> _Record:
-    """Return the record that `data` is in MessagePack. Raises msgspec.DecodeError."""
+    """Decode a record from MessagePack. Raises msgspec.DecodeError."""
     return _decoded(msgspec.msgpack.decode, data, kind)
 
 

@@ -2,18 +2,18 @@
 
     GpuCkptError                    code, hint, retryable; str() is a sentence
     ├─ ConfigurationError           a setting or a request that cannot work
-    ├─ HostError                    this machine cannot
+    ├─ HostError                    this machine cannot do it
     │  ├─ ToolMissing
     │  ├─ PrivilegeMissing
     │  └─ HostIncompatible          the snapshot needs something that differs here
     │     └─ GpuFull                there is no room for its GPU memory
-    ├─ KernelError                  this kernel cannot, or not now
+    ├─ KernelError                  a kernel cannot do this, or not now
     │  ├─ KernelNotFound
     │  ├─ KernelNotManaged          not launched under the engine
     │  ├─ KernelBusy                an operation of this kind is in flight (retryable)
     │  ├─ KernelStateConflict       the verb makes no sense in the kernel's state
     │  ├─ KernelNotCheckpointable   reasons: what the kernel holds that cannot be saved
-    │  └─ KernelLost                the promise broke: the process is gone
+    │  └─ KernelLost                the process is gone although it should not be
     ├─ CheckpointError              stage, details (the end of the tool's log)
     │  ├─ FreezeFailed
     │  └─ ThawFailed
@@ -21,17 +21,21 @@
     ├─ OperationCancelled
     ├─ StoreError
     │  ├─ SnapshotNotFound, SnapshotInUse, SnapshotExists
-    │  ├─ ArchiveInvalid            what was to be imported is no export, or not a whole one
+    │  ├─ SnapshotFar               its chunks are only in a remote
+    │  ├─ ArchiveInvalid            the imported data is no export, or incomplete
     │  ├─ ObjectCorrupt, ManifestInvalid, FormatTooNew
     │  ├─ StoreUnavailable          (retryable)
     │  ├─ AccessDenied              by a remote
-    │  │  └─ KeyUnavailable         what the remote holds cannot be opened
+    │  │  ├─ CredentialsRefused     expired, rotated or wrong
+    │  │  └─ KeyUnavailable         its content cannot be decrypted
     │  ├─ FarObjectMissing, FarObjectInvalid
+    │  ├─ SessionHeld               another machine runs it
+    │  ├─ SessionLost               another machine has taken it over
     │  └─ StoreFull
     └─ DaemonUnavailable            the daemon cannot be reached or started (retryable)
 
 Every error crosses the process boundary as an `ErrorRecord` and is raised again on the other side as its own class
-(`record_of`, `error_from`). The house raises; doors map classes to HTTP statuses and exit codes (`protocol.py`).
+(`record_of`, `error_from`). `statuses.py` maps classes to HTTP statuses and exit codes.
 Secrets never appear in a message, a hint or details.
 """
 
@@ -44,7 +48,7 @@ import msgspec
 
 
 class GpuCkptError(Exception):
-    """Base of all. `hint` tells the reader what to do next; `details` is technical text for a dialog or a log."""
+    """The base of all errors. `hint`: what the user can do; `details`: technical text for a dialog or a log."""
 
     code: ClassVar[str] = "error"
     retryable: ClassVar[bool] = False
@@ -99,7 +103,7 @@ class GpuFull(HostIncompatible):
 
 
 class KernelError(GpuCkptError):
-    """This kernel cannot, or not now."""
+    """The kernel cannot do this, or not now."""
 
     code = "kernel"
 
@@ -166,13 +170,13 @@ class OperationNotFound(GpuCkptError):
 
 
 class OperationCancelled(GpuCkptError):
-    """The operation was cancelled before it was complete; everything it did was undone."""
+    """The operation was canceled before it was complete; everything it did was undone."""
 
     code = "operation_cancelled"
 
 
 class StoreError(GpuCkptError):
-    """The snapshot store."""
+    """The snapshot store failed or refused a request."""
 
     code = "store"
 
@@ -195,14 +199,20 @@ class SnapshotExists(StoreError):
     code = "snapshot_exists"
 
 
+class SnapshotFar(StoreError):
+    """The content of a snapshot is only in a remote and must be fetched first."""
+
+    code = "snapshot_far"
+
+
 class ArchiveInvalid(StoreError):
-    """What was to be imported is not an export of a snapshot, or is truncated or altered."""
+    """The imported data is not an export of a snapshot, or is truncated or altered."""
 
     code = "archive_invalid"
 
 
 class ObjectCorrupt(StoreError):
-    """A pack does not hold what its digest says."""
+    """A chunk in a pack differs from its digest."""
 
     code = "object_corrupt"
 
@@ -214,7 +224,7 @@ class ManifestInvalid(StoreError):
 
 
 class FormatTooNew(StoreError):
-    """Written by a newer version of this project."""
+    """The data was written by a newer version of this project."""
 
     code = "format_too_new"
 
@@ -227,31 +237,49 @@ class StoreUnavailable(StoreError):
 
 
 class AccessDenied(StoreError):
-    """Refusal of a request by a remote: wrong credentials, or a right that they lack; never a missing object."""
+    """A remote refused a request: the credentials are wrong or lack a right. A missing object is another error."""
 
     code = "access_denied"
 
 
+class CredentialsRefused(AccessDenied):
+    """A remote refused the credentials themselves: they have expired, were rotated or are wrong."""
+
+    code = "credentials_refused"
+
+
 class KeyUnavailable(AccessDenied):
-    """Missing key of a remote: a wrong passphrase, a key file that is gone, a holder that was removed."""
+    """The key of a remote is not available: a wrong passphrase, a missing key file, a removed holder."""
 
     code = "key_unavailable"
 
 
 class FarObjectMissing(StoreError):
-    """Absence of an object, as a remote reports it."""
+    """A remote reports that an object does not exist."""
 
     code = "far_object_missing"
 
 
 class FarObjectInvalid(StoreError):
-    """Invalid object of a remote: altered, of another store, older than one that was seen, or not decodable."""
+    """An object of a remote is invalid: altered, of another store, older than one seen before, or not decodable."""
 
     code = "far_object_invalid"
 
 
+class SessionHeld(StoreError):
+    """A far session that another machine runs: its lease has not ended."""
+
+    code = "session_held"
+
+
+class SessionLost(StoreError):
+    """The error for a far session that another machine has taken over: what this machine saves from then on is a branch."""
+
+    code = "session_lost"
+
+
 class StoreFull(StoreError):
-    """No room is left."""
+    """The disk or the remote has no room left."""
 
     code = "store_full"
 
@@ -264,7 +292,7 @@ class DaemonUnavailable(GpuCkptError):
 
 
 class ErrorRecord(msgspec.Struct, frozen=True):
-    """An error as JSON: what REST clients see."""
+    """An error in its JSON form, as REST clients see it."""
 
     message: str
     code: str
@@ -273,7 +301,7 @@ class ErrorRecord(msgspec.Struct, frozen=True):
 
 
 def subclasses(root: type[GpuCkptError] = GpuCkptError) -> list[type[GpuCkptError]]:
-    """`root` and all classes below it, parents first."""
+    """Return `root` and all its subclasses, parents first."""
     found = [root]
     for child in root.__subclasses__():
         found += subclasses(child)
@@ -281,7 +309,7 @@ def subclasses(root: type[GpuCkptError] = GpuCkptError) -> list[type[GpuCkptErro
 
 
 def record_of(error: BaseException) -> ErrorRecord:
-    """The record of any exception; one that is not ours becomes code `internal` with its class name in the message."""
+    """Return the record of any exception; a foreign one gets code `internal` and a message with its class name."""
     if isinstance(error, GpuCkptError):
         return ErrorRecord(error.message, error.code, error.hint, error.details)
     return ErrorRecord(
@@ -292,11 +320,11 @@ def record_of(error: BaseException) -> ErrorRecord:
 
 
 def error_from(record: ErrorRecord) -> GpuCkptError:
-    """The exception that `record` was made from; an unknown code gives the base class."""
+    """Return the exception of a record; an unknown code gives the base class."""
     kind = next((c for c in subclasses() if c.code == record.code), GpuCkptError)
     return kind(record.message, hint=record.hint, details=record.details)
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Return whether what failed found no room: on the disk, or in its user's quota."""
+    """Return whether an error means a lack of space: a full disk or an exceeded quota."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT}

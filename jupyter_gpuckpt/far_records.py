@@ -1,6 +1,6 @@
-"""What the daemon and its clients say to each other about snapshots in remotes: part of the protocol (`protocol.py` has the rest).
+"""The records of the protocol about snapshots in remotes (`protocol.py` has the others).
 
-Nothing here holds a key, a credential or where one comes from.
+No record here contains a key, a credential or its source.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 
 class RemoteState(msgspec.Struct, frozen=True):
-    """GET /remotes: a remote as it was when it was last tried. With `refusals` it cannot be used; `warnings`: what is given up."""
+    """GET /remotes: a remote in its last known state. With `refusals` it cannot be used; `warnings`: limitations."""
 
     name: str
     url: str
@@ -22,7 +22,7 @@ class RemoteState(msgspec.Struct, frozen=True):
 
 
 class ListedSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot that a remote lists. `here`: the local store has it, too, maybe deleted for as long as that can be undone."""
+    """A snapshot that a remote lists. `here`: the local store lists it, too, or could undo its deletion; a `stub`: without its content."""
 
     snapshot_id: str
     kernel_id: str
@@ -32,10 +32,14 @@ class ListedSnapshot(msgspec.Struct, frozen=True):
     raw_bytes: int = 0
     stored_bytes: int = 0
     here: bool = False
+    stub: bool = False
 
 
 class ListedSession(msgspec.Struct, frozen=True):
-    """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server."""
+    """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
+
+    `leased_to`: the machine that runs it, unless that one has ended without a word; `leased_since`: in seconds since the epoch.
+    """
 
     session_id: str
     host_name: str = ""
@@ -44,10 +48,12 @@ class ListedSession(msgspec.Struct, frozen=True):
     path: str = ""
     title: str = ""
     snapshots: list[ListedSnapshot] = []
+    leased_to: str = ""
+    leased_since: float = 0.0
 
 
 class FarListing(msgspec.Struct, frozen=True):
-    """GET /remotes/{name}/sessions. `unreadable`: why sessions that are there are not listed, a sentence each."""
+    """GET /remotes/{name}/sessions. `unreadable`: the reasons why existing sessions are not listed, a sentence each."""
 
     remote: str
     sessions: list[ListedSession] = []
@@ -55,16 +61,16 @@ class FarListing(msgspec.Struct, frozen=True):
 
 
 class FetchEstimate(msgspec.Struct, frozen=True):
-    """GET /remotes/{name}/snapshots/{id}: what a fetch would move, and whether the kernel could be resumed here.
+    """GET /remotes/{name}/snapshots/{id}: the size of a fetch, and whether the kernel could be resumed here.
 
-    `obstacles`: what keeps it from that, a sentence each, and `hint`: what would help. `warnings`: what may.
+    `obstacles`: the reasons why not, a sentence each, and `hint`: a remedy. `warnings`: possible problems.
     """
 
     session: ListedSession
     snapshot: ListedSnapshot
-    #: Compressed, as they lie in the remote; about as many as will be moved.
+    #: The compressed bytes in the remote; about as many as will be moved.
     move_bytes: int
-    #: Compressed bytes of the snapshot that the local store has already.
+    #: The compressed bytes of the snapshot that the local store already has.
     here_bytes: int
     obstacles: list[str] = []
     warnings: list[str] = []
@@ -72,10 +78,13 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 
 
 class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /remotes/{name}/snapshots/{id}/fetch. `force`: although it could not be resumed here.
+    """POST /remotes/{name}/snapshots/{id}/fetch. `force`: fetch it even if it could not be resumed here.
 
-    `session_id`: of the far session that lists it; empty: it is looked for in all of them.
+    `session_id`: the far session that lists it; empty: all are searched. `take_over`: even if another machine runs that session, which
+    loses it. `as_copy`: without the session, to look at or branch from.
     """
 
     session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
     force: bool = False
+    take_over: bool = False
+    as_copy: bool = False

@@ -1,4 +1,4 @@
-"""Ids of kernels, snapshots, operations and owners: parts of paths, of files as of URLs, so not every text can be one."""
+"""Validation of ids of kernels, snapshots, operations and owners, which become parts of file paths and URLs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .errors import (
 
 _ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
-#: What there is none of where the part of a route that is called so can be no id.
+#: The error for an invalid id, by the name of the route's part.
 _ERRORS: dict[str, type[GpuCkptError]] = {
     "kernel_id": KernelNotFound,
     "snapshot_id": SnapshotNotFound,
@@ -26,12 +26,12 @@ _ERRORS: dict[str, type[GpuCkptError]] = {
 
 
 def is_id(text: str) -> bool:
-    """Whether it can be one."""
+    """Return whether a text is a valid id."""
     return bool(_ID.fullmatch(text))
 
 
 def require(given: dict[str, str]) -> None:
-    """Raise KernelNotFound and its like for a text that is given as an id, by its name, and can be none."""
+    """Raise KernelNotFound or a similar error for an invalid id in `given`, which has ids by the name of the route's part."""
     for name, text in given.items():
         if not is_id(text):
             raise _ERRORS.get(name, ConfigurationError)(

@@ -1,56 +1,32 @@
 """The records that describe a snapshot, shared by daemon and clients.
 
-Sizes in bytes, times in seconds, pids as the kernel sees them.
+Sizes are in bytes, times in seconds, pids those of the kernel's namespace.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from .chunk_parts import Part, decoded_parts
 from .errors import ObjectCorrupt
 
-#: Version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
+#: The version of packs, and of manifests in which every chunk is stored whole. A reader refuses a higher one.
 FORMAT_VERSION = 1
-#: Version of manifests that have composed chunks (`Chunk.parts`): older releases would take those for missing.
+#: The version of manifests with composed chunks (`Chunk.parts`), which older releases would report as missing.
 COMPOSED_VERSION = 2
 
-#: Where the engine's private tmpfs lies inside every kernel's mount namespace. Part of the format: images name files below it.
-#: Its mount point must be there, or be made, for every user.
+#: The path of the engine's private tmpfs inside every kernel's mount namespace. It is part of the format, because images name files
+#: below it. Every user must be able to use or create its mount point.
 SCRATCH = "/dev/shm/.gpuckpt"  # noqa: S108 - a tmpfs of the kernel's own is mounted there
-#: Where it lay in the snapshots of earlier versions.
+#: The path of scratch in snapshots of earlier versions.
 FORMER_SCRATCH = "/run/gpuckpt"
 
-#: Begins the names of the links that CRIU makes for files whose name is gone or taken (criu/files-reg.c).
+#: The prefix of the links that CRIU makes for files whose name is gone or taken (criu/files-reg.c).
 LINK_REMAP = "link_remap."
-
-
-class Part(NamedTuple):
-    """A part of a composed chunk: `length` bytes from `start` of the stored chunk with this digest."""
-
-    digest: bytes
-    start: int
-    length: int
-
-
-_PART = struct.Struct("<32sII")
-#: Bytes that a part takes in `Chunk.parts`.
-PART_BYTES = _PART.size
-
-
-def encoded_parts(parts: Iterable[Part]) -> bytes:
-    """Return parts as a chunk holds them."""
-    return b"".join(_PART.pack(*part) for part in parts)
-
-
-def part_digests(parts: bytes) -> Iterator[bytes]:
-    """Yield the digests that encoded parts name; a last part that is cut short names none."""
-    whole = len(parts) - len(parts) % PART_BYTES
-    return (digest for digest, _, _ in _PART.iter_unpack(parts[:whole]))
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -62,13 +38,13 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
     digest: bytes
     length: int
-    #: Digest, start and length of each part: 32, 4 and 4 bytes, little-endian.
+    #: The digest, start and length of each part: 32, 4 and 4 bytes, little-endian.
     parts: bytes = b""
 
     def stored(self) -> Iterator[Part]:
         """Yield the stored bytes that the chunk consists of, in order; none for zeros."""
         if self.parts:
-            yield from map(Part._make, _PART.iter_unpack(self.parts))
+            yield from decoded_parts(self.parts)
         elif self.digest:
             yield Part(self.digest, 0, self.length)
 
@@ -82,7 +58,7 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class ImageFile(msgspec.Struct, frozen=True):
-    """One file that CRIU wrote, at `offset` of the stream `images` (or, where `stream` is set, a stream of its own)."""
+    """A file that CRIU wrote, at `offset` of the stream `images` or, if `stream` is set, in a stream of its own."""
 
     name: str
     length: int
@@ -91,7 +67,7 @@ class ImageFile(msgspec.Struct, frozen=True):
 
 
 class CapturedFile(msgspec.Struct, frozen=True):
-    """A file that CRIU leaves to us: in the private /dev/shm, on the scratch tmpfs, or a `link_remap` link.
+    """A file that CRIU does not save: in the private /dev/shm, on the scratch tmpfs, or a `link_remap` link.
 
     `kind` is file, directory, fifo, symlink or hardlink (`target`: an earlier path with the same inode, or the symlink's text).
     """
@@ -107,9 +83,9 @@ class CapturedFile(msgspec.Struct, frozen=True):
 
 
 class Process(msgspec.Struct, frozen=True):
-    """A process of the tree. `stopped`: the user had stopped it, so it stays stopped. `pages`: name of its stream, if any.
+    """A process of the tree. `stopped`: the user had stopped it, so it stays stopped. `pages`: the name of its stream, if any.
 
-    `processors`: those that a thread is limited to, by the thread's id, of threads that may not run on all of the tree's.
+    `processors`: the CPUs of threads that may not run on all of the tree's CPUs, by the thread's id.
     """
 
     pid: int
@@ -121,9 +97,9 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True):
-    """A process with a CUDA context. `staging`: paths of its GPU memory as files on scratch; empty: it lies in private memory.
+    """A process with a CUDA context. `staging`: paths of its GPU memory as files on scratch; empty: it is in private memory.
 
-    `by_gpu`: the bytes that it had on each GPU, by UUID; empty where the driver did not tell.
+    `by_gpu`: the bytes that it had on each GPU, by UUID; empty if the driver did not report them.
     """
 
     pid: int
@@ -141,7 +117,7 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class MappedFile(msgspec.Struct, frozen=True):
-    """A program or library that must be the same at a resume. `digest`: BLAKE3 of its content; empty where it was not known."""
+    """A program or library that must be unchanged at a resume. `digest`: BLAKE3 of its content; empty if it was not known."""
 
     path: str
     length: int
@@ -149,8 +125,22 @@ class MappedFile(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
+class KeptFile(msgspec.Struct, frozen=True):
+    """A file that its user chose to travel with the snapshot (`LaunchSpec.keep_files`). `digest`: BLAKE3; `mode`: permissions."""
+
+    path: str
+    length: int
+    digest: str
+    mode: int
+
+    @property
+    def stream(self) -> str:
+        """The name of the stream that has its content."""
+        return f"kept{self.path}"
+
+
 class SocketOption(msgspec.Struct, frozen=True, array_like=True):
-    """What getsockopt(2) gave."""
+    """A socket option as getsockopt(2) returned it."""
 
     level: int
     name: int
@@ -158,28 +148,28 @@ class SocketOption(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TcpEnd(msgspec.Struct, frozen=True):
-    """One end of a TCP connection. `inode`: its number in CRIU's images. Addresses as Python's sockets have them.
+    """One end of a TCP connection. `inode`: its number in CRIU's images. Addresses have the form of Python's sockets.
 
-    `unread`: how many bytes of the stream of all queues are its own; the ends follow each other there.
+    `unread`: the number of its bytes in the stream of all queues, in which the ends follow each other.
     """
 
     inode: int
     family: int
     local: list[str | int]
     remote: list[str | int]
-    #: Those of the open file (man 2 fcntl, F_GETFL).
+    #: The flags of the open file (man 2 fcntl, F_GETFL).
     flags: int
     options: list[SocketOption]
     unread: int = 0
-    #: Shut down for sending, for receiving.
+    #: Whether it is shut down for sending and for receiving.
     sent_all: bool = False
     reads_no_more: bool = False
 
 
 class TcpConnection(msgspec.Struct, frozen=True):
-    """A TCP connection that the tree had with itself.
+    """A TCP connection with both ends in the tree.
 
-    One end: the other was closed, or nobody has accepted the connection yet (`waiting`). `name` is what users see.
+    It has one end if the other was closed, or if the connection was not accepted yet (`waiting`). `name`: the text for users.
     """
 
     name: str
@@ -188,7 +178,7 @@ class TcpConnection(msgspec.Struct, frozen=True):
 
 
 class Host(msgspec.Struct, frozen=True):
-    """The machine a snapshot was taken on, as far as a resume depends on it."""
+    """The properties of the machine of a snapshot on which a resume depends."""
 
     name: str
     machine: str
@@ -196,18 +186,20 @@ class Host(msgspec.Struct, frozen=True):
     cpu_flags: list[str]
     driver_version: str = ""
     gpus: list[Gpu] = []
+    #: The home directory of the user who took the snapshot; empty in older ones.
+    home: str = ""
 
 
-#: Of a launch's environment only these are written down; a resume asks for them. Others may be tokens.
+#: The only variables of a launch's environment that are stored, because a resume needs them. Others may be secret.
 WRITTEN_VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 
 
 class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """How a kernel is started: what the provisioner sends. `env` is complete, nothing is added but what the engine must.
+    """The description of a kernel's start, sent by the provisioner. `env` is complete; the engine adds only what it must.
 
-    A record or manifest holds what `written_down` returns; one of an older version holds everything.
+    Records and manifests contain the result of `written_down`; those of older versions contain everything.
 
-    Defaults are left out where it is stored, so that older versions read what they know.
+    Default values are not stored, so that older versions can read records without newer features.
     """
 
     kernel_id: str
@@ -219,23 +211,31 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     private_shm: bool = True
     #: Whether programs may use io_uring, which cannot be saved. Without it they fall back to epoll.
     io_uring: bool = False
-    #: TCP ports of the kernel's own whose peers connect again by themselves (Jupyter's five).
+    #: Whether GPU memory is handed over instead of being copied by the driver (`engine/gpu/lane.py`).
+    gpu_lane: bool = False
+    #: What is done with it when another machine has taken its session over; `auto`: `pause` if its owner is a script.
+    on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
+    #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
+    keep_files: list[str] = []
+    #: The kernel's own TCP ports, whose peers reconnect by themselves (Jupyter's five).
     own_ports: list[int] = []
-    #: Opaque to the house: what the door needs to bring the kernel back in a new server (kernelspec, connection_info,
-    #: sessions, kernel_info ...).
+    #: A description for the next server, from which it lists the kernel (kernelspec, connection_info, sessions, kernel_info ...). It
+    #: is opaque to the daemon.
     jupyter: dict[str, Any] = {}
-    #: What else the door needs and nobody may read who cannot read the kernel's memory: the connection key (`door_secrets`).
+    #: Its secret part, e.g. the connection key, readable only for those who can read the kernel's memory (`manager_secrets`).
     secrets: dict[str, Any] = {}
 
     def written_down(self) -> LaunchSpec:
-        """Return it without what is secret: the environment, but for a few variables, and `secrets`."""
+        """Return a copy without `secrets` and without the environment, except a few variables."""
         env = {name: self.env[name] for name in WRITTEN_VARIABLES if name in self.env}
         return msgspec.structs.replace(self, env=env, secrets={})
 
 
 class Variable(msgspec.Struct, frozen=True, gc=False):
-    """A value that a kernel's user gave a name: its class, its size (of one on a GPU, there: its kind ends in ` on cuda:0`),
-    and a few words."""
+    """A variable of a kernel's user: its class, its size and a short description.
+
+    The size of a value on a GPU is that on the GPU; its kind then ends in ` on cuda:0`.
+    """
 
     name: str
     kind: str
@@ -244,9 +244,9 @@ class Variable(msgspec.Struct, frozen=True, gc=False):
 
 
 class Variables(msgspec.Struct, frozen=True):
-    """All variables of a kernel at one moment, biggest first. Opaque to the house.
+    """All variables of a kernel at one moment, biggest first. They are opaque to the daemon.
 
-    `fingerprints`: equal for equal values, by name; without those that cannot be had. `complete`: there are no others.
+    `fingerprints`: by name, equal for equal values; missing for values without one. `complete`: no variable is missing.
     """
 
     listed: list[Variable] = []
@@ -254,13 +254,16 @@ class Variables(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-#: How many of its variables the record of a snapshot shows.
+#: The number of variables in the record of a snapshot.
 SHOWN_VARIABLES = 20
 
 
 class Sizes(msgspec.Struct, frozen=True, gc=False):
-    """What a snapshot weighs: raw = memory and images before compression; stored = compressed bytes it refers to; new = of
-    these, bytes that were not in the store before; gpu = GPU memory among raw."""
+    """The sizes of a snapshot in bytes.
+
+    raw: memory and images before compression; stored: the compressed bytes to which it refers; new: those of them that were not
+    in the store before; gpu: the GPU memory in raw.
+    """
 
     raw_bytes: int = 0
     stored_bytes: int = 0
@@ -269,65 +272,65 @@ class Sizes(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cause(StrEnum):
-    """Why a snapshot was taken."""
+    """The reason for taking a snapshot."""
 
     MANUAL = "manual"
     IDLE = "idle"
     SHUTDOWN = "shutdown"
     RECLAIM = "reclaim"
     AUTOSAVE = "autosave"
-    #: Before the kernel went back to an older snapshot.
+    #: Taken before a rollback to an older snapshot.
     ROLLBACK = "rollback"
-    #: Before the kernel was restarted.
+    #: Taken before a restart of the kernel.
     RESTART = "restart"
 
     @property
     def automatic(self) -> bool:
-        """Whether nobody asked for this very snapshot."""
+        """Whether the snapshot was taken without a user's request for it."""
         return self is not Cause.MANUAL
 
 
 class SaveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a save, and what its snapshot is called. `stop` makes it a suspend: the process tree ends with it."""
+    """The options of a save and the names of its snapshot. `stop` makes it a suspend, which ends the process tree."""
 
     stop: bool = False
-    #: The notebook, or what else the kernel belongs to.
+    #: The path of the notebook, or another name of the kernel.
     name: str = ""
     title: str = ""
-    #: Retention never removes the snapshot.
+    #: Whether retention never removes the snapshot.
     pinned: bool = False
     cause: Cause = Cause.MANUAL
     variables: Variables | None = None
-    #: The GPU memory is parked, and stays so.
+    #: Whether the GPU memory is parked, and stays parked.
     parked: bool = False
-    #: The agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
+    #: Whether the agent has switched off peer access between the GPUs of the kernel's own process (`engine/gpu/refusals.py`).
     peer_access_off: bool = False
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which snapshots stay, as restic's `forget` has it: one that any keep rule holds of does (`store/retention.py`).
+    """The rules by which snapshots are kept, as in restic's `forget`: by any keep rule that applies (`store/retention.py`).
 
-    The keep rules look at each kernel by itself; 0 is no rule, and where there is none all stay. Then, if the snapshots
-    take more than `max_bytes` together (0: no limit), the oldest go until they do not. Applies to snapshots that were taken
-    automatically, with `manual_too` to those taken by hand as well; never to pinned ones, nor to what a kernel needs.
+    Keep rules apply to each kernel separately; 0 means no rule, and without rules all are kept. Then, if the snapshots take more than
+    `max_bytes` together (0: no limit), the oldest are removed until they fit. The policy applies to automatic snapshots, with
+    `manual_too` also to those that users took; never to pinned ones or those that a kernel needs.
     """
 
     keep_last: Annotated[int, msgspec.Meta(ge=0)] = 0
-    #: Seconds before the latest snapshot of the kernel, whenever that was.
+    #: The age, in seconds before the kernel's latest snapshot, up to which snapshots are kept.
     keep_within_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     manual_too: bool = False
 
     @property
     def removes_nothing(self) -> bool:
-        """Whether it says nothing at all."""
+        """Whether the policy removes no snapshot."""
         return not (self.keep_last or self.keep_within_seconds or self.max_bytes)
 
 
 class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
-    """What lists show of a snapshot.
+    """A snapshot's entry in lists.
 
-    A store may have ten thousand of them in memory for good: Python's garbage collector, for which all threads wait, passes them by.
+    A store may keep ten thousand of them in memory, so they are excluded from garbage collection, which stops all threads.
     """
 
     snapshot_id: str
@@ -340,46 +343,53 @@ class SnapshotInfo(msgspec.Struct, frozen=True, gc=False):
     seconds: float = 0.0
     host_name: str = ""
     cause: Cause = Cause.MANUAL
-    #: Retention never removes it.
+    #: Whether retention never removes it.
     pinned: bool = False
-    #: What its user calls it, and has to say of it. What was changed since lies beside the manifest (`store/annotation_files.py`).
+    #: The user's title and note. Later changes are in a file beside the manifest (`store/annotation_files.py`).
     title: str = ""
     note: str = ""
-    #: The biggest that the kernel had; empty where that is not known.
+    #: The kernel's biggest variables; empty if they are not known.
     variables: list[Variable] = []
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """A snapshot's table of contents. Written last: it exists completely or the snapshot does not exist."""
+    """A snapshot's table of contents. It is written last: without it the snapshot does not exist."""
 
     info: SnapshotInfo
     launch: LaunchSpec
     host: Host
-    #: skeleton: CRIU left the private pages to us. plain: CRIU wrote everything (the fall-back).
+    #: The method. skeleton: the engine saved the private pages. plain: CRIU wrote everything (the fallback).
     method: str
     keeper_pid: int
     kernel_pid: int
-    #: Highest number in use as pid or thread id: whatever runs in the namespace before the restore must stay above it.
+    #: The highest pid or thread id: processes that run in the namespace before the restore must have higher ones.
     highest_pid: int
     processes: list[Process]
     images: list[ImageFile]
     streams: list[Stream]
     captured: list[CapturedFile] = []
+    #: Files that CRIU is to find; the snapshot has their content for machines on which they are others.
+    kept: list[KeptFile] = []
     gpu: list[GpuProcess] = []
     mapped: list[MappedFile] = []
-    #: Those of the tree with itself; what they have to deliver is in the stream `tcp`.
+    #: The connections within the tree; their undelivered bytes are in the stream `tcp`.
     connections: list[TcpConnection] = []
-    #: The ids that the kernel was started with, as it sees them. Earlier versions saved kernels of root only.
+    #: The user and group ids of the kernel's start, as it sees them. Earlier versions saved kernels of root only.
     uid: int = 0
     gid: int = 0
-    #: The names of those that could not be kept.
+    #: The names of connections that could not be saved.
     lost_connections: list[str] = []
     seconds_by_stage: dict[str, float] = {}
-    #: What the kernel's variables were; None where that is not known.
+    #: The kernel's variables; None if they are not known.
     variables: Variables | None = None
 
+    @property
+    def traveling(self) -> set[str]:
+        """The paths of the files that are in the snapshot."""
+        return {one.path for one in self.captured} | {one.path for one in self.kept}
+
     def stream(self, name: str) -> Stream:
-        """The stream of this name. Raises ObjectCorrupt."""
+        """Return the stream of this name. Raises ObjectCorrupt."""
         for stream in self.streams:
             if stream.name == name:
                 return stream

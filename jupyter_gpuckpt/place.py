@@ -1,4 +1,4 @@
-"""The *place*: which caller may share a daemon with which, and where that daemon's socket lies.
+"""The *place* of a process: callers of the same place share a daemon. Also the path of that daemon's socket.
 
 Kernels inherit rights, namespaces and resource limits from the daemon that starts them. So a daemon serves only callers for
 which these are the same as its own: same user, boot, namespaces and cgroup, and the same data directory. A hash of all that
@@ -23,15 +23,15 @@ from .errors import ConfigurationError, DaemonUnavailable
 #: `struct sockaddr_un` has 108 bytes for the path, one of which ends it (man 7 unix).
 SOCKET_PATH_BYTES = 107
 
-#: In the data directory: what the name of the directory in /tmp ends with, where its usual name is somebody else's.
-_WORD_FILE = "runtime-word"
+#: A file in the data directory: the random suffix of the directory in /tmp, if another user has its usual name.
+_SUFFIX_FILE = "runtime-word"
 _log = logging.getLogger(__name__)
 
 _NAMESPACES = ("pid", "mnt", "user", "net")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a process is, as far as its kernels would notice. `namespaces` are the inodes of pid, mnt, user and net."""
+    """The properties of a process that its kernels inherit. `namespaces`: the inodes of pid, mnt, user and net."""
 
     uid: int
     boot_id: str
@@ -41,16 +41,16 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """16 hexadecimal digits that stand for all fields."""
+        """A hash of all fields as 16 hexadecimal digits."""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=8).hexdigest()
 
     def sees_processes_of(self, other: Place) -> bool:
-        """Whether pids mean the same here and there."""
+        """Return whether pids mean the same in both places."""
         return (self.boot_id, self.namespaces[0]) == (other.boot_id, other.namespaces[0])
 
 
 def here(data_dir: Path) -> Place:
-    """The place of this process, for a daemon that keeps its data in `data_dir`."""
+    """Return the place of this process, for a daemon that keeps its data in `data_dir`."""
     return Place(
         uid=os.getuid(),
         boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
@@ -63,12 +63,11 @@ def here(data_dir: Path) -> Place:
 def runtime_dir(
     data_dir: Path, environ: Mapping[str, str] = os.environ, uid: int | None = None
 ) -> Path:
-    """The directory of the sockets, made if needed: ours alone (0700), on this machine, gone after a reboot.
+    """Return the directory of the sockets; create it (0700) if necessary. It is local to this machine and this boot.
 
-    `$JUPYTER_GPUCKPT_RUNTIME_DIR`, else /run/user/UID/gpuckpt, else /tmp/gpuckpt-UID, else, where somebody else has that
-    name, one in /tmp whose name nobody can know before it is there. Raises ConfigurationError when it is under the home
-    directory (homes are on NFS and are mounted in several machines at once), DaemonUnavailable when it is not a directory of
-    ours: whoever owns it could put a socket of their own there.
+    It is `$JUPYTER_GPUCKPT_RUNTIME_DIR`, else /run/user/UID/gpuckpt, else /tmp/gpuckpt-UID, else, if another user has that name,
+    one in /tmp with an unguessable name. Raises ConfigurationError if it is under the home directory (homes are on NFS and are
+    mounted on several machines at once), DaemonUnavailable if another user owns it, who could put a socket there.
     """
     uid = os.getuid() if uid is None else uid
     chosen = environ.get("JUPYTER_GPUCKPT_RUNTIME_DIR", "")
@@ -85,7 +84,7 @@ def runtime_dir(
 
 
 def runtime_dirs(data_dir: Path) -> list[Path]:
-    """Where daemons of this user may listen: `runtime_dir`, and where it was for a service that began before its user logged in."""
+    """Return the directories in which daemons of this user may listen: `runtime_dir`, and those used before the user's login."""
     uid, chosen = os.getuid(), runtime_dir(data_dir)
     if os.environ.get("JUPYTER_GPUCKPT_RUNTIME_DIR"):
         return [chosen]
@@ -98,18 +97,18 @@ def _well_known(uid: int) -> Path:
 
 
 def _unguessable(data_dir: Path, uid: int) -> Path:
-    """The directory that `_in_tmp` has chosen; one that cannot be where it has chosen none."""
+    """Return the directory that `_in_tmp` has chosen; a nonexistent one if it has chosen none."""
     try:
-        word = (data_dir / _WORD_FILE).read_text()
+        suffix = (data_dir / _SUFFIX_FILE).read_text()
     except OSError:
-        word = ""
-    return Path(f"{_well_known(uid)}-{word or '?'}")
+        suffix = ""
+    return Path(f"{_well_known(uid)}-{suffix or '?'}")
 
 
 def _in_tmp(data_dir: Path, uid: int) -> Path:
-    """A directory of ours in /tmp, where anybody may have taken any name that can be guessed.
+    """Return a directory of this user in /tmp, where other users may have taken any guessable name.
 
-    The other name is kept in the data directory, so that all that share a daemon find the same.
+    An unguessable name is stored in the data directory, so that all callers that share a daemon find the same directory.
     """
     if _is_ours(chosen := _unguessable(data_dir, uid), uid):
         _make_private(chosen, uid)
@@ -125,21 +124,21 @@ def _in_tmp(data_dir: Path, uid: int) -> Path:
         return directory
     try:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        word_file = (data_dir / _WORD_FILE).open("a")
+        suffix_file = (data_dir / _SUFFIX_FILE).open("a")
     except OSError as error:
         raise DaemonUnavailable(
             f"{taken} is not a directory of this user, and the data directory cannot be used: {error}",
             hint="Set JUPYTER_GPUCKPT_RUNTIME_DIR to a directory of your own.",
         ) from error
-    with word_file:
-        fcntl.flock(word_file, fcntl.LOCK_EX)
+    with suffix_file:
+        fcntl.flock(suffix_file, fcntl.LOCK_EX)
         if _is_ours(directory := _unguessable(data_dir, uid), uid):
-            return directory  # somebody was quicker
-        word = secrets.token_hex(8)
-        directory = Path(f"{taken}-{word}")
+            return directory  # another process was faster
+        suffix = secrets.token_hex(8)
+        directory = Path(f"{taken}-{suffix}")
         directory.mkdir(mode=0o700)
-        word_file.truncate(0)
-        word_file.write(word)
+        suffix_file.truncate(0)
+        suffix_file.write(suffix)
     _log.warning(
         "%s is not a directory of this user; the daemon's socket is in %s instead.",
         taken,
@@ -149,7 +148,7 @@ def _in_tmp(data_dir: Path, uid: int) -> Path:
 
 
 def socket_path(place: Place, directory: Path) -> Path:
-    """Where the daemon of `place` listens; raises ConfigurationError when the path is longer than a socket's may be."""
+    """Return the path of the socket of `place`'s daemon. Raises ConfigurationError if it is too long for a socket."""
     path = directory / f"{place.key}.sock"
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES:
         raise ConfigurationError(
@@ -160,19 +159,19 @@ def socket_path(place: Place, directory: Path) -> Path:
 
 
 def start_time(pid: int) -> float | None:
-    """When a process started, in clock ticks since boot; None if there is none. With the pid it names one process for ever."""
+    """Return a process's start time, in clock ticks since boot, which with the pid identifies it; None if there is none."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="surrogateescape")
     except OSError:
         return None
-    # The name stands in parentheses and may hold spaces and parentheses itself; the state follows it.
+    # The name is in parentheses and may itself contain spaces and parentheses; the state follows it.
     state, *fields = text.rpartition(")")[2].split()
     return None if state in "ZX" else float(fields[18])
 
 
 def _refuse_home(directory: Path, environ: Mapping[str, str]) -> None:
     home = Path(environ.get("HOME") or "/").resolve()
-    # Containers set HOME=/ or HOME=/tmp; nothing that is shared between machines lies there.
+    # Containers set HOME=/ or HOME=/tmp, which are not shared between machines.
     shared = home not in {Path("/"), Path("/tmp")}  # noqa: S108
     if shared and directory.resolve().is_relative_to(home):
         raise ConfigurationError(

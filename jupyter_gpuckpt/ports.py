@@ -1,4 +1,4 @@
-"""Ports kept for a process that does not listen on them yet, or not at the moment."""
+"""Ports reserved for a process that does not listen on them at the moment."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Self
 
 
 class HeldPorts:
-    """TCP ports that nobody else gets while they are held.
+    """TCP ports that no other program gets while they are held.
 
-    Each is bound and not listened on, with SO_REUSEADDR (man socket(7)): a socket that sets it too, as those of ZMQ, of
-    asyncio and of CRIU's restore do, may bind and listen there all the same. A port picked as free (bind to port 0) is never
-    one of these. A port on which somebody listens already cannot be held and is skipped; `hold` again when that may be over.
+    A socket is bound to each, but does not listen, with SO_REUSEADDR (man socket(7)): sockets that set it, too, as those of ZMQ,
+    asyncio and CRIU's restore do, may still bind and listen there. Linux never picks such a port as free (bind to port 0). A port on
+    which another socket listens cannot be held and is skipped; call `hold` again later.
     """
 
     def __init__(self, ports: Iterable[int]) -> None:
@@ -23,14 +23,14 @@ class HeldPorts:
 
     @classmethod
     def free(cls, count: int) -> Self:
-        """Ports on which nobody listens, held."""
+        """Return `count` free ports, held."""
         held = cls([])
         while len(held.ports) < count:
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 port = probe.getsockname()[1]
             held._missing.add(port)
             held.hold()
-            # In the moment between the two somebody else may have been quicker.
+            # Another process may have taken the port between the two steps.
             if port in held._missing:
                 held._missing.remove(port)
             else:
@@ -38,7 +38,7 @@ class HeldPorts:
         return held
 
     def hold(self) -> None:
-        """Hold those that are not held yet; never raises."""
+        """Hold the ports that are not held yet; never raises."""
         for port in sorted(self._missing):
             held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             with suppress(OSError):
@@ -50,7 +50,7 @@ class HeldPorts:
             held.close()
 
     def release(self) -> None:
-        """Let go of them for good."""
+        """Release all ports for good."""
         self._missing.clear()
         while self._sockets:
             self._sockets.pop().close()
@@ -59,7 +59,7 @@ class HeldPorts:
 def moved_connection(
     connection: dict[str, Any], before: Iterable[int], after: Iterable[int]
 ) -> dict[str, Any]:
-    """Jupyter's connection info with other ports: each of `before` becomes that of `after` at its place."""
+    """Return Jupyter's connection info with each port of `before` replaced by that of `after` at the same position."""
     moved = dict(zip(before, after, strict=True))
     return {
         name: moved.get(value, value) if name.endswith("_port") else value

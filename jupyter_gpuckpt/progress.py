@@ -1,6 +1,6 @@
-"""The one progress stream: what an operation is doing, for the UI, events, metrics and logs alike.
+"""The progress of an operation, for the UI, events, metrics and logs.
 
-House code calls `Progress.stage()` and `advance()`; whoever follows an operation gets `ProgressRecord`s.
+The operation's code calls `Progress.stage()` and `advance()`; clients that follow it get `ProgressRecord`s.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .errors import OperationCancelled
 
 
 class Stage(StrEnum):
-    """The stages of all operations, in the words that users see."""
+    """The stages of all operations, as users see them."""
 
     PREFLIGHT = "preflight"
     GPU_LOCK = "waiting for gpu work"
@@ -41,8 +41,8 @@ class Stage(StrEnum):
 
 
 _GPU_STAGES = (Stage.GPU_LOCK, Stage.GPU_CHECKPOINT, Stage.GPU_RELEASE)
-#: What every operation goes through, in order of entry; those of the GPU only where one is used. Whatever may be left half
-#: done belongs into one of them: the tests kill the daemon at the end of each.
+#: The stages of each operation, in order of entry; those of the GPU only if one is used. Every step that can be interrupted must be
+#: in a stage, because the tests kill the daemon at the end of each.
 SAVE_STAGES = (
     Stage.PREFLIGHT,
     *_GPU_STAGES,
@@ -77,7 +77,7 @@ RESUME_STAGES = (
 
 
 class ProgressRecord(msgspec.Struct, frozen=True):
-    """How far an operation is. Sizes in bytes, times in seconds."""
+    """The progress of an operation. Sizes are in bytes, times in seconds."""
 
     stage: str = ""
     done_bytes: int = 0
@@ -86,7 +86,7 @@ class ProgressRecord(msgspec.Struct, frozen=True):
 
 
 class Progress:
-    """Counts one operation's work; thread-safe.
+    """A counter of one operation's work; thread-safe.
 
     `listener` is called with a record at every stage and at most every `interval` seconds while bytes advance.
     `cancel()` makes the next `stage()`, `advance()` or `check()` raise `OperationCancelled`, until `point_of_no_return()`.
@@ -106,11 +106,11 @@ class Progress:
         self._done = 0
         self._total: int | None = None
         self._committed = False
-        #: Set when somebody has cancelled, for what waits.
+        #: Set when the operation is canceled, to wake waiting threads.
         self.cancelled = threading.Event()
         #: Seconds spent in each stage, in order of first entry.
         self.seconds_by_stage: dict[str, float] = {}
-        #: Bumped whenever something happens: a watchdog's "no progress for N seconds" reads this.
+        #: A counter that grows with any progress; watchdogs read it to detect a stall.
         self.ticks = 0
 
     @contextmanager
@@ -122,9 +122,9 @@ class Progress:
         done_bytes: int = 0,
         undo: bool = False,
     ) -> Iterator[None]:
-        """One stage; its seconds are recorded also when it fails. An `undo` runs although the operation was cancelled.
+        """Enter a stage for the block; its seconds are recorded even if it fails. An `undo` stage ignores cancellation.
 
-        `done_bytes`: what an earlier part of the same stage has done of the total.
+        `done_bytes`: the part of the total that an earlier block of the same stage has done.
         """
         if not undo:
             self.check()
@@ -142,38 +142,38 @@ class Progress:
                 self._stage, self._done, self._total = outer
 
     def advance(self, count_bytes: int) -> None:
-        """`count_bytes` more are done."""
+        """Add `count_bytes` to the work done."""
         self.check()
         with self._lock:
             self._done += count_bytes
         self._tell()
 
     def reach(self, done_bytes: int, total_bytes: int) -> None:
-        """So much of so much is done in the present stage, whose total was not known at its beginning."""
+        """Set work done and total of the current stage, whose total was not known at its beginning."""
         self.check()
         with self._lock:
             self._done, self._total = done_bytes, total_bytes
         self._tell()
 
     def record(self) -> ProgressRecord:
-        """Where it is now."""
+        """Return the current progress."""
         with self._lock:
             return ProgressRecord(self._stage, self._done, self._total, self._clock() - self._start)
 
     def cancel(self) -> bool:
-        """Ask the operation to stop and undo; False if it is past the point where it can."""
+        """Request the operation to stop and undo its work; return False if it is past the point where it can."""
         with self._lock:
             if not self._committed:
                 self.cancelled.set()
             return self.cancelled.is_set()
 
     def check(self) -> None:
-        """Raise `OperationCancelled` if somebody cancelled."""
+        """Raise `OperationCancelled` if the operation was canceled."""
         if self.cancelled.is_set():
-            raise OperationCancelled("The operation was cancelled.")
+            raise OperationCancelled("The operation was canceled.")
 
     def point_of_no_return(self) -> None:
-        """From here on the operation completes; raises if it was cancelled before."""
+        """Forbid cancellation from now on. Raises `OperationCancelled` if the operation was canceled before."""
         with self._lock:
             self._committed = not self.cancelled.is_set()
         self.check()

@@ -1,12 +1,13 @@
 """The records that the daemon and its clients exchange: HTTP over a unix socket, JSON bodies, streams of JSON lines.
 
-They are the contract, with the requests in `calls.py`: both ends refuse another version. Both import them from here.
+With the requests in `calls.py` they are the contract: each side refuses another version. Both sides import them from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache
 from importlib import metadata
 from typing import Annotated, Any
 
@@ -16,29 +17,31 @@ from . import errors
 from .errors import ErrorRecord
 from .model import Cause, LaunchSpec, RetentionPolicy, SaveOptions, Sizes, SnapshotInfo, Variables
 from .progress import ProgressRecord
+from .reclaim_records import Notice
 from .snapshot_records import SnapshotChange
 from .states import KernelState
 
-#: Clients and daemon refuse each other when this differs.
+#: The version of the protocol: clients and daemon refuse each other if it differs.
 PROTOCOL_VERSION = 2
-#: The daemon breaks the silence of a stream this often; a client takes one that is silent for longer for a daemon that hangs.
+#: The interval of keep-alive events in a stream, and the silence after which a client assumes that the daemon hangs.
 KEEP_ALIVE_SECONDS, SILENCE_SECONDS = 10.0, 30.0
-#: How long an owner may take to come back to a daemon that was started again, and how long its requests wait for that.
+#: How long an owner may take to reconnect to a restarted daemon, and how long its requests wait for that.
 RESTART_SECONDS = 15.0
 
 
 class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """How much of the daemon's history a record knows: of two records about one thing the later one counts.
+    """The position of a record in the daemon's history: of two records about one object the later one is valid.
 
-    `incarnation`: which daemon of this place, a larger number for a later one. `number`: how many changes it had told.
+    `incarnation`: the daemon of this place, a larger number for a later one. `number`: the number of changes that it had published.
     """
 
     incarnation: int = 0
     number: int = 0
 
 
+@cache
 def package_version() -> str:
-    """Return the version of this installation; clients and daemons of different versions refuse each other."""
+    """Return the version of this process, also after an upgrade; clients and daemons of different versions refuse each other."""
     try:
         return metadata.version("jupyter_gpuckpt")
     except metadata.PackageNotFoundError:  # runs from a source tree
@@ -46,13 +49,13 @@ def package_version() -> str:
 
 
 class Handshake(msgspec.Struct, frozen=True):
-    """GET /handshake: who the daemon is. `place` is compared with the client's own."""
+    """GET /handshake: the daemon's identity. `place` is compared with the client's own."""
 
     protocol: int
     version: str
     place: str
     pid: int
-    #: Whether kernels can run under the engine here; if not, why and what would help.
+    #: Whether kernels can run under the engine here; `reason` and `hint`: why not, and a remedy.
     engine_available: bool
     reason: str = ""
     hint: str = ""
@@ -60,23 +63,24 @@ class Handshake(msgspec.Struct, frozen=True):
 
 
 class OwnerKind(StrEnum):
-    """A server's kernels outlive it; a script's (papermill, nbclient, console) die with it."""
+    """The kind of an owner: a server's and a batch run's kernels outlive it, a script's (papermill, console) die with it."""
 
     SERVER = "server"
     SCRIPT = "script"
+    BATCH = "batch"
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose kernel it is. Held by an open connection: POST /owners answers with a stream of `Event` lines until either side goes."""
+    """The owner of kernels, held by an open connection: POST /owners answers with `Event` lines until either side closes it."""
 
     owner_id: str
     kind: OwnerKind
-    #: 0: it has let go of its kernels.
+    #: The owner's process; 0: it has released its kernels.
     pid: int
     start_time: float
     hub_server: str = ""
     root_dir: str = ""
-    #: Where servers keep their info files (Jupyter's runtime directory); empty for a script.
+    #: Jupyter's runtime directory, in which servers keep their info files; empty for a script.
     jupyter_runtime_dir: str = ""
 
 
@@ -88,37 +92,37 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What a save, suspend or resume did."""
+    """The result of an operation."""
 
     snapshot_id: str
     seconds: float
     sizes: Sizes = Sizes()
     frozen_seconds: float = 0.0
     seconds_by_stage: dict[str, float] = {}
-    #: Said to the user though the operation succeeded, e.g. files that changed since the snapshot.
+    #: Messages for the user of a successful operation, e.g. files that changed since the snapshot.
     warnings: list[str] = []
-    #: Of a resume: the ports of the user's listeners that were taken, old to new.
+    #: The changed ports of the user's listeners after a resume, old to new.
     moved_ports: dict[int, int] = {}
 
 
 class OperationKind(StrEnum):
-    """What an operation does."""
+    """The kind of an operation."""
 
     SAVE = "save"
     SUSPEND = "suspend"
     RESUME = "resume"
     PARK = "park"
     UNPARK = "unpark"
-    #: The first resume of a kernel that was made from a snapshot of another one.
+    #: The first resume of a kernel that was branched from a snapshot of another one.
     BRANCH = "branch"
-    #: A snapshot of now, then a resume from an older one; done by a server, of two operations.
+    #: A suspend, then a resume from an older snapshot; a server's operation that consists of two.
     ROLL_BACK = "roll_back"
-    #: A snapshot comes from a remote; `kernel_id` is that of its kernel.
+    #: A fetch of a snapshot from a remote; `kernel_id`: of the snapshot's kernel.
     FETCH = "fetch"
 
 
 class OperationState(StrEnum):
-    """How an operation stands."""
+    """The state of an operation."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -127,7 +131,7 @@ class OperationState(StrEnum):
 
 
 class Operation(msgspec.Struct, frozen=True):
-    """POST /kernels/{id}/save|suspend|resume|park, GET /operations/{id}, and what streams tell of it."""
+    """An operation: the reply of POST /kernels/{id}/save|suspend|resume|park and GET /operations/{id}, and part of events."""
 
     operation_id: str
     kind: OperationKind
@@ -144,14 +148,14 @@ class Operation(msgspec.Struct, frozen=True):
         return self.state is not OperationState.RUNNING
 
     def outcome(self) -> Result:
-        """Return what an operation that is over did; raise its error as its own class."""
+        """Return the result of an ended operation, or raise its error as its own class."""
         if self.error:
             raise errors.error_from(self.error)
         return self.result or Result("", 0.0)
 
 
 def summary(operation: Operation, seconds_by_stage: Mapping[str, float] | None = None) -> str:
-    """Return the line of the logs about an operation: how it ended, size, ratio, and seconds of every stage."""
+    """Return the log line of an operation: outcome, size, ratio, and seconds of every stage."""
     parts = [f"{operation.kind} of kernel {operation.kernel_id} {operation.state}"]
     result = operation.result
     if result:
@@ -170,74 +174,78 @@ def summary(operation: Operation, seconds_by_stage: Mapping[str, float] | None =
 
 
 class Kernel(msgspec.Struct, frozen=True):
-    """GET /kernels, GET /kernels/{id}. `pid` and `pgid` are seen from the daemon's namespace; 0 when there is no process."""
+    """A kernel: GET /kernels, GET /kernels/{id}. `pid` and `pgid` are those of the daemon's namespace; 0 without a process."""
 
     kernel_id: str
     state: KernelState
     owner_id: str
     pid: int = 0
     init_pid: int = 0
-    #: Where init writes the kernel's wait status as a decimal number when the kernel ends; absent while it lives. It changes
-    #: with every launch and resume.
+    #: The path of the file to which init writes the kernel's wait status as a decimal number at its end; it does not exist before. The
+    #: path changes with every launch and resume.
     exit_path: str = ""
     name: str = ""
     snapshot_id: str = ""
-    #: Why the last operation failed or why the kernel was lost.
+    #: The error of the last operation, or the reason why the kernel was lost.
     error: ErrorRecord | None = None
     operation: Operation | None = None
     memory_bytes: int = 0
     gpu_bytes: int = 0
-    #: When it is killed because its user has shut it down (seconds since the epoch); 0: not. Until then it stands still.
+    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none. Until then it is stopped.
     ends_at: float = 0.0
-    #: The snapshot of another kernel that it was made from.
+    #: The snapshot of another kernel from which it was branched.
     parent_snapshot_id: str = ""
-    #: The ports that its last resume gave it instead of those of the snapshot, old to new.
+    #: The ports that its last resume changed, old to new.
     moved_ports: dict[int, int] = {}
-    #: When it entered its state (seconds since the epoch).
+    #: The time at which it entered its state (seconds since the epoch).
     since: float = 0.0
-    #: Percent of the GPU that its processes keep busy; None: it uses none, or the driver does not tell.
+    #: The utilization of the GPU by its processes in percent; None: it uses none, or the driver does not report it.
     gpu_utilization: int | None = None
-    #: What its snapshot holds, RAM and GPU memory, while the kernel has no process.
+    #: The RAM and GPU memory in its snapshot, while the kernel has no process.
     suspended_bytes: int = 0
-    #: How long its resume may take, by earlier ones on this machine; None: it has a process, or nothing is known.
+    #: The estimated duration of its resume, from earlier ones on this machine; None: it has a process, or it is not known.
     resume_seconds: float | None = None
     position: Position = Position()
 
 
 class State(msgspec.Struct, frozen=True):
-    """All kernels and operations of a stream. Ended operations are among them for a while."""
+    """The full state of a stream: all kernels and operations, including recently ended ones, and standing notices."""
 
     kernels: list[Kernel] = []
     operations: list[Operation] = []
+    notices: list[Notice] = []
 
 
 class Event(msgspec.Struct, frozen=True):
-    """One line of an owner's stream (POST /owners) or of an operation's (GET /operations/{id}/events), in order.
+    """A line of an owner's stream (POST /owners) or of an operation's (GET /operations/{id}/events), in order.
 
-    The first one holds the full state; so does one in place of those that a slow reader has missed. Without anything but its
-    position it only says that the daemon lives.
+    The first one contains the full state; so does one that replaces events that a slow reader has missed. An event with nothing but
+    its position is a keep-alive.
     """
 
     position: Position
-    #: In place of everything that was told before.
+    #: A full state, which replaces all earlier events.
     state: State | None = None
     kernel: Kernel | None = None
-    #: It began, went on or ended. What its end did to the kernel has been told by then.
+    #: An operation that began, advanced or ended. Changes of the kernel by its end come before.
     operation: Operation | None = None
-    #: The kernel is forgotten (killed, or ended by itself).
+    #: The id of a kernel that was removed (killed, or ended by itself).
     gone: str = ""
-    #: Of any kernel: all owners hear of it.
+    #: A change of a snapshot of any kernel; all owners get it.
     snapshot: SnapshotChange | None = None
+    notice: Notice | None = None
 
 
 class ResumeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of POST /kernels/{id}/resume, query of GET /kernels/{id}/gpu_room. An empty snapshot_id means the latest one.
 
-    `visible_gpus`: CUDA_VISIBLE_DEVICES of who asks; it comes back on GPUs that this allows.
+    `visible_gpus`: the client's CUDA_VISIBLE_DEVICES; the kernel is resumed on GPUs that it allows. `take_over`: resume it even if
+    another machine runs its session, which loses it.
     """
 
     snapshot_id: str = ""
     visible_gpus: str = ""
+    take_over: bool = False
 
 
 class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -247,7 +255,7 @@ class ParkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /branches: a new kernel, suspended, whose resume brings back what `snapshot_id` holds, beside the kernel it is of.
+    """POST /branches: create a new suspended kernel whose resume restores `snapshot_id` beside the snapshot's own kernel.
 
     It listens on `own_ports` instead of on those of the snapshot's launch, in their order. `jupyter` and `name`: as in
     `SaveRequest`.
@@ -262,16 +270,17 @@ class BranchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GpuRoom(msgspec.Struct, frozen=True):
-    """GET /kernels/{id}/gpu_room: the GPU memory that a resume or unpark needs, and what is free where it would go."""
+    """GET /kernels/{id}/gpu_room: the GPU memory that a resume or unpark needs, and the free memory of the chosen GPU."""
 
     needed_bytes: int = 0
     free_bytes: int = 0
 
 
-class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace what the snapshot would carry from launch.
+class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The body of POST /kernels/{id}/save and /suspend: `jupyter` and `name` replace those of the launch.
 
-    An idle kernel (`cause`) is left alone if a suspend would cut its connections: nobody is waiting for it.
+    An idle kernel (`cause`) is not suspended if that would cut its connections, because no user requested it. `title`: the user's.
+    `variables`: the kernel's; None: not known. Without `peer_access_off` the kernel must not use several GPUs.
     """
 
     name: str = ""
@@ -279,17 +288,14 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cause: Cause = Cause.MANUAL
     #: Retention never removes the snapshot.
     pinned: bool = False
-    #: What is removed when this has succeeded, of all snapshots; None: nothing.
+    #: The policy by which snapshots are removed after a success; None: none are removed.
     retention: RetentionPolicy | None = None
-    #: What its user calls the snapshot.
     title: Annotated[str, msgspec.Meta(max_length=300)] = ""
-    #: What the kernel's variables are; None: not known.
     variables: Variables | None = None
-    #: See `SaveOptions`: without that the kernel may not use several GPUs.
     peer_access_off: bool = False
 
     def options(self, *, stop: bool, name: str, parked: bool) -> SaveOptions:
-        """Return what the engine is asked for; `name` stands in where the request has none."""
+        """Return the engine's options; `name` is used if the request has none."""
         return SaveOptions(
             stop=stop,
             name=self.name or name,
@@ -303,26 +309,26 @@ class SaveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EndRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PUT /kernels/{id}/end: the kernel stands still and is killed after that time, unless DELETE /kernels/{id}/end undoes it."""
+    """PUT /kernels/{id}/end: stop the kernel, and kill it after that time unless DELETE /kernels/{id}/end undoes it."""
 
     after_seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SignalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /kernels/{id}/signal: to the kernel's process group (as jupyter_client does)."""
+    """POST /kernels/{id}/signal: send a signal to the kernel's process group (as jupyter_client does)."""
 
     signum: Annotated[int, msgspec.Meta(ge=0, le=64)]
 
 
 class PruneRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /snapshots/prune: remove the snapshots that `policy` does not keep; `dry_run`: only say which."""
+    """POST /snapshots/prune: remove the snapshots that `policy` does not keep; `dry_run`: only list them."""
 
     policy: RetentionPolicy
     dry_run: bool = False
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What retention says of a snapshot: whether it goes, and why it stays or goes."""
+    """Retention's verdict on a snapshot: whether it is removed, and the reason."""
 
     snapshot: SnapshotInfo
     removed: bool
@@ -330,18 +336,18 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class PruneReport(msgspec.Struct, frozen=True):
-    """What was removed, or would be, newest first, and what stays. `freed_bytes`: on the disk; 0 for a dry run."""
+    """The verdicts of a prune, newest first. `freed_bytes`: on the disk; 0 for a dry run."""
 
     verdicts: list[Verdict] = []
     freed_bytes: int = 0
 
 
 class ClaimRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /owners/{owner_id}/claim: take over the kernels of dead servers that belong to this owner's root_dir and hub server."""
+    """POST /owners/{owner_id}/claim: take over kernels of dead servers of this owner's root_dir and hub server, or a batch run's own."""
 
 
 class SuspendedKernel(msgspec.Struct, frozen=True):
-    """What a claim hands over, for a server to list it again. `cause`: of its last suspend. `secrets`: as in `LaunchSpec`."""
+    """A kernel that a claim transfers to a server, which lists it again. `cause`: of its last suspend. `secrets`: as in `LaunchSpec`."""
 
     kernel: Kernel
     jupyter: dict[str, Any]
@@ -351,7 +357,7 @@ class SuspendedKernel(msgspec.Struct, frozen=True):
 
 
 class Change(StrEnum):
-    """What became of a file."""
+    """The kind of a file's change."""
 
     CHANGED = "changed"
     REMOVED = "removed"
@@ -359,7 +365,7 @@ class Change(StrEnum):
 
 
 class FileChange(msgspec.Struct, frozen=True):
-    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0: it is gone. Lengths in bytes, None: unknown."""
+    """A file that a kernel had open, then and now. `mtime`: seconds since the epoch, 0: gone. Lengths are in bytes; None: unknown."""
 
     path: str
     change: Change
@@ -369,14 +375,14 @@ class FileChange(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """GET /snapshots/{id}/changes: files that differ, and what keeps it from being resumed here, a sentence each."""
+    """GET /snapshots/{id}/changes: changed files, and the obstacles to a resume here, a sentence each."""
 
     files: list[FileChange] = []
     obstacles: list[str] = []
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One line of the doctor's report. `ok` None: does not apply here. `fix` is the one command that changes it."""
+    """A line of the doctor's report. `ok` None: does not apply here. `fix`: the one command that fixes it."""
 
     name: str
     ok: bool | None

@@ -1,4 +1,4 @@
-"""Writing at a place in a file, until all is written."""
+"""Writing all of a buffer at an offset of a file."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 
 
 def pwrite_all(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Write all of `data` at `offset`, wherever the file's own position is. Thread-safe. Raises OSError.
+    """Write all of `data` at `offset`, independently of the file's position. Thread-safe. Raises OSError.
 
-    One call of pwrite writes 2 GB at most, and on a nearly full disk what there is room for; only the next one says ENOSPC
+    One call of pwrite writes at most 2 GB, and on a nearly full disk only as much as fits; only the next call reports ENOSPC
     (man 2 write).
     """
     view = memoryview(data)

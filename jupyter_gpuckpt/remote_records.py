@@ -1,4 +1,4 @@
-"""The records of a remote, shared by the command line and the house, and what the two say to each other about remotes."""
+"""The records of remotes, shared by the command line and the daemon's programs, and their messages about remotes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from . import ids
 from .errors import ConfigurationError, ErrorRecord
 
-#: What a remote may be told, by the scheme of its URL. Keys and tokens are not among it on purpose.
+#: The allowed settings of a remote, by the scheme of its URL. Keys and tokens are excluded on purpose.
 SETTINGS = {
     "s3": {"endpoint", "region", "profile", "virtual_hosted_style_request", "allow_http"},
     "gs": {"allow_http"},
@@ -38,30 +38,30 @@ _SECRET_VARIABLES = {
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What an endpoint did when it was tried. None: it cannot be asked."""
+    """The capabilities of an endpoint, found by trying. None: they cannot be determined."""
 
-    #: Refuses to write an object that is there.
+    #: Whether it can refuse to overwrite an object.
     create_only: bool
-    #: Replaces an object only if it is the one that was read.
+    #: Whether it can replace an object only if it is the one that was read.
     compare_and_swap: bool
     ranges: bool
     lists: bool
-    #: Says that an object is missing, rather than that access is denied.
+    #: Whether it reports a missing object as missing, and not as access denied.
     tells_missing: bool
     deletes: bool
-    #: Keeps what was overwritten or deleted.
+    #: Whether it keeps overwritten and deleted objects.
     versioned: bool | None = None
-    #: Refuses to delete objects for a while (Object Lock, immutability policies).
+    #: Whether it refuses to delete objects for a while (Object Lock, immutability policies).
     object_lock: bool | None = None
-    #: Deletes objects by itself, or moves them to cold storage.
+    #: Whether it deletes objects by itself, or moves them to cold storage.
     life_cycle: bool | None = None
-    #: The endpoint's clock minus ours.
+    #: The endpoint's clock minus this machine's, in seconds.
     clock_ahead_seconds: float = 0.0
     tried_at: float = 0.0
 
 
 class HolderKind(StrEnum):
-    """Where the secret of a holder of a remote's key comes from."""
+    """The source of a holder's secret for a remote's key."""
 
     PASSPHRASE = "passphrase"  # noqa: S105 - a word
     #: A program prints it.
@@ -72,7 +72,7 @@ class HolderKind(StrEnum):
 
 
 class KeySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where this machine has its secret from, so that it can upload by itself: a file or a command."""
+    """The source of this machine's secret for unattended uploads: a file or a command."""
 
     kind: HolderKind = HolderKind.FILE
     path: str = ""
@@ -81,24 +81,41 @@ class KeySource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A bucket and prefix where snapshots go. Raises ConfigurationError, from `check`, for what cannot work."""
+    """A bucket and prefix for snapshots. `check` raises ConfigurationError for settings that cannot work."""
 
     name: str
     url: str
     settings: dict[str, str] = {}
     #: Bytes per second; 0: no limit.
     upload_rate: int = 0
-    #: Whether snapshots are uploaded by themselves.
+    #: Whether snapshots are uploaded automatically.
     automatic: bool = True
-    #: Nothing is uploaded by itself for now: the machine is offline, or pays for what it sends.
+    #: Whether automatic uploads are paused, e.g. because the machine is offline or its traffic is metered.
     paused: bool = False
+    #: Kernels whose far sessions were erased, and when (seconds since the epoch): they are not uploaded by themselves any more.
+    erased: dict[str, float] = {}
     capabilities: Capabilities | None = None
     key: KeySource | None = None
 
     @property
     def scheme(self) -> str:
-        """The kind of the endpoint."""
+        """The scheme of the URL, which is the kind of the endpoint."""
         return urlsplit(self.url).scheme
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """The location: remotes with the same place have the same objects."""
+        return self.url, self.settings.get("endpoint", ""), self.settings.get("account_name", "")
+
+    @property
+    def provider(self) -> str:
+        """The provider whose list prices are known, by name; empty for others."""
+        host = urlsplit(self.settings.get("endpoint", "")).hostname or ""
+        if self.scheme == "s3" and (not host or host.endswith(".amazonaws.com")):
+            return "Amazon S3"
+        if self.scheme == "az" and (not host or host.endswith(".core.windows.net")):
+            return "Azure Blob Storage"
+        return "Google Cloud Storage" if self.scheme == "gs" else ""
 
     def check(self) -> None:
         """Raise ConfigurationError for a URL or settings that cannot work, or that hold a secret."""
@@ -115,7 +132,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if url.scheme not in SETTINGS:
             raise _invalid_url(self.name, f"{url.scheme!r} is none of {', '.join(SETTINGS)}")
         if url.username is not None or url.password is not None or url.query or url.fragment:
-            # Not repeated in the message: it may be a password or a token.
+            # The URL is not repeated in the message, because it may contain a password or a token.
             raise _invalid_url(self.name, "it holds credentials or a query")
         if url.scheme == "file":
             if url.netloc or not url.path.startswith("/") or url.path.strip("/") == "":
@@ -136,8 +153,13 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         endpoint = self.settings.get("endpoint")
         if endpoint is None:
             return
-        url = urlsplit(endpoint)
-        if url.scheme not in {"http", "https"} or url.username is not None or url.query:
+        try:
+            url = urlsplit(endpoint)
+            is_sound = url.scheme in {"http", "https"} and url.username is None and not url.query
+            is_sound &= url.port is None or url.port > 0
+        except ValueError:
+            is_sound = False
+        if not is_sound:
             raise ConfigurationError(
                 f"Remote {self.name}: the endpoint has to be http(s)://HOST[:PORT], without credentials."
             )
@@ -148,7 +170,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             raise ConfigurationError(
                 f"Remote {self.name}: the endpoint would be spoken to without encryption.",
-                hint="Use https, or set allow_http=true if nobody else can listen on the way.",
+                hint="Use https, or set allow_http=true if no one else can read the traffic.",
             )
 
 
@@ -165,7 +187,7 @@ def _invalid_url(name: str, why: str) -> ConfigurationError:
 
 
 class RemoteVerb(StrEnum):
-    """What can be done with remotes."""
+    """The commands about remotes."""
 
     ADD = "add"
     TEST = "test"
@@ -177,10 +199,13 @@ class RemoteVerb(StrEnum):
     ADD_HOLDER = "add_holder"
     REMOVE_HOLDER = "remove_holder"
     REKEY = "rekey"
+    PLAN_ERASE = "plan_erase"
+    ERASE = "erase"
+    VERIFY = "verify"
 
 
 class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A secret that a user typed or named; a recovery phrase without a text is to be made. Never in a log or an argument list."""
+    """A secret that a user typed or named; a recovery phrase without a text must be generated. It is never logged or an argument."""
 
     kind: HolderKind
     text: str = ""
@@ -192,10 +217,11 @@ class GivenSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the house is asked to do, in the data directory `data_dir`.
+    """A command about remotes, for the data directory `data_dir`.
 
-    `remote`: to be added. `name`: of the one that is meant. `secret`: opens its keyring, where this machine's own does not.
-    `holder`: of one to be added, and what it is called, or the id of one to be removed.
+    `remote`: the one to be added. `name`: of the remote. `secret`: opens its keyring if this machine's own secret does not.
+    `holder`: the name of a holder to be added, or the id of one to be removed. `session`: to be erased; empty: everything.
+    `sample`: how many snapshots, and chunks of each, are verified.
     """
 
     verb: RemoteVerb
@@ -205,10 +231,12 @@ class RemoteCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     secret: GivenSecret | None = None
     holder: str = ""
     new: GivenSecret | None = None
+    session: str = ""
+    sample: int = 0
 
 
 class RemoteView(msgspec.Struct, frozen=True):
-    """A remote as it is shown. With `refusals` it cannot be used; `warnings`: what is given up."""
+    """A remote for display. With `refusals` it cannot be used; `warnings`: limitations."""
 
     remote: Remote
     refusals: list[str] = []
@@ -216,7 +244,7 @@ class RemoteView(msgspec.Struct, frozen=True):
 
 
 class HolderView(msgspec.Struct, frozen=True):
-    """A holder of a remote's key as it is shown. `here`: this machine's own."""
+    """A holder of a remote's key for display. `here`: this machine's own."""
 
     holder_id: str
     kind: HolderKind
@@ -225,10 +253,68 @@ class HolderView(msgspec.Struct, frozen=True):
     here: bool
 
 
+class SessionToErase(msgspec.Struct, frozen=True):
+    """A far session to be erased. `stored_bytes`: the sum over its snapshots; shared chunks count for each."""
+
+    session_id: str
+    path: str
+    host_name: str
+    snapshots: int
+    stored_bytes: int
+
+
+class ErasePlan(msgspec.Struct, frozen=True):
+    """The content to be erased. `objects` and `stored_bytes`: of the whole remote. `unreadable`: why its sessions are not known."""
+
+    sessions: list[SessionToErase]
+    objects: int
+    stored_bytes: int
+    unreadable: str = ""
+    #: Whether the endpoint keeps deleted objects; None: unknown.
+    versioned: bool | None = None
+
+
+class Erasure(msgspec.Struct, frozen=True):
+    """The result of an erasure. `rewritten`: packs partly needed by other sessions. `left`: objects that could not be deleted."""
+
+    snapshots: int
+    removed: int
+    rewritten: int
+    freed_bytes: int
+    left: int
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """What cannot be fetched: the object `name`, which this far session or snapshot needs, and why."""
+
+    session_id: str
+    snapshot_id: str
+    name: str
+    why: str
+
+
+class Drill(msgspec.Struct, frozen=True):
+    """The result of fetching a sample. `listed`: all snapshots of the remote; `writes`: requests that list."""
+
+    listed: int = 0
+    snapshots: int = 0
+    chunks: int = 0
+    chunk_bytes: int = 0
+    damaged: list[Damage] = []
+    reads: int = 0
+    writes: int = 0
+    received_bytes: int = 0
+    #: Whose list prices are known; empty for others.
+    provider: str = ""
+
+
 class RemoteAnswer(msgspec.Struct, frozen=True):
-    """What came of it. `recovery_phrase`: a new one, which is shown this once."""
+    """The result of a `RemoteCall`. `recovery_phrase`: a new one, which is shown once; it may be valid even with an `error`."""
 
     remotes: list[RemoteView] = []
     holders: list[HolderView] = []
     recovery_phrase: str = ""
+    plan: ErasePlan | None = None
+    erasure: Erasure | None = None
+    drill: Drill | None = None
     error: ErrorRecord | None = None

@@ -1,4 +1,4 @@
-"""How fast this machine has saved kernels: for estimates of what fits into a time. Sizes in bytes, times in seconds."""
+"""The rates of earlier saves on this machine, for estimates of further ones. Sizes are in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from itertools import islice
 
 from .model import SnapshotInfo
 
-#: What the suspend of an empty kernel takes.
+#: The duration of a suspend of an empty kernel.
 FIXED_SECONDS = 0.3
-#: Smaller snapshots say little about the rate.
+#: The least size of snapshots that count: smaller ones say little about the rate.
 TELLING_BYTES = 200_000_000
-#: What was long ago was perhaps another machine.
+#: The number of latest snapshots that count: older ones may be from another machine.
 _TELLING_SNAPSHOTS = 10
 
 
 def measured_rates(snapshots: Iterable[SnapshotInfo]) -> list[float]:
-    """Bytes per second of the latest snapshots, newest first, that are large enough to tell."""
+    """Return the rates, in bytes per second, of those of the latest snapshots (newest first) that are large enough."""
     telling = (
         info.sizes.raw_bytes / info.seconds
         for info in snapshots

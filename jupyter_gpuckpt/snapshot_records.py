@@ -1,4 +1,4 @@
-"""What the daemon and its clients say to each other about snapshots: part of the protocol (`protocol.py` has the rest)."""
+"""The records of the protocol about snapshots (`protocol.py` has the others)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .model import SnapshotInfo, Variables
 
 
 class UploadState(StrEnum):
-    """How far a snapshot is on its way to a remote; `waiting` also while it is tried again."""
+    """The state of a snapshot's upload; `waiting` also before a retry."""
 
     WAITING = "waiting"
     UPLOADING = "uploading"
@@ -21,70 +21,119 @@ class UploadState(StrEnum):
 
 
 class Upload(msgspec.Struct, frozen=True):
-    """A snapshot's way to a remote. `total_bytes`: at most what has to be sent; what the remote has already is not."""
+    """The upload of a snapshot to a remote. `total_bytes`: an upper bound, since chunks that the remote has are not sent."""
 
     remote: str
     state: UploadState
     done_bytes: int = 0
     total_bytes: int = 0
-    #: Why it failed; of one that is waiting, what the last attempt failed with.
+    #: The error of a failed upload, or of the last attempt of a waiting one.
     error: ErrorRecord | None = None
 
 
 class FailedUpload(msgspec.Struct, frozen=True):
-    """A snapshot that is not tried again by itself."""
+    """A failed upload that is not retried automatically."""
 
     snapshot_id: str
     error: ErrorRecord
 
 
+class Traffic(msgspec.Struct, frozen=True):
+    """What uploads have cost so far, as this machine has counted it. `kernels`: whose snapshots they were."""
+
+    uploads: int = 0
+    kernels: list[str] = []
+    #: Requests that are billed as writes, lists among them, and as reads; attempts that failed count, too.
+    writes: int = 0
+    reads: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+    def and_then(self, more: Traffic) -> Traffic:
+        """Return both together."""
+        return Traffic(
+            self.uploads + more.uploads,
+            sorted({*self.kernels, *more.kernels}),
+            self.writes + more.writes,
+            self.reads + more.reads,
+            self.sent_bytes + more.sent_bytes,
+            self.received_bytes + more.received_bytes,
+        )
+
+
+class FarCollection(msgspec.Struct, frozen=True):
+    """What this machine has last removed from a remote. Times are seconds since the epoch; 0: never.
+
+    `looked_at`: when it was last asked whether it is time to. `condemned`: packs that go the next time, if nothing needs them then.
+    """
+
+    looked_at: float = 0.0
+    at: float = 0.0
+    removed: int = 0
+    freed_bytes: int = 0
+    condemned: int = 0
+    reads: int = 0
+    writes: int = 0
+    received_bytes: int = 0
+    error: ErrorRecord | None = None
+
+
 class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /uploads: how a remote stands. With `trouble` it is tried again at `retry_at` (seconds since the epoch)."""
+    """GET /uploads: the state of uploads to a remote. With `trouble` it is tried again at `retry_at` (seconds since the epoch)."""
 
     remote: str
     automatic: bool
     paused: bool
     uploaded: int = 0
     waiting: int = 0
-    #: At most: what the remote has already is not sent.
+    #: An upper bound, since chunks that the remote has are not sent.
     waiting_bytes: int = 0
     uploading: str = ""
     failed: list[FailedUpload] = []
     last_uploaded_at: float | None = None
     trouble: ErrorRecord | None = None
     retry_at: float | None = None
+    #: Whose prices count; empty where they are not known.
+    provider: str = ""
+    traffic: Traffic = Traffic()
+    collected: FarCollection = FarCollection()
 
 
 class UploadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """POST /uploads: upload these snapshots to a remote before all others, also where it is paused or not automatic."""
+    """POST /uploads: upload these snapshots to a remote before all others, even if it is paused or not automatic."""
 
     remote: str
     snapshot_ids: list[str]
 
 
 class Snapshot(SnapshotInfo, frozen=True, kw_only=True):
-    """GET /snapshots: a snapshot as it is now. `deleted_at`: when it was deleted, if that can still be undone, which it can until
-    `kept_until` (seconds since the epoch)."""
+    """GET /snapshots: the current record of a snapshot.
 
-    #: A kernel is in it, or is just coming out of it: it cannot be deleted.
+    `deleted_at`: the time of its deletion, if that can still be undone, which is possible until `kept_until` (seconds since the
+    epoch).
+    """
+
+    #: Whether a suspended kernel or a running resume needs it, so that it cannot be deleted.
     needed: bool = False
-    #: Its kernel is one of this daemon's, running or suspended.
+    #: Whether its kernel is one of this daemon's, running or suspended.
     kernel_live: bool = False
     deleted_at: float | None = None
     kept_until: float | None = None
-    #: One for each remote to which it went, goes or is to go.
+    #: One for each remote to which it was, is being or will be uploaded.
     uploads: list[Upload] = msgspec.field(default_factory=list)
+    #: The only remote that has its content, from which a resume fetches it; empty: unknown. None: its content is here.
+    far_only: str | None = None
 
 
 class SnapshotVariables(msgspec.Struct, frozen=True):
-    """GET /snapshots/{id}/variables: what the kernel's variables were; None where that is not known."""
+    """GET /snapshots/{id}/variables: the kernel's variables; None if they are not known."""
 
     kernel_id: str
     variables: Variables | None = None
 
 
 class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PATCH /snapshots/{id}: what is None stays as it is."""
+    """PATCH /snapshots/{id}: fields that are None are not changed."""
 
     title: Annotated[str, msgspec.Meta(max_length=300)] | None = None
     note: Annotated[str, msgspec.Meta(max_length=20_000)] | None = None
@@ -92,7 +141,7 @@ class AnnotateRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SnapshotChangeKind(StrEnum):
-    """What became of a snapshot; `restored`: its deletion was undone."""
+    """The kind of a snapshot's change; `restored`: its deletion was undone."""
 
     ADDED = "added"
     CHANGED = "changed"
@@ -101,7 +150,7 @@ class SnapshotChangeKind(StrEnum):
 
 
 class SnapshotChange(msgspec.Struct, frozen=True):
-    """A snapshot came, changed or went. `kernel_id` is empty where its manifest cannot be read."""
+    """A change of a snapshot. `kernel_id` is empty if its manifest cannot be read."""
 
     snapshot_id: str
     kernel_id: str
@@ -115,12 +164,12 @@ class Verification(msgspec.Struct, frozen=True):
     ok: bool
     checked_bytes: int
     seconds: float
-    #: What is damaged, a sentence each; beyond a hundred they are only counted.
+    #: The problems, a sentence each; beyond a hundred they are only counted.
     problems: list[str] = []
 
 
 class NameUsage(msgspec.Struct, frozen=True):
-    """What the snapshots of one name, a notebook's path as a rule, take. `exclusive_bytes`: what no other name's snapshots need."""
+    """The disk use of the snapshots of one name, usually a notebook's path. `exclusive_bytes`: those that no other name needs."""
 
     name: str
     snapshots: int
@@ -130,15 +179,19 @@ class NameUsage(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """By when (seconds since the epoch) how many bytes the snapshots that exist had brought."""
+    """A point of the growth: the bytes that the existing snapshots had added by a time (seconds since the epoch)."""
 
     time: float
     stored_bytes: int
 
 
 class StoreUsage(msgspec.Struct, frozen=True):
-    """GET /store: what snapshots hold (`raw_bytes`), what of it differs (`unique_bytes`), what that takes compressed
-    (`stored_bytes`), and what the store takes on its disk (`disk_bytes`), deleted snapshots that are still kept included."""
+    """GET /store: the sizes of the store in bytes.
+
+    `raw_bytes`: the contents of snapshots; `unique_bytes`: the same after deduplication; `stored_bytes`: and compressed;
+    `disk_bytes`: the store on its disk, with deleted snapshots that are still kept. Chunks that only remotes have are in `far_bytes`
+    alone.
+    """
 
     path: str
     free_bytes: int
@@ -147,7 +200,10 @@ class StoreUsage(msgspec.Struct, frozen=True):
     raw_bytes: int
     unique_bytes: int
     snapshots: int
-    #: Largest first.
+    #: The number of those whose chunks are only in remotes, and their bytes there; shared chunks count for each.
+    far_snapshots: int = 0
+    far_bytes: int = 0
+    #: The disk use by name, largest first.
     by_name: list[NameUsage] = []
-    #: Oldest first, sixty at most.
+    #: The growth, oldest first, at most sixty points.
     growth: list[Growth] = []

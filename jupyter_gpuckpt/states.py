@@ -1,6 +1,6 @@
-"""The states of a kernel: which may follow which, and what each verb does in each of them.
+"""The states of a kernel: the allowed transitions, and the effect of each verb in each state.
 
-Two total tables, tested cell by cell. Nothing else in the project decides about states.
+They are two total tables, tested cell by cell. No other code decides about states.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 
 class KernelState(StrEnum):
-    """Where a kernel is in its life."""
+    """The state of a kernel."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -24,7 +24,7 @@ class KernelState(StrEnum):
 
 
 class Verb(StrEnum):
-    """What a client may ask of a kernel."""
+    """A request of a client for a kernel."""
 
     SAVE = "save"
     SUSPEND = "suspend"
@@ -36,7 +36,7 @@ class Verb(StrEnum):
 
 
 class Answer(StrEnum):
-    """What the daemon does with a verb."""
+    """The daemon's answer to a verb."""
 
     DO = "do"  # start the operation, or deliver the signal
     NOTHING = "nothing"  # already so: succeed and change nothing
@@ -78,17 +78,17 @@ _TABLE: dict[KernelState, _ROW] = {
 
 #: States in which the kernel has a process that runs or will run again without a resume.
 ALIVE = frozenset(set(KernelState) - {_S.SUSPENDED, _S.LOST})
-#: States in which it has no process that could answer: what it holds is in a snapshot only.
+#: States in which it has no process that could answer: its state is only in a snapshot.
 ABSENT = frozenset({_S.SUSPENDED, _S.RESUMING, _S.LOST})
-#: States in which the process is there, but its GPU memory is away or on its way.
+#: States in which the process exists, but its GPU memory is in RAM or being moved.
 GPU_AWAY = frozenset({_S.PARKING, _S.PARKED, _S.UNPARKING})
 
 
 def may_follow(now: KernelState, then: KernelState) -> bool:
-    """Whether a kernel may go from `now` to `then`."""
+    """Return whether a kernel may change from state `now` to `then`."""
     return then in TRANSITIONS[now]
 
 
 def answer(state: KernelState, verb: Verb) -> Answer:
-    """What `verb` does to a kernel in `state`."""
+    """Return the daemon's answer to `verb` for a kernel in `state`."""
     return _TABLE[state][list(Verb).index(verb)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import errors
 from .errors import GpuCkptError
 
-#: The one table from error class to HTTP status and exit code, looked up along the class's MRO.
+#: HTTP status and exit code by error class, looked up along the class's MRO.
 STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.GpuCkptError: (500, 1),
     errors.ConfigurationError: (400, 2),
@@ -23,14 +23,17 @@ STATUS_AND_EXIT: dict[type[GpuCkptError], tuple[int, int]] = {
     errors.SnapshotNotFound: (404, 5),
     errors.SnapshotInUse: (409, 6),
     errors.SnapshotExists: (409, 6),
+    errors.SnapshotFar: (409, 6),
     errors.ArchiveInvalid: (400, 2),
     errors.StoreUnavailable: (503, 7),
     errors.AccessDenied: (403, 7),
+    errors.SessionHeld: (409, 6),
+    errors.SessionLost: (409, 6),
     errors.StoreFull: (507, 9),
     errors.DaemonUnavailable: (503, 7),
 }
 
-#: Beside the table, as it is no error: the exit code of a command that saved some of several kernels, but not all.
+#: The exit code of a command that saved some of several kernels, but not all; not in the table, because it is no error.
 SOME_NOT_SAVED = 11
 
 

@@ -25,14 +25,14 @@ UID = 65533
 #: Names a folder of the user's among the devices, for tests with files that look like GPUs.
 DEVICES = "GPUCKPT_TEST_DEVICES"
 #: What travels from root's environment to the user's: variables with these beginnings, and these.
-KEPT_BEGINNINGS = ("GPUCKPT_", "JUPYTER_GPUCKPT_")
-#: mpi4py's Open MPI finds the machine's OpenCL drivers by it.
+KEPT_BEGINNINGS = ("GPUCKPT_", "JUPYTER_GPUCKPT_", "OMPI_")
+#: mpi4py's Open MPI finds the machine's OpenCL drivers by it; its settings begin with OMPI_.
 KEPT = ("OCL_ICD_FILENAMES",)
 CLONE_NEWNS, MS_BIND, MS_REC, MS_SLAVE = 0x20000, 0x1000, 0x4000, 0x80000
 
 
 def ids() -> tuple[int, int]:
-    """The user's."""
+    """Return the user's uid and gid."""
     name = os.environ.get("GPUCKPT_TEST_USER")
     if not name:
         return UID, UID

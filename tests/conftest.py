@@ -8,15 +8,17 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from jupyter_gpuckpt.engine.criu import cache as criu_cache
 from jupyter_gpuckpt.engine.settings import INIT, EngineSettings
+from jupyter_gpuckpt.errors import GpuCkptError
 from jupyter_gpuckpt.host import doctor, privileges, processes
+from tests.live_files import entries_below
 
 #: Files that take longest, mostly by waiting: begun last they would go on alone when all others are done.
 LONGEST = (
@@ -26,10 +28,48 @@ LONGEST = (
     "tests/browser/test_sessions_panel.py",
 )
 
+#: Of each log in the report of a failed test.
+_SHOWN_CHARACTERS = 6000
+
+
+#: Seconds after which what has not happened is a failure: an overloaded machine may stand still for half a minute.
+PATIENCE = 120.0
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the ends of the logs of a failed test's servers and daemons to its report, and the details of its error."""
+    report = yield
+    if report.failed:
+        if call.excinfo and isinstance(error := call.excinfo.value, GpuCkptError):
+            report.sections.append(("hint and details", f"{error.hint}\n{error.details}"))
+        for path in _logs(getattr(item, "funcargs", {}).values()):
+            with suppress(OSError):
+                text = path.read_text(errors="replace")[-_SHOWN_CHARACTERS:]
+                report.sections.append((f"{path}", text))
+    return report
+
+
+def _logs(fixtures: Iterable[object]) -> list[Path]:
+    """Find the logs in the directories that fixtures stand for: a path, an environment, a server."""
+    found = set[Path]()
+    for fixture in fixtures:
+        environment = getattr(fixture, "env", fixture)
+        folders = [fixture] if isinstance(fixture, Path) else []
+        if isinstance(environment, dict) and "JUPYTER_GPUCKPT_DATA_DIR" in environment:
+            folders.append(Path(environment["JUPYTER_GPUCKPT_DATA_DIR"]).parent)
+        for folder in folders:
+            found |= {p for p in entries_below(folder) if p.suffix == ".log" and p.is_file()}
+        if isinstance(log := getattr(fixture, "log_path", None), Path):
+            found.add(log)
+    return sorted(found)
 
 
 def required(what: str) -> bool:
@@ -46,8 +86,10 @@ def missing(what: str, reason: str) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> None:
-    """A shell starts what it puts in the background with SIGINT ignored, nohup does so with SIGHUP, and children inherit
-    that: not what is tested here."""
+    """Restore the default handling of SIGINT and SIGHUP.
+
+    A shell starts background processes with SIGINT ignored, nohup with SIGHUP, and children inherit that.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -56,7 +98,7 @@ def interruptible() -> None:
 
 @pytest.fixture(scope="session")
 def criu() -> Path:
-    """A CRIU that works, and the rights that it needs."""
+    """Return a CRIU that works, and the rights that it needs."""
     found = doctor.find_criu()
     if found is None:
         missing("criu", "no CRIU >= 4.1 was found: run tools/install-criu")
@@ -74,7 +116,7 @@ def subreaper() -> None:
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
-    """A directory with a short path: a unix socket's path has at most 107 bytes."""
+    """Yield a directory with a short path: a unix socket's path has at most 107 bytes."""
     path = Path(tempfile.mkdtemp(prefix="gpuckpt-", dir="/tmp"))
     yield path
     shutil.rmtree(path, ignore_errors=True)
@@ -82,7 +124,7 @@ def short_dir() -> Iterator[Path]:
 
 @pytest.fixture
 def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
-    """The engine with two threads; what it spills goes to the test's own directory."""
+    """Return settings of the engine with two threads and a spill directory of the test's own."""
     return EngineSettings(
         criu=criu,
         spill_dir=tmp_path / "spill",
@@ -93,28 +135,28 @@ def engine(criu: Path, subreaper: None, tmp_path: Path) -> EngineSettings:
 
 @pytest.fixture
 def daemon_env(criu: Path, short_dir: Path) -> Iterator[dict[str, str]]:
-    """An environment whose doors start a daemon of their own; everything it started is ended afterwards."""
+    """Yield an environment whose clients start a daemon of their own; everything it started is ended afterwards."""
     yield environment(criu, short_dir)
     end_everything_below(short_dir)
 
 
 @pytest.fixture(scope="session")
 def session_daemon_env(criu: Path) -> Iterator[dict[str, str]]:
-    """The same for all tests that share a server."""
+    """Yield the same for all tests that share a server."""
     with folder_of_a_daemon() as folder:
         yield environment(criu, folder)
 
 
 @pytest.fixture(scope="module")
 def module_daemon_env(criu: Path) -> Iterator[dict[str, str]]:
-    """The same for all tests of a module that do not get into each other's way."""
+    """Yield the same for all tests of a module that do not get into each other's way."""
     with folder_of_a_daemon() as folder:
         yield environment(criu, folder)
 
 
 @contextmanager
 def folder_of_a_daemon() -> Iterator[Path]:
-    """A directory with a short path; everything that was started for it is ended afterwards."""
+    """Yield a directory with a short path; everything that was started for it is ended afterwards."""
     with tempfile.TemporaryDirectory(
         prefix="gpuckpt-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:
@@ -123,7 +165,7 @@ def folder_of_a_daemon() -> Iterator[Path]:
 
 
 def environment(criu: Path, folder: Path) -> dict[str, str]:
-    """The tests' own, with every folder below `folder`."""
+    """Return this process's environment with every folder replaced by one below `folder`."""
     return {
         **os.environ,
         "JUPYTER_GPUCKPT_RUNTIME_DIR": str(folder / "run"),
@@ -144,7 +186,7 @@ def end_everything_below(directory: Path) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    wait_for(lambda: not processes_naming(directory), 10)
+    wait_for(lambda: not processes_naming(directory))
 
 
 def processes_naming(directory: Path) -> list[int]:
@@ -167,7 +209,7 @@ def left_in(folder: Path) -> set[str]:
 
 
 def wait_for(
-    condition: Callable[[], object], seconds: float = 10.0, said: Callable[[], str] = lambda: ""
+    condition: Callable[[], object], seconds: float = PATIENCE, said: Callable[[], str] = lambda: ""
 ) -> None:
     """Wait until `condition` is true; fails the test after `seconds`, with what was `said` meanwhile."""
     deadline = time.monotonic() + seconds

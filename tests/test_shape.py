@@ -41,7 +41,7 @@ GENERATED = ("jupyter_gpuckpt/labextension/", "labextension/yarn.lock")
 
 
 def project_files() -> list[Path]:
-    """The files of the project: tracked, or new and not ignored; without git, those of the packages."""
+    """Return the files of the project: tracked, or new and not ignored; without git, those of the packages."""
     listed = subprocess.run(
         [
             "git",

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,20 @@ def check(condition: object, message: str) -> None:
 
 
 class Server:
-    """A JupyterLab server in a process of its own."""
+    """A JupyterLab server in a process of its own.
 
-    def __init__(self, directory: Path) -> None:
+    `module`: another server; `within`: a command that runs the command after it, e.g. in namespaces.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        module: str = "jupyterlab",
+        options: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
         self._directory = directory
         self._token = secrets.token_hex(16)
         with socket.socket() as probe:
@@ -108,15 +119,16 @@ class Server:
             f"JUPYTER_{kind.upper()}_DIR": str(directory / kind)
             for kind in ("config", "data", "runtime")
         }
-        env = {**os.environ, **folders, "JUPYTER_TOKEN": self._token}
+        env = {**os.environ, **folders, **(variables or {}), "JUPYTER_TOKEN": self._token}
         env["IPYTHONDIR"] = str(directory / "ipython")
         env["JUPYTER_GPUCKPT_DATA_DIR"] = str(directory / "gpuckpt")
         env["JUPYTER_GPUCKPT_RUNTIME_DIR"] = str(directory / "run")
         self.log = directory / "server.log"
-        words = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
+        words = [*within, sys.executable, "-m", module, "--no-browser", "--ip=127.0.0.1"]
         words += [f"--port={self.port}", "--ServerApp.port_retries=0"]
         words += [f"--ServerApp.root_dir={directory / 'notebooks'}"]
         words += ["--ServerApp.allow_root=True"] if os.geteuid() == 0 else []
+        words += options
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 words,
@@ -131,6 +143,11 @@ class Server:
             headers={"Authorization": f"token {self._token}"},
             timeout=300,
         )
+
+    @property
+    def pid(self) -> int:
+        """Return the id of its process."""
+        return self._process.pid
 
     def wait(self) -> None:
         """Until it answers."""
@@ -168,7 +185,7 @@ class Server:
         return dict(operation["result"])
 
     async def connect(self, kernel_id: str) -> WebSocketClientConnection:
-        """The websocket of a kernel, as a notebook page opens it."""
+        """Return the websocket of a kernel, as a notebook page opens it."""
         return await websocket_connect(
             HTTPRequest(
                 f"ws://127.0.0.1:{self.port}/api/kernels/{kernel_id}/channels",
@@ -229,7 +246,7 @@ async def execute(connection: WebSocketClientConnection, code: str) -> str:
 
 
 def processes_of(directory: Path) -> list[str]:
-    """The kernel's processes: those whose working directory is the notebook's."""
+    """Return the kernel's processes: those whose working directory is the notebook's."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -250,17 +267,17 @@ class Table:
 
 
 def megabytes(count: int) -> str:
-    """A size for people."""
+    """Return a size as text."""
     return f"{count / 1e6:,.0f} MB"
 
 
 def sizes(result: dict[str, Any]) -> str:
-    """What a snapshot weighs."""
+    """Return the size of a snapshot as text."""
     return f"{megabytes(result['raw_bytes'])} held, {megabytes(result['stored_bytes'])} stored, {megabytes(result['new_bytes'])} new"
 
 
 async def run(directory: Path) -> None:
-    """The main job: under a first server, then under a second one."""
+    """Run the demo under a first server, then under a second one."""
     table, notebooks = Table(), directory / "notebooks"
     notebooks.mkdir()
     empty = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
@@ -273,7 +290,7 @@ async def run(directory: Path) -> None:
 
 @asynccontextmanager
 async def serving(directory: Path, table: Table, name: str) -> AsyncIterator[Server]:
-    """A server that answers, until the end of the block; its log is shown when the block fails."""
+    """Yield a running server; show its log if the block fails."""
     began = time.monotonic()
     server = Server(directory)
     try:

@@ -42,9 +42,13 @@ MOST_SECONDS = 60.0
 
 
 class User:
-    """What somebody types on a machine."""
+    """What somebody types on a machine.
+
+    `within`: a command that runs the command after it on that machine.
+    """
 
     def __init__(self, directory: Path) -> None:
+        self.within: list[str] = []
         directory.mkdir(exist_ok=True)
         self.directory = directory
         self.runtime = directory / "runtime"
@@ -57,22 +61,31 @@ class User:
 
     def types(self, *words: str, said: str = "") -> Any:  # noqa: ANN401 - JSON
         """Run a command of `jupyter gpuckpt`; its document."""
-        done = subprocess.run(
-            [sys.executable, "-m", "jupyter_gpuckpt.cli", *words, "--json"],
+        done = self._run(*words, said=said)
+        check(
+            done.returncode == 0, f"jupyter gpuckpt {' '.join(words)}: {done.stdout}{done.stderr}"
+        )
+        return json.loads(done.stdout)
+
+    def is_refused(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        """Run a command that must be refused; its error."""
+        done = self._run(*words)
+        check(done.returncode != 0, f"jupyter gpuckpt {' '.join(words)} was not refused")
+        return json.loads(done.stdout)["error"]
+
+    def _run(self, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*self.within, sys.executable, "-m", "jupyter_gpuckpt.cli", *words, "--json"],
             env=self._env,
             input=said,
             capture_output=True,
             text=True,
             check=False,
         )
-        check(
-            done.returncode == 0, f"jupyter gpuckpt {' '.join(words)}: {done.stdout}{done.stderr}"
-        )
-        return json.loads(done.stdout)
 
 
 def timed(work: Callable[[], _Result]) -> tuple[_Result, float]:
-    """What comes of some work, and the seconds that it took."""
+    """Return the result of some work and its duration in seconds."""
     began = time.monotonic()
     return work(), time.monotonic() - began
 

@@ -8,18 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / ".lab"
 NOTEBOOK = "demo.ipynb"
+LOG = FOLDER / "server.log"
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on now."""
+    """Return a free port of the loopback interface."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def answers(port: int) -> bool:
+    """Return whether the server takes connections."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def main() -> int:
@@ -35,18 +43,26 @@ def main() -> int:
     ]  # fmt: skip
     user = pwd.getpwuid(os.geteuid()).pw_name
     print(f"JupyterLab and its kernels run as {user}; files made in {FOLDER} belong to {user}.")
-    print(f"Open http://127.0.0.1:{port}/lab/tree/{NOTEBOOK}?token={token}")
-    print("Ctrl-C stops the server.", flush=True)
     # The token goes by the environment: a command line is for everybody to read. The server has a
     # session of its own, so that Ctrl-C reaches it once, from here, as the signal that asks nothing.
-    server = subprocess.Popen(
-        command,
-        env={**os.environ, "JUPYTER_TOKEN": token},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    with LOG.open("wb") as log:
+        server = subprocess.Popen(
+            command,
+            env={**os.environ, "JUPYTER_TOKEN": token},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda _number, _frame: server.terminate())
+    while server.poll() is None and not answers(port):
+        time.sleep(0.2)
+    if server.poll() is None:
+        print(f"Open http://127.0.0.1:{port}/lab/tree/{NOTEBOOK}?token={token}")
+        print(f"Ctrl-C stops the server. It logs to {LOG}.", flush=True)
+    else:
+        print(LOG.read_text(errors="replace"), file=sys.stderr)
     return server.wait()
 
 

@@ -65,7 +65,7 @@ class Scene:
         self.page.get_by_role("menuitem", name="Edit Note…").click()
         dialog = self.page.locator(".jp-Dialog")
         dialog.get_by_role("textbox").fill(note)
-        dialog.get_by_role("button", name="Keep").click()
+        dialog.get_by_role("button", name="Save").click()
 
     def run(self, notebook: NotebookPage, count: int, *, first: int = 0) -> None:
         """Run cells and wait for them."""
@@ -82,7 +82,7 @@ class Scene:
         expect(notebook.toasts).to_have_count(0, timeout=60_000)
 
     def save_as(self, title: str) -> None:
-        """A snapshot with a name."""
+        """Save a snapshot with a title."""
         self.analysis.press("save as")
         dialog = self.page.locator(".jp-Dialog")
         dialog.get_by_role("textbox").fill(title)
@@ -95,7 +95,7 @@ class Scene:
         self.analysis.execute(command, **arguments)
 
     def dialog_of(self, title: str, entry: str) -> None:
-        """The dialog that an entry of a snapshot's menu opens."""
+        """Open the dialog of an entry of a snapshot's menu."""
         snapshot = self.page.locator(".jp-GpuCkptSnapshot", has_text=title)
         snapshot.get_by_role("button", name="More for").click()
         self.page.get_by_role("menuitem", name=entry).click()
@@ -108,16 +108,16 @@ class Scene:
 
 
 def sessions(scene: Scene) -> None:
-    """The panel beside a notebook."""
+    """Take the picture of the panel beside a notebook."""
 
 
 def store(scene: Scene) -> None:
-    """The picture of the store, at the panel's end."""
+    """Take the picture of the store, at the panel's end."""
     scene.page.locator(".jp-GpuCkptStore").scroll_into_view_if_needed()
 
 
 def menu(scene: Scene) -> None:
-    """The toolbar's menu."""
+    """Take the picture of the toolbar's menu."""
     scene.page.locator(".jp-GpuCkptSessions").evaluate("panel => panel.scrollTo(0, 0)")
     scene.analysis.menu_button.click()
     expect(scene.page.locator(".jp-GpuCkptMenu")).to_be_visible()
@@ -129,17 +129,17 @@ def close_menu(scene: Scene) -> None:
 
 
 def comparison(scene: Scene) -> None:
-    """A snapshot's variables beside those of now."""
+    """Take the picture of a snapshot's variables beside the current ones."""
     scene.dialog_of("Data loaded", "Compare Variables with Now")
 
 
 def going_back(scene: Scene) -> None:
-    """The question before the kernel goes back."""
-    scene.dialog_of("Data loaded", "Resume Here")
+    """Take the picture of the question before a rollback."""
+    scene.dialog_of("Data loaded", "Restore This Snapshot")
 
 
 def branches(scene: Scene) -> None:
-    """A second live kernel, beside the first."""
+    """Take the picture of a second live kernel, beside the first."""
     snapshot = scene.page.locator(".jp-GpuCkptSnapshot", has_text="Data loaded")
     snapshot.get_by_role("button", name="Branch").click()
     toast = scene.analysis.toasts.filter(has_text="Branched analysis.ipynb")
@@ -154,7 +154,7 @@ def back_to_the_first(scene: Scene) -> None:
 
 
 def suspended(scene: Scene) -> None:
-    """A suspended notebook: the notification, the notice, the chip."""
+    """Take the picture of a suspended notebook: the notification, the notice, the chip."""
     scene.analysis.press("suspend")
     expect(scene.analysis.banner).to_be_visible()
     toast = scene.analysis.toasts.filter(has_text="Suspended analysis.ipynb")
@@ -162,7 +162,7 @@ def suspended(scene: Scene) -> None:
 
 
 def dark(scene: Scene) -> None:
-    """The same in the dark theme."""
+    """Take the same picture in the dark theme."""
     expect(scene.analysis.toasts).to_have_count(0, timeout=60_000)
     scene.execute("apputils:change-theme", theme="JupyterLab Dark")
     body = scene.page.locator("body")
@@ -170,7 +170,7 @@ def dark(scene: Scene) -> None:
 
 
 def running(scene: Scene) -> None:
-    """The Running panel."""
+    """Take the picture of the Running panel."""
     scene.execute("apputils:change-theme", theme="JupyterLab Light")
     scene.execute("running:show-panel")
     name = "Resume exploration.ipynb"
@@ -178,7 +178,7 @@ def running(scene: Scene) -> None:
 
 
 def notebook7(scene: Scene) -> None:
-    """The same notebook in Notebook 7."""
+    """Take the picture of the same notebook in Notebook 7."""
     place = f"{scene.server.url}/notebooks/analysis.ipynb?token={scene.server.token}"
     scene.page.goto(place)
     expect(scene.analysis.banner).to_be_visible()

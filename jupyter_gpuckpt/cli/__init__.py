@@ -1,1 +1,1 @@
-"""The command `jupyter gpuckpt`: speaks to the daemon and prints what it says."""
+"""The command line `jupyter gpuckpt`, a client of the daemon."""

@@ -1,4 +1,4 @@
-"""What each command does: ask the daemon, print the answer, say how it went as an exit status."""
+"""The commands' actions: each sends requests to the daemon, prints the replies and returns an exit status."""
 
 from __future__ import annotations
 
@@ -15,9 +15,22 @@ from ..errors import (
     GpuCkptError,
     KernelNotFound,
     OperationCancelled,
+    SessionLost,
+    StoreError,
 )
 from ..protocol import Kernel, Operation
-from . import all_kernels, doctor, output, remotes, resuming, summary, uploads
+from . import (
+    all_kernels,
+    doctor,
+    executing,
+    moving,
+    notice,
+    output,
+    remotes,
+    resuming,
+    summary,
+    uploads,
+)
 from . import prune as pruning
 from . import snapshots as keeping
 from .daemon_calls import daemon, finish
@@ -25,17 +38,19 @@ from .ids import one_kernel, one_of, one_snapshot
 
 if TYPE_CHECKING:
     from ..client import Client
+    from ..snapshot_records import Snapshot
 
-#: Columns whose values are compared with those above and below.
+#: Columns that are aligned to the right, so that values can be compared.
 NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
 
 
 def ps(given: Namespace) -> int:
-    """All kernels of this user."""
+    """List all kernels of this user."""
     with daemon() as client:
         kernels = client.send(calls.kernels())
+        far = _far_only(client, {kernel.snapshot_id for kernel in kernels})
     if given.json:
-        output.say_json({"kernels": kernels})
+        output.say_json({"kernels": kernels, **({"far_only": far} if far else {})})
         return 0
     short = output.short_ids(kernel.kernel_id for kernel in kernels)
     snapshots = output.short_ids(kernel.snapshot_id for kernel in kernels)
@@ -47,13 +62,31 @@ def ps(given: Namespace) -> int:
             str(kernel.pid or "-"),
             output.size(kernel.memory_bytes) if kernel.memory_bytes else "-",
             _gpu(kernel),
-            snapshots[kernel.snapshot_id] or "-",
+            (snapshots[kernel.snapshot_id] or "-")
+            + (", not here" if kernel.snapshot_id in far else ""),
         ]
         for kernel in kernels
     ]
     heads = ["KERNEL", "STATE", "NAME", "PID", "MEMORY", "GPU", "SNAPSHOT"]
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No kernels.")
+    for kernel in kernels:
+        if kernel.error is not None and kernel.error.code == SessionLost.code:
+            name, error = short[kernel.kernel_id], kernel.error
+            output.warn(f"Kernel {name}: {error.message} {error.hint}")
     return 0
+
+
+def _far_only(client: Client, snapshot_ids: set[str]) -> dict[str, str]:
+    """Return those of these snapshots whose content is only in a remote, with the remote's name."""
+    found: list[Snapshot] = []
+    if snapshot_ids - {""}:
+        with suppress(StoreError):  # kernels are listed even if the store cannot be read
+            found = client.send(calls.snapshots())
+    return {
+        one.snapshot_id: one.far_only
+        for one in found
+        if one.far_only is not None and one.snapshot_id in snapshot_ids
+    }
 
 
 def _gpu(kernel: Kernel) -> str:
@@ -100,11 +133,11 @@ def resume(given: Namespace) -> int:
         status = _operate(
             given,
             "resuming",
-            lambda client, named: resuming.begin(client, named, revived),
+            lambda client, named: resuming.begin(client, named, revived, take_over=given.take_over),
             find=lambda named, client: named,
         )
     except GpuCkptError:
-        # What was only made for this would keep its snapshot from being deleted.
+        # A kernel that was created only for this resume would prevent its snapshot from being deleted.
         for one in revived:
             with daemon() as client, suppress(GpuCkptError):
                 client.send(calls.kill(one.kernel_id))
@@ -128,7 +161,9 @@ def _operate(
         try:
             operation = finish(client, operation, title)
         except KeyboardInterrupt:
-            output.warn(f"{title} goes on in the daemon; `jupyter gpuckpt ps` shows how far it is.")
+            output.warn(
+                f"{title} continues in the daemon; `jupyter gpuckpt ps` shows its progress."
+            )
             raise
     if given.json:
         output.say_json({"operation": operation})
@@ -140,11 +175,11 @@ def _operate(
 
 
 def list_snapshots(given: Namespace) -> int:
-    """Snapshots, newest first."""
+    """List snapshots, newest first."""
     with daemon() as client:
         found = client.send(calls.snapshots())
     if given.kernel:
-        # Snapshots outlive their kernels, so the kernels that count are the ones named in them.
+        # Snapshots outlive their kernels, so kernel ids are taken from the snapshots.
         kernel_id = one_of(given.kernel, {info.kernel_id for info in found})
         if not kernel_id:
             raise KernelNotFound(
@@ -172,17 +207,15 @@ def list_snapshots(given: Namespace) -> int:
         for info in found
     ]
     heads = ["SNAPSHOT", "KERNEL", "MADE BY", "NAME", "TITLE", "CREATED", "MEMORY", "GPU", "STORED"]
-    if any(info.uploads for info in found):
+    if any(info.uploads or info.far_only is not None for info in found):
         heads.append("REMOTES")
-        rows = [
-            [*row, uploads.in_words(info.uploads)] for row, info in zip(rows, found, strict=True)
-        ]
+        rows = [[*row, uploads.as_text(info)] for row, info in zip(rows, found, strict=True)]
     output.say(output.table(heads, rows, right=NUMBERS) if rows else "No snapshots.")
     return 0
 
 
 def show(given: Namespace) -> int:
-    """Everything about one snapshot that is no secret."""
+    """Show all of one snapshot that is not secret."""
     with daemon() as client:
         known = [info.snapshot_id for info in client.send(calls.snapshots())]
         found: dict[str, Any] = client.send(
@@ -196,10 +229,10 @@ def show(given: Namespace) -> int:
 
 
 def remove(given: Namespace) -> int:
-    """Delete snapshots one after the other; the first that is refused ends it."""
+    """Delete snapshots one after the other, until one is refused."""
     with daemon() as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
-        # All names are understood before anything is deleted.
+        # All ids are resolved before any snapshot is deleted.
         wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in given.snapshot))
         if not given.yes and sys.stdin.isatty():
             for snapshot_id in wanted:
@@ -221,7 +254,7 @@ def remove(given: Namespace) -> int:
 
 
 def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namespace], int]:
-    """An action of another module, which gets a client."""
+    """Return an action that calls `action` of another module with a client."""
 
     def run(given: Namespace) -> int:
         with daemon() as client:
@@ -247,6 +280,9 @@ ACTIONS: dict[str, Callable[[Namespace], int]] = {
     "verify": _with_daemon(keeping.verify),
     "export": _with_daemon(keeping.export),
     "import": _with_daemon(keeping.import_archive),
+    "move": moving.run,
+    "execute": executing.execute,
+    "notice": notice.run,
     "prune": _with_daemon(pruning.run),
     "remote": remotes.run,
 }

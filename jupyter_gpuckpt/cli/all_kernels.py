@@ -1,7 +1,7 @@
-"""Suspend all kernels of this user against a deadline: for hooks that run before a machine or container goes.
+"""Suspend all kernels of this user before a deadline: for hooks that run before a machine or container is removed.
 
-The daemon is asked, not a Jupyter server: that may be hanging or gone. So what a busy kernel is just printing is not kept for its
-page, as it is when the server suspends it.
+It uses the daemon, not a Jupyter server, which may hang or be gone. So the output that a busy kernel is just publishing is not kept for
+its page, as it would be if the server suspended it.
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
 from ..progress import ProgressRecord
-from ..protocol import Kernel, Operation, SaveRequest
+from ..protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
 from ..states import ALIVE
 from ..statuses import SOME_NOT_SAVED
 from . import output, triage
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
-    from ..client.batch import SuspendOutcome, SuspendReport
     from ..model import SnapshotInfo
+    from ..suspend_batch import SuspendOutcome, SuspendReport
 
 _T = TypeVar("_T")
 
 
 def suspend(given: Namespace) -> int:
-    """Suspend them, print what became of each; `SOME_NOT_SAVED` if not all are saved."""
+    """Suspend all kernels and print the outcomes; return `SOME_NOT_SAVED` if not all are saved."""
     try:
         report, all_seen = asyncio.run(_suspend(given.within))
     except KeyboardInterrupt:
-        output.warn("What was begun goes on in the daemon; `jupyter gpuckpt ps` shows how far.")
+        output.warn(
+            "Suspends that have begun continue in the daemon; `jupyter gpuckpt ps` shows their progress."
+        )
         raise
     if given.json:
         output.say_json(report)
@@ -47,12 +49,12 @@ def suspend(given: Namespace) -> int:
 
 
 async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
-    """What became of the kernels, and whether all daemons could be asked for theirs."""
-    from ..client import batch  # noqa: PLC0415 - an HTTP library, too slow for --help
+    """Return the outcomes, and whether all daemons could be reached."""
+    from .. import suspend_batch as batch  # noqa: PLC0415 - asyncio tools, too slow for --help
 
     began = time.monotonic()
     async with contextlib.AsyncExitStack() as stack:
-        clients, all_seen = await _in_time(_daemons(stack), within_seconds)
+        clients, all_seen = await _in_time(daemons(stack), within_seconds)
         asked = _AskedOfTheDaemons()
         snapshots: list[SnapshotInfo] = []
         for client in clients:
@@ -64,14 +66,14 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
                 all_seen = False
                 output.warn(error.message)
                 continue
-            # They only tell what to expect. One without kernels is not to open the store: the one with kernels needs it.
+            # Snapshots are only for estimates. A daemon without kernels must not open the store, which another one needs.
             with contextlib.suppress(GpuCkptError):
                 if has_any:
                     listed = client.send(calls.snapshots())
                     snapshots += await _in_time(listed, _left(within_seconds, began))
         running = asked.running
         candidates = [_candidate(kernel, snapshots, time.time()) for kernel in running.values()]
-        # What has been spent so far counts: it is the caller's clock that runs.
+        # The time spent so far counts: the caller's deadline started at the call.
         left = _left(within_seconds, began)
         first_to_last = triage.order(candidates, left, triage.measured_rate(snapshots))
         with output.ProgressBar("suspending") as bar:
@@ -92,18 +94,29 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
     return batch.SuspendReport(outcomes, time.monotonic() - began), all_seen
 
 
-async def _daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], bool]:
-    """This place's daemon, started if need be: it may find kernels whose daemon was killed. And this user's other ones.
+async def daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], bool]:
+    """Return clients of this user's daemons, and whether all of them could be reached.
 
-    A hook runs as a service of its own, so its place is seldom that of the kernels. Also whether none had to be left out.
+    This place's daemon is started if necessary, because it may find kernels whose daemon was killed. A hook runs as a service of
+    its own, so its place is seldom that of the kernels.
     """
     from ..client import AsyncClient, starting  # noqa: PLC0415 - as above
 
-    clients = [await stack.enter_async_context(await AsyncClient.connect())]
+    former = await asyncio.to_thread(starting.of_another_version)
+    if former is None:
+        clients = [await stack.enter_async_context(await AsyncClient.connect())]
+    elif former[1].protocol == PROTOCOL_VERSION:
+        # After an upgrade: its kernels come back with this version once they are suspended.
+        clients = [await stack.enter_async_context(AsyncClient(former[0]))]
+    else:
+        clients = []
     others, strangers = await asyncio.to_thread(starting.others)
+    if former is not None and not clients:
+        strangers.append(former[1])
     for stranger in strangers:
         output.warn(
-            f"The kernels of process {stranger.pid} are not looked at: it is gpuckptd {stranger.version}."
+            f"The kernels of process {stranger.pid} are not looked at: it is gpuckptd {stranger.version}. Stop the Jupyter servers that"
+            " were started with that version: that suspends them."
         )
     clients += [await stack.enter_async_context(AsyncClient(other)) for other in others]
     return clients, not strangers
@@ -127,11 +140,11 @@ def _left(within_seconds: float | None, began: float) -> float | None:
 
 
 def _candidate(kernel: Kernel, snapshots: list[SnapshotInfo], now: float) -> triage.Candidate:
-    """At stake is what happened since the process began (at its launch or resume) or was last saved."""
+    """Return a kernel as a candidate. At stake is the time since its process began (launch or resume) or was last saved."""
     since = [info.created for info in snapshots if info.snapshot_id == kernel.snapshot_id]
     try:
         since.append(psutil.Process(kernel.pid).create_time() if kernel.pid else now)
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         since.append(now)
     return triage.Candidate(
         kernel.kernel_id, kernel.memory_bytes + kernel.gpu_bytes, max(0.0, now - max(since))
@@ -139,15 +152,15 @@ def _candidate(kernel: Kernel, snapshots: list[SnapshotInfo], now: float) -> tri
 
 
 class _AskedOfTheDaemons:
-    """Each suspend is asked of the daemon that has the kernel. `running`: the kernels, by id."""
+    """A `Suspender` that sends each request to the daemon that has the kernel. `running`: the kernels, by id."""
 
     def __init__(self) -> None:
         self.running: dict[str, Kernel] = {}
         self._daemons: dict[str, AsyncClient] = {}
 
     async def look(self, daemon: AsyncClient) -> bool:
-        """Ask a daemon for its kernels; whether any run."""
-        # One with an end is about to go: its user has shut it down.
+        """Read a daemon's kernels; return whether any run."""
+        # A kernel with `ends_at` was shut down by its user.
         found = [
             k for k in await daemon.send(calls.kernels()) if k.state in ALIVE and not k.ends_at
         ]

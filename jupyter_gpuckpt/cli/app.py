@@ -1,4 +1,4 @@
-"""The entry point of `jupyter gpuckpt`: arguments in, exit status out."""
+"""The entry point of `jupyter gpuckpt`: it parses arguments, runs a command and returns its exit status."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Errors of the project are printed, not raised.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words
+    command_line = sys.argv[1:] if argv is None else list(argv)
+    as_json = "--json" in command_line
     try:
         parser = arguments.parser()
-        given = parser.parse_args(words)
+        given = parser.parse_args(command_line)
         if given.command is None:
             parser.print_help(sys.stderr)
             return USAGE
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # `... | head`: nobody reads on. Python would complain about it once more at its exit.
+        # As in `... | head`. Without the redirection Python would report the broken pipe again at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except SystemExit as asked:  # --help and --version

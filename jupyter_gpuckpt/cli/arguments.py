@@ -1,4 +1,4 @@
-"""What can be typed after `jupyter gpuckpt`."""
+"""The argument parser of `jupyter gpuckpt`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 from ..errors import ConfigurationError
 from ..protocol import package_version
 from ..statuses import SOME_NOT_SAVED
-from . import prune, remotes, snapshots
+from . import executing, moving, notice, prune, remotes, snapshots
 
 PROGRAM = "jupyter gpuckpt"
 
@@ -20,7 +20,7 @@ Save, suspend and resume running Jupyter kernels, with their processes and GPU m
 EPILOG = """\
 Kernels and snapshots can be named by any beginning of their id that is unique.
 
-Exit status: 0 done, 1 something unexpected, 2 wrong usage, 3 this machine cannot,
+Exit status: 0 done, 1 something unexpected, or an error in an executed notebook, 2 wrong usage, 3 this machine cannot,
 4 this kernel cannot be saved, 5 not found, 6 not now, 7 daemon or store out of reach,
 8 the save or resume failed, 9 no room, 10 the store is damaged, 11 some of several
 kernels were not saved, 130 interrupted.
@@ -30,7 +30,7 @@ _ID_HELP = "its id, or the beginning of it"
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are errors like all others."""
+    """An argument parser that raises `ConfigurationError`."""
 
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigurationError` instead of ending the process."""
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser; the parsed arguments have `command`, `json` and what the command takes."""
+    """Return the parser; parsed arguments have `command`, `json` and the command's own."""
     top = Parser(
         prog=PROGRAM,
         description=DESCRIPTION,
@@ -67,14 +67,14 @@ def parser() -> argparse.ArgumentParser:
 
     doctor = command(
         "doctor",
-        "say whether kernels can be saved on this machine, and what would help",
+        "check whether kernels can be saved on this machine, and how to fix it if not",
         "A small program is suspended and resumed for it. Exit status 3 if kernels cannot be saved.",
     )
     files = doctor.add_mutually_exclusive_group()
     files.add_argument(
         "--seccomp",
         action="store_true",
-        help="print the seccomp profile with which a container lets kernels be saved",
+        help="print the seccomp profile with which kernels can be saved in containers",
     )
     files.add_argument(
         "--apparmor",
@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         help="print the AppArmor profile that lets ordinary users save kernels",
     )
     command("ps", "list the kernels", "PID is what `ps` and `nvidia-smi` outside a kernel show.")
-    _kernel(command("save", "save a kernel and let it carry on"))
+    _kernel(command("save", "save a kernel, which runs on"))
     suspend = command(
         "suspend",
         "save a kernel, then stop its processes and free its memory",
@@ -95,13 +95,13 @@ def parser() -> argparse.ArgumentParser:
         "--within",
         metavar="TIME",
         type=_seconds,
-        help="with --all: what is not saved by then (25s, 2m) is undone and runs on",
+        help="with --all: kernels that are not saved by then (25s, 2m) run on",
     )
     _kernel(
         command(
             "park",
             "move a kernel's GPU memory to RAM and free the GPU",
-            "Its process goes on; its next cell in a notebook, or `resume`, moves the memory back.",
+            "Its process runs on; its next cell in a notebook, or `resume`, moves the memory back.",
         )
     )
     resume = command(
@@ -112,6 +112,12 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "kernel", metavar="KERNEL|SNAPSHOT", help="the id of either, or the beginning of it"
     )
+    resume.add_argument(
+        "--take-over",
+        action="store_true",
+        help="although another machine runs its session; what that one does from then on becomes a branch",
+    )
+    moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
     listing.add_argument("--kernel", metavar="ID", default="", help="of this kernel only")
     _snapshot(command("show", "show everything about a snapshot"))
@@ -133,12 +139,12 @@ def parser() -> argparse.ArgumentParser:
     undelete.add_argument(
         "snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings"
     )
-    snapshots.add_note_arguments(command("note", "write down what a snapshot is for, or its title"))
+    snapshots.add_note_arguments(command("note", "change the note or title of a snapshot"))
     _snapshot(command("pin", "keep a snapshot whatever rules are set"))
-    _snapshot(command("unpin", "let the rules decide about a snapshot again"))
+    _snapshot(command("unpin", "unpin a snapshot, so that retention may remove it"))
     verify = command(
         "verify",
-        "read snapshots and compare every byte with what was stored",
+        "read all of the snapshots and compare them with their digests",
         "Without a SNAPSHOT all of them. Exit status 10 if one is damaged.",
     )
     verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings")
@@ -152,9 +158,11 @@ def parser() -> argparse.ArgumentParser:
     importing = command(
         "import",
         "bring in the snapshots of such a file",
-        "Everything is verified first. Import only what you trust: a kernel that is brought back from it runs as you.",
+        "Everything is verified first. Import only archives that you trust: kernels resumed from them run with your rights.",
     )
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
+    executing.add_arguments(command("execute", executing.SUMMARY, executing.DESCRIPTION), _seconds)
+    notice.add_arguments(command("notice", notice.SUMMARY, notice.DESCRIPTION), _seconds)
     prune.add_arguments(command("prune", prune.SUMMARY, prune.DESCRIPTION))
     remotes.add_arguments(command("remote", remotes.SUMMARY, remotes.DESCRIPTION))
     return top
@@ -169,7 +177,7 @@ def _snapshot(to: argparse.ArgumentParser) -> None:
 
 
 def _seconds(text: str) -> float:
-    """`25s`, `2m`, `1.5` as seconds."""
+    """Convert texts like `25s`, `2m` or `1.5` to seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no time: 25s, 2m and 90 are")

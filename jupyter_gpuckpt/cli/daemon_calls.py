@@ -1,4 +1,4 @@
-"""A client of the daemon for one command, and operations that are followed to their end."""
+"""Connections of one command to the daemon, and waiting for the ends of operations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def daemon() -> Iterator[Client]:
-    """A client of the daemon, which is started if need be."""
+    """Yield a client of the daemon, which is started if necessary."""
     from ..client import Client  # noqa: PLC0415 - an HTTP library, too slow for --help
 
     client = Client.connect()
@@ -27,7 +27,7 @@ def daemon() -> Iterator[Client]:
 
 
 def finish(client: Client, operation: Operation, title: str) -> Operation:
-    """Show how far an operation is until it has succeeded; raise its error."""
+    """Show the progress of an operation until its end; return the successful operation, or raise its error."""
     latest = operation
     with output.ProgressBar(title) as bar:
         for latest in client.follow(operation.operation_id):
@@ -41,7 +41,7 @@ def _error_of(operation: Operation) -> GpuCkptError:
     if operation.error:
         return error_from(operation.error)
     if operation.state is OperationState.CANCELLED:
-        return OperationCancelled("The operation was cancelled; nothing was changed.")
+        return OperationCancelled("The operation was canceled; nothing was changed.")
     return GpuCkptError(
         f"The operation ended in the state {operation.state.value} without a reason.",
         hint="The daemon's log has more.",

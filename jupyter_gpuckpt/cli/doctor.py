@@ -1,4 +1,4 @@
-"""Implements `jupyter gpuckpt doctor`, which says what works on this machine, what does not, and what changes it.
+"""The command `jupyter gpuckpt doctor`, which reports what works on this machine, what does not, and how to fix it.
 
 It works without the daemon.
 """
@@ -15,7 +15,7 @@ from . import output
 
 
 def run(given: Namespace) -> int:
-    """Print the report, or one of the files that its lines name; the status of HostError where kernels cannot be saved."""
+    """Print the report, or one of the files that it mentions; return the status of HostError if kernels cannot be saved."""
     if given.seccomp or given.apparmor:
         output.say(_profile("seccomp.json" if given.seccomp else "apparmor"))
         return 0

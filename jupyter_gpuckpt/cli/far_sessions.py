@@ -1,4 +1,4 @@
-"""Implements `jupyter gpuckpt remote sessions` and `remote fetch`: what lies in a remote, and how it comes here."""
+"""The commands `jupyter gpuckpt remote sessions` and `remote fetch`: listing and fetching snapshots of a remote."""
 
 from __future__ import annotations
 
@@ -22,17 +22,28 @@ _NUMBERS = frozenset({"MEMORY", "STORED"})
 
 
 def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
-    """What can be typed after `remote sessions` and `remote fetch`."""
+    """Add the arguments of `remote sessions` and `remote fetch`."""
     for to in (sessions, fetching):
         to.add_argument("name", metavar="NAME", help="of the remote")
     fetching.add_argument("snapshot", metavar="SNAPSHOT", help="its id, or the beginning of it")
     fetching.add_argument(
         "--check",
         action="store_true",
-        help="only say what would be moved, and what keeps the kernel from being resumed here",
+        help="only print the size of the transfer, and the obstacles to a resume here",
     )
     fetching.add_argument(
         "--force", action="store_true", help="fetch it although it could not be resumed here"
+    )
+    how = fetching.add_mutually_exclusive_group()
+    how.add_argument(
+        "--take-over",
+        action="store_true",
+        help="although another machine runs its session; what that one does from then on becomes a branch",
+    )
+    how.add_argument(
+        "--as-copy",
+        action="store_true",
+        help="without its session, which another machine may run: to look at, or to branch from",
     )
 
 
@@ -51,22 +62,24 @@ def list_sessions(given: Namespace) -> int:
             short[one.snapshot_id],
             session.path or "-",
             _whose(session),
+            session.leased_to or "-",
             one.title if one.title not in {"", session.path} else "-",
             output.age(time.time() - one.created),
             output.size(one.raw_bytes),
             output.size(one.stored_bytes),
-            "yes" if one.here else "no",
+            "listed" if one.stub else "yes" if one.here else "no",
         ]
         for session in found.sessions
         for one in session.snapshots
     ]
-    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "TITLE", "CREATED", "MEMORY", "STORED", "HERE"]
+    heads = ["SNAPSHOT", "NOTEBOOK", "FROM", "LEASED TO", "TITLE"]
+    heads += ["CREATED", "MEMORY", "STORED", "HERE"]
     output.say(output.table(heads, rows, right=_NUMBERS) if rows else "No snapshots.")
     return 0
 
 
 def fetch(given: Namespace) -> int:
-    """Bring a snapshot into the local store; with --check the status of HostIncompatible if it could not be resumed here."""
+    """Fetch a snapshot into the local store; with --check return the status of HostIncompatible if it could not be resumed here."""
     with daemon() as client:
         snapshot_id, session_id = _one_snapshot(
             given.snapshot, client.send(calls.far_sessions(given.name))
@@ -76,10 +89,10 @@ def fetch(given: Namespace) -> int:
             _say_estimate(estimate, as_json=given.json)
             return exit_code(HostIncompatible) if estimate.obstacles else 0
         if not given.json:
-            output.note(_in_words(estimate))
+            output.note(_as_text(estimate))
             for why in (*estimate.obstacles * given.force, *estimate.warnings):
                 output.warn(why)
-        request = FetchRequest(session_id, given.force)
+        request = FetchRequest(session_id, given.force, given.take_over, given.as_copy)
         operation = _finish(client, client.send(calls.fetch(given.name, snapshot_id, request)))
     if given.json:
         output.say_json({"operation": operation})
@@ -95,12 +108,12 @@ def _finish(client: Client, operation: Operation) -> Operation:
         return finish(client, operation, "fetching")
     except KeyboardInterrupt:
         client.send(calls.cancel(operation.operation_id))
-        output.warn("The fetch is cancelled.")
+        output.warn("The fetch is canceled.")
         raise
 
 
 def _where(listing: FarListing) -> dict[str, str]:
-    """Return the ids of the snapshots that are listed, and of their sessions."""
+    """Return the ids of the sessions of all listed snapshots, by the snapshot's id."""
     return {
         one.snapshot_id: session.session_id
         for session in listing.sessions
@@ -124,7 +137,7 @@ def _say_estimate(estimate: FetchEstimate, *, as_json: bool) -> None:
     if as_json:
         output.say_json(estimate)
         return
-    output.say(_in_words(estimate))
+    output.say(_as_text(estimate))
     for why in (*estimate.obstacles, *estimate.warnings):
         output.warn(why)
     if estimate.obstacles:
@@ -134,8 +147,8 @@ def _say_estimate(estimate: FetchEstimate, *, as_json: bool) -> None:
         output.say("Nothing is known that would keep the kernel from being resumed here.")
 
 
-def _in_words(estimate: FetchEstimate) -> str:
-    if estimate.snapshot.here:
+def _as_text(estimate: FetchEstimate) -> str:
+    if estimate.snapshot.here and not estimate.snapshot.stub:
         return "The snapshot is here already."
     text = f"About {output.size(estimate.move_bytes)} have to be moved"
     if estimate.here_bytes:
@@ -144,6 +157,6 @@ def _in_words(estimate: FetchEstimate) -> str:
 
 
 def _whose(session: ListedSession) -> str:
-    """Return machine and user of a session, as far as they are known."""
+    """Return the known ones of a session's machine and user as a text."""
     user = "/".join(filter(None, (session.hub_user, session.server_name)))
     return "@".join(filter(None, (user, session.host_name))) or "-"

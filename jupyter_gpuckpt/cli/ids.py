@@ -1,4 +1,4 @@
-"""Kernels and snapshots by the beginnings of their ids."""
+"""Resolution of abbreviated ids of kernels and snapshots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def one_kernel(prefix: str, client: Client) -> str:
-    """The id of the kernel whose id begins with `prefix`. Raises KernelNotFound, ConfigurationError."""
+    """Return the id of the only kernel whose id begins with `prefix`. Raises KernelNotFound, ConfigurationError."""
     found = one_of(prefix, [kernel.kernel_id for kernel in client.send(calls.kernels())])
     if not found:
         raise KernelNotFound(
@@ -24,7 +24,7 @@ def one_kernel(prefix: str, client: Client) -> str:
 
 
 def one_snapshot(prefix: str, ids: Iterable[str]) -> str:
-    """The one of `ids` that begins with `prefix`. Raises SnapshotNotFound, ConfigurationError."""
+    """Return the only one of `ids` that begins with `prefix`. Raises SnapshotNotFound, ConfigurationError."""
     found = one_of(prefix, ids)
     if not found:
         raise SnapshotNotFound(
@@ -35,7 +35,7 @@ def one_snapshot(prefix: str, ids: Iterable[str]) -> str:
 
 
 def one_of(prefix: str, ids: Iterable[str]) -> str:
-    """The one id that is `prefix` or begins with it; empty if there is none."""
+    """Return the only id that is `prefix` or begins with it; empty if there is none. Raises ConfigurationError for several."""
     known = set(ids)
     if prefix in known:
         return prefix

@@ -1,7 +1,6 @@
-"""Everything the commands print: tables, sizes, ages, JSON, errors and the progress bar.
+"""The output of commands: tables, sizes, ages, JSON, errors and the progress bar. The only module that prints.
 
-Results go to stdout, everything about the way there (progress, warnings, questions, errors) to
-stderr. The only module that prints.
+Results go to stdout; progress, warnings, questions and errors go to stderr.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from ..progress import ProgressRecord
 
 BAR_WIDTH = 24
 SECONDS_PER_MINUTE, SECONDS_PER_HOUR, SECONDS_PER_DAY = 60, 3600, 86400
-#: What lists show of an id; more where it takes more to tell two apart.
+#: The least number of characters of an id in lists; more are shown if they are needed to tell two ids apart.
 SHORT_ID = 8
 
 
 def size(count_bytes: int) -> str:
-    """Bytes as people write them: `999 B`, `1.2 GB` (powers of 1000)."""
+    """Format a number of bytes: `999 B`, `1.2 GB` (powers of 1000)."""
     value, units = float(count_bytes), ["kB", "MB", "GB", "TB"]
     if count_bytes < 1000:
         return f"{count_bytes} B"
@@ -34,8 +33,8 @@ def size(count_bytes: int) -> str:
 
 
 def age(seconds: float) -> str:
-    """How long ago something was: `just now`, `3 min ago`, `2 h ago`, `5 days ago`."""
-    seconds = max(0.0, seconds)  # a clock that was set back
+    """Format an age: `just now`, `3 min ago`, `2 h ago`, `5 days ago`."""
+    seconds = max(0.0, seconds)  # the clock may have been set back
     for unit, length in (("day", SECONDS_PER_DAY), ("h", SECONDS_PER_HOUR)):
         count = int(seconds // length)
         if count:
@@ -45,7 +44,7 @@ def age(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A span: `0.15 s`, `12.3 s`, `4 min 05 s`."""
+    """Format a duration: `0.15 s`, `12.3 s`, `4 min 05 s`."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     if seconds < SECONDS_PER_MINUTE:
@@ -55,7 +54,7 @@ def duration(seconds: float) -> str:
 
 
 def short_ids(ids: Iterable[str]) -> dict[str, str]:
-    """The shortest beginnings, of equal length, that tell these ids apart."""
+    """Return, by id, the shortest prefixes of equal length that tell these ids apart."""
     full = set(ids)
     longest = max(map(len, full), default=0)
     length = SHORT_ID
@@ -65,14 +64,14 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 def printable(text: str) -> str:
-    """`text` without characters that could command a terminal: names come from strangers' files."""
+    """Return `text` without control characters: names from other users' files could contain terminal escape sequences."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[str] = ()
 ) -> str:
-    """Aligned columns, two spaces apart; the columns with a head in `right` are aligned there."""
+    """Format rows in aligned columns, two spaces apart; columns whose head is in `right` are right-aligned."""
     lines = [list(heads), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
@@ -87,7 +86,7 @@ def table(
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal that `text` takes: East Asian letters take two, combining ones none."""
+    """Return the width of `text` in terminal columns: East Asian characters take two, combining ones none."""
     return sum(
         0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
         for c in text
@@ -95,27 +94,27 @@ def _width(text: str) -> int:
 
 
 def say(text: str) -> None:
-    """A result, to stdout."""
+    """Print a result to stdout."""
     print(text)
 
 
 def say_json(document: object) -> None:
-    """A result for programs: one JSON document, to stdout."""
+    """Print a result for programs to stdout: one JSON document."""
     print(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
 def note(text: str) -> None:
-    """Something to know before a question, to stderr."""
+    """Print a note to stderr, such as one before a question."""
     print(text, file=sys.stderr)
 
 
 def warn(text: str) -> None:
-    """Something to know although it worked, to stderr."""
+    """Print a warning of a successful command to stderr."""
     print(f"Warning: {printable(text)}", file=sys.stderr)
 
 
 def fail(error: GpuCkptError, *, as_json: bool) -> None:
-    """An error: to stderr for people, to stdout as `{"error": {...}}` for programs."""
+    """Print an error: to stderr for people, to stdout as `{"error": {...}}` for programs."""
     if as_json:
         say_json({"error": record_of(error)})
         return
@@ -127,7 +126,7 @@ def fail(error: GpuCkptError, *, as_json: bool) -> None:
 
 
 def ask(question: str) -> bool:
-    """Ask on the terminal; only yes is yes."""
+    """Ask a question on the terminal; return True only for an explicit yes."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if not answer.endswith("\n"):
@@ -135,10 +134,16 @@ def ask(question: str) -> bool:
     return answer.strip().lower() in {"y", "yes"}
 
 
-class ProgressBar:
-    """One line on a terminal that is drawn over and over; nothing at all elsewhere.
+def typed(question: str) -> str:
+    """Ask on stderr for a line on stdin."""
+    print(f"{question}: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
 
-    Use it as a context manager: at the end the line is gone.
+
+class ProgressBar:
+    """A progress bar: one line that is redrawn on a terminal; nothing is printed elsewhere.
+
+    Use it as a context manager, which erases the line at the end.
     """
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
@@ -153,18 +158,23 @@ class ProgressBar:
         self._draw("")
 
     def show(self, progress: ProgressRecord) -> None:
-        """Draw how far it is."""
+        """Draw the current progress."""
         self._draw(progress_line(self._title, progress))
+
+    def show_count(self, done: int, total: int) -> None:
+        """Draw how many of something are done."""
+        full = int(min(1.0, done / total) * BAR_WIDTH) if total else BAR_WIDTH
+        self._draw(f"{self._title}  [{'#' * full}{'.' * (BAR_WIDTH - full)}] {done} of {total}")
 
     def _draw(self, line: str) -> None:
         if self._shown:
-            # A line as wide as the terminal would wrap, and could not be drawn over.
+            # A line as wide as the terminal would wrap and could not be redrawn.
             room = shutil.get_terminal_size().columns - 1
             print(f"\r\x1b[K{line[:room]}", end="", file=self._stream, flush=True)
 
 
 def progress_line(title: str, progress: ProgressRecord) -> str:
-    """How far an operation is: `saving  pages  [####....]  50 %  1.0 GB of 2.0 GB  1.2 s`."""
+    """Format progress: `saving  pages  [####....]  50 %  1.0 GB of 2.0 GB  1.2 s`."""
     parts = [title, printable(progress.stage)]
     if progress.total_bytes:
         share = min(1.0, progress.done_bytes / progress.total_bytes)

@@ -1,4 +1,4 @@
-"""`jupyter gpuckpt prune`: snapshots that no rule keeps are removed, as the daemon decides (`store/retention.py`)."""
+"""The command `jupyter gpuckpt prune`, which removes snapshots that no rule keeps (`store/retention.py`)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POWERS = " kmgt"
 
 
 def add_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `prune`."""
+    """Add the arguments of `prune`."""
     to.add_argument(
         "--keep-last", metavar="N", type=_count, default=0, help="keep the last N of every kernel"
     )
@@ -50,19 +50,23 @@ def add_arguments(to: ArgumentParser) -> None:
         default=0,
         help="then delete the oldest until all take no more than SIZE: 500M, 20G, 1.5T",
     )
-    to.add_argument("--manual-too", action="store_true", help="also those that were taken by hand")
-    to.add_argument("-n", "--dry-run", action="store_true", help="only say what would be deleted")
+    to.add_argument(
+        "--manual-too", action="store_true", help="also remove snapshots that you took yourself"
+    )
+    to.add_argument(
+        "-n", "--dry-run", action="store_true", help="only list the snapshots that would be deleted"
+    )
     to.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def run(given: Namespace, client: Client) -> int:
-    """Ask the daemon, on a terminal also the user; say what was deleted and what stays."""
+    """Prune snapshots, after a question on a terminal; print which were deleted and which are kept."""
     policy = RetentionPolicy(
         given.keep_last, given.keep_within, given.max_bytes, manual_too=given.manual_too
     )
     if policy.removes_nothing:
         raise ConfigurationError(
-            "No rule is given that says which snapshots to keep.",
+            "No rule is given for the snapshots to keep.",
             hint="Give --keep-last, --keep-within or --max-bytes; --dry-run shows what they would do.",
         )
     report = client.send(calls.prune(policy, dry_run=True))
@@ -120,7 +124,7 @@ def _count(text: str) -> int:
 
 
 def seconds(text: str) -> float:
-    """`90m`, `12h`, `7d`, `1w2d` in seconds."""
+    """Convert texts like `90m`, `12h`, `7d`, `1w2d` to seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)(s|m|h|d|w)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise argparse.ArgumentTypeError(f"not a time such as 90m, 12h, 7d or 2w: {text!r}")
@@ -128,7 +132,7 @@ def seconds(text: str) -> float:
 
 
 def size_bytes(text: str) -> int:
-    """`500M`, `20G`, `20GB` (powers of 1000, as sizes are shown), `20GiB` (powers of 1024) in bytes."""
+    """Convert texts like `500M`, `20G`, `20GB` (powers of 1000, as sizes are shown), `20GiB` (powers of 1024) to bytes."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([kmgt]?)(i?)b?", text.lower())
     if found is None or (found[3] and not found[2]):
         raise argparse.ArgumentTypeError(f"not a size such as 500M, 20G or 20GiB: {text!r}")

@@ -1,4 +1,7 @@
-"""Implements `jupyter gpuckpt remote key`: who can open a remote. Secrets are typed, never given as arguments."""
+"""The command `jupyter gpuckpt remote key`, which manages the holders of a remote's key.
+
+Secrets are typed, never given as arguments.
+"""
 
 from __future__ import annotations
 
@@ -10,37 +13,42 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from .. import daemon_settings
-from ..errors import ConfigurationError, OperationCancelled
+from ..errors import ConfigurationError, OperationCancelled, error_from
 from ..remote_records import GivenSecret, HolderKind, Remote, RemoteAnswer, RemoteCall, RemoteVerb
 from . import output
 
 
 def add_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `remote key`."""
+    """Add the arguments of `remote key`."""
     to.add_argument("name", metavar="NAME", help="of the remote")
     what = to.add_mutually_exclusive_group()
-    what.add_argument("--add-passphrase", action="store_true", help="let in who knows a passphrase")
-    what.add_argument("--add-file", metavar="PATH", default="", help="let in who has a key file")
     what.add_argument(
-        "--add-command", metavar="COMMAND", default="", help="let in who can run a command"
+        "--add-passphrase", action="store_true", help="add a holder with a passphrase"
+    )
+    what.add_argument("--add-file", metavar="PATH", default="", help="add a holder with a key file")
+    what.add_argument(
+        "--add-command",
+        metavar="COMMAND",
+        default="",
+        help="add a holder with a command that prints the key",
     )
     what.add_argument(
-        "--add-recovery-phrase", action="store_true", help="make another 24 words for paper"
+        "--add-recovery-phrase",
+        action="store_true",
+        help="add a new recovery phrase of 24 words, for paper",
     )
-    what.add_argument(
-        "--remove", metavar="HOLDER", default="", help="take away a holder's way in, by its id"
-    )
+    what.add_argument("--remove", metavar="HOLDER", default="", help="remove a holder, by its id")
     what.add_argument(
         "--rekey",
         action="store_true",
-        help="give what is written from now on a new key, which only this machine has, and a new recovery phrase",
+        help="use a new key for everything written from now on, held by this machine and a new recovery phrase only",
     )
-    to.add_argument("--label", metavar="TEXT", default="", help="what the new holder is called")
+    to.add_argument("--label", metavar="TEXT", default="", help="name of the new holder")
     to.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
 def add_openers(to: ArgumentParser) -> None:
-    """What says how a store that is there already can be opened."""
+    """Add the options that choose the secret for a remote that already has snapshots."""
     opener = to.add_mutually_exclusive_group()
     opener.add_argument(
         "--passphrase",
@@ -55,7 +63,7 @@ def add_openers(to: ArgumentParser) -> None:
 
 
 def opener(given: Namespace) -> GivenSecret | None:
-    """Ask for the secret that was chosen with `add_openers`."""
+    """Return the secret that the options of `add_openers` choose, asked for on the terminal; None without such an option."""
     if given.passphrase:
         return GivenSecret(HolderKind.PASSPHRASE, _typed("Passphrase"))
     if given.recovery_phrase:
@@ -64,7 +72,7 @@ def opener(given: Namespace) -> GivenSecret | None:
 
 
 def run(given: Namespace) -> int:
-    """Do what was typed, and list the holders."""
+    """Run the command and list the holders."""
     new = _new(given)
     if new:
         answer = ask(RemoteVerb.ADD_HOLDER, given.name, holder=given.label, new=new)
@@ -85,14 +93,14 @@ def run(given: Namespace) -> int:
     output.say(output.table(["HOLDER", "OPENS BY", "NAME", "ADDED", ""], rows))
     if given.remove:
         output.note(
-            "What that holder may have copied still opens what is there. `--rekey` protects what is written from now on."
+            "A key that this holder has copied still opens the existing content. `--rekey` protects what is written from now on."
         )
     show_phrase(answer)
     return 0
 
 
 def show_phrase(answer: RemoteAnswer) -> None:
-    """Show the words of a new recovery phrase, this once."""
+    """Print the 24 words of a new recovery phrase; they are shown only once."""
     if answer.recovery_phrase:
         words = answer.recovery_phrase.split()
         lines = [" ".join(words[start : start + 6]) for start in range(0, len(words), 6)]
@@ -111,12 +119,22 @@ def ask(
     secret: GivenSecret | None = None,
     holder: str = "",
     new: GivenSecret | None = None,
+    session: str = "",
+    sample: int = 0,
 ) -> RemoteAnswer:
-    """Have it done, with the data directory that the environment names."""
+    """Run a command about remotes in a process of its own and return its result. Raises its error as its own class."""
     from ..client import remotes  # noqa: PLC0415 - too slow for --help
 
     data_dir = str(daemon_settings.from_environment().data)
-    return remotes.ask(RemoteCall(verb, data_dir, name, remote, secret, holder, new))
+    call = RemoteCall(verb, data_dir, name, remote, secret, holder, new, session, sample)
+    answer = remotes.ask(call)
+    if answer.error:
+        if answer.recovery_phrase:
+            output.warn(
+                f"Recovery phrase, valid unless the repeated command shows another: {answer.recovery_phrase}"
+            )
+        raise error_from(answer.error)
+    return answer
 
 
 def _new(given: Namespace) -> GivenSecret | None:
@@ -141,7 +159,7 @@ def _confirm(given: Namespace) -> None:
 
 
 def _typed(question: str) -> str:
-    """Return a line that is typed unseen, or, where there is no terminal, read from the standard input."""
+    """Ask for a line without echo; without a terminal read it from stdin."""
     if sys.stdin.isatty():
         return getpass.getpass(f"{question}: ")
     return sys.stdin.readline().rstrip("\r\n")

@@ -1,4 +1,4 @@
-"""Implements `jupyter gpuckpt remote`: buckets to which snapshots are uploaded."""
+"""The command `jupyter gpuckpt remote`, which manages buckets to which snapshots are uploaded."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..remote_records import (
     secrets_in,
 )
 from ..statuses import exit_code
-from . import far_sessions, output, remote_keys, uploads
+from . import drilling, erasing, far_sessions, only_copies, output, remote_keys, uploads
 from .prune import size_bytes
 from .remote_keys import ask
 
@@ -31,11 +31,11 @@ A remote is a bucket and a prefix: s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://
 Credentials are never given here: they are found where the provider's own tools find them.
 """
 
-_SAID = {None: "unknown", True: "yes", False: "no"}
+_ANSWERS = {None: "unknown", True: "yes", False: "no"}
 
 
 def add_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `remote`."""
+    """Add the arguments and commands of `remote`."""
     verbs = to.add_subparsers(title="commands", metavar="COMMAND", required=True, dest="verb")
 
     def verb(name: str, summary: str) -> ArgumentParser:
@@ -43,8 +43,8 @@ def add_arguments(to: ArgumentParser) -> None:
         added.add_argument("--json", action="store_true", help="print one JSON document")
         return added
 
-    add = verb("add", "try out a bucket and remember it")
-    add.add_argument("name", metavar="NAME", help="what it is called here")
+    add = verb("add", "test a bucket and add it")
+    add.add_argument("name", metavar="NAME", help="its name on this machine")
     add.add_argument("url", metavar="URL", help="for example s3://bucket/prefix")
     add.add_argument(
         "--set",
@@ -53,7 +53,7 @@ def add_arguments(to: ArgumentParser) -> None:
         action="append",
         default=[],
         help="endpoint, region, profile, virtual_hosted_style_request (s3); endpoint, account_name, use_azure_cli (az);"
-        " allow_http=true lets a server be spoken to without encryption",
+        " allow_http=true allows connections without encryption",
     )
     add.add_argument(
         "--upload-rate",
@@ -65,7 +65,7 @@ def add_arguments(to: ArgumentParser) -> None:
     add.add_argument(
         "--manual",
         action="store_true",
-        help="upload what `remote upload` names, and nothing by itself",
+        help="upload only the snapshots that `remote upload` names",
     )
     source = add.add_mutually_exclusive_group()
     source.add_argument(
@@ -79,24 +79,37 @@ def add_arguments(to: ArgumentParser) -> None:
     )
     remote_keys.add_openers(add)
     for name, summary in (
-        ("test", "try out again what a remote can do"),
-        ("rm", "forget a remote; what it holds stays there"),
-        ("pause", "upload nothing by itself for now: offline, or where what is sent costs"),
-        ("resume", "upload by itself again"),
+        ("test", "test again whether a remote can be used"),
+        ("rm", "forget a remote; its content stays there"),
+        ("pause", "pause automatic uploads, for example while traffic is metered"),
+        ("resume", "resume automatic uploads"),
     ):
-        verb(name, summary).add_argument("name", metavar="NAME", help="as it was added")
+        added = verb(name, summary)
+        added.add_argument("name", metavar="NAME", help="as it was added")
+        if name == "rm":
+            added.add_argument(
+                "--force",
+                action="store_true",
+                help="forget it even if it has the only copies of snapshots that are listed here",
+            )
     verb("list", "list the remotes")
     far_sessions.add_arguments(
         verb("sessions", "list the snapshots in a remote"),
-        verb("fetch", "bring a snapshot here from a remote"),
+        verb("fetch", "fetch a snapshot from a remote"),
     )
-    uploads.add_status_arguments(verb("status", "say what remotes have, what is waiting, and why"))
-    uploads.add_upload_arguments(verb("upload", "upload snapshots now, and wait for it"))
-    remote_keys.add_arguments(verb("key", "say who can open a remote, and change that"))
+    uploads.add_status_arguments(
+        verb("status", "show the uploaded snapshots of each remote, those that wait, and why")
+    )
+    uploads.add_upload_arguments(verb("upload", "upload snapshots now, and wait for the end"))
+    drilling.add_arguments(
+        verb("verify", "fetch a sample of what a remote has, and compare it with its digests")
+    )
+    remote_keys.add_arguments(verb("key", "list, add or remove the holders of a remote's key"))
+    erasing.add_arguments(verb("erase", "remove a session from a remote for good, or everything"))
 
 
 def run(given: Namespace) -> int:
-    """Do what was typed; the status of ConfigurationError where a remote that was tested cannot be used."""
+    """Run a command; return the status of ConfigurationError if a tested remote cannot be used."""
     return _VERBS[given.verb](given)
 
 
@@ -129,11 +142,17 @@ def _test(given: Namespace) -> int:
 
 
 def _remove(given: Namespace) -> int:
-    found = ask(RemoteVerb.REMOVE, given.name)
+    with only_copies.kept(
+        given.name,
+        force=given.force,
+        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {given.name} SNAPSHOT`), or give --force: they can be resumed"
+        " once it is added again.",
+    ):
+        found = ask(RemoteVerb.REMOVE, given.name)
     if given.json:
         output.say_json({"remotes": found.remotes})
         return 0
-    output.say(f"Remote {given.name} is forgotten. What it holds is still there.")
+    output.say(f"Remote {given.name} is forgotten. Its content is still there.")
     key = found.remotes[0].remote.key
     if key and key.path:
         output.say(f"Its key is still in {key.path}.")
@@ -141,11 +160,11 @@ def _remove(given: Namespace) -> int:
 
 
 def _pause(given: Namespace) -> int:
-    return _paused(given, RemoteVerb.PAUSE, "Nothing is uploaded by itself to remote")
+    return _paused(given, RemoteVerb.PAUSE, "Automatic uploads are paused for remote")
 
 
 def _resume(given: Namespace) -> int:
-    return _paused(given, RemoteVerb.RESUME, "What is waiting is uploaded to remote")
+    return _paused(given, RemoteVerb.RESUME, "Automatic uploads are resumed for remote")
 
 
 def _paused(given: Namespace, verb: RemoteVerb, done: str) -> int:
@@ -179,11 +198,13 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
     "status": uploads.status,
     "upload": uploads.upload,
     "key": remote_keys.run,
+    "erase": erasing.run,
+    "verify": drilling.run,
 }
 
 
 def _say(given: Namespace, answer: RemoteAnswer) -> int:
-    """Print what remotes were found to be able to do."""
+    """Print the capabilities of tested remotes; return the command's exit status."""
     found = answer.remotes
     if given.json:
         output.say_json(answer)
@@ -199,15 +220,15 @@ def _say(given: Namespace, answer: RemoteAnswer) -> int:
 
 def _rows(found: Capabilities) -> list[list[str]]:
     return [
-        ["creates objects without overwriting", _SAID[found.create_only]],
-        ["compares and swaps", _SAID[found.compare_and_swap]],
-        ["gives parts of objects", _SAID[found.ranges]],
-        ["lists what was just written", _SAID[found.lists]],
-        ["tells missing from denied", _SAID[found.tells_missing]],
-        ["deletes", _SAID[found.deletes]],
-        ["keeps old versions", _SAID[found.versioned]],
-        ["forbids deletions for a while", _SAID[found.object_lock]],
-        ["has rules that delete or move objects", _SAID[found.life_cycle]],
+        ["creates objects without overwriting", _ANSWERS[found.create_only]],
+        ["replaces an object only if it is unchanged", _ANSWERS[found.compare_and_swap]],
+        ["returns parts of objects", _ANSWERS[found.ranges]],
+        ["lists what was just written", _ANSWERS[found.lists]],
+        ["reports a missing object as missing", _ANSWERS[found.tells_missing]],
+        ["deletes", _ANSWERS[found.deletes]],
+        ["keeps old versions", _ANSWERS[found.versioned]],
+        ["forbids deletions for a while", _ANSWERS[found.object_lock]],
+        ["has rules that delete or move objects", _ANSWERS[found.life_cycle]],
         ["its clock is ahead by", f"{round(found.clock_ahead_seconds)} s"],
     ]
 

@@ -1,4 +1,4 @@
-"""What can be done with snapshots beside listing and deleting them: notes, pins, verification, archives."""
+"""Commands for snapshots besides listing and deleting: notes, pins, verification, archives."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ STANDARD = "-"
 
 
 def add_note_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `note`."""
+    """Add the arguments of `note`."""
     to.add_argument("snapshot", metavar="SNAPSHOT", help=_SNAPSHOT_HELP)
     to.add_argument("text", metavar="TEXT", nargs="?", help="the note; '' removes it")
-    to.add_argument("--title", metavar="TITLE", help="what lists call it; '' removes it")
+    to.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
 
 
 def undelete(given: Namespace, client: Client) -> int:
-    """Bring deleted snapshots back, all that can be if none is named."""
+    """Undo deletions of snapshots; of all possible ones if none is named."""
     deleted = [info.snapshot_id for info in client.send(calls.snapshots(deleted=True))]
     wanted = [one_snapshot(prefix, deleted) for prefix in given.snapshot] or deleted
     back = [client.send(calls.undelete(snapshot_id)) for snapshot_id in wanted]
@@ -50,19 +50,19 @@ def undelete(given: Namespace, client: Client) -> int:
 
 
 def note(given: Namespace, client: Client) -> int:
-    """Change note or title of a snapshot."""
+    """Change the note or title of a snapshot."""
     if given.text is None and given.title is None:
         raise ConfigurationError("There is nothing to note.", hint="Give a text, or --title.")
     return _annotate(given, client, note=given.text, title=given.title)
 
 
 def pin(given: Namespace, client: Client) -> int:
-    """Keep a snapshot from retention."""
+    """Pin a snapshot, so that retention keeps it."""
     return _annotate(given, client, pinned=True)
 
 
 def unpin(given: Namespace, client: Client) -> int:
-    """Leave a snapshot to retention."""
+    """Unpin a snapshot, so that retention may remove it."""
     return _annotate(given, client, pinned=False)
 
 
@@ -84,9 +84,15 @@ def _annotate(
 
 
 def verify(given: Namespace, client: Client) -> int:
-    """Verify snapshots, all if none is named; the status of ObjectCorrupt if one is damaged."""
-    known = _ids(client)
-    wanted = [one_snapshot(prefix, known) for prefix in given.snapshot] or known
+    """Verify snapshots, all if none is named; return the status of ObjectCorrupt if one is damaged."""
+    infos = client.send(calls.snapshots())
+    known = [info.snapshot_id for info in infos]
+    far = [info.snapshot_id for info in infos if info.far_only is not None]
+    wanted = [one_snapshot(prefix, known) for prefix in given.snapshot]
+    if not wanted:
+        wanted = [one for one in known if one not in far]
+        if far:
+            output.warn(f"Not verified, because only remotes have their content: {', '.join(far)}.")
     found = []
     for snapshot_id in dict.fromkeys(wanted):
         result = client.send(calls.verify(snapshot_id))
@@ -105,7 +111,7 @@ def verify(given: Namespace, client: Client) -> int:
 
 
 def export(given: Namespace, client: Client) -> int:
-    """Write a snapshot to a file or to stdout as an archive; a file is there as a whole or not at all."""
+    """Write a snapshot to a file or to stdout as an archive; a file appears only when it is complete."""
     snapshot_id = one_snapshot(given.snapshot, _ids(client))
     to_stdout = given.file == STANDARD
     if to_stdout and (given.json or sys.stdout.isatty()):
@@ -125,7 +131,7 @@ def export(given: Namespace, client: Client) -> int:
 
 
 def import_archive(given: Namespace, client: Client) -> int:
-    """Bring in the snapshots of an archive from a file or from stdin."""
+    """Import the snapshots of an archive from a file or from stdin."""
     try:
         with _source(given.file) as file:
             length = os.fstat(file.fileno()).st_size
@@ -147,7 +153,7 @@ def _ids(client: Client) -> list[str]:
 
 @contextmanager
 def _target(name: str) -> Iterator[BinaryIO]:
-    """A file that gets its name when it is complete; only its owner can read it."""
+    """Yield a file with mode 0600 that is renamed to its final name when it is complete; stdout for `-`."""
     if name == STANDARD:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -178,7 +184,7 @@ def _source(name: str) -> Iterator[BinaryIO]:
 
 
 def _shown(title: str, pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
-    """`pieces`, with a bar on a terminal that says how far they are; `length` 0: it is not known."""
+    """Yield `pieces` and show their progress on a terminal; `length` 0: unknown."""
     began, done = time.monotonic(), 0
     with output.ProgressBar(title) as bar:
         for piece in pieces:

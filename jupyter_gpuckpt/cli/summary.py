@@ -1,4 +1,4 @@
-"""Operations and snapshots in a few words."""
+"""Summaries of operations and snapshots as short texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import output
 
 
 def of_operation(operation: Operation) -> str:
-    """What a save, suspend or resume that succeeded has done, as a sentence or two."""
+    """Summarize a successful save, suspend or resume in a sentence or two."""
     result = operation.result
     if result is None:
         return "Nothing had to be done."
@@ -37,7 +37,7 @@ def of_operation(operation: Operation) -> str:
 
 
 def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
-    """One line about a snapshot."""
+    """Summarize a snapshot in one line."""
     name = f" of {output.printable(info.name)}" if info.name else ""
     title = f", {output.printable(repr(info.title))}" if info.title else ""
     made = output.age(now - info.created)
@@ -47,7 +47,7 @@ def of_snapshot(info: SnapshotInfo, *, now: float) -> str:
 
 
 def of_record(record: dict[str, Any], *, now: float) -> str:
-    """A record as indented lines; what a value is shows in its name (`_bytes`, `seconds` ...)."""
+    """Format a record as indented lines; the unit of a value follows from its name (`_bytes`, `seconds` ...)."""
     return "\n".join(_lines(record, now, ""))
 
 
@@ -68,7 +68,7 @@ def _lines(record: dict[str, Any], now: float, indent: str) -> Iterator[str]:
 
 
 def _with_units(key: str, value: dict[str, Any]) -> dict[str, Any]:
-    """`{"pages": 1.5}` under `seconds_by_stage` is in seconds, though its name does not say so."""
+    """Format the numbers of a nested record such as `seconds_by_stage`, whose own keys state no unit, as durations."""
     if not key.startswith("seconds_by_"):
         return value
     return {

@@ -1,9 +1,8 @@
-"""Which kernels are saved first when the time may not do for all. Pure functions; sizes in bytes, times in seconds.
+"""The order in which to save kernels if there may not be time for all. Pure functions; sizes in bytes, times in seconds.
 
-The rule: a kernel is worth the time that has passed since it was last saved, began or was resumed, for that is what its user
-would lose. A suspend costs a fixed time and its bytes at a rate. Who is worth most for each second that it costs comes first,
-as long as what is begun is expected to fit into the time. What is not expected to fit comes last, smallest first: it is tried
-all the same, since an estimate is no more than that.
+The value of a kernel is the time since it was last saved, started or resumed, because its user would lose that work. A suspend
+costs a fixed time plus its bytes at a rate. Kernels with the highest value per second of cost come first, as long as they are
+expected to fit into the time. The others come last, smallest first: they are tried anyway, because estimates may be wrong.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import msgspec
 from ..model import SnapshotInfo
 from ..save_rates import FIXED_SECONDS, measured_rates
 
-#: Where no earlier snapshot shows it: what two slow processors compress and write.
+#: The rate that is assumed without earlier snapshots: two slow CPUs compress and write as much.
 BYTES_PER_SECOND = 500e6
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A kernel that is to be saved. `size_bytes`: memory and GPU memory; `at_stake_seconds`: what its user would lose."""
+    """A kernel to be saved. `size_bytes`: memory and GPU memory; `at_stake_seconds`: the work that its user would lose."""
 
     kernel_id: str
     size_bytes: int
@@ -33,7 +32,7 @@ def order(
     within_seconds: float | None,
     bytes_per_second: float = BYTES_PER_SECOND,
 ) -> list[Candidate]:
-    """All of them, in the order in which to begin; `within_seconds` None: there is time for all."""
+    """Return all candidates in the order in which to begin; `within_seconds` None: there is time for all."""
 
     def cost(one: Candidate) -> float:
         return FIXED_SECONDS + one.size_bytes / bytes_per_second
@@ -56,6 +55,6 @@ def order(
 
 
 def measured_rate(snapshots: Iterable[SnapshotInfo]) -> float:
-    """The usual rate of the latest snapshots, newest first, that are large enough to tell; else `BYTES_PER_SECOND`."""
+    """Return the median rate of the latest snapshots (newest first) that are large enough; else `BYTES_PER_SECOND`."""
     rates = measured_rates(snapshots)
     return statistics.median(rates) if rates else BYTES_PER_SECOND

@@ -1,4 +1,4 @@
-"""Implements what `jupyter gpuckpt remote` does with uploads: how they stand, and those that are wanted now."""
+"""The commands `jupyter gpuckpt remote status` and `remote upload`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .. import calls
 from ..errors import RemoteNotFound, SnapshotNotFound, error_from
 from ..progress import ProgressRecord
-from ..snapshot_records import RemoteUploads, Upload, UploadState
-from . import output
+from ..snapshot_records import RemoteUploads, Snapshot, Upload, UploadState
+from . import output, prices
 from .daemon_calls import daemon
 from .ids import one_snapshot
 
@@ -22,20 +22,27 @@ _NUMBERS = frozenset({"UPLOADED", "WAITING", "FAILED"})
 
 
 def add_status_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `remote status`."""
-    to.add_argument("name", metavar="NAME", nargs="?", default="", help="of one remote; else all")
+    """Add the arguments of `remote status`."""
+    to.add_argument("name", metavar="NAME", nargs="?", default="", help="the remote; default: all")
+    to.add_argument(
+        "--prices",
+        metavar="STORED,WRITES,READS,RECEIVED",
+        type=prices.parsed,
+        help="for a GB and month, 1000 writes, 1000 reads and a GB received. Default: the list prices of S3 Standard,"
+        f" {','.join(f'{one:g}' for one in prices.LIST_PRICES)}",
+    )
 
 
 def add_upload_arguments(to: ArgumentParser) -> None:
-    """What can be typed after `remote upload`."""
+    """Add the arguments of `remote upload`."""
     to.add_argument("name", metavar="NAME", help="of the remote")
     to.add_argument(
-        "snapshot", metavar="SNAPSHOT", nargs="+", help="their ids, or the beginnings of them"
+        "snapshot", metavar="SNAPSHOT", nargs="+", help="ids of snapshots, or their beginnings"
     )
 
 
 def status(given: Namespace) -> int:
-    """Say what remotes have, what is waiting, and why."""
+    """Show the snapshots that remotes have and those that wait, with the reasons."""
     with daemon() as client:
         found = client.send(calls.uploads())
     if given.name:
@@ -52,6 +59,9 @@ def status(given: Namespace) -> int:
     rows = list(map(_row, found))
     output.say(output.table(heads, rows, right=_NUMBERS) if rows else "No remotes.")
     for remote in found:
+        for line in (*prices.as_lines(remote, given.prices), *_collected(remote)):
+            output.note(line)
+    for remote in found:
         for failed in remote.failed:
             output.warn(
                 f"Snapshot {failed.snapshot_id} was not uploaded to {remote.remote}: {failed.error.message}"
@@ -66,9 +76,9 @@ def upload(given: Namespace) -> int:
         wanted = list(dict.fromkeys(one_snapshot(prefix, known) for prefix in given.snapshot))
         client.send(calls.upload(given.name, wanted))
         try:
-            _follow(client, given.name, wanted)
+            follow(client, given.name, wanted)
         except KeyboardInterrupt:
-            output.warn("The upload goes on; `jupyter gpuckpt remote status` shows how far it is.")
+            output.warn("The upload continues; `jupyter gpuckpt remote status` shows its progress.")
             raise
     if given.json:
         output.say_json({"remote": given.name, "uploaded": wanted})
@@ -78,12 +88,15 @@ def upload(given: Namespace) -> int:
     return 0
 
 
-def in_words(uploads: list[Upload]) -> str:
-    """To which remotes a snapshot went, for lists: `team, other 40 %`."""
-    return ", ".join(map(_upload_in_words, uploads)) or "-"
+def as_text(info: Snapshot) -> str:
+    """Format a snapshot's remotes for lists: `team, other 40 %`; `team, not here` if only they have its content."""
+    parts = list(map(_upload_as_text, info.uploads))
+    if info.far_only is not None:
+        parts = [*(parts or [info.far_only or "unknown"]), "not here"]
+    return ", ".join(parts) or "-"
 
 
-def _upload_in_words(one: Upload) -> str:
+def _upload_as_text(one: Upload) -> str:
     if one.state is UploadState.UPLOADED:
         return one.remote
     if one.state is UploadState.UPLOADING:
@@ -91,8 +104,8 @@ def _upload_in_words(one: Upload) -> str:
     return f"{one.remote} {one.state.value}"
 
 
-def _follow(client: Client, remote: str, wanted: list[str]) -> None:
-    """Show how far uploads are until all are there; raise the error of the first that is not uploaded now."""
+def follow(client: Client, remote: str, wanted: list[str]) -> None:
+    """Show the progress of uploads until all are done; raise the error of the first that fails."""
     began = time.monotonic()
     with output.ProgressBar("uploading") as bar:
         while True:
@@ -100,7 +113,8 @@ def _follow(client: Client, remote: str, wanted: list[str]) -> None:
             for one in uploads:
                 if one.error:
                     raise error_from(one.error)
-            if all(one.state is UploadState.UPLOADED for one in uploads):
+            states = [one.state for one in uploads]
+            if states == [UploadState.UPLOADED] * len(wanted):
                 return
             done = sum(one.done_bytes for one in uploads)
             total = sum(one.total_bytes for one in uploads)
@@ -113,11 +127,28 @@ def _uploads(client: Client, remote: str, wanted: list[str]) -> list[Upload]:
     for snapshot_id in wanted:
         if snapshot_id not in infos:
             raise SnapshotNotFound(f"Snapshot {snapshot_id} was deleted meanwhile.")
-    found = [one for snapshot_id in wanted for one in infos[snapshot_id].uploads]
-    uploads = [one for one in found if one.remote == remote]
-    if len(uploads) < len(wanted):
-        raise RemoteNotFound(f"Remote {remote} was removed meanwhile.")
-    return uploads
+    ways = [(one, way) for one in wanted for way in infos[one].uploads if way.remote == remote]
+    if missing := set(wanted).difference(one for one, _ in ways):
+        if all(one.name != remote for one in client.send(calls.remotes())):
+            raise RemoteNotFound(f"Remote {remote} was removed meanwhile.")
+        # A new daemon does not know the requests to its predecessor.
+        client.send(calls.upload(remote, [one for one in wanted if one in missing]))
+    return [way for _, way in ways]
+
+
+def _collected(one: RemoteUploads) -> list[str]:
+    """Format what was last removed from a remote because nothing needs it; nothing before the first time."""
+    found, name = one.collected, one.remote
+    lines = []
+    if found.at:
+        age, freed = output.age(time.time() - found.at), output.size(found.freed_bytes)
+        lines.append(
+            f"{name}: {found.removed} packs that nothing needed ({freed}) were removed {age}, {found.condemned} may go the next time."
+            f" That took {found.reads} reads, {found.writes} writes and lists; {output.size(found.received_bytes)} received."
+        )
+    if found.error:
+        lines.append(f"{name}: What nothing needs could not be removed: {found.error.message}")
+    return lines
 
 
 def _row(one: RemoteUploads) -> list[str]:
@@ -131,15 +162,15 @@ def _row(one: RemoteUploads) -> list[str]:
 
 
 def _state(one: RemoteUploads, now: float) -> str:
-    words = []
+    parts = []
     if one.uploading:
-        words.append(f"uploading {one.uploading[: output.SHORT_ID]}")
+        parts.append(f"uploading {one.uploading[: output.SHORT_ID]}")
     if one.paused:
-        words.append("paused")
+        parts.append("paused")
     if not one.automatic:
-        words.append("by hand only")
+        parts.append("manual only")
     if one.trouble:
-        words.append(one.trouble.message)
+        parts.append(one.trouble.message)
         if one.retry_at:
-            words.append(f"again in {output.duration(max(0.0, one.retry_at - now))}")
-    return ", ".join(words) or "up to date" * (not one.waiting)
+            parts.append(f"again in {output.duration(max(0.0, one.retry_at - now))}")
+    return ", ".join(parts) or "up to date" * (not one.waiting)

@@ -23,7 +23,7 @@ _Reply = TypeVar("_Reply")
 
 
 class AsyncClient:
-    """Connection to the daemon of this place, as `Client` is; belongs to the event loop that first uses it."""
+    """A client of this place's daemon, like `Client`; it belongs to the event loop that first uses it."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -32,7 +32,7 @@ class AsyncClient:
 
     @classmethod
     async def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
-        """Make a client whose daemon runs. `settings`, by default the environment's, matter only to a daemon that is started."""
+        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started."""
         target = await asyncio.to_thread(starting.target, settings, start=start)
         await asyncio.to_thread(starting.ensure, target)
         return cls(target)
@@ -48,7 +48,7 @@ class AsyncClient:
         await self.close()
 
     async def send(self, call: Call[_Reply]) -> _Reply:
-        """Send a call and return its answer."""
+        """Send a call and return its reply."""
         with transport.transport_errors():
             try:
                 response = await self._http.request(**transport.arguments(call))
@@ -60,14 +60,14 @@ class AsyncClient:
         return call.parse(response.status_code, response.content)
 
     async def stream(self, call: Call[_Reply]) -> AsyncGenerator[_Reply]:
-        """Send a call and yield every line of its answer."""
+        """Send a call and yield every line of its reply."""
         async with self._answering(call) as response:
             async for line in response.aiter_lines():
                 yield call.parse(response.status_code, line.encode())
 
     @asynccontextmanager
     async def export(self, snapshot_id: str) -> AsyncGenerator[tuple[int, AsyncIterator[bytes]]]:
-        """Yield the length and the bytes of a snapshot's archive. Raises ObjectCorrupt when it is cut off."""
+        """Yield the length and the bytes of a snapshot's archive. Raises ObjectCorrupt if the transfer is cut off."""
         async with self._answering(calls.export(snapshot_id)) as response:
             with transport.export_errors(snapshot_id):
                 yield int(response.headers["Content-Length"]), response.aiter_bytes()
@@ -82,7 +82,7 @@ class AsyncClient:
             return [operation async for operation in changes][-1]
 
     async def follow(self, operation_id: str) -> AsyncGenerator[Operation]:
-        """Yield an operation at every change, the last time when it is over."""
+        """Yield an operation at every change; the last record is the ended operation."""
         mirror = Mirror()
         async with aclosing(self.stream(calls.operation_events(operation_id))) as events:
             async for event in events:
@@ -96,9 +96,9 @@ class AsyncClient:
     async def events(
         self, owner: Owner, mirror: Mirror, on_loss: OnLoss = lambda error: None
     ) -> AsyncGenerator[list[Event]]:
-        """Keep an owner's connection open for as long as this is iterated, and yield what each of its events changes.
+        """Keep an owner's connection open while this is iterated, and yield the changes that each event makes.
 
-        When the connection is lost it is opened again, after `on_loss`. Raises only when the first connection fails.
+        A lost connection is reopened after `on_loss`. Only a failure of the first connection raises.
         """
         backoff, connected = Backoff(), False
         while True:

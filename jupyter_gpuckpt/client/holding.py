@@ -1,4 +1,4 @@
-"""The connection of an owner, held open by a thread: for callers without an event loop."""
+"""The connection of an owner, kept open by a thread, for callers without an event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OnLoss = Callable[[GpuCkptError], None]
 
 
 class Backoff:
-    """Pause before the next try to connect: short at first, for a daemon that was killed and is started again."""
+    """An exponential backoff before connecting again; short at first, for a daemon that was killed and is restarted."""
 
     FIRST, MOST = 0.1, 10.0
 
@@ -35,7 +35,7 @@ class Backoff:
         self._next = self.FIRST
 
     def succeeded(self) -> None:
-        """Make the next pause short again."""
+        """Reset the next pause to the shortest."""
         self._next = self.FIRST
 
     def seconds(self) -> float:
@@ -45,10 +45,10 @@ class Backoff:
 
 
 class Hold:
-    """Connection of an owner that is opened again whenever it is lost, until `close`.
+    """A connection of an owner that is reopened whenever it is lost, until `close`.
 
-    `on_event` is called from the thread with every change that the stream tells, after each (re)connect with all kernels and
-    operations, and what has gone meanwhile. `on_loss` is called when the connection is lost, before it is tried again.
+    `on_event` is called in the thread with every change in the stream; after each (re)connect with all kernels and operations,
+    including those that disappeared meanwhile. `on_loss` is called when the connection is lost, before it is reopened.
     """
 
     def __init__(self, target: Target, owner: Owner, on_event: OnEvent, on_loss: OnLoss) -> None:
@@ -74,7 +74,7 @@ class Hold:
         self._closed.set()
         connection = self._connection
         if connection is not None:
-            # Wakes the thread that reads from it.
+            # The shutdown wakes the thread that reads from the connection.
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:
@@ -137,4 +137,4 @@ class Hold:
         except Exception:
             _log.exception(
                 "a callback for events of gpuckptd failed"
-            )  # the connection must outlive it
+            )  # a failing callback must not end the connection

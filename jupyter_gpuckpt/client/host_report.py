@@ -1,4 +1,4 @@
-"""The report of this machine without a daemon: what keeps the daemon from starting may be in it."""
+"""The report of this machine without a daemon; it can show why the daemon does not start."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ..errors import DaemonUnavailable
 from ..protocol import HostReport
 from . import programs
 
-#: The trial of the engine waits for a minute where nothing goes on.
+#: The timeout: the trial of the engine may stall for a minute before it gives up.
 _SECONDS = 120.0
 
 
 def host_report() -> HostReport:
-    """Check this machine anew with this process's rights, as a daemon started by it would; raise DaemonUnavailable."""
+    """Check this machine with this process's rights, as a daemon started by it would. Raises DaemonUnavailable."""
     settings = msgspec.json.encode(daemon_settings.from_environment()).decode()
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
@@ -29,10 +29,10 @@ def host_report() -> HostReport:
         )
         return decoding.from_json(done.stdout, HostReport)
     except subprocess.CalledProcessError as error:
-        said = error.stderr.decode(errors="replace").strip()
-        last = said.splitlines()[-1] if said else f"it ended with status {error.returncode}"
+        errors = error.stderr.decode(errors="replace").strip()
+        last = errors.splitlines()[-1] if errors else f"it ended with status {error.returncode}"
         raise DaemonUnavailable(
-            f"This machine could not be checked: {last}", hint=programs.REINSTALL, details=said
+            f"This machine could not be checked: {last}", hint=programs.REINSTALL, details=errors
         ) from error
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError) as error:
         raise DaemonUnavailable(

@@ -1,4 +1,4 @@
-"""What a reader of the daemon's ordered stream knows: kernels and operations at the position of the event read last."""
+"""A mirror of the daemon's state, built from its ordered stream: kernels, operations and notices as of the last event."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import msgspec
 
 from ..errors import DaemonUnavailable, ErrorRecord, record_of
 from ..protocol import Event, Kernel, Operation, OperationState, Position, State
+from ..reclaim_records import Notice
 
-#: How many ended operations are remembered.
+#: The number of ended operations that are kept.
 _REMEMBERED = 200
 
 
 class Mirror:
-    """Kernels and operations of one stream, by id. A record never takes the place of a newer one, whatever brings it."""
+    """A mirror of one stream's kernels and operations, by id. A record never replaces a newer one, from whatever source it comes."""
 
     def __init__(self) -> None:
         self.position = Position()
         self.kernels: dict[str, Kernel] = {}
         self.operations: dict[str, Operation] = {}
+        self.notices: dict[str, Notice] = {}
         self._changed = asyncio.Event()
 
     def apply(self, event: Event) -> list[Event]:
-        """Take in the next event; return what it changes, a full state as the single changes that lead to it."""
-        told = [event] if event.state is None else self._changes(event, event.state)
-        changes = [self._without_outdated(change) for change in told]
+        """Apply the next event; return the changes that it makes; a full state is split into single changes."""
+        received = [event] if event.state is None else self._changes(event, event.state)
+        changes = [self._without_outdated(change) for change in received]
         self.position = event.position
         for change in changes:
             if change.kernel is not None:
@@ -34,12 +36,16 @@ class Mirror:
             if change.operation is not None:
                 self._remember(change.operation)
             self.kernels.pop(change.gone, None)
+            if change.notice is not None:
+                self.notices[change.notice.id] = change.notice
+                if change.notice.withdrawn:
+                    del self.notices[change.notice.id]
         self._forget_old()
         self._wake()
         return changes
 
     def expect(self, kernel: Kernel) -> Kernel | None:
-        """Take in a kernel that an answer has told of; return what is known of it, None if it has gone meanwhile."""
+        """Apply a kernel's record from a reply; return the newest record, or None if the kernel is gone meanwhile."""
         known = self.kernels.get(kernel.kernel_id)
         if known is None and kernel.position <= self.position:
             return None
@@ -48,8 +54,8 @@ class Mirror:
         return known
 
     async def follow(self, started: Operation) -> AsyncIterator[Operation]:
-        """Yield an operation whenever it has changed, the last time when it is over."""
-        # The answer may be here before the stream has told of the operation.
+        """Yield an operation whenever it has changed; the last record is the ended operation."""
+        # The reply may arrive before the stream's event about the operation.
         last = self.operations.setdefault(started.operation_id, started)
         yield last
         while not last.is_over:
@@ -58,8 +64,8 @@ class Mirror:
                 yield last
 
     def lose(self) -> list[Event]:
-        """Give up what runs, because the daemon has not come back; return the changes."""
-        error = record_of(DaemonUnavailable("gpuckptd ended and did not come back."))
+        """Mark running operations as failed, because the daemon has not come back; return the changes."""
+        error = record_of(DaemonUnavailable("gpuckptd ended and was not started again."))
         lost = [
             Event(self.position, operation=_failed(operation, error))
             for operation in self.operations.values()
@@ -77,12 +83,19 @@ class Mirror:
             yield Event(position, kernel=kernel)
         for kernel_id in set(self.kernels) - {kernel.kernel_id for kernel in state.kernels}:
             yield Event(position, gone=kernel_id)
-        told = {operation.operation_id for operation in state.operations}
+        standing = {notice.id: notice for notice in state.notices}
+        for notice_id, known in self.notices.items():
+            if notice_id not in standing:
+                yield Event(position, notice=msgspec.structs.replace(known, withdrawn=True))
+        for notice_id, notice in standing.items():
+            if self.notices.get(notice_id) != notice:
+                yield Event(position, notice=notice)
+        listed = {operation.operation_id for operation in state.operations}
         for operation in state.operations:
             yield Event(position, operation=operation)
         for operation in self.operations.values():
             is_new = operation.position > position
-            if operation.operation_id not in told and not (operation.is_over or is_new):
+            if operation.operation_id not in listed and not (operation.is_over or is_new):
                 now = "".join(
                     f"The kernel is {kernel.state} now."
                     for kernel in state.kernels
@@ -92,7 +105,7 @@ class Mirror:
                 yield Event(position, operation=_failed(operation, record_of(error)))
 
     def _without_outdated(self, change: Event) -> Event:
-        """Return a change without what it tells of a kernel or operation of which an answer has told something newer."""
+        """Return a change without records that are older than those from replies."""
         kernel = self.kernels.get(change.kernel.kernel_id if change.kernel else change.gone)
         if kernel is not None and change.position < kernel.position:
             change = msgspec.structs.replace(change, kernel=None, gone="")
@@ -102,7 +115,7 @@ class Mirror:
         return change
 
     def _remember(self, operation: Operation) -> None:
-        """Store an operation behind all others, so that those that ended last are forgotten last."""
+        """Store an operation as the last one, so that operations are dropped in the order of their end."""
         self.operations.pop(operation.operation_id, None)
         self.operations[operation.operation_id] = operation
 

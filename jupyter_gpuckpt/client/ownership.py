@@ -1,4 +1,4 @@
-"""The record by which a server or script makes itself known to the daemon."""
+"""The record by which a server or script registers with the daemon."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remotes, for doors: a process of the house is asked, without a daemon."""
+"""Commands about remotes for the command line, done by a separate process without a daemon."""
 
 from __future__ import annotations
 
@@ -7,26 +7,23 @@ import subprocess
 import msgspec
 
 from .. import decoding
-from ..errors import DaemonUnavailable, error_from
+from ..errors import DaemonUnavailable
 from ..remote_records import RemoteAnswer, RemoteCall
 from . import programs
 
 
 def ask(call: RemoteCall) -> RemoteAnswer:
-    """Do what `call` says, with the credentials of this process. Raises what went wrong there, DaemonUnavailable."""
+    """Run `call` in a process with our credentials; the answer holds its errors. Raises DaemonUnavailable if it cannot run."""
     command = programs.command("daemon.remotes")
     try:
         done = subprocess.run(  # noqa: S603 - our own interpreter and module
             command, input=msgspec.json.encode(call), capture_output=True, check=True
         )
-        answer = decoding.from_json(done.stdout, RemoteAnswer)
+        return decoding.from_json(done.stdout, RemoteAnswer)
     except (OSError, subprocess.CalledProcessError, msgspec.DecodeError) as error:
-        said = getattr(error, "stderr", None) or b""
+        errors = getattr(error, "stderr", None) or b""
         raise DaemonUnavailable(
             f"Remotes cannot be used: {type(error).__name__}.",
             hint=programs.REINSTALL,
-            details=said.decode(errors="replace").strip(),
+            details=errors.decode(errors="replace").strip(),
         ) from error
-    if answer.error:
-        raise error_from(answer.error)
-    return answer

@@ -1,4 +1,4 @@
-"""The daemon of this place: found, and started when it is not there."""
+"""Finding the daemon of this place, and starting it if it does not run."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ..place import Place, here, runtime_dir, runtime_dirs, socket_path
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
 
-#: A machine under load may take this long to start a Python program.
-START_SECONDS = 30.0
-#: One that hangs must not hold up who looks for all of them.
-_OTHERS_SECONDS = 3.0
-#: How much of the daemon's log an error shows.
+#: The timeout of a start: a machine under load may take this long to start a Python program.
+START_SECONDS = 60.0
+#: The timeout per daemon in `others`, so that one that hangs does not delay the others.
+_OTHERS_SECONDS = 10.0
+#: The bytes of the daemon's log that an error shows.
 _TAIL_BYTES = 4096
 _PAUSE = 0.05
 
 
 @dataclass(frozen=True)
 class Target:
-    """Daemon that a client connects to. `start`: whether it is started when it is not there."""
+    """The daemon to which a client connects. `start`: whether to start it if it does not run."""
 
     settings: Settings
     place: Place
@@ -49,9 +49,9 @@ def target(settings: Settings | None, *, start: bool) -> Target:
 
 
 def others() -> tuple[list[Target], list[Handshake]]:
-    """Find the daemons of this user that have our data directory and run in other places, for instance in another service.
+    """Find this user's daemons that use the same data directory in other places, for instance in another service.
 
-    Those that can be spoken to, and those that cannot, being of another version.
+    Return the targets of those that may be asked to suspend kernels, and the handshakes of those with another protocol.
     """
     ours = target(None, start=False)
     found: list[Target] = []
@@ -63,19 +63,25 @@ def others() -> tuple[list[Target], list[Handshake]]:
             if handshake is None or handshake.place == ours.place.key:
                 continue
             if handshake.data_dir not in {"", ours.place.data_dir}:
-                continue  # somebody else's work, though the same user's
-            same = (handshake.protocol, handshake.version) == (PROTOCOL_VERSION, package_version())
-            if same:
+                continue  # a daemon with another data directory
+            if handshake.protocol == PROTOCOL_VERSION:
                 found.append(other)
             else:
                 strangers.append(handshake)
     return found, strangers
 
 
-def ensure(wanted: Target) -> Handshake:
-    """Make sure that the daemon runs and return its handshake. Blocks for up to half a minute; raises DaemonUnavailable.
+def of_another_version() -> tuple[Target, Handshake] | None:
+    """Return this place's daemon if it runs and is of another version."""
+    ours = target(None, start=False)
+    found = _ask(ours)
+    return (ours, found) if found is not None and not is_same_version(found) else None
 
-    Of clients that come at the same moment one starts it and the others wait.
+
+def ensure(wanted: Target) -> Handshake:
+    """Start the daemon if it does not run, and return its handshake. Blocks for up to a minute; raises DaemonUnavailable.
+
+    Of concurrent clients one starts it and the others wait.
     """
     found = _ask(wanted)
     if found is None and not wanted.start:
@@ -90,18 +96,25 @@ def ensure(wanted: Target) -> Handshake:
 
 
 def accepted(found: Handshake, place: Place) -> Handshake:
-    """Return `found` if it is a daemon for us; raise DaemonUnavailable if not."""
-    ours = {"protocol": PROTOCOL_VERSION, "version": package_version(), "place": place.key}
-    theirs = {"protocol": found.protocol, "version": found.version, "place": found.place}
-    differing = [
-        f"{name} {theirs[name]} (here: {ours[name]})" for name in ours if ours[name] != theirs[name]
-    ]
-    if differing:
+    """Return `found` if its version and place match; raise DaemonUnavailable if not."""
+    if found.place != place.key:
         raise DaemonUnavailable(
-            f"The running gpuckptd (process {found.pid}) does not fit: {', '.join(differing)}.",
-            hint="It leaves by itself when its kernels are shut down or suspended and nobody is connected.",
+            f"The running gpuckptd (process {found.pid}) is that of another place: {found.place} (here: {place.key}).",
+            hint="Use a runtime directory of its own for each place: JUPYTER_GPUCKPT_RUNTIME_DIR.",
+        )
+    if not is_same_version(found):
+        raise DaemonUnavailable(
+            f"A gpuckptd of another version runs with kernels or clients (process {found.pid}): version {found.version},"
+            f" protocol {found.protocol}; here: version {package_version()}, protocol {PROTOCOL_VERSION}.",
+            hint="Nothing is lost. Stop the Jupyter servers that were started with that version, which suspends their kernels, or run"
+            " `jupyter gpuckpt suspend --all`. That gpuckptd exits then within a minute, and kernels come back with the next server.",
         )
     return found
+
+
+def is_same_version(found: Handshake) -> bool:
+    """Return whether a daemon is of this version."""
+    return (found.protocol, found.version) == (PROTOCOL_VERSION, package_version())
 
 
 def _started(wanted: Target, deadline: float) -> Handshake:
@@ -113,13 +126,13 @@ def _started(wanted: Target, deadline: float) -> Handshake:
         found = _ask(wanted)
         if found:
             return found
-        # Another one was just leaving, or is starting in some other way.
+        # Another daemon is just exiting, or is being started by another program.
         time.sleep(_PAUSE)
     raise _not_started(wanted, "it did not answer in time")
 
 
 def _ask(wanted: Target, seconds: float = calls.ANSWER_SECONDS) -> Handshake | None:
-    """Ask for the handshake of the daemon that listens; return None if none does. Without httpx, which takes longer to set up."""
+    """Return the handshake of the listening daemon; None if there is none. It avoids httpx, which takes longer to set up."""
     call = calls.handshake()
     connection = HTTPConnection("gpuckptd")
     with socket.socket(socket.AF_UNIX) as connected:
@@ -150,17 +163,17 @@ def _spawn(wanted: Target, deadline: float) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _not_started(wanted, type(error).__name__) from error
     if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip()
-        raise _not_started(wanted, f"it ended with status {ended.returncode}", said)
+        printed = ended.stderr.decode(errors="replace").strip()
+        raise _not_started(wanted, f"it ended with status {ended.returncode}", printed)
 
 
-def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
-    """Return the error for what the daemon printed when it ended: a sentence and a hint, or the traceback of a defect."""
+def _not_started(wanted: Target, why: str, printed: str = "") -> DaemonUnavailable:
+    """Return the error for a daemon that ended. `printed`: its output, a sentence and a hint, or the traceback of a defect."""
     log = wanted.settings.log_file
     hint = f"Its log is {log}."
-    sentence, *hints = said.splitlines() or [why + "."]
+    sentence, *hints = printed.splitlines() or [why + "."]
     if sentence.startswith("Traceback"):
-        sentence = said.splitlines()[-1]
+        sentence = printed.splitlines()[-1]
     elif hints:
         return DaemonUnavailable(f"gpuckptd could not be started: {sentence}", hint=hints[0])
     tail = ""
@@ -169,7 +182,7 @@ def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
     return DaemonUnavailable(
         f"gpuckptd could not be started: {sentence}",
         hint=hint,
-        details="\n".join(part for part in (said, tail) if part),
+        details="\n".join(part for part in (printed, tail) if part),
     )
 
 
@@ -177,7 +190,7 @@ def _not_started(wanted: Target, why: str, said: str = "") -> DaemonUnavailable:
 def _alone(path: Path, deadline: float) -> Iterator[None]:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        # At the deadline go on without the lock: the daemons themselves see to it that there is one.
+        # At the deadline it proceeds without the lock: the daemons themselves ensure that only one runs.
         while time.monotonic() < deadline:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

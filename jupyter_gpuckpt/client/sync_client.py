@@ -23,10 +23,10 @@ _Reply = TypeVar("_Reply")
 
 
 class Client:
-    """Connection to the daemon of this place. Thread-safe; usable in a child after a fork.
+    """A client of this place's daemon. Thread-safe; usable in a child after a fork.
 
-    Every method raises the daemon's errors as their own classes, and DaemonUnavailable when it cannot be reached. A daemon
-    that is not there is started (`start`), also when it went away since the last call.
+    Every method raises the daemon's errors as their own classes, and DaemonUnavailable if it cannot be reached. With `start`, a
+    daemon that does not run is started, even if it exited after the last call.
     """
 
     def __init__(self, target: Target) -> None:
@@ -35,7 +35,7 @@ class Client:
 
     @classmethod
     def connect(cls, settings: Settings | None = None, *, start: bool = True) -> Self:
-        """Make a client whose daemon runs. `settings`, by default the environment's, matter only to a daemon that is started."""
+        """Return a client whose daemon runs. `settings` (default: the environment's) apply only to a daemon that is started."""
         target = starting.target(settings, start=start)
         starting.ensure(target)
         return cls(target)
@@ -51,7 +51,7 @@ class Client:
         self.close()
 
     def send(self, call: Call[_Reply]) -> _Reply:
-        """Send a call and return its answer."""
+        """Send a call and return its reply."""
         with transport.transport_errors():
             try:
                 response = self._http.request(**transport.arguments(call))
@@ -63,14 +63,14 @@ class Client:
         return call.parse(response.status_code, response.content)
 
     def stream(self, call: Call[_Reply]) -> Iterator[_Reply]:
-        """Send a call and yield every line of its answer."""
+        """Send a call and yield every line of its reply."""
         with self._answering(call) as response:
             for line in response.iter_lines():
                 yield call.parse(response.status_code, line.encode())
 
     @contextmanager
     def export(self, snapshot_id: str) -> Iterator[tuple[int, Iterator[bytes]]]:
-        """Yield the length and the bytes of a snapshot's archive. Raises ObjectCorrupt when it is cut off."""
+        """Yield the length and the bytes of a snapshot's archive. Raises ObjectCorrupt if the transfer is cut off."""
         with (
             self._answering(calls.export(snapshot_id)) as response,
             transport.export_errors(snapshot_id),
@@ -83,7 +83,7 @@ class Client:
         return ended.outcome()
 
     def follow(self, operation_id: str) -> Iterator[Operation]:
-        """Yield an operation at every change, the last time when it is over."""
+        """Yield an operation at every change; the last record is the ended operation."""
         mirror = Mirror()
         for event in self.stream(calls.operation_events(operation_id)):
             for change in mirror.apply(event):
@@ -94,7 +94,7 @@ class Client:
         raise DaemonUnavailable("gpuckptd ended the connection.")
 
     def hold(self, owner: Owner, on_event: OnEvent, on_loss: OnLoss = lambda error: None) -> Hold:
-        """Keep an owner's connection open from a thread, until the answer is closed; return when the daemon knows the owner."""
+        """Keep an owner's connection open in a thread until the returned `Hold` is closed; return when the daemon knows the owner."""
         return Hold(self._target, owner, on_event, on_loss).open()
 
     @contextmanager

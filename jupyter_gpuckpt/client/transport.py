@@ -1,4 +1,4 @@
-"""Calls over the daemon's unix socket by httpx: what both clients share."""
+"""HTTP calls over the daemon's unix socket by httpx: the code that both clients share."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ import msgspec
 from ..calls import Call
 from ..errors import DaemonUnavailable, ObjectCorrupt
 
-#: What HTTP wants before a path. The host means nothing; proxies of the environment must not be asked for it.
+#: Arguments of httpx clients: a base URL with an arbitrary host, and no proxies from the environment.
 ANYWHERE: dict[str, Any] = {"base_url": "http://gpuckptd", "trust_env": False}
-#: Seconds until a connection stands: the socket is on this machine.
+#: The timeout for connecting, in seconds: the socket is on this machine.
 CONNECT_SECONDS = 5.0
 
 
 class UnixTransport(httpx.HTTPTransport):
     """HTTP over a unix socket.
 
-    It tries the socket before each request: httpx leaves one that could not connect to the garbage collector, which says so
-    in every program that shows warnings. (asyncio, below the asynchronous transport, closes it.)
+    It tries to connect before each request: httpx leaves a socket that could not connect to the garbage collector, which raises
+    a ResourceWarning. (asyncio, below the asynchronous transport, closes it.)
     """
 
     def __init__(self, path: Path) -> None:
@@ -32,7 +32,7 @@ class UnixTransport(httpx.HTTPTransport):
         self._path = str(path)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Send a request; raise ConnectError if nobody listens."""
+        """Send a request. Raises ConnectError if no process listens."""
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(self._path)
@@ -42,7 +42,7 @@ class UnixTransport(httpx.HTTPTransport):
 
 
 def arguments(call: Call[Any]) -> dict[str, Any]:
-    """Return what `httpx.Client.request` and its like take for a call."""
+    """Return the arguments of `httpx.Client.request` and similar methods for a call."""
     record = b"" if call.body is None else msgspec.json.encode(call.body)
     return {
         "method": call.method,
@@ -54,7 +54,7 @@ def arguments(call: Call[Any]) -> dict[str, Any]:
 
 
 def may_repeat(call: Call[Any], error: httpx.TransportError) -> bool:
-    """Return whether a call can be sent again: nobody was there, or it only looks and the daemon ended meanwhile."""
+    """Return whether a call can be repeated: no daemon listened, or the call is read-only and the daemon ended meanwhile."""
     if isinstance(error, httpx.ConnectError):
         return True
     return call.method == "GET" and isinstance(error, httpx.NetworkError | httpx.ProtocolError)
@@ -62,20 +62,20 @@ def may_repeat(call: Call[Any], error: httpx.TransportError) -> bool:
 
 @contextmanager
 def transport_errors() -> Iterator[None]:
-    """Raise what goes wrong between client and daemon as DaemonUnavailable."""
+    """Convert transport errors between client and daemon to DaemonUnavailable."""
     try:
         yield
     except httpx.TransportError as error:
         raise DaemonUnavailable(
             "The connection to gpuckptd was lost.",
-            hint="Try again; the daemon is started when it is not there. Its log says what happened.",
+            hint="Try again; the daemon is started if it does not run. Its log has the cause.",
             details=f"{type(error).__name__}: {error}",
         ) from error
 
 
 @contextmanager
 def export_errors(snapshot_id: str) -> Iterator[None]:
-    """Raise what goes wrong once the bytes of an export flow as ObjectCorrupt: the daemon cannot send an error any more."""
+    """Convert errors in the middle of an export's bytes to ObjectCorrupt, since the daemon can no longer send its error."""
     try:
         yield
     except httpx.TransportError as error:

@@ -1,1 +1,1 @@
-"""gpuckptd: the daemon that keeps kernels beyond the end of their servers, and saves and resumes them."""
+"""gpuckptd: the daemon that keeps kernels after their servers end, and saves and resumes them."""

@@ -1,4 +1,4 @@
-"""gpuckptd as a program: arguments, socket, data directory, routes."""
+"""The program gpuckptd: arguments, socket, data directory, routes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def application(daemon: Daemon) -> Application:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a daemon; return 0 also when there is one already: two clients may start one at the same moment."""
+    """Run a daemon and return its exit status; 0 if one runs already, because two clients may start one at the same time."""
     parser = argparse.ArgumentParser(
         prog="gpuckptd", description="Keeps, saves and resumes kernels."
     )
@@ -72,9 +72,9 @@ def _settings(settings_json: str | None) -> Settings:
 
 
 def _own(directory: Path) -> None:
-    """Make a directory, or check that it belongs to this user, and keep everybody else from writing to it.
+    """Create a directory, or check that it belongs to this user, and make it inaccessible to others.
 
-    Raises ConfigurationError where it belongs to somebody else, who could put a forged snapshot there.
+    Raises ConfigurationError if it belongs to another user, who could put a forged snapshot there.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = directory.stat()
@@ -83,7 +83,7 @@ def _own(directory: Path) -> None:
             f"The data directory {directory} belongs to another user (uid {status.st_uid}), who could change snapshots in it.",
             hint="Change its owner, or name another directory in the environment variable JUPYTER_GPUCKPT_DATA_DIR.",
         )
-    # In a container there is nobody else as a rule, and volumes are often such folders.
+    # A container usually has no other users, and volumes are often such folders.
     if (above := _open_to_all(directory)) and privileges.sees_whole_machine():
         raise ConfigurationError(
             f"Every user may write to {above}, and could put another directory in the place of the data directory {directory}.",
@@ -94,7 +94,7 @@ def _own(directory: Path) -> None:
 
 
 def _open_to_all(directory: Path) -> Path | None:
-    """Return a folder above in which everybody may rename what belongs to others (man 7 inode, the sticky bit)."""
+    """Return a parent folder in which any user may rename others' files (man 7 inode, the sticky bit); None if there is none."""
     for path in directory.resolve().parents:
         mode = path.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
@@ -122,7 +122,7 @@ def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
         ) from error
     lifetime.become_parent_of_orphans()
     os.chdir("/")
-    # A socket that is there is one of a daemon that was killed: we hold its lock. tornado removes it.
+    # An existing socket is left from a killed daemon, because this one holds the lock. tornado removes it.
     listener = bind_unix_socket(str(path), mode=0o600)
 
     async def life() -> None:
@@ -130,7 +130,7 @@ def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
         await daemon.serve(HTTPServer(application(daemon)), listener, ready)
 
     asyncio.run(life())
-    # Nobody can be waiting in between: a new daemon has to get the lock first, which ends with this process.
+    # The order is safe: a new daemon needs the lock before it makes its socket.
     path.unlink(missing_ok=True)
     records.release()
     return 0

@@ -1,4 +1,4 @@
-"""The base of all handlers: records in and out, and the one mapping from errors to answers."""
+"""The base of all handlers: records in requests and responses, and the mapping from errors to responses."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _DEEPER = 100
 
 
 class BaseHandler(RequestHandler):
-    """Handler that answers a `GpuCkptError` with its status and an `ErrorRecord`."""
+    """A handler that answers a `GpuCkptError` with its status and an `ErrorRecord`."""
 
     @property
     def daemon(self) -> Daemon:
-        """Return the daemon that is asked."""
+        """Return the daemon."""
         daemon: Daemon = self.settings["daemon"]
         return daemon
 
     def prepare(self) -> None:
-        """Reset the idle-exit timer. Raise KernelNotFound and its like for what can be no id."""
+        """Reset the idle-exit timer. Raises KernelNotFound and similar errors for invalid ids."""
         self.daemon.touch()
-        # Here, where an encoded slash is one: no handler sees it.
+        # Ids are checked here, after decoding, so that no handler sees one with an encoded slash.
         ids.require(self.path_kwargs)
 
     def on_finish(self) -> None:
@@ -43,7 +43,7 @@ class BaseHandler(RequestHandler):
         self.daemon.touch()
 
     def record(self, kind: type[_Record]) -> _Record:
-        """Return the request's body as a record, an empty one as a record of defaults; raise ConfigurationError."""
+        """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""
         try:
             found = decoding.from_json(self.request.body or b"{}", kind)
             _require_encodable(found)
@@ -60,7 +60,7 @@ class BaseHandler(RequestHandler):
         self.finish(msgspec.json.encode(record))
 
     async def send_line(self, record: Any) -> None:
-        """Send one line of a stream of records; raise StreamClosedError when nobody reads it any more."""
+        """Send one line of a stream of records. Raises StreamClosedError if the client has disconnected."""
         self.set_header("Content-Type", "application/jsonl")
         self.write(msgspec.json.encode(record) + b"\n")
         await self.flush()
@@ -73,7 +73,7 @@ class BaseHandler(RequestHandler):
         )
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the body of an answer that is an error."""
+        """Write the body of an error response."""
         error = _error_in(kwargs)
         if error is None or isinstance(error, HTTPError):
             record = ErrorRecord(f"{HTTPStatus(status_code).phrase}: {self.request.path}", "error")
@@ -88,7 +88,7 @@ class BaseHandler(RequestHandler):
         value: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Log one line for a refused request, and a traceback only for a defect; a client that has gone is none."""
+        """Log one line for a refused request, and a traceback only for a defect; a disconnected client is no defect."""
         if isinstance(value, GpuCkptError):
             _log.info("%s %s: %s: %s", self.request.method, self.request.path, value.code, value)
         elif not isinstance(value, HTTPError | StreamClosedError):
@@ -96,7 +96,7 @@ class BaseHandler(RequestHandler):
 
 
 class UnknownRoute(BaseHandler):
-    """Handler for every path that is not a route."""
+    """A handler for every path that is not a route."""
 
     def prepare(self) -> None:
         """Answer 404 to every method."""
@@ -104,9 +104,9 @@ class UnknownRoute(BaseHandler):
 
 
 def _require_encodable(record: object) -> None:
-    """Raise OverflowError or RecursionError for a record that could be read but not be stored or sent.
+    """Raise OverflowError or RecursionError for a record that was decoded but cannot be encoded.
 
-    JSON has numbers of any length, and nests; a record lies deeper in what it becomes a part of.
+    JSON has integers of any length and any nesting; a record is nested deeper in the record that will contain it.
     """
     for _ in range(_DEEPER):
         record = [record]

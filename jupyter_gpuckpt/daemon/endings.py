@@ -1,7 +1,7 @@
-"""Kernels that a user has shut down: they stand still while that can be undone, then they are killed.
+"""Kernels that a user has shut down: their processes are stopped while that can be undone, then they are killed.
 
-The end is on record, so that a daemon that takes over keeps to it. A suspended kernel is only forgotten then; its snapshots
-stay.
+The time of the end is in the kernel's record, so that a daemon that takes over observes it. A suspended kernel is only forgotten
+then; its snapshots stay.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _log = logging.getLogger(__name__)
 
 
 class Endings:
-    """Timers of the kernels that are to end."""
+    """The timers of kernels that were shut down."""
 
     def __init__(self, kernels: Kernels, verbs: Verbs, machine: Machine) -> None:
         self._kernels, self._verbs, self._machine = kernels, verbs, machine
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def set(self, kernel_id: str, after_seconds: float) -> ManagedKernel:
-        """Stop a kernel's processes without ending them, and kill it `after_seconds` from now; a second call sets a new time.
+        """Stop a kernel's processes now and kill it `after_seconds` from now; a second call sets a new time.
 
-        An operation in flight is cancelled or waited for. If the kernel cannot be stopped it runs on, and the error is raised.
+        An operation in flight is canceled or waited for. If the kernel cannot be stopped it runs on, and the error is raised.
         """
         kernel = self._kernels.get(kernel_id)
         await self._verbs.when_free(kernel, Verb.END)
@@ -37,7 +37,7 @@ class Endings:
         await self._kernels.update(kernel, ends_at=time.time() + after_seconds)
         try:
             if first and kernel.record.tree:
-                await asyncio.to_thread(self._machine.stand_still, kernel.record.tree)
+                await asyncio.to_thread(self._machine.stop_tree, kernel.record.tree)
         except BaseException:
             await self._kernels.update(kernel, ends_at=0.0)
             raise
@@ -45,15 +45,15 @@ class Endings:
         return kernel
 
     async def undo(self, kernel_id: str) -> ManagedKernel:
-        """Let the kernel run on; do nothing for one that is not to end."""
+        """Let the kernel run on; do nothing if it was not shut down."""
         kernel = self._kernels.get(kernel_id)
         if not kernel.record.ends_at:
             return kernel
         self._cancel(kernel_id)
-        # In this order: a daemon that takes over in between lets the processes go on again.
+        # The record is changed first: a daemon that takes over in between lets the processes run on.
         await self._kernels.update(kernel, ends_at=0.0)
         if kernel.record.tree:
-            await asyncio.to_thread(self._machine.go_on, kernel.record.tree)
+            await asyncio.to_thread(self._machine.continue_tree, kernel.record.tree)
         return kernel
 
     def expect_all(self) -> None:
@@ -77,7 +77,7 @@ class Endings:
         self._tasks.pop(kernel.kernel_id, None)
         if self._kernels.find(kernel.kernel_id) is not kernel:
             return
-        _log.info("nobody wanted kernel %s back", kernel.kernel_id)
+        _log.info("the shutdown of kernel %s was not undone", kernel.kernel_id)
         try:
             await self._verbs.kill(kernel.kernel_id)
         except KernelNotFound:

@@ -11,8 +11,8 @@ from ..store.far.sessions import MOST_TEXT, Facts
 def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
     """Return the facts of a snapshot, from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`).
 
-    The far session's id is the kernel's: it stays the same on every machine. A kernel without a notebook has no path, and one
-    without a server (a script's, or of an older version) neither user nor server.
+    The far session's id is the kernel's, which is the same on every machine (but see `LeaseFile.branch`). A kernel without a
+    notebook has no path, and one without a server (a script's, or of an older version) neither user nor server.
     """
 
     def known(name: str) -> str:

@@ -1,6 +1,7 @@
 """What lies in a remote, and how it comes into the local store: lists of far sessions, estimates before a fetch, fetches.
 
-Every request opens the remote anew, off the event loop, with the credentials that this daemon's environment leads to.
+Every request opens the remote anew, with the credentials that this daemon's environment leads to, in threads that are the remote's
+own: one that does not answer holds up nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import msgspec
 
 from ..errors import (
     AccessDenied,
@@ -20,7 +23,6 @@ from ..errors import (
     FarObjectMissing,
     FormatTooNew,
     GpuCkptError,
-    HostIncompatible,
     KeyUnavailable,
     OperationCancelled,
     SnapshotNotFound,
@@ -31,8 +33,6 @@ from ..far_records import (
     FarListing,
     FetchEstimate,
     FetchRequest,
-    ListedSession,
-    ListedSnapshot,
     RemoteState,
 )
 from ..model import Manifest, Sizes
@@ -40,24 +40,27 @@ from ..progress import Stage
 from ..protocol import Event, OperationKind, Result
 from ..remote_records import Remote
 from ..store import manifests
-from ..store.far import capabilities, fetch
+from ..store.far import fetch
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, FarSnapshot, Sessions
-from . import remote_keys
+from . import far_views, remote_keys
+from .lease_file import LeaseFile
+from .leases import DaemonLeases
 from .machine import Machine
 from .operations import Operations, RunningOperation
 from .remote_keys import Opened
 from .streams import Streams
 
-#: Fetches at a time; more wait. Each reads by several threads.
+#: Fetches from one remote at a time; more wait. Each reads by several threads.
 AT_ONCE = 2
+#: Questions to one remote at a time.
+_QUESTIONS = 4
 #: Far sessions that are read at a time.
 _READERS = 8
-#: How many obstacles a message has.
-_SHOWN = 5
 
 _log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
 
 
 class _Found(NamedTuple):
@@ -98,46 +101,69 @@ class FarSessions:
         operations: Operations,
         streams: Streams,
         note_there: Callable[[str, str], Awaitable[None]],
+        leases: DaemonLeases,
     ) -> None:
         self._data_dir, self._machine = data_dir, machine
         self._operations, self._streams = operations, streams
-        self._note_there = note_there
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="fetch")
+        self._note_there, self._leases = note_there, leases
+        #: For questions and for fetches, by the remote's name.
+        self._asking: dict[str, ThreadPoolExecutor] = {}
+        self._fetching: dict[str, ThreadPoolExecutor] = {}
+        self._is_over = threading.Event()
         #: By the snapshot's id.
         self._running: dict[str, RunningOperation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def remotes(self) -> list[RemoteState]:
         """List the remotes as they were when they were last tried; none is asked."""
-        return await asyncio.to_thread(lambda: [*map(_state, Remotes(self._data_dir).all())])
+        return await asyncio.to_thread(
+            lambda: [*map(far_views.state, Remotes(self._data_dir).all())]
+        )
 
     async def sessions(self, name: str) -> FarListing:
         """List the far sessions of a remote with their snapshots; raise RemoteNotFound, and what keeps it from being read."""
-        with _whose_credentials():
-            return await asyncio.to_thread(self._listing, name)
+        return await self._ask(name, lambda remote: self._listing(self._open(remote)))
 
     async def estimate(self, name: str, snapshot_id: str, session_id: str = "") -> FetchEstimate:
         """Return what a fetch would move, and whether the kernel could be resumed here; raise as `fetch` does."""
-        with _whose_credentials():
-            found = await asyncio.to_thread(self._find, name, snapshot_id, session_id)
-        return found.estimate
+        found = await self._ask(
+            name, lambda remote: self._find(self._open(remote), snapshot_id, session_id)
+        )
+        estimate, remote = found.estimate, found.opened.remote
+        if not estimate.session.leased_to:
+            return estimate
+        known = estimate.session.session_id
+        warning = await asyncio.to_thread(self._leases.warning_of, remote, known)
+        return msgspec.structs.replace(
+            estimate, warnings=[*filter(None, (warning,)), *estimate.warnings]
+        )
 
     async def fetch(self, name: str, snapshot_id: str, request: FetchRequest) -> RunningOperation:
         """Start bringing a snapshot into the local store, or return the operation that does so already.
 
-        Raises RemoteNotFound, SnapshotNotFound, SnapshotExists, FarObjectInvalid, and HostIncompatible if its kernel could not
-        be resumed here, unless that is forced; then nothing was moved.
+        Raises RemoteNotFound, SnapshotNotFound, SnapshotExists, FarObjectInvalid, HostIncompatible if its kernel could not be
+        resumed here, unless that is forced, and SessionHeld if another machine runs its session; then nothing was moved.
         """
         if running := self._running.get(snapshot_id):
             return running
         stop = threading.Event()
-        with _whose_credentials():
-            found = await asyncio.to_thread(
-                self._find, name, snapshot_id, request.session_id, Retries(stop=stop)
-            )
+        found = await self._ask(
+            name,
+            lambda remote: self._find(self._open(remote, stop), snapshot_id, request.session_id),
+        )
         if not request.force:
-            _require_resumable(found.estimate)
-        await asyncio.to_thread(self._machine.store.require_absent, snapshot_id)
+            far_views.require_resumable(found.estimate)
+        await asyncio.to_thread(fetch.require_wanted, self._machine.store, snapshot_id)
+        kernel_id = found.snapshot.kernel_id
+        if not request.as_copy:
+            warnings = await asyncio.to_thread(
+                self._leases.claim_to_fetch,
+                found.opened.remote,
+                kernel_id,
+                found.estimate.session.session_id,
+                take_over=request.take_over,
+            )
+            found.estimate.warnings.extend(warnings)
         # Somebody else may have asked for it meanwhile.
         if running := self._running.get(snapshot_id):
             return running
@@ -150,28 +176,47 @@ class FarSessions:
         return operation
 
     async def close(self) -> None:
-        """Cancel the fetches that run, and wait for their threads."""
+        """Cancel the fetches that run, and wait for their threads; questions end when their remote answers, or does not."""
+        self._is_over.set()
         for operation in self._running.values():
             operation.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        await asyncio.to_thread(self._threads.shutdown)
+        for threads in self._fetching.values():
+            await asyncio.to_thread(threads.shutdown)
+        for threads in self._asking.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _ask(self, name: str, question: Callable[[Remote], _Answer]) -> _Answer:
+        """Return the answer to a question to a remote; raise RemoteNotFound, and what keeps it from being answered."""
+        remote = await asyncio.to_thread(Remotes(self._data_dir).get, name)
+        threads = _threads_of(self._asking, name, _QUESTIONS)
+        with _whose_credentials():
+            return await asyncio.get_running_loop().run_in_executor(threads, question, remote)
 
     async def _run(self, operation: RunningOperation, found: _Found) -> None:
         loop = asyncio.get_running_loop()
+        threads = _threads_of(self._fetching, found.opened.remote.name, AT_ONCE)
         try:
-            result = await loop.run_in_executor(self._threads, self._fetch, operation, found)
+            result = await loop.run_in_executor(threads, self._fetch, operation, found)
             await self._note(found)
         except Exception as error:  # whatever happened, it is the operation's error
+            self._leases.fetched(found.snapshot.kernel_id, keep_seconds=0.0)
             operation.fail(error)
         else:
+            self._leases.fetched(found.snapshot.kernel_id)
             operation.succeed(result)
         finally:
             del self._running[found.snapshot.snapshot_id]
 
     async def _note(self, found: _Found) -> None:
-        name = found.opened.remote.name
+        name, snapshot = found.opened.remote.name, found.snapshot
         try:
+            leases = LeaseFile(remote_keys.state_dir(self._data_dir, name))
+            session_id = found.estimate.session.session_id
+            await asyncio.to_thread(
+                leases.note_fetched, snapshot.kernel_id, snapshot.snapshot_id, session_id
+            )
             await self._note_there(name, found.snapshot.snapshot_id)
         except GpuCkptError as error:
             _log.warning(
@@ -210,30 +255,30 @@ class FarSessions:
         except StoreError as error:
             _log.warning("Packs of a fetch that was cancelled are still there: %s", error)
 
-    def _open(self, name: str, retries: Retries | None = None) -> Opened:
-        remote = Remotes(self._data_dir).get(name)
+    def _open(self, remote: Remote, stop: threading.Event | None = None) -> Opened:
+        retries = Retries.while_somebody_waits(stop or self._is_over)
         return remote_keys.opened(self._data_dir, remote, retries)
 
-    def _listing(self, name: str) -> FarListing:
+    def _listing(self, opened: Opened) -> FarListing:
         here = self._here()
         sessions, unreadable = [], []
-        for one in _read(self._open(name)):
+        for one in _read(opened):
             if isinstance(one, FarSession):
-                sessions.append(_listed(one, here))
+                if one.erased and not one.snapshots:
+                    continue
+                sessions.append(far_views.listed(one, here))
             else:
                 unreadable.append(one.message)
-        newest_first = sorted(sessions, key=_newest, reverse=True)
-        return FarListing(name, newest_first, unreadable)
+        sessions.sort(key=far_views.rank)
+        return FarListing(opened.remote.name, sessions, unreadable)
 
-    def _here(self) -> set[str]:
-        """Return the ids of the snapshots that the local store has, deleted ones that can be undeleted included."""
+    def _here(self) -> dict[str, bool]:
+        """Return the ids of the snapshots that the local store has, deleted ones that can be undeleted included; True: as a stub."""
         deleted = [one.info for one in self._machine.deleted_snapshots()]
-        return {info.snapshot_id for info in (*self._machine.snapshots(None), *deleted)}
+        found, stubs = self._machine.snapshots(None), self._machine.store.stubs.all()
+        return {info.snapshot_id: info.snapshot_id in stubs for info in (*found, *deleted)}
 
-    def _find(
-        self, name: str, snapshot_id: str, session_id: str, retries: Retries | None = None
-    ) -> _Found:
-        opened = self._open(name, retries)
+    def _find(self, opened: Opened, snapshot_id: str, session_id: str) -> _Found:
         session, snapshot = _look_up(opened, snapshot_id, session_id)
         manifest = fetch.far_manifest(opened.bucket, opened.keyring.seal, snapshot).manifest()
         places = self._machine.store.find(manifests.references(manifest))
@@ -241,8 +286,8 @@ class FarSessions:
         arrival = self._machine.check_arrival(manifest)
         here = self._here()
         estimate = FetchEstimate(
-            _listed(session, here),
-            _listed_snapshot(snapshot, here),
+            far_views.listed(session, here),
+            far_views.listed_snapshot(snapshot, here),
             max(0, manifest.info.sizes.stored_bytes - here_bytes),
             here_bytes,
             arrival.obstacles,
@@ -250,6 +295,12 @@ class FarSessions:
             arrival.hint,
         )
         return _Found(opened, snapshot, manifest, estimate)
+
+
+def _threads_of(kept: dict[str, ThreadPoolExecutor], name: str, at_once: int) -> ThreadPoolExecutor:
+    if name not in kept:
+        kept[name] = ThreadPoolExecutor(at_once, thread_name_prefix=f"remote {name}")
+    return kept[name]
 
 
 @contextmanager
@@ -301,50 +352,3 @@ def _look_up(opened: Opened, snapshot_id: str, session_id: str) -> tuple[FarSess
         hint=f"`jupyter gpuckpt remote sessions {opened.remote.name}` lists what is there.",
         details="\n".join(unreadable),
     )
-
-
-def _require_resumable(estimate: FetchEstimate) -> None:
-    if estimate.obstacles:
-        raise HostIncompatible(
-            f"The kernel of snapshot {estimate.snapshot.snapshot_id} could not be resumed here, so it is not fetched. "
-            + " ".join(estimate.obstacles[:_SHOWN]),
-            hint=f"{estimate.hint} It can be fetched all the same: --force.",
-            details="\n".join(estimate.obstacles),
-        )
-
-
-def _state(remote: Remote) -> RemoteState:
-    found = remote.capabilities
-    if found is None:
-        return RemoteState(remote.name, remote.url)
-    verdict = capabilities.verdict(found)
-    return RemoteState(remote.name, remote.url, found.tried_at, verdict.refusals, verdict.warnings)
-
-
-def _listed(session: FarSession, here: set[str]) -> ListedSession:
-    facts = session.facts
-    return ListedSession(
-        facts.session_id,
-        facts.host_name,
-        facts.hub_user,
-        facts.server_name,
-        facts.path,
-        facts.title,
-        [_listed_snapshot(one, here) for one in session.listed],
-    )
-
-
-def _listed_snapshot(one: FarSnapshot, here: set[str]) -> ListedSnapshot:
-    return ListedSnapshot(
-        one.snapshot_id,
-        one.kernel_id,
-        one.created,
-        one.title,
-        one.raw_bytes,
-        one.stored_bytes,
-        one.snapshot_id in here,
-    )
-
-
-def _newest(session: ListedSession) -> float:
-    return max((one.created for one in session.snapshots), default=0.0)

@@ -18,13 +18,14 @@ from ..protocol import (
     SignalRequest,
     State,
 )
+from ..reclaim_records import NoticeRequest
 from . import far_handlers, snapshot_handlers
 from .base_handler import BaseHandler
 from .streams import Stream
 
 
 class StreamHandler(BaseHandler):
-    """Handler that answers with a stream of events."""
+    """A handler that answers with a stream of events."""
 
     _stream: Stream | None = None
 
@@ -37,17 +38,17 @@ class StreamHandler(BaseHandler):
                 return
 
     def on_connection_close(self) -> None:
-        """End the stream of a reader that has gone."""
+        """Close the stream of a client that has disconnected."""
         super().on_connection_close()
         if self._stream is not None:
             self._stream.close()
 
 
 class HandshakeHandler(BaseHandler):
-    """Handler for the handshake: who the daemon is and whether its engine works."""
+    """A handler for the handshake: the daemon's identity, and whether its engine works."""
 
     async def get(self) -> None:
-        """Return the handshake; only the first one waits until the machine was checked."""
+        """Return the handshake; only the first request waits for the check of the machine."""
         self.reply(await self.daemon.handshake())
 
 
@@ -55,7 +56,7 @@ class HostHandler(BaseHandler):
     """Handler for the doctor's report of this machine."""
 
     async def get(self) -> None:
-        """Check the machine anew and return the report."""
+        """Check the machine again and return the report."""
         self.reply(await asyncio.to_thread(self.daemon.machine.report, fresh=True))
 
 
@@ -95,7 +96,7 @@ class BranchesHandler(BaseHandler):
     """Handler for kernels made from snapshots."""
 
     async def post(self) -> None:
-        """Make a suspended kernel from a snapshot of another one; its resume starts it."""
+        """Create a suspended kernel from a snapshot of another one; its resume starts it."""
         request = self.record(BranchRequest)
         owner = await self.daemon.owners.awaited(request.owner_id)
         kernel = await self.daemon.verbs.branch(owner, request)
@@ -106,13 +107,12 @@ class GpuRoomHandler(BaseHandler):
     """Handler for room on the GPU."""
 
     async def get(self, kernel_id: str) -> None:
-        """Return the GPU memory that a resume needs, of this snapshot and on these GPUs if they are given, and what is free."""
+        """Return the GPU memory that a resume needs and what is free, optionally for a given snapshot and given GPUs."""
         kernel = self.daemon.kernels.get(kernel_id)
-        given = {
-            name: self.get_query_argument(name, "") for name in ("snapshot_id", "visible_gpus")
-        }
-        machine = self.daemon.machine
-        self.reply(await asyncio.to_thread(machine.gpu_room, kernel.record, ResumeRequest(**given)))
+        request = ResumeRequest(
+            self.get_query_argument("snapshot_id", ""), self.get_query_argument("visible_gpus", "")
+        )
+        self.reply(await asyncio.to_thread(self.daemon.machine.gpu_room, kernel.record, request))
 
 
 class SaveHandler(BaseHandler):
@@ -138,7 +138,9 @@ class ResumeHandler(BaseHandler):
 
     async def post(self, kernel_id: str) -> None:
         """Start a resume."""
-        operation = self.daemon.verbs.resume(kernel_id, self.record(ResumeRequest))
+        request = self.record(ResumeRequest)
+        await self.daemon.owners.bring(kernel_id)
+        operation = self.daemon.verbs.resume(kernel_id, request)
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
@@ -155,7 +157,7 @@ class SignalHandler(BaseHandler):
     """Handler for signals."""
 
     async def post(self, kernel_id: str) -> None:
-        """Send a signal; answer 204, or 202 when it is delivered after the operation in flight."""
+        """Send a signal; answer 204, or 202 if it will be delivered after the running operation."""
         request = self.record(SignalRequest)
         delivered = await self.daemon.verbs.signal(kernel_id, request.signum)
         self.set_status(HTTPStatus.NO_CONTENT if delivered else HTTPStatus.ACCEPTED)
@@ -176,10 +178,10 @@ class EndHandler(BaseHandler):
 
 
 class JupyterHandler(BaseHandler):
-    """Handler for what Jupyter keeps with a kernel."""
+    """A handler for the description that Jupyter keeps with a kernel."""
 
     async def put(self, kernel_id: str) -> None:
-        """Replace what Jupyter keeps with a kernel."""
+        """Replace the description that Jupyter keeps with a kernel."""
         request = self.record(SaveRequest)
         kernel = self.daemon.kernels.get(kernel_id)
         name = request.name or kernel.record.name
@@ -215,7 +217,7 @@ class CancelHandler(BaseHandler):
     """Handler for cancellations."""
 
     async def post(self, operation_id: str) -> None:
-        """Ask an operation to stop; answer how it stands, which may be past the point where it can be stopped."""
+        """Request an operation to stop; answer with its record, as it may be past the point where it can stop."""
         operation = self.daemon.operations.get(operation_id)
         operation.cancel()
         self.reply(operation.public())
@@ -228,6 +230,19 @@ class OwnersHandler(StreamHandler):
         """Send events until either side closes the connection."""
         with self.daemon.owners.connected(self.record(Owner)) as stream:
             await self.send_events(stream)
+
+
+class NoticesHandler(BaseHandler):
+    """Handler for notices that this machine goes."""
+
+    async def get(self) -> None:
+        """List the notices that stand, and the kernels that are not safe yet."""
+        self.reply(self.daemon.reaction.report())
+
+    async def post(self) -> None:
+        """Take a hook's notice, or its withdrawal."""
+        self.daemon.reaction.request(self.record(NoticeRequest))
+        self.reply(self.daemon.reaction.report())
 
 
 class OwnerHandler(BaseHandler):
@@ -243,11 +258,11 @@ class ClaimHandler(BaseHandler):
     """Handler for claims."""
 
     async def get(self, owner_id: str) -> None:
-        """List the kernels that other servers keep from this one."""
+        """List the kernels that this server could claim if their servers had ended."""
         self.reply(await self.daemon.owners.claimable(owner_id))
 
     async def post(self, owner_id: str) -> None:
-        """Hand over the kernels of servers that have ended."""
+        """Transfer the kernels of ended servers to this one."""
         self.reply(await self.daemon.owners.claim(owner_id))
 
 
@@ -270,6 +285,7 @@ ROUTES: dict[str, type[BaseHandler]] = {
     "/operations/{operation_id}/cancel": CancelHandler,
     **snapshot_handlers.ROUTES,
     **far_handlers.ROUTES,
+    "/notices": NoticesHandler,
     "/owners": OwnersHandler,
     "/owners/{owner_id}": OwnerHandler,
     "/owners/{owner_id}/claim": ClaimHandler,

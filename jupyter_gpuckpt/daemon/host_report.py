@@ -1,10 +1,10 @@
-"""What works on this machine: the doctor's checks and a trial of the engine, for the daemon and, without one, the command line.
+"""The report on this machine: the doctor's checks and a trial of the engine, for the daemon and, without one, the command line.
 
     python -m jupyter_gpuckpt.daemon.host_report SETTINGS     prints a HostReport as JSON
 
-A trial that succeeded is remembered for everything that could change its result: boot, container, user, namespaces, rights,
-switches of Linux, limits, programs. A failed one is not: what was wrong may have been mended. Nor is one under a seccomp filter,
-because nothing tells one filter from another.
+A successful trial is remembered, keyed by all that could change its result: boot, container, user, namespaces, rights, sysctls,
+limits, programs. A failed one is not, because its cause may have been fixed; nor is one under a seccomp filter, because filters
+cannot be told apart.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .. import daemon_settings, place
 from ..daemon_settings import Settings
 from ..engine.settings import CRIU_PRELOAD, INIT, EngineSettings
 from ..errors import GpuCkptError
-from ..host import doctor, limits, mends, privileges, processes
+from ..host import doctor, limits, privileges, processes, remedies
 from ..protocol import Check, HostReport
 from ..snapshots import trial
 from . import lifetime
 
-#: What counts of /proc/self/status.
+#: The fields of /proc/self/status on which the result of a trial depends.
 _RIGHTS = ("CapEff", "CapPrm", "CapBnd", "NoNewPrivs", "Groups")
-#: How many successes are remembered: containers and virtual machines may share a home directory.
+#: The number of successes that are remembered: containers and virtual machines may share a home directory.
 _REMEMBERED = 64
 
 
 def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
-    """Check everything. The trial is made if it has not yet succeeded under the same conditions, or if `fresh`."""
+    """Return the report of all checks. The trial is made unless it has succeeded under the same conditions, or if `fresh`."""
 
     def tried() -> Iterator[Check]:
         if criu is None:
@@ -43,7 +43,7 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
         may_be_remembered = not privileges.seccomp_filters()
         if not fresh and may_be_remembered and remembered.exists():
             with suppress(OSError):
-                remembered.touch()  # the oldest are forgotten
+                remembered.touch()  # the oldest files are removed
             yield Check("trial", True, "A small program was suspended and resumed.", required=True)
             return
         results = list(trial.checks(_engine(settings, criu), settings.data))
@@ -55,7 +55,7 @@ def report(settings: Settings, criu: Path | None, *, fresh: bool) -> HostReport:
 
 
 def find_criu(settings: Settings) -> Path | None:
-    """Return the CRIU that the settings name, else the first that is new enough."""
+    """Return the CRIU program that the settings name, else the first that is new enough."""
     return Path(settings.criu) if settings.criu else doctor.find_criu()
 
 
@@ -69,18 +69,18 @@ def _engine(settings: Settings, criu: Path) -> EngineSettings:
 
 
 def _memory(settings: Settings, criu: Path) -> Path:
-    """Return the file that is there if a trial succeeded in these circumstances."""
+    """Return the path of the file that exists if a trial succeeded under the present conditions."""
     status = processes.status(os.getpid())
     files = [criu, INIT, CRIU_PRELOAD, Path(sys.executable)]
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     circumstances = [
-        # Another data directory on the same disk makes no difference.
+        # Data directories on the same disk count as equal.
         msgspec.structs.replace(place.here(settings.data), data_dir="").key,
         settings.data.stat().st_dev,
-        # Linux gives the numbers of a container's namespaces to the next one.
+        # Linux reuses the numbers of a container's namespaces for the next one.
         processes.start_time(1),
         [status.get(name, "") for name in _RIGHTS],
-        [privileges.masked_proc(), *mends.switches()],
+        [privileges.masked_proc(), *remedies.switches()],
         limits.descriptors()[1],
         [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files],
     ]
@@ -90,7 +90,7 @@ def _memory(settings: Settings, criu: Path) -> Path:
 
 
 def _remember(file: Path) -> None:
-    """Make the file, and remove the oldest of too many. Without a home directory each daemon tries for itself."""
+    """Create the file, and remove the oldest ones over the limit. Without a home directory nothing is remembered."""
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)
@@ -109,7 +109,7 @@ def _runtime_directory(settings: Settings) -> Check:
 
 
 def main() -> int:
-    """Print the report for the settings that are the only argument."""
+    """Print the report for the settings in the only argument."""
     settings = daemon_settings.from_json(sys.argv[1])
     lifetime.become_parent_of_orphans()
     found = report(settings, find_criu(settings), fresh=True)

@@ -1,4 +1,4 @@
-"""The body of a request on its way from the event loop to a thread that reads it, with a bounded buffer."""
+"""A bounded pipe that passes the body of a request from the event loop to a thread that reads it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections import deque
 
 from ..errors import OperationCancelled
 
-#: Beyond this the sender has to wait.
+#: The buffered bytes beyond which the sender has to wait.
 MOST_BYTES = 4 << 20
 
 
 class Inflow:
-    """Bounded pipe: `put`, `end` and `cut_off` belong to the event loop's thread, `take` and `close` to the reader's."""
+    """A bounded pipe: `put`, `end` and `cut_off` belong to the event loop's thread, `take` and `close` to the reader's."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -25,7 +25,7 @@ class Inflow:
         self._ended = self._cut_off = self._closed = False
 
     async def put(self, piece: bytes) -> None:
-        """Hand over a piece and wait until there is room for more. After `close` it is thrown away."""
+        """Add a piece and wait until there is room for more. After `close` pieces are discarded."""
         with self._changed:
             if self._closed:
                 return
@@ -43,13 +43,13 @@ class Inflow:
             self._changed.notify()
 
     def cut_off(self) -> None:
-        """Make `take` raise, because the sender has gone or is refused."""
+        """Make `take` raise, because the sender has disconnected or is refused."""
         with self._changed:
             self._cut_off = True
             self._changed.notify()
 
     def take(self, count: int) -> bytes:
-        """Return the next `count` bytes, fewer only at the end; raise OperationCancelled when the sender has gone."""
+        """Return the next `count` bytes, fewer only at the end. Raises OperationCancelled after `cut_off`."""
         taken = bytearray()
         while len(taken) < count:
             with self._changed:

@@ -18,7 +18,7 @@ from .uploads import Uploads
 
 
 class Inventory:
-    """List of the store's snapshots, beside the kernels of all places that share the store."""
+    """An inventory of the store's snapshots and of the kernels of all places that share the store."""
 
     def __init__(
         self, kernels: Kernels, records: Records, machine: Machine, uploads: Uploads
@@ -28,8 +28,8 @@ class Inventory:
 
     async def look(self) -> tuple[list[KernelRecord], list[SnapshotInfo]]:
         """Return the records of all kernels, and all snapshots, newest first."""
-        # Also kernels of other places: the store may be shared with them. Ours are in memory before they are on disk. Records
-        # before snapshots: a kernel's latest is never older than what its record says.
+        # Kernels of other places count, too, because they may share the store. This place's records in memory are newer than on
+        # disk. Records are read before snapshots, so that no listed record names a snapshot that the list lacks.
         on_disk, snapshots = await asyncio.to_thread(
             lambda: (self._records.all(), self._machine.snapshots(None))
         )
@@ -40,11 +40,13 @@ class Inventory:
         """List snapshots, newest first: all, or those of a kernel or of a name (a notebook's path)."""
         await self._uploads.look()
         records, infos = await self.look()
+        stubs = await asyncio.to_thread(self._machine.store.stubs.all)
         needed, live = needed_ids(records, infos), self._live()
         return [
             msgspec.structs.replace(
                 _snapshot(info, needed=info.snapshot_id in needed, live=info.kernel_id in live),
                 uploads=self._uploads.of(info),
+                far_only=stubs[info.snapshot_id].remote if info.snapshot_id in stubs else None,
             )
             for info in infos
             if kernel_id in {"", info.kernel_id} and name in {"", info.name}
@@ -59,6 +61,7 @@ class Inventory:
                 _snapshot(one.info, needed=False, live=one.info.kernel_id in live),
                 deleted_at=one.annotations.deleted_at,
                 kept_until=one.annotations.kept_until,
+                far_only=one.stub.remote if one.stub else None,
             )
             for one in found
             if kernel_id in {"", one.info.kernel_id} and name in {"", one.info.name}
@@ -70,7 +73,7 @@ class Inventory:
         return [one for one in await self.snapshots() if one.snapshot_id in wanted]
 
     async def require_unneeded(self, snapshot_id: str) -> None:
-        """Raise SnapshotInUse when an operation reads a snapshot or a suspended kernel is in it."""
+        """Raise SnapshotInUse if an operation reads the snapshot or a suspended kernel needs it."""
         records, infos = await self.look()
         needs = needed_ids(records, infos).get(snapshot_id)
         if needs is not None:
@@ -86,14 +89,14 @@ class Inventory:
 def needed_ids(
     records: Iterable[KernelRecord], infos: Iterable[SnapshotInfo]
 ) -> dict[str, KernelRecord]:
-    """Return the snapshots without which a kernel would be lost, and that kernel."""
+    """Return the ids of snapshots without which a kernel would be lost, with the kernel's record."""
     needed: dict[str, KernelRecord] = {}
     changing: dict[str, KernelRecord] = {}
     for record in records:
         if record.state in {KernelState.SUSPENDED, KernelState.RESUMING}:
-            needed[record.snapshot_id] = record  # of a branch it is another kernel's
+            needed[record.snapshot_id] = record  # a branch's snapshot belongs to another kernel
         if record.state in {KernelState.SUSPENDING, KernelState.RESUMING}:
-            # The snapshot may be complete, but not yet known as the kernel's; a resume may be from any.
+            # A new snapshot may be complete but not yet in the record; a resume may read any snapshot.
             changing[record.kernel_id] = record
     for info in infos:
         if info.kernel_id in changing:

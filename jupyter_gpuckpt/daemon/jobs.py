@@ -1,11 +1,11 @@
-"""The work of each operation in its thread, and what follows for the kernel when it succeeds."""
+"""The work of each operation in its thread, and the kernel's changes when it succeeds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,12 +15,13 @@ from ..protocol import OperationKind, ParkRequest, Result, ResumeRequest, SaveRe
 from ..states import KernelState, Verb
 from .machine import Machine
 from .operations import RunningOperation
-from .records import KernelRecord, as_before
+from .records import KernelRecord
+from .recovered import as_before
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a success: the state that follows, fields of the record that change with it, and what the client gets."""
+    """The outcome of a success: the next state, changed fields of the record, and the client's result."""
 
     state: KernelState
     changes: dict[str, Any]
@@ -29,10 +30,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """Description of an operation, for `verbs.py` to carry out.
+    """A description of an operation, which `verbs.py` carries out.
 
-    `state` lasts while it runs, `entering` are fields of the record that change before it; `work` runs in a thread and may
-    raise any of the engine's errors. `retention`: what is removed after it has made a snapshot.
+    `state`: the kernel's while it runs; `entering`: fields of the record that change before it; `work` runs in a thread and may
+    raise any of the engine's errors. `retention`: the policy to apply after it has made a snapshot.
     """
 
     verb: Verb
@@ -41,12 +42,12 @@ class Job:
     work: Callable[[RunningOperation], Outcome]
     entering: dict[str, Any] = field(default_factory=dict)
     retention: RetentionPolicy | None = None
-    #: Nobody asked for it, so it is refused where it would cost something.
+    #: Whether no user requested it; it is refused where it would cost something.
     is_automatic: bool = False
 
 
 def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop: bool) -> Job:
-    """Return the job of a save, or with `stop` of a suspend. What `request` leaves out stays as the kernel has it."""
+    """Return the job of a save, or with `stop` of a suspend. Fields that `request` leaves out keep the kernel's values."""
 
     def work(operation: RunningOperation) -> Outcome:
         was_parked = record.previous is KernelState.PARKED
@@ -88,7 +89,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
     is_automatic = request.cause is Cause.IDLE
-    # At once: a server that starts while this is under way lists the kernel by it.
+    # It is set at the start: a server that starts during the operation lists the kernel by it.
     entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
     return Job(*what, work, entering, request.retention, is_automatic)
 
@@ -126,11 +127,27 @@ def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> R
     return Result(record.snapshot_id, progress.record().seconds, sizes, seconds_by_stage=spent)
 
 
-def thaw(machine: Machine, record: KernelRecord, request: ResumeRequest, exit_path: Path) -> Job:
+class Leases(Protocol):
+    """What a resume asks for the right to run its kernel's far sessions."""
+
+    def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
+        """Get that right; return warnings. Raises SessionHeld."""
+
+
+def thaw(
+    machine: Machine,
+    record: KernelRecord,
+    request: ResumeRequest,
+    exit_path: Path,
+    leases: Leases,
+) -> Job:
     """Return the job of a resume from the snapshot that `request` names, or from the latest one."""
 
     def work(operation: RunningOperation) -> Outcome:
         manifest = machine.manifest(record, request.snapshot_id or record.snapshot_id)
+        warnings = leases.require(
+            record.kernel_id, manifest.info.snapshot_id, take_over=request.take_over
+        )
         resumed = machine.resume(
             manifest, record, exit_path, operation.progress, visible_gpus=request.visible_gpus
         )
@@ -153,11 +170,11 @@ def thaw(machine: Machine, record: KernelRecord, request: ResumeRequest, exit_pa
                 operation.progress.record().seconds,
                 info.sizes,
                 seconds_by_stage=dict(operation.progress.seconds_by_stage),
-                warnings=list(resumed.warnings),
+                warnings=[*warnings, *resumed.warnings],
                 moved_ports=resumed.moved_ports,
             ),
         )
 
-    # One that never had a process was made from another's snapshot.
+    # A kernel that never had a process was branched from another's snapshot.
     kind = OperationKind.RESUME if record.exit_path else OperationKind.BRANCH
     return Job(Verb.RESUME, kind, KernelState.RESUMING, work, {"exit_path": str(exit_path)})

@@ -1,4 +1,4 @@
-"""The kernels that this daemon manages: their states, their records on disk, and the ends of their processes.
+"""The kernels that this daemon manages: their states, their records on disk, and the end of their processes.
 
 Covers: which state may follow which, persistence, events to owners, the watch on every init. Does not cover: what a verb
 does (`verbs.py`), what is on disk (`records.py`). Lives on the event loop's thread; only files are written elsewhere.
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from .. import door_secrets
+from .. import manager_secrets
 from ..engine.tree.tree import Tree
 from ..errors import ErrorRecord, GpuCkptError, KernelNotFound, StoreError, record_of
 from ..host import processes
@@ -28,21 +28,22 @@ from ..snapshots import stored_secrets
 from ..states import ABSENT, ALIVE, KernelState, may_follow
 from .machine import Machine
 from .operations import RunningOperation
-from .records import KernelRecord, Records, lost, recovered
+from .records import KernelRecord, Records
+from .recovered import lost, recovered
 from .resume_times import ResumeTimes
 from .streams import Streams
 from .usage import Usage
 
 _log = logging.getLogger(__name__)
 
-#: An operation that changes a running tree was in flight.
+#: States in which an operation on a running tree may have been interrupted.
 _CUT_OFF = frozenset(
     {KernelState.SAVING, KernelState.SUSPENDING, KernelState.PARKING, KernelState.UNPARKING}
 )
 
 
 class ManagedKernel:
-    """State of one kernel. `operation` is the one in flight, or the last one; `doomed`: it is being killed."""
+    """The state of one kernel. `operation`: the running one or the last one; `doomed`: the kernel is being killed."""
 
     def __init__(
         self,
@@ -56,10 +57,10 @@ class ManagedKernel:
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
-        #: What it uses, when that was measured, and what its owner was told last.
-        self.usage = self.told_usage = Usage()
+        #: Its use of resources, the last published one, and the time of the measurement.
+        self.usage = self.published_usage = Usage()
         self.measured_at = 0.0
-        # From before it listens until it is forgotten, also while it is suspended: it comes back to the same ports.
+        # The ports are reserved until it is forgotten, even while it is suspended: it is resumed on the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
     def __repr__(self) -> str:
@@ -82,11 +83,11 @@ class ManagedKernel:
 
     @property
     def in_flight(self) -> RunningOperation | None:
-        """Return the operation that has put the kernel into its state, while it runs."""
+        """Return the running operation that has put the kernel into its state; None if there is none."""
         return self.operation if self.operation and not self.operation.ended else None
 
     def on_operation(self, operation: RunningOperation) -> None:
-        """Tell the owner that an operation on this kernel began, went on or ended."""
+        """Publish that an operation on this kernel began, advanced or ended."""
         self._announce(self, operation)
 
     def public(self) -> Kernel:
@@ -117,7 +118,7 @@ class ManagedKernel:
         )
 
     def _resume_seconds(self) -> float | None:
-        """Estimate a resume by earlier ones, else by the own save, which read and wrote as much."""
+        """Estimate the seconds of a resume from earlier ones, else from its own save, which moved as many bytes."""
         if self.state not in ABSENT:
             return None
         estimate = self._resume_times.estimate(self.record.sizes)
@@ -125,21 +126,21 @@ class ManagedKernel:
 
 
 class Kernels:
-    """Table of the kernels, by id."""
+    """A table of the kernels, by id."""
 
     def __init__(self, records: Records, machine: Machine, streams: Streams) -> None:
         self._records, self._machine, self._streams = records, machine, streams
         self._kernels: dict[str, ManagedKernel] = {}
         self._watched: dict[int, tuple[ManagedKernel, Tree]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # One thread: records reach the disk in the order in which things happened.
+        # With one thread, records are written in the order of their changes.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="records")
 
     def __iter__(self) -> Iterator[ManagedKernel]:
         return iter([kernel for kernel in self._kernels.values() if not kernel.doomed])
 
     def find(self, kernel_id: str) -> ManagedKernel | None:
-        """Return the kernel of this id, also one that is being killed."""
+        """Return the kernel of this id, even if it is being killed; None if there is none."""
         return self._kernels.get(kernel_id)
 
     def get(self, kernel_id: str) -> ManagedKernel:
@@ -168,17 +169,17 @@ class Kernels:
         return kernel
 
     def move(self, kernel: ManagedKernel, state: KernelState, **changes: Any) -> Awaitable[None]:
-        """Change the state at once, with other fields of the record; the awaitable ends when that is on disk."""
+        """Change the state and other fields of the record now; the awaitable ends when they are on disk."""
         record = kernel.record
         if not may_follow(record.state, state):
             raise AssertionError(f"{kernel} may not become {state}")
         record.previous, record.state, record.since = record.state, state, time.time()
         if state is KernelState.SUSPENDED:
-            kernel.ports.hold()  # it listened there when this daemon recovered it
+            kernel.ports.hold()  # the kernel itself listened on them when this daemon recovered it
         return self.update(kernel, **changes)
 
     def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
-        """Change fields of the record at once; the awaitable ends when that is on disk."""
+        """Change fields of the record now; the awaitable ends when they are on disk."""
         for field, value in changes.items():
             setattr(kernel.record, field, value)
         written = self._written(kernel)
@@ -188,21 +189,37 @@ class Kernels:
         return written
 
     def forget(self, kernel: ManagedKernel) -> None:
-        """Remove the record of a kernel that has ended, and tell its owner. Its snapshots stay."""
+        """Remove the record of a kernel that has ended, and publish that. Its snapshots stay."""
+        if self._drop(kernel):
+            self._writer.submit(self._records.forget, kernel.kernel_id)
+
+    def _drop(self, kernel: ManagedKernel) -> bool:
         kernel.ports.release()
         if self._kernels.get(kernel.kernel_id) is not kernel:
-            return
+            return False
         del self._kernels[kernel.kernel_id]
-        self._writer.submit(self._records.forget, kernel.kernel_id)
         event = Event(self._streams.advance(), gone=kernel.kernel_id)
         self._streams.publish(event, kernel.owner_id)
+        return True
+
+    async def drop_moved(self) -> None:
+        """Remove the suspended kernels that another daemon has taken over from the table."""
+        for kernel_id in await asyncio.to_thread(self._records.moved):
+            if (kernel := self._kernels.get(kernel_id)) is not None and kernel.state in ABSENT:
+                _log.info("kernel %s went to another machine", kernel_id)
+                self._drop(kernel)
+
+    def on_lost(self, kernel_id: str, error: GpuCkptError) -> None:
+        """Tell the user that another machine has taken over a kernel that goes on here."""
+        if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
+            self.update(kernel, error=record_of(error))
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
-        """Tell the owner how the kernel and an operation on it stand; progress may be left out for a slow reader, ends never."""
+        """Publish the kernel's and an operation's records to the owner; a slow reader may miss progress, but no end."""
         is_listed = not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel
         if not is_listed and operation is None:
             return
-        kernel.told_usage = kernel.usage
+        kernel.published_usage = kernel.usage
         event = Event(
             self._streams.advance(),
             kernel=kernel.public() if is_listed else None,
@@ -219,7 +236,7 @@ class Kernels:
                 await asyncio.to_thread(self._machine.protect_servers, tree, owner)
 
     async def learn_programs(self) -> None:
-        """Have the programs and libraries of running kernels read, beside everything else."""
+        """Compute the digests of running kernels' programs and libraries in the background."""
         for kernel in list(self):
             if kernel.state is KernelState.RUNNING and (tree := kernel.record.tree) is not None:
                 await asyncio.to_thread(self._machine.learn_programs, tree)
@@ -229,9 +246,9 @@ class Kernels:
         for record in found:
             try:
                 await self._recover(record)
-            except StoreError as error:  # it is managed; the next change writes its record
+            except StoreError as error:  # the kernel is managed; its next change writes the record
                 _log.error("kernel %s: %s", record.kernel_id, error)
-            except Exception:  # a record that makes no sense costs that kernel, not all of them
+            except Exception:  # an invalid record must not affect other kernels
                 _log.exception("kernel %s cannot be recovered", record.kernel_id)
                 self._kernels.pop(record.kernel_id, None)
 
@@ -247,7 +264,7 @@ class Kernels:
         _log.info("recovered kernel %s, which is %s", kernel.kernel_id, kernel.state)
 
     async def reap_if_ended(self, kernel: ManagedKernel, error: ErrorRecord | None = None) -> bool:
-        """Forget a kernel that ended, mark one as lost whose init is gone without an exit status; return whether it was either."""
+        """Forget a kernel that ended, or mark it as lost if init left no exit status; return False if it still runs."""
         tree = kernel.record.tree
         if tree is None or await asyncio.to_thread(self._machine.alive, tree):
             return False
@@ -264,7 +281,7 @@ class Kernels:
         return True
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
-        """Return what the next server needs and no record holds; never raises."""
+        """Return the secrets that the next server needs and no record holds; never raises."""
         try:
             return self._machine.secrets(record)
         except GpuCkptError as error:
@@ -284,16 +301,16 @@ class Kernels:
         alive = tree is not None and self._machine.alive(tree)
         if tree and alive:
             self._machine.prepare_found(tree)
-        was = record.state  # `recovered` changes it
+        was = record.state  # `recovered` changes the state
         cut_off = was in _CUT_OFF
         kept = recovered(record, alive=alive, snapshots=self._committed(record))
         self._part(record, tree if alive else None)
         if tree and alive and (kept is None or kept.tree is None):
-            self._machine.kill(tree)  # a suspend whose snapshot is complete: its last step
+            self._machine.kill(tree)  # the last step of a suspend whose snapshot is complete
         elif tree and alive and cut_off:
             self._machine.recover(tree)
         elif tree and alive and not record.ends_at:
-            self._machine.go_on(tree)  # its user may just have wanted it back
+            self._machine.continue_tree(tree)  # its user may just have undone the shutdown
         elif tree is None:
             self._machine.kill_strays(exit_path)
         if was is KernelState.RESUMING:
@@ -301,33 +318,36 @@ class Kernels:
                 self._machine.remove_links_of_resume(record)
             except StoreError as error:
                 _log.warning("files of a resume of %s may be left: %s", record.kernel_id, error)
+        if kept is not None and kept.state in ABSENT:
+            self._machine.expect(kept.sizes.raw_bytes)
         return kept
 
     def _part(self, record: KernelRecord, tree: Tree | None) -> None:
-        """Take the secrets out of a record that an older version wrote; a snapshot of that version has them."""
+        """Move the secrets out of a record that an older version wrote; snapshots of that version keep them."""
         record.spec = record.spec.written_down()
-        record.jupyter, secrets = door_secrets.parted(record.jupyter)
+        record.jupyter, secrets = manager_secrets.parted(record.jupyter)
         if record.spec.jupyter:
-            launched = door_secrets.parted(record.spec.jupyter)[0]
+            launched = manager_secrets.parted(record.spec.jupyter)[0]
             record.spec = msgspec.structs.replace(record.spec, jupyter=launched)
         if secrets and tree is not None:
             stored_secrets.keep(tree, secrets)
 
     def _committed(self, record: KernelRecord) -> list[SnapshotInfo]:
-        """Return the snapshots that the operation in flight may have made."""
+        """Return the snapshots that the interrupted operation may have made."""
         if record.state not in {KernelState.SAVING, KernelState.SUSPENDING}:
             return []
         try:
             return self._machine.snapshots(record.kernel_id)
         except StoreError as error:
-            _log.error("what became of kernel %s is not known: %s", record.kernel_id, error)
+            _log.error("the snapshots of kernel %s could not be read: %s", record.kernel_id, error)
             return []
 
     def _written(self, kernel: ManagedKernel) -> Awaitable[None]:
         encoded = msgspec.json.encode(kernel.record)
-        written = self._writer.submit(self._records.write, kernel.kernel_id, encoded)
+        record = kernel.record
+        written = self._writer.submit(self._records.write, record.kernel_id, encoded, record.state)
         future = asyncio.wrap_future(written)
-        # Not everybody waits for it: what follows an operation is in memory whether it can be written or not.
+        # Not every caller awaits the write, so its error is logged here; the change is in memory in any case.
         future.add_done_callback(_log_failure)
         return future
 
@@ -353,7 +373,7 @@ class Kernels:
         return self._watched.pop(pidfd)
 
     async def _ended(self, kernel: ManagedKernel, tree: Tree) -> None:
-        # While an operation is in flight, init may be meant to end: a suspend leaves no tree.
+        # During an operation the end of init may be intended: a suspend leaves no tree.
         while kernel.in_flight:
             await kernel.in_flight.until_ended()
         if kernel.record.tree is tree and not kernel.doomed:

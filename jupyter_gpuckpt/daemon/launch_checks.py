@@ -1,4 +1,4 @@
-"""Checks of a launch before it begins: an error of the system in the middle of it would say less."""
+"""Checks of a launch before it begins: a system error in the middle of it would be less clear."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..ids import is_id
 from ..model import LaunchSpec
-from .records import check_kernel_id
 
 _MOST_PORT, _MOST_UMASK = 65535, 0o777
 #: MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h), its end included.
-_MOST_WORD_BYTES = 128 << 10
-#: A pointer to each word, and room for what init is given besides.
+_MOST_STRING_BYTES = 128 << 10
+#: The bytes of the pointer to each string, and those reserved for init's own arguments.
 _POINTER_BYTES, _ROOM_BYTES = 8, 64 << 10
 
 
 def check(spec: LaunchSpec) -> None:
-    """Raise ConfigurationError for a launch that cannot work; look at the file system for it."""
+    """Raise ConfigurationError for a launch that cannot work. It reads the file system."""
     check_kernel_id(spec.kernel_id)
     check_ports(spec.own_ports)
     if problem := next(_problems(spec), ""):
@@ -28,7 +28,7 @@ def check(spec: LaunchSpec) -> None:
 
 
 def check_ports(ports: list[int]) -> None:
-    """Raise ConfigurationError for numbers that are no ports."""
+    """Raise ConfigurationError for numbers that are not ports."""
     if any(not 0 < port <= _MOST_PORT for port in ports):
         raise ConfigurationError(
             "A port of the kernel's own is no port.", hint=f"Ports are numbers up to {_MOST_PORT}."
@@ -36,17 +36,17 @@ def check_ports(ports: list[int]) -> None:
 
 
 def _problems(spec: LaunchSpec) -> Iterator[str]:
-    """Yield what is wrong with a launch, without values of the environment, which are secret."""
+    """Yield the problems of a launch as texts, without values of the environment, which are secret."""
     if not spec.argv or not spec.argv[0]:
         yield "it has no program"
     settings = [f"{name}={value}" for name, value in spec.env.items()]
-    words = [os.fsencode(word) for word in (*spec.argv, *settings)]
-    if any(b"\0" in word for word in words) or "\0" in spec.cwd + spec.log_path:
+    strings = [os.fsencode(string) for string in (*spec.argv, *settings)]
+    if any(b"\0" in string for string in strings) or "\0" in spec.cwd + spec.log_path:
         yield "there is a zero byte in it"
     if any(not name or "=" in name for name in spec.env):
         yield "a variable of its environment has no name, or one with an equals sign"
-    length = sum(len(word) + 1 + _POINTER_BYTES for word in words) + _ROOM_BYTES
-    if length > os.sysconf("SC_ARG_MAX") or max(map(len, words)) >= _MOST_WORD_BYTES:
+    length = sum(len(string) + 1 + _POINTER_BYTES for string in strings) + _ROOM_BYTES
+    if length > os.sysconf("SC_ARG_MAX") or max(map(len, strings)) >= _MOST_STRING_BYTES:
         yield "its command and environment are longer than the system allows"
     if not 0 <= spec.umask <= _MOST_UMASK:
         yield "its umask is none"
@@ -54,3 +54,12 @@ def _problems(spec: LaunchSpec) -> Iterator[str]:
         yield f"there is no folder {spec.cwd}"
     if not Path(spec.log_path).parent.is_dir() or Path(spec.log_path).is_dir():
         yield f"nothing can be written to {spec.log_path}"
+
+
+def check_kernel_id(kernel_id: str) -> None:
+    """Raise ConfigurationError for an id that cannot be the name of a directory."""
+    if not is_id(kernel_id):
+        raise ConfigurationError(
+            f"Not a usable kernel id: {kernel_id!r}",
+            hint="Use at most 128 letters, digits, '_', '-' and '.'; a UUID is best.",
+        )

@@ -1,4 +1,4 @@
-"""The daemon as a process: detached, the only one of its place, ignoring stop signals while it is needed."""
+"""The daemon's process: detached, the only one of its place, and ignoring stop signals while it is needed."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def detached(serve: Callable[[Callable[[], None]], int]) -> int:
-    """Run `serve` in a child that outlives the caller's process tree; return when it calls what it is given, or ends.
+    """Run `serve` in a child that outlives the caller's process tree; return when it calls its argument, or ends.
 
-    0 if the child is ready or had nothing to do, else its exit status, with what it said on standard error. Must be called
-    before there are threads.
+    Return 0 if the child is ready or had nothing to do, else its exit status; its messages are on standard error then. Call it
+    before any thread starts.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -53,24 +53,24 @@ def detached(serve: Callable[[Callable[[], None]], int]) -> int:
 
 
 def hold_alone(path: Path) -> bool:
-    """Lock `path` until this process ends; False if another process has it."""
+    """Lock `path` until this process ends; return False if another process holds the lock."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return False
-    return True  # the descriptor stays open: the lock is meant to last
+    return True  # the descriptor stays open on purpose, and with it the lock
 
 
 def become_parent_of_orphans() -> None:
-    """Become the parent of kernels' inits, whose starter ends at once (man 2 prctl)."""
+    """Make this process the parent of kernels' inits, whose own parent exits at once (man 2 prctl)."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         _log.warning("PR_SET_CHILD_SUBREAPER: %s", os.strerror(ctypes.get_errno()))
 
 
 def log_to(path: Path) -> None:
-    """Write the log to a file of at most 1 MB, of which three are kept. It never holds environments or keys."""
+    """Write the log to a file of at most 1 MB; three are kept. It never contains environments or keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1
@@ -80,7 +80,7 @@ def log_to(path: Path) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.INFO)
-    # Every request would bury the rest; those that are answered with an error are logged by base_handler.
+    # Successful requests are not logged; base_handler logs those that are answered with an error.
     logging.getLogger("tornado.access").setLevel(logging.CRITICAL)
     sys.excepthook = lambda kind, error, trace: _log.critical(
         "the daemon ends", exc_info=(kind, error, trace)
@@ -88,7 +88,7 @@ def log_to(path: Path) -> None:
 
 
 def on_stop(needed: Callable[[], bool], leave: Callable[[], None]) -> None:
-    """Call `leave` on a signal that means stop, unless the daemon is needed."""
+    """Install handlers that call `leave` on a stop signal, unless the daemon is needed."""
 
     def stop(signum: signal.Signals) -> None:
         if needed():

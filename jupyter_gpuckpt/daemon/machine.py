@@ -1,4 +1,4 @@
-"""Engine, store and host with the daemon's settings. Everything here blocks: call it in threads."""
+"""Engine, store and host with the daemon's settings. All functions block: call them in threads."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from ..daemon_settings import Settings
+from ..engine import kept_files, placing, recovery
 from ..engine import park as parking
-from ..engine import placing, recovery
 from ..engine.gpu import cuda
 from ..engine.gpu.placement import Placement
-from ..engine.settings import EngineSettings
+from ..engine.settings import EngineSettings, kept_dir
 from ..engine.tree import former_scratch, kept_secrets, server_files
 from ..engine.tree import launch as trees
 from ..engine.tree.standstill import Standstill
 from ..engine.tree.tree import Tree
-from ..errors import ConfigurationError, HostError, PrivilegeMissing, SnapshotNotFound, ToolMissing
+from ..errors import (
+    ConfigurationError,
+    HostError,
+    PrivilegeMissing,
+    SnapshotNotFound,
+    StoreError,
+    ToolMissing,
+)
 from ..host import gpu, privileges, processes
 from ..host.file_digests import FileDigests
 from ..images.workers import processes as worker_processes
@@ -33,12 +42,13 @@ from ..protocol import Changes, GpuRoom, HostReport, Owner, ResumeRequest
 from ..snapshot_records import SnapshotChange, SnapshotVariables, StoreUsage
 from ..snapshots import arrivals, changes, resume, save, stored_secrets
 from ..states import KernelState
+from ..store import bringing, stores
 from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
-from . import host_report
+from . import far_copies, host_report
 from .resume_times import ResumeTimes
-from .usage import Usage, differ
+from .usage import Usage, counted
 
 if TYPE_CHECKING:
     from ..snapshots.arrivals import Arrival
@@ -48,36 +58,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: How often it is looked whether a kernel has loaded other programs and libraries.
+#: The interval of checks whether a kernel has loaded other programs and libraries.
 _LEARN_SECONDS = 60.0
 #: Checks of the doctor that are about programs; the other required ones are about rights.
 _TOOLS = (["criu"], ["init"])
 
 
 class Machine:
-    """Access to engine, store and host. Thread-safe; store and report are made at first use."""
+    """A facade of engine, store and host. Thread-safe; store and report are created at first use."""
 
-    def __init__(self, settings: Settings, place: Place) -> None:
+    def __init__(
+        self, settings: Settings, place: Place, are_others_there: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._are_others_there = are_others_there
         self._settings = settings
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
         self._lock = threading.Lock()
+        self._in_other_stores: dict[Path, str] = {}
         self._report: HostReport | None = None
         self._criu: Path | None = None
         self._store: LocalStore | None = None
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
-        #: Told of every change of a snapshot, in any thread; set before the store is first used.
+        #: A callback for every change of a snapshot, called in any thread; set before the store is first used.
         self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
 
     @property
     def worker_threads(self) -> int:
-        """Return how many threads an operation uses."""
+        """Return the number of threads of an operation."""
         return self._settings.worker_threads
 
     def report(self, *, fresh: bool = False) -> HostReport:
-        """Return what works here, what does not, and what would help. Kept, unless something that is needed is missing."""
+        """Return the report on this machine. It is cached, unless a requirement is missing."""
         with self._lock:
             if fresh or self._report is None or not self._report.engine_available:
                 self._criu = host_report.find_criu(self._settings)
@@ -85,25 +99,28 @@ class Machine:
             return self._report
 
     def warm_up(self) -> None:
-        """Initialise CUDA, where there is a GPU, and what large resumes need: otherwise the first one would wait for it."""
+        """Initialize CUDA if there is a GPU; otherwise the first operation would wait for it."""
 
-        def initialise() -> None:
-            worker_processes.warm_up(self.worker_threads)
+        def initialize() -> None:
             if gpu.gpus():
                 cuda.available()
 
-        threading.Thread(target=initialise, name="warm-up", daemon=True).start()
+        threading.Thread(target=initialize, name="warm-up", daemon=True).start()
+
+    def expect(self, raw_bytes: int) -> None:
+        """Prepare for a save or resume of this size: a large one would wait for its worker processes; never raises."""
+        worker_processes.warm_up(raw_bytes, self.worker_threads)
 
     def require_engine(self) -> None:
-        """Raise ToolMissing or PrivilegeMissing where the engine cannot work."""
+        """Raise ToolMissing or PrivilegeMissing if the engine cannot work here."""
         self._engine()
 
     def launch(self, spec: LaunchSpec, exit_path: Path, owner: Owner) -> Tree:
-        """Start a kernel; raises ToolMissing or PrivilegeMissing where the engine cannot work."""
+        """Start a kernel. Raises ToolMissing or PrivilegeMissing if the engine cannot work here."""
         return trees.launch(spec, self._engine(), exit_path, owner.jupyter_runtime_dir)
 
     def protect_servers(self, tree: Tree, owner: Owner) -> None:
-        """Keep the kernel from removing the info files of servers that have come since it was started; never raises."""
+        """Prevent the kernel from removing the info files of servers that started after it; never raises."""
         server_files.protect(tree.init_pid, owner.jupyter_runtime_dir)
 
     def alive(self, tree: Tree) -> bool:
@@ -115,7 +132,7 @@ class Machine:
         trees.kill(tree)
 
     def kill_strays(self, exit_path: str) -> None:
-        """End a tree that a daemon was starting when it was killed: nobody knows its pid, but its init names `exit_path`."""
+        """End a tree that a killed daemon was starting: its pid is unknown, but its init's arguments have `exit_path`."""
         for pid in processes.every() if exit_path else ():
             if exit_path in processes.arguments(pid):
                 _log.warning("ending process tree %d, which was left half started", pid)
@@ -123,22 +140,22 @@ class Machine:
 
     def prepare_found(self, tree: Tree) -> None:
         """Prepare a tree that another daemon left, perhaps one of an older version; never raises."""
-        former_scratch.lay_over(tree)
+        former_scratch.mount_over(tree)
 
     def recover(self, tree: Tree) -> None:
-        """Let a tree run on whose freeze was interrupted when a daemon was killed."""
+        """Let a tree run on after a freeze that the daemon's death interrupted."""
         recovery.recover(tree)
 
     def remove_links_of_resume(self, record: KernelRecord) -> None:
-        """Remove the files that a resume which was cut off laid beside a kernel's own."""
+        """Remove the links that an interrupted resume left beside the user's files."""
         possible = {info.snapshot_id for info in self.snapshots(record.kernel_id)}
         if record.parent_snapshot_id:
             possible.add(record.parent_snapshot_id)
         for snapshot_id in possible:
             placing.remove_links(self.store.manifest(snapshot_id))
 
-    def stand_still(self, tree: Tree) -> None:
-        """Stop all processes of a tree until `go_on`, which another daemon may call; raises FreezeFailed."""
+    def stop_tree(self, tree: Tree) -> None:
+        """Stop all processes of a tree until `continue_tree`, which another daemon may call. Raises FreezeFailed."""
         standstill = Standstill(tree)
         try:
             standstill.begin()
@@ -146,31 +163,28 @@ class Machine:
             standstill.end()
             raise
 
-    def go_on(self, tree: Tree) -> None:
-        """Let a tree run on that stands still; do nothing for one that does not."""
+    def continue_tree(self, tree: Tree) -> None:
+        """Let a stopped tree run on; do nothing if it is not stopped."""
         standstill = Standstill.found(tree)
         if standstill is not None:
             standstill.end()
 
     def clear(self) -> None:
-        """Remove what a daemon that was killed had spilled; nothing may be in flight."""
+        """Remove the spill files of a killed daemon, and copies of files that no kernel uses; no operation may run."""
         shutil.rmtree(self._spill, ignore_errors=True)
+        kept_files.collect(kept_dir(self._spill))
 
     def usage(self, tree: Tree, before: Usage | None = None) -> Usage:
-        """Measure what a tree uses.
+        """Measure a tree's use of memory and GPUs.
 
-        Its memory is counted page by page, which takes long for many gigabytes, unless it is about what it was `before`.
+        Memory is counted page by page, which is slow for many gigabytes, unless it is about the same as `before`.
         """
         pids = trees.pids(tree)
-        resident = sum(processes.resident_bytes(pid) for pid in pids)
-        if (
-            before is not None
-            and before.resident_bytes
-            and not differ(before.resident_bytes, resident)
-        ):
-            memory, resident = before.memory_bytes, before.resident_bytes
-        else:
-            memory = trees.memory_bytes(tree)
+        memory, resident = counted(
+            lambda: sum(processes.resident_bytes(pid) for pid in pids),
+            lambda: trees.memory_bytes(tree),
+            before,
+        )
         on_gpu = gpu.memory_of(pids)
         busy = gpu.utilization_of(on_gpu) if on_gpu else None
         return Usage(
@@ -193,7 +207,7 @@ class Machine:
         )
 
     def learn_programs(self, tree: Tree) -> None:
-        """Have the programs and libraries of a tree read in the background, so that a suspend need not; never raises."""
+        """Compute digests of a tree's programs and libraries in the background, so that a suspend need not; never raises."""
         now = time.monotonic()
         if now - self._learned.get(tree.init_pid, -_LEARN_SECONDS) >= _LEARN_SECONDS:
             self._learned[tree.init_pid] = now
@@ -212,11 +226,11 @@ class Machine:
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
-        """Move a tree's GPU memory back; raise FreezeFailed where the GPU has no room, and the tree stays parked."""
+        """Move a tree's GPU memory back. Raises FreezeFailed if the GPU has no room; the tree stays parked then."""
         parking.unpark(tree, progress)
 
     def gpu_room(self, record: KernelRecord, request: ResumeRequest) -> GpuRoom:
-        """Return the GPU memory that a resume or unpark needs, and what is free where it would go."""
+        """Return the GPU memory that a resume or unpark needs, and the free memory of the GPU that it would use."""
         found = Placement({}, 0, 0)
         if gpu.free_bytes():
             if record.state is KernelState.PARKED and record.tree is not None:
@@ -235,9 +249,12 @@ class Machine:
         *,
         visible_gpus: str,
     ) -> Resumed:
-        """Resume a kernel; raise ThawFailed, or the class that names the cause more precisely."""
-        with self.resume_times.measured(manifest, progress):
-            return resume.resume(
+        """Resume a kernel; fetch its snapshot before if necessary. Raises ThawFailed, or the class that names the cause."""
+        with (
+            far_copies.here(self._settings.data, self.store, manifest.info, progress),
+            self.resume_times.measured(manifest, progress),
+        ):
+            resumed = resume.resume(
                 manifest,
                 self.store,
                 self._engine(),
@@ -248,52 +265,75 @@ class Machine:
                 digests=self._digests,
                 progress=progress,
             )
+        if self._settings.near_bytes:
+            with suppress(StoreError):  # recording the use is not essential
+                self.store.stubs.note_use(manifest.info.snapshot_id)
+        return resumed
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
-        """Return the secrets that the kernel was launched with, from its scratch or from its snapshot; raises StoreError."""
+        """Return the secrets of the kernel's launch, from its scratch or its snapshot. Raises StoreError."""
         if record.tree is not None:
-            return kept_secrets.of_tree(record.tree)
-        manifest = self.manifest(record, record.snapshot_id)
+            found = kept_secrets.of_tree(record.tree)
+            if found is not None:
+                return found
+        # A tree that just disappeared was ended by a suspend; that suspend's snapshot is the newest.
+        manifest = self.manifest(record, "" if record.tree else record.snapshot_id)
         return stored_secrets.of_snapshot(manifest, self.store)
 
     def launch_spec(self, snapshot_id: str) -> LaunchSpec:
-        """Return how the kernel of a snapshot was started, as far as that is written down, with its secrets."""
+        """Return the recorded launch spec of a snapshot's kernel, with its secrets."""
         manifest = self.store.manifest(snapshot_id)
         secrets = stored_secrets.of_snapshot(manifest, self.store)
         return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
-        """Return what differs since a snapshot was taken."""
+        """Return the differences of files and machine since a snapshot was taken."""
         return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
 
     def check_arrival(self, manifest: Manifest) -> Arrival:
-        """Return what keeps a kernel that was saved elsewhere from being resumed here."""
+        """Return the obstacles to resuming here a kernel that was saved elsewhere."""
         return arrivals.check(manifest, self._digests)
 
     def manifest(self, record: KernelRecord, snapshot_id: str) -> Manifest:
-        """Return the manifest of a kernel's own snapshot, its newest by default, or of the one it was made from; SnapshotNotFound."""
+        """Return the manifest of a kernel's snapshot (default: its newest) or its branch's origin. Raises SnapshotNotFound."""
         kernel_id = record.kernel_id
         if not snapshot_id:
             snapshots = self.snapshots(kernel_id)
             if not snapshots:
                 raise SnapshotNotFound(f"There is no snapshot of kernel {kernel_id}.")
             snapshot_id = snapshots[0].snapshot_id
-        manifest = self.store.manifest(snapshot_id)
+        try:
+            manifest = self.store.manifest(snapshot_id)
+        except SnapshotNotFound:
+            others = stores.others(self._settings.store, self.store)
+            manifest = bringing.bring_from(self.store, others, snapshot_id)
         if manifest.info.kernel_id != kernel_id and snapshot_id != record.parent_snapshot_id:
             raise ConfigurationError(f"Snapshot {snapshot_id} is not one of kernel {kernel_id}.")
         return manifest
 
     @property
     def store(self) -> LocalStore:
-        """Return the store; raise StoreUnavailable."""
+        """Return the store. Raises StoreUnavailable."""
         with self._lock:
             if self._store is None:
-                self._store = LocalStore(self._settings.store)
+                root, are_others_there = self._settings.store, self._are_others_there
+                self._store = stores.open_free(root, are_others_there)
                 self._store.on_change = self.on_snapshot
+                abandoned = stores.abandoned(root, self._store, are_others_there)
+                take_in = partial(bringing.take_all_in, self._store, abandoned)
+                if abandoned:
+                    threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
 
+    def bring(self, kernel_id: str, snapshot_id: str) -> None:
+        """Bring a kernel's snapshots from the stores of other daemons. Raises SnapshotNotFound if `snapshot_id` is nowhere."""
+        others = stores.others(self._settings.store, self.store)
+        bringing.bring_kernel(self.store, others, kernel_id, self._in_other_stores)
+        if snapshot_id:
+            self.store.manifest(snapshot_id)
+
     def close(self) -> None:
-        """Release the store and end what goes on in the background."""
+        """Release the store and stop background work."""
         self._digests.close()
         with self._lock:
             if self._store is not None:
@@ -305,16 +345,17 @@ class Machine:
         return self.store.snapshots(kernel_id)
 
     def deleted_snapshots(self) -> list[Listed]:
-        """List the snapshots whose deletion can be undone. Does not open a store in which nothing was ever changed."""
-        directory = self._settings.store / "manifests"
-        return self.store.deleted() if any(directory.glob("*" + ANNOTATIONS)) else []
+        """List the snapshots whose deletion can be undone. It does not open a store that was never changed."""
+        roots = stores.all_of(self._settings.store)
+        any_annotated = any(any(root.glob(f"manifests/*{ANNOTATIONS}")) for root in roots)
+        return self.store.deleted() if any_annotated else []
 
     def purge(self) -> list[str]:
         """Remove the snapshots that were deleted long enough ago; return their ids."""
         return self.store.purge()
 
     def store_usage(self) -> StoreUsage:
-        """Return what all snapshots take."""
+        """Return the disk use of all snapshots."""
         return self.store.space()
 
     def variables(self, snapshot_id: str) -> SnapshotVariables:
@@ -323,9 +364,9 @@ class Machine:
         return SnapshotVariables(manifest.info.kernel_id, manifest.variables)
 
     def summary(self, snapshot_id: str) -> dict[str, Any]:
-        """Return a manifest without what must not leave the daemon: environment and connection key are in its launch record."""
+        """Return a manifest as JSON values without its launch record, whose environment and connection key stay in the daemon."""
         manifest = self.store.manifest(snapshot_id)
-        told: dict[str, Any] = msgspec.to_builtins(
+        summary: dict[str, Any] = msgspec.to_builtins(
             {
                 "info": manifest.info,
                 "host": manifest.host,
@@ -335,18 +376,19 @@ class Machine:
                 "seconds_by_stage": manifest.seconds_by_stage,
             }
         )
-        told["streams"] = [
+        summary["streams"] = [
             {"name": stream.name, "length": stream.length, "chunks": len(stream.chunks)}
             for stream in manifest.streams
         ]
-        told["captured_files"] = len(manifest.captured)
-        return told
+        summary["captured_files"] = len(manifest.captured)
+        summary["kept_files"] = [file.path for file in manifest.kept]
+        return summary
 
     def _engine(self) -> EngineSettings:
         report = self.report()
         if self._criu is None or not report.engine_available:
             failed = [check.name for check in report.checks if check.required and check.ok is False]
-            # The report's reason is that of the first.
+            # The report's reason is that of the first failed check.
             kind: type[HostError] = ToolMissing if failed[:1] in _TOOLS else PrivilegeMissing
             raise kind(report.reason, hint=report.hint)
         return EngineSettings(

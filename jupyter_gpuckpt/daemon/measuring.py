@@ -1,7 +1,6 @@
-"""Measurement of what kernels use: when asked, and every few seconds those that run.
+"""Measurement of kernels' use of memory and GPUs: on request, and periodically for running kernels.
 
-Owners of those for which it changed are told on their streams, so that servers and pages need not ask. How it is measured:
-`machine.usage`.
+Changes are published on the owners' streams, so that servers and pages need not poll. `machine.usage` does the measurement.
 """
 
 from __future__ import annotations
@@ -14,17 +13,18 @@ from collections.abc import Sequence
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
+from .usage import Usage
 
-#: How often it is looked whether a measurement is due, and how long after a kernel came (back) the first one is.
+#: The interval of checks whether a measurement is due, and the delay of the first one after a start or resume.
 _LOOK_SECONDS = 1.0
-#: States in which nothing is being done with the kernel.
+#: States in which no operation on the kernel runs.
 _MEASURED = frozenset({KernelState.RUNNING, KernelState.PARKED})
 
 _log = logging.getLogger(__name__)
 
 
 class Measuring:
-    """Timer that measures the kernels that run every `every_seconds` (0: only when asked)."""
+    """A timer that measures running kernels every `every_seconds` (0: only on request)."""
 
     def __init__(self, kernels: Kernels, machine: Machine, every_seconds: float) -> None:
         self._kernels, self._machine = kernels, machine
@@ -43,22 +43,27 @@ class Measuring:
             await asyncio.wait({self._task})
 
     async def measure(self, kernels: Sequence[ManagedKernel], *, exactly: bool = True) -> None:
-        """Measure what these kernels use, in a thread; tell the owners of those for which it changed noticeably.
+        """Measure these kernels in a thread; publish the usage of those for which it changed noticeably.
 
-        Not `exactly`: memory is counted anew only where it seems to have changed.
+        Unless `exactly`, memory is counted again only if a cheap check shows a change.
         """
         looked_at = [
             (kernel, tree, None if exactly else kernel.usage)
             for kernel in kernels
             if (tree := kernel.record.tree) is not None
         ]
-        found = await asyncio.to_thread(
-            lambda: [self._machine.usage(tree, before) for _, tree, before in looked_at]
-        )
+
+        def look() -> list[Usage]:
+            found = [self._machine.usage(tree, before) for _, tree, before in looked_at]
+            for usage in found:
+                self._machine.expect(usage.memory_bytes + usage.gpu_bytes)
+            return found
+
+        found = await asyncio.to_thread(look)
         for (kernel, tree, _), usage in zip(looked_at, found, strict=True):
-            if kernel.record.tree is tree:  # else it was measured in vain
+            if kernel.record.tree is tree:  # else the tree changed during the measurement
                 kernel.usage, kernel.measured_at = usage, time.time()
-                if usage.differs(kernel.told_usage):
+                if usage.differs(kernel.published_usage):
                     self._kernels.announce(kernel)
 
     async def _run(self) -> None:
@@ -68,8 +73,8 @@ class Measuring:
             due = [kernel for kernel in self._kernels if self._is_due(kernel, pause)]
             try:
                 await self.measure(due, exactly=False)
-            except Exception:  # the next round may do better
-                _log.exception("what kernels use could not be measured")
+            except Exception:  # the next round tries again
+                _log.exception("kernels could not be measured")
 
     def _is_due(self, kernel: ManagedKernel, pause: float) -> bool:
         if kernel.state not in _MEASURED or kernel.in_flight or kernel.record.ends_at:

@@ -1,4 +1,4 @@
-"""Operations: work on a kernel that has an id, goes on when its caller goes away, and can be followed and cancelled."""
+"""Operations: work on a kernel that has an id, continues when its client disconnects, and can be followed and canceled."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..progress import Progress, ProgressRecord
 from ..protocol import Operation, OperationKind, OperationState, Result, summary
 from .streams import Streams
 
-#: Ended operations can be asked for this long.
+#: How long an ended operation can be requested.
 KEEP_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
 
 
 class Subject(Protocol):
-    """Kernel of an operation (`kernels.ManagedKernel`)."""
+    """The kernel of an operation (`kernels.ManagedKernel`)."""
 
     @property
     def kernel_id(self) -> str:
@@ -30,16 +30,16 @@ class Subject(Protocol):
 
     @property
     def owner_id(self) -> str:
-        """Return the id of the kernel's present owner."""
+        """Return the id of the kernel's current owner."""
 
     def on_operation(self, operation: RunningOperation) -> None:
-        """Tell the owner that an operation began, went on or ended."""
+        """Publish that an operation began, advanced or ended."""
 
 
 class RunningOperation:
-    """Operation of this daemon. Its methods belong to the event loop's thread; `progress` is counted by the worker's.
+    """A running or ended operation. Its methods belong to the event loop's thread; the worker's thread advances `progress`.
 
-    `is_automatic`: nobody asked for it, so it may be refused where it would cost something, and nobody else counts on it.
+    `is_automatic`: no user requested it, so it may be refused where it would cost something, and explicit requests do not join it.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RunningOperation:
         )
 
     def cancel(self) -> None:
-        """Ask the operation to stop; do nothing when it is over or past the point where it can be stopped."""
+        """Request the operation to stop; no effect if it is over or past the point where it can stop."""
         if not self.ended:
             self.progress.cancel()
             self.kernel.on_operation(self)
@@ -87,7 +87,7 @@ class RunningOperation:
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error. One that is not ours is a defect: its traceback goes to the log, here and only here."""
+        """End the operation with an error. The traceback of one that is no GpuCkptError, a defect, is logged only here."""
         if not isinstance(error, GpuCkptError):
             _log.error("%s of kernel %s failed", self.kind, self.kernel.kernel_id, exc_info=error)
         self.error = record_of(error)
@@ -95,7 +95,7 @@ class RunningOperation:
         self._end(OperationState.CANCELLED if cancelled else OperationState.FAILED)
 
     async def until_ended(self, seconds: float | None = None) -> None:
-        """Wait until the operation is over, at most so long."""
+        """Wait until the operation is over, at most `seconds` (None: no limit)."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._over.wait()
@@ -116,7 +116,7 @@ class RunningOperation:
 
 
 class Operations:
-    """Table of the operations that run or ended a short while ago."""
+    """A table of the operations that run or ended recently."""
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
@@ -137,7 +137,7 @@ class Operations:
         return operation
 
     def get(self, operation_id: str) -> RunningOperation:
-        """Return the operation of this id; raise OperationNotFound."""
+        """Return the operation of this id. Raises OperationNotFound."""
         self._drop_old()
         operation = self._operations.get(operation_id)
         if operation is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from ..protocol import (
     State,
     SuspendedKernel,
 )
+from ..reclaim_records import Notice
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
 from .operations import Operations
@@ -31,14 +33,16 @@ from .records import KernelRecord, Records
 from .streams import Stream, Streams
 from .verbs import Verbs
 
-#: An owner may lose its connection and come back within this time as if nothing had been.
+#: The time within which an owner may reconnect without consequences.
 GRACE_SECONDS = 2.0
+#: How long a request in a newly started daemon waits for its owner to connect.
+_ARRIVAL_SECONDS = 10.0
 
 _log = logging.getLogger(__name__)
 
 
 class Owners:
-    """Table of the owners that are connected, or were a moment ago."""
+    """A table of the owners that are connected, or were just before."""
 
     def __init__(
         self,
@@ -47,18 +51,21 @@ class Owners:
         operations: Operations,
         verbs: Verbs,
         records: Records,
+        notices: Callable[[], list[Notice]],
     ) -> None:
+        self._notices = notices
         self._streams, self._kernels, self._operations = streams, kernels, operations
         self._verbs, self._records = verbs, records
         self._known: dict[str, Owner] = {}
-        #: How many connections each has: a new one may come before the end of the old one is noticed.
+        #: The number of connections by owner: a new one may come before the end of the old one is noticed.
         self._connections: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
+        self._began = time.monotonic()
 
     @contextmanager
     def connected(self, owner: Owner) -> Iterator[Stream]:
-        """Hold an owner's connection; yield the stream of its kernels and operations, and of all changes of snapshots."""
+        """Register an owner's connection; yield the stream of its kernels and operations, of all changes of snapshots, and of notices."""
         owner_id = owner.owner_id
         self._known[owner_id] = owner
         self._connections[owner_id] += 1
@@ -67,7 +74,9 @@ class Owners:
         try:
             with self._streams.opened(
                 lambda: self._state(owner_id),
-                lambda event, whose: whose == owner_id or event.snapshot is not None,
+                lambda event, whose: (
+                    whose == owner_id or event.snapshot is not None or event.notice is not None
+                ),
             ) as stream:
                 yield stream
         finally:
@@ -79,10 +88,10 @@ class Owners:
     def _state(self, owner_id: str) -> Event:
         kernels = [kernel.public() for kernel in self._kernels.of_owner(owner_id)]
         operations = [one.public() for one in self._operations if one.kernel.owner_id == owner_id]
-        return Event(self._streams.position, State(kernels, operations))
+        return Event(self._streams.position, State(kernels, operations, self._notices()))
 
     def get(self, owner_id: str) -> Owner:
-        """Return the owner of this id; raise ConfigurationError if it is not connected."""
+        """Return the owner of this id. Raises ConfigurationError if it is not connected."""
         if owner_id not in self._known:
             raise ConfigurationError(
                 f"Owner {owner_id} is not connected.",
@@ -91,26 +100,27 @@ class Owners:
         return self._known[owner_id]
 
     async def awaited(self, owner_id: str) -> Owner:
-        """Return an owner as `get` does, but wait a moment for one that is just connecting, as after a restart of the daemon."""
+        """Return an owner as `get` does, but wait a moment for one that is just connecting, e.g. after a restart of the daemon."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_SECONDS):
+            is_young = time.monotonic() - self._began < RESTART_SECONDS
+            async with asyncio.timeout(_ARRIVAL_SECONDS if is_young else GRACE_SECONDS):
                 while owner_id not in self._known:
                     await self._arrived.wait()
         return self.get(owner_id)
 
     def expect_after_restart(self) -> None:
-        """Give the owners of recovered kernels time to come back."""
+        """Give the owners of recovered kernels time to reconnect."""
         for owner in {kernel.record.owner for kernel in self._kernels}:
             self._spawn(self._expire(owner, RESTART_SECONDS))
 
     async def claim(self, owner_id: str) -> list[SuspendedKernel]:
-        """Give this server the kernels of dead servers that belong under its root_dir and hub server.
+        """Transfer to this server the kernels of dead servers that belong under its root_dir and hub server; to a batch run its own.
 
-        Nobody else gets them too: records of other places change hands under a lock, ours on the event loop's thread.
+        No two servers get the same kernel: other places' records are transferred under a lock, this place's on the event loop.
         """
-        claimant = self.get(owner_id)
-        if claimant.kind is not OwnerKind.SERVER:
-            raise ConfigurationError("Only a server can claim kernels.")
+        claimant = await self.awaited(owner_id)
+        if claimant.kind is OwnerKind.SCRIPT:
+            raise ConfigurationError("Only a server or a batch run can claim kernels.")
         wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
         found = await asyncio.to_thread(self._records.take_over, wanted)
         await self._kernels.recover(found)
@@ -119,12 +129,21 @@ class Owners:
         for kernel in list(self._kernels):
             record = kernel.record
             if belongs(record, claimant) and (
-                record.kernel_id in taken or self._is_dead(record.owner)
+                record.kernel_id in taken
+                or claimant.kind is OwnerKind.BATCH
+                or self._is_dead(record.owner)
             ):
                 await self._kernels.update(kernel, owner=claimant)
                 claimed.append(kernel)
                 _log.info("owner %s claimed kernel %s", owner_id, kernel.kernel_id)
         return [await self._handed_over(kernel) for kernel in claimed]
+
+    async def bring(self, kernel_id: str) -> None:
+        """Take over a kernel that another machine with the same home has let go, to resume it here. Raises SessionHeld."""
+        await self._kernels.drop_moved()
+        if self._kernels.find(kernel_id) is None:
+            found = await asyncio.to_thread(self._records.take, kernel_id)
+            await self._kernels.recover([found] if found else [])
 
     async def _handed_over(self, kernel: ManagedKernel) -> SuspendedKernel:
         record = kernel.record
@@ -146,7 +165,7 @@ class Owners:
         return left
 
     async def leave(self, owner_id: str) -> None:
-        """Let the next server claim this owner's kernels, though its process may go on for a while. Not undone."""
+        """Let the next server claim this owner's kernels although its process may still run. It cannot be undone."""
         for kernel in self._kernels.of_owner(owner_id):
             left = msgspec.structs.replace(kernel.record.owner, pid=0, start_time=0.0)
             await self._kernels.update(kernel, owner=left)
@@ -161,7 +180,7 @@ class Owners:
         if self._connections[owner.owner_id]:
             return
         self._known.pop(owner.owner_id, None)
-        if owner.kind is OwnerKind.SERVER:
+        if owner.kind is not OwnerKind.SCRIPT:
             return
         kernels = self._kernels.of_owner(owner.owner_id)
         _log.info("owner %s is gone; killing its %d kernels", owner.owner_id, len(kernels))
@@ -169,7 +188,7 @@ class Owners:
 
     async def _kill(self, kernel: ManagedKernel) -> None:
         if kernel.state is KernelState.SUSPENDING and kernel.in_flight:
-            # Somebody wanted what it holds: the snapshot can be brought back when the kernel is forgotten.
+            # A running save is completed, because its snapshot can be resumed after the kernel is forgotten.
             await kernel.in_flight.until_ended()
         try:
             await self._verbs.kill(kernel.kernel_id)
@@ -183,14 +202,18 @@ class Owners:
 
 
 def belongs(record: KernelRecord, claimant: Owner) -> bool:
-    """Return whether a dead server's kernel is one that `claimant` would show: same hub server, notebook under its root_dir.
+    """Return whether `claimant` may take over a dead server's kernel: same hub server, notebook under its root_dir.
+
+    A batch run takes over what the same run left; nobody else does.
 
     `record.jupyter` holds `root` (the former server's root_dir) and `sessions`, whose `path` is relative to it. A kernel
-    without a path belongs to a server of the same root_dir. One that its user has shut down belongs to nobody.
+    without a path belongs to a server of the same root_dir. No server may claim one that its user has shut down.
     """
     former = record.owner
     if record.ends_at:
         return False
+    if OwnerKind.BATCH in {former.kind, claimant.kind}:
+        return (former.kind, former.owner_id) == (claimant.kind, claimant.owner_id)
     if former.kind is not OwnerKind.SERVER or former.hub_server != claimant.hub_server:
         return False
     root = str(record.jupyter.get("root") or former.root_dir)

@@ -5,19 +5,19 @@ machines and containers; what a record means after its daemon was killed. Does n
 
     state/kernels/<kernel_id>/record.json   environment and connection key: 0600, never logged
     state/exits/<kernel_id>-<word>          wait statuses, written by init (or by a kill)
-    state/places/<place>.lock               held by the daemon of that place for its life; its mtime is a heartbeat
-    state/takeover.lock                     held while records change hands
+    state/kernels/<kernel_id>/branch-<place>.json   that of a kernel which goes on here although another daemon has taken it over
+    state/shared/                           leases: which daemon may write a record (record_leases.py)
+    state/places/<place>.lock               held by the daemon of that place for its life
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
-import os
 import secrets
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,34 +26,40 @@ import msgspec
 from .. import decoding
 from ..engine.tree.tree import Tree
 from ..errors import (
-    ConfigurationError,
-    DaemonUnavailable,
     ErrorRecord,
-    KernelLost,
+    GpuCkptError,
+    SessionHeld,
+    SessionLost,
+    StoreError,
     StoreFull,
     StoreUnavailable,
     is_disk_full,
-    record_of,
 )
-from ..ids import is_id
-from ..model import Cause, LaunchSpec, Sizes, SnapshotInfo
+from ..model import Cause, LaunchSpec, Sizes
 from ..place import Place
-from ..protocol import Owner
-from ..states import ALIVE, KernelState
+from ..protocol import Owner, OwnerKind
+from ..states import KernelState
+from ..store.far.shared_folders import file_system_of, locks_reach_all
+from .place_locks import PlaceLocks
+from .record_leases import RecordLeases, held
+from .whole_files import UNFINISHED, write_file
 
-#: The heartbeat of a place whose lock is free: when it is older than this, nobody will start that daemon again. Before,
-#: the server beside it may be doing just that, and its kernels may be running where they cannot be seen from here.
+#: The age at which an unfinished file counts as abandoned, and a place of an older version whose lock is free.
 ABANDONED_SECONDS = 60.0
-#: A provisioner reads the exit file within moments of the end; this is for one that was asleep.
+#: How long exit files are kept. A provisioner reads one within moments of the end, unless its machine was suspended.
 KEEP_EXITS_SECONDS = 7 * 24 * 3600.0
 
-_UNFINISHED = ".unfinished-"
+#: States of kernels that any host may resume.
+_AT_REST = frozenset({KernelState.SUSPENDED, KernelState.LOST})
+_ENDING = _AT_REST | {KernelState.SUSPENDING}
+#: How long a daemon may take to release the lease of a kernel that it has suspended.
+_RELEASE_SECONDS, _PAUSE = 1.0, 0.02
 
 _log = logging.getLogger(__name__)
 
 
 class KernelRecord(msgspec.Struct):
-    """Record of a kernel on disk. `since`: when it entered `state` (seconds since the epoch); `previous`: the state before it."""
+    """The record of a kernel on disk. `since`: when it entered `state` (seconds since the epoch); `previous`: the state before."""
 
     spec: LaunchSpec
     owner: Owner
@@ -66,13 +72,13 @@ class KernelRecord(msgspec.Struct):
     tree: Tree | None = None
     exit_path: str = ""
     snapshot_id: str = ""
-    #: What that snapshot weighs, and how long it took to take.
+    #: The sizes of that snapshot, and the duration of its save.
     sizes: Sizes = Sizes()
     saved_seconds: float = 0.0
     cause: Cause = Cause.MANUAL
-    #: When it is killed because its user has shut it down (seconds since the epoch); 0: not.
+    #: The time at which it is killed because its user has shut it down (seconds since the epoch); 0: none.
     ends_at: float = 0.0
-    #: The snapshot of another kernel that it was made from; empty: it was launched.
+    #: The snapshot of another kernel from which it was branched; empty: it was launched.
     parent_snapshot_id: str = ""
     moved_ports: dict[int, int] = {}
     error: ErrorRecord | None = None
@@ -84,41 +90,250 @@ class KernelRecord(msgspec.Struct):
 
 
 class Records:
-    """Directory of records, as the daemon of `place` sees it. Thread-safe as far as files are."""
+    """The directory of records, as seen by the daemon of `place`. Thread-safe."""
 
     def __init__(self, state_dir: Path, place: Place) -> None:
         self._state, self._place = state_dir, place
-        self._lock = -1
-        for name in ("kernels", "exits", "places"):
+        for name in ("kernels", "exits", "places", "shared"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._locks = PlaceLocks(state_dir / "places", place)
+        self._leases = RecordLeases(state_dir / "shared", place)
+        self._turn = threading.RLock()
+        #: Kernels of this daemon whose records are another daemon's.
+        self._branches: set[str] = set()
+        #: Called in any thread when a kernel becomes one of them, with the reason.
+        self.on_lost: Callable[[str, SessionLost], None] = lambda kernel_id, error: None
+        #: Brings what a record needs of another daemon's store, before it is taken over. Raises StoreError.
+        self.bring: Callable[[KernelRecord], None] = lambda record: None
 
     def hold(self) -> None:
-        """Become the daemon of this place for these records; raise DaemonUnavailable if there is one already."""
-        path = self._lock_path(self._place)
-        self._lock = _lock_file(path)
-        if self._lock < 0:
-            raise DaemonUnavailable(
-                "Another daemon of this place uses the data directory through another runtime directory.",
-                hint="Use the same JUPYTER_GPUCKPT_RUNTIME_DIR everywhere.",
-            )
+        """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
+        self._locks.hold()
         self._sweep()
+        with self._turn:
+            self._leases.sweep()
 
     def beat(self) -> None:
-        """Write the heartbeat of this daemon, at least every 20 s."""
-        os.utime(self._lock_path(self._place))
+        """Write the heartbeat of this daemon; call it at least every 20 s. What it cannot do now is logged, and done next time."""
+        try:
+            self._locks.touch()
+            with self._turn:
+                lost = self._leases.beat()
+        except (OSError, GpuCkptError) as error:
+            _log.warning("the heartbeat in %s cannot be written: %s", self._state, error)
+            return
+        for kernel_id, reason in lost.items():
+            self._become_branch(kernel_id, reason)
 
     def release(self) -> None:
-        """Give up the records: another daemon may take over suspended kernels at once."""
-        self._lock_path(self._place).unlink(missing_ok=True)
-        os.close(self._lock)
+        """Release the lock: another daemon may take over suspended kernels at once."""
+        with self._turn:
+            self._leases.end()
+        self._locks.release()
 
     def new_exit_path(self, kernel_id: str) -> Path:
-        """Return a new path for each start of a process, so that an old status is never taken for a new one."""
+        """Return a new path for each start of a process, so that an old status is never mistaken for a new one."""
         return self._state / "exits" / f"{kernel_id}-{secrets.token_hex(4)}"
 
-    def write(self, kernel_id: str, encoded: bytes) -> None:
-        """Replace a record (`msgspec.json.encode` of it); on return it survives a power cut. StoreFull, StoreUnavailable."""
-        path = self._path(kernel_id)
+    def write(
+        self, kernel_id: str, encoded: bytes, state: KernelState = KernelState.RUNNING
+    ) -> None:
+        """Replace a record by its encoded form, with the kernel's lease if it has a process; on return it survives a power cut.
+
+        Raises SessionHeld, SessionLost if the kernel is another daemon's, StoreFull, StoreUnavailable.
+        """
+        with self._turn:
+            if kernel_id not in self._branches:
+                was_held = self._leases.is_held(kernel_id)
+                try:
+                    self._write_leased(kernel_id, encoded, state)
+                except SessionLost as error:
+                    if not was_held:
+                        raise
+                    self._become_branch(kernel_id, error)
+                else:
+                    return
+            self._replace(self._branch_path(kernel_id), encoded)
+
+    def forget(self, kernel_id: str) -> None:
+        """Remove a record, unless it is another daemon's by now; its snapshots stay."""
+        with self._turn:
+            path = self._path(kernel_id)
+            if kernel_id in self._branches:
+                self._branches.discard(kernel_id)
+                self._branch_path(kernel_id).unlink(missing_ok=True)
+            elif self._leases.knows(kernel_id):
+                try:
+                    with self._leases.checked(kernel_id):
+                        path.unlink(missing_ok=True)
+                        self._leases.forget(kernel_id)
+                except SessionLost as error:
+                    _log.warning("%s", error)
+                    self._leases.leave(kernel_id)
+            elif self._is_mine(kernel_id):
+                path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.parent.rmdir()
+
+    def all(self) -> list[KernelRecord]:
+        """Read the records of all places, oldest first; log and skip one that cannot be read."""
+        return sorted(self._read(), key=lambda record: record.since)
+
+    def mine(self) -> list[KernelRecord]:
+        """Return the records of this place, whose last daemon has ended, and get their leases."""
+        found = list(self._read(name=f"branch-{self._place.key}.json"))
+        with self._turn:
+            self._branches.update(record.kernel_id for record in found)
+            for record in self.all():
+                if record.place == self._place and record.kernel_id not in self._branches:
+                    try:
+                        self._leases.inherit(record.kernel_id)
+                    except SessionHeld as error:
+                        _log.warning("%s", error)
+                    else:
+                        found.append(record)
+        return found
+
+    def of_others(self) -> list[KernelRecord]:
+        """Return the records of other places."""
+        return [one for one in self.all() if one.place != self._place]
+
+    def moved(self) -> list[str]:
+        """Return the suspended kernels of this daemon that another one has taken over meanwhile, and know them no more."""
+        with self._turn:
+            found = [one for one in self._leases.moved() if not self._caught_up(one)]
+            for kernel_id in found:
+                self._leases.leave(kernel_id)
+        return found
+
+    @property
+    def are_others_heard_of(self) -> bool:
+        """Whether a daemon of another place lives, or was killed a moment ago."""
+        # With leases of its own, since whoever asks may have been called by this object.
+        observer = RecordLeases(self._state / "shared", self._place)
+        try:
+            return observer.is_heard_of()
+        finally:
+            observer.end()
+
+    def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
+        """Transfer the `wanted` records of other places whose daemon is gone, or has let them go, to this place, and return them."""
+        taken = []
+        for record in self.of_others():
+            if wanted(record):
+                try:
+                    taken.append(self._taken(record, wanted, is_asked=False))
+                except (SessionHeld, SessionLost) as error:
+                    _log.debug("%s", error)
+                except StoreError as error:
+                    _log.warning("kernel %s is not taken over: %s", record.kernel_id, error)
+        return taken
+
+    def take(self, kernel_id: str) -> KernelRecord | None:
+        """Transfer a kernel's record to this place because a user asks for it; None if there is no such record.
+
+        A suspended kernel is let go even if its server still runs. Raises SessionHeld, and what brings its snapshot here.
+        """
+        deadline = time.monotonic() + _RELEASE_SECONDS
+        while True:
+            found = self._of(kernel_id)
+            if not found or found.place == self._place or found.owner.kind is not OwnerKind.SERVER:
+                return None
+            try:
+                return self._taken(found, lambda record: True, is_asked=True)
+            except SessionHeld:
+                # It may have been suspended just now.
+                if time.monotonic() > deadline or found.state not in _ENDING:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _taken(
+        self, record: KernelRecord, wanted: Callable[[KernelRecord], bool], *, is_asked: bool
+    ) -> KernelRecord:
+        kernel_id, place = record.kernel_id, record.place
+        with self._turn:
+            if self._leases.knows(kernel_id) or kernel_id in self._branches:
+                raise held(kernel_id, "is one of this daemon")
+            self._leases.take(kernel_id, self._require_left(record, is_asked=is_asked))
+        try:
+            # Until now its daemon may have written.
+            now = self._of(kernel_id)
+            if now is None or now.place != place or not wanted(now):
+                raise held(kernel_id, "has changed just now")
+            self.bring(now)  # it may take long, and others need their turns
+            now.place = self._place
+            if is_asked:
+                now.owner = msgspec.structs.replace(now.owner, pid=0, start_time=0.0)
+            with self._turn:
+                self._write_leased(kernel_id, msgspec.json.encode(now), KernelState.RUNNING)
+        except BaseException:
+            with self._turn:
+                with suppress(StoreError):
+                    self._leases.release(kernel_id)
+                self._leases.leave(kernel_id)
+            raise
+        return now
+
+    def _require_left(self, record: KernelRecord, *, is_asked: bool) -> set[str]:
+        """Raise SessionHeld if a record's daemon has not let it go; return the places whose daemons are known to have ended."""
+        kernel_id, place = record.kernel_id, record.place
+        session = self._leases.session(kernel_id)
+        is_at_rest = record.state in _AT_REST
+        is_locked = self._locks.is_held(place)
+        if is_locked:
+            has_left = is_asked or not record.owner.pid
+            if not (session and session.lease is None and is_at_rest and has_left):
+                raise held(kernel_id, f"is {record.state} on another machine")
+            return set()
+        if is_locked is False:
+            if self._place.sees_processes_of(place):
+                return {place.key}
+            if not locks_reach_all(self._state) and self._leases.is_heard_of(place.key):
+                raise held(
+                    kernel_id,
+                    "is not taken over: its daemon was killed less than a minute ago, or file locks do not reach other machines on"
+                    f" this file system ({file_system_of(self._state) or 'of unknown type'}), where kernels cannot change machines",
+                )
+        is_unknown = session is None and not is_at_rest and is_locked is False
+        if is_unknown and self._locks.is_young(place, ABANDONED_SECONDS):
+            raise held(kernel_id, "may run on another machine")
+        return set()
+
+    def _write_leased(self, kernel_id: str, encoded: bytes, state: KernelState) -> None:
+        if not self._leases.knows(kernel_id):
+            other = self._of(kernel_id)
+            if other is not None and other.place != self._place:
+                raise held(kernel_id, f"is {other.state} on another machine")
+        if self._leases.has_moved(kernel_id):
+            self._caught_up(kernel_id)
+        if state in _AT_REST:
+            self._leases.begin(kernel_id)
+        else:
+            self._leases.have(kernel_id)
+        with self._leases.checked(kernel_id):
+            self._replace(self._path(kernel_id), encoded)
+        if state in _AT_REST:
+            self._leases.release(kernel_id)
+
+    def _caught_up(self, kernel_id: str) -> bool:
+        """Return whether a record is this place's although another daemon has had the lease: it could not take the kernel over."""
+        if is_mine := self._is_mine(kernel_id):
+            self._leases.catch_up(kernel_id)
+        return is_mine
+
+    def _is_mine(self, kernel_id: str) -> bool:
+        record = self._of(kernel_id)
+        return record is not None and record.place == self._place
+
+    def _become_branch(self, kernel_id: str, reason: SessionLost) -> None:
+        """Go on with a kernel whose record is another daemon's."""
+        with self._turn:
+            self._branches.add(kernel_id)
+            self._leases.leave(kernel_id)
+        _log.error("kernel %s: %s %s", kernel_id, reason, reason.hint)
+        self.on_lost(kernel_id, reason)
+
+    def _replace(self, path: Path, encoded: bytes) -> None:
         try:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             write_file(path, encoded)
@@ -128,59 +343,11 @@ class Records:
                 hint="Make room in the data directory, or choose another one.",
             ) from error
 
-    def forget(self, kernel_id: str) -> None:
-        """Remove a record; its snapshots stay."""
-        path = self._path(kernel_id)
-        path.unlink(missing_ok=True)
-        with suppress(OSError):
-            path.parent.rmdir()
+    def _of(self, kernel_id: str) -> KernelRecord | None:
+        return next(self._read(kernel_id), None)
 
-    def all(self) -> list[KernelRecord]:
-        """Read the records of all places, oldest first; log and skip one that cannot be read."""
-        return sorted(self._read(), key=lambda record: record.since)
-
-    def mine(self) -> list[KernelRecord]:
-        """Return the records of this place."""
-        with self._handing_over():
-            return [record for record in self.all() if record.place == self._place]
-
-    def of_others(self) -> list[KernelRecord]:
-        """Return the records of other places."""
-        return [record for record in self.all() if record.place != self._place]
-
-    def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
-        """Make the `wanted` records of other places ours, where their daemon is gone, and return them.
-
-        A running kernel of another machine or container cannot be seen from here, so it is taken only when its daemon left
-        or has not been seen for `ABANDONED_SECONDS`; a suspended one has no process and is taken at once.
-        """
-        taken = []
-        with self._handing_over():
-            for record in self.all():
-                if record.place != self._place and wanted(record) and self._orphaned(record):
-                    record.place = self._place
-                    self.write(record.kernel_id, msgspec.json.encode(record))
-                    taken.append(record)
-        return taken
-
-    def _orphaned(self, record: KernelRecord) -> bool:
-        path = self._lock_path(record.place)
-        if not path.exists():
-            return True
-        lock = _lock_file(path)
-        if lock < 0:
-            return False
-        os.close(lock)
-        with suppress(FileNotFoundError):
-            return (
-                record.state is KernelState.SUSPENDED
-                or self._place.sees_processes_of(record.place)
-                or time.time() - path.stat().st_mtime > ABANDONED_SECONDS
-            )
-        return True
-
-    def _read(self) -> Iterator[KernelRecord]:
-        for path in (self._state / "kernels").glob("*/record.json"):
+    def _read(self, kernel_id: str = "*", name: str = "record.json") -> Iterator[KernelRecord]:
+        for path in (self._state / "kernels").glob(f"{kernel_id}/{name}"):
             try:
                 record = decoding.from_json(path.read_bytes(), KernelRecord)
             except FileNotFoundError:  # forgotten meanwhile
@@ -194,22 +361,17 @@ class Records:
             else:
                 _log.error("the record %s is that of another kernel", path)
 
-    @contextmanager
-    def _handing_over(self) -> Iterator[None]:
-        lock = os.open(self._state / "takeover.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
-
     def _sweep(self) -> None:
-        """Remove exit files that nobody will read, and what a daemon that was killed was just writing."""
-        for path in (self._state / "kernels").glob(f"*/{_UNFINISHED}*"):
-            with suppress(OSError):  # another place's daemon may be writing right now
-                if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
+        """Remove old exit files, and unfinished files of a killed daemon."""
+        for directory in (self._state / "kernels").iterdir():
+            with suppress(OSError):  # another place's daemon may be renaming or removing it now
+                found = directory.glob(f"{UNFINISHED}*")
+                before = time.time() - ABANDONED_SECONDS
+                abandoned = [path for path in found if path.stat().st_mtime < before]
+                for path in abandoned:
                     path.unlink()
-                    path.parent.rmdir()
+                if abandoned:
+                    directory.rmdir()  # fails where a record lies beside it
         kept = {record.exit_path for record in self.all()}
         for path in (self._state / "exits").iterdir():
             with suppress(FileNotFoundError):
@@ -217,102 +379,8 @@ class Records:
                 if old and str(path) not in kept:
                     path.unlink()
 
-    def _lock_path(self, place: Place) -> Path:
-        return self._state / "places" / f"{place.key}.lock"
-
     def _path(self, kernel_id: str) -> Path:
         return self._state / "kernels" / kernel_id / "record.json"
 
-
-def check_kernel_id(kernel_id: str) -> None:
-    """Raise ConfigurationError for an id that cannot be the name of a directory."""
-    if not is_id(kernel_id):
-        raise ConfigurationError(
-            f"Not a usable kernel id: {kernel_id!r}",
-            hint="Use at most 128 letters, digits, '_', '-' and '.'; a UUID is best.",
-        )
-
-
-def recovered(
-    record: KernelRecord, *, alive: bool, snapshots: Sequence[SnapshotInfo]
-) -> KernelRecord | None:
-    """Return what becomes of a record whose daemon is gone; None: the kernel ended and is forgotten.
-
-    `alive`: its init still runs. `snapshots`: those of this kernel, newest first. Changes and returns `record`.
-    """
-    committed = next((info for info in snapshots if info.created >= record.since), None)
-    ended = not alive and bool(record.exit_path) and Path(record.exit_path).exists()
-    parked = alive and record.state is KernelState.PARKED
-    if parked or record.state in {KernelState.SUSPENDED, KernelState.LOST}:
-        return record
-    if record.state is KernelState.RESUMING:
-        # The new process tree is known only when a resume is complete; the snapshot is untouched.
-        return _became(record, record.previous)
-    if record.state is KernelState.STARTING or ended:
-        return None
-    if record.state is KernelState.SUSPENDING and committed and committed.reason == "suspend":
-        record.snapshot_id, record.cause = committed.snapshot_id, committed.cause
-        record.sizes, record.saved_seconds = committed.sizes, committed.seconds
-        return _became(record, KernelState.SUSPENDED)
-    if not alive:
-        record.error = record_of(lost())
-        return _became(record, KernelState.LOST)
-    if record.state is KernelState.SAVING and committed:
-        record.snapshot_id = committed.snapshot_id
-        record.sizes, record.saved_seconds = committed.sizes, committed.seconds
-    return _became(record, KernelState.RUNNING)
-
-
-def as_before(record: KernelRecord) -> KernelState:
-    """Return the state of a kernel after an operation that neither stopped nor started it."""
-    parked = record.previous is KernelState.PARKED
-    return KernelState.PARKED if parked else KernelState.RUNNING
-
-
-def lost() -> KernelLost:
-    """Return the error of a kernel that ended without an exit status."""
-    return KernelLost(
-        "The kernel's process is gone and left no exit status.",
-        hint="Resume it from its last snapshot, or restart it.",
-    )
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically: a reader sees the old or the new content, also after a power cut."""
-    temporary = path.with_name(f"{_UNFINISHED}{path.name}.{secrets.token_hex(4)}")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(fd)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _became(record: KernelRecord, state: KernelState) -> KernelRecord:
-    record.previous, record.state, record.since = record.state, state, time.time()
-    if state not in ALIVE:
-        record.tree = None
-    return record
-
-
-def _lock_file(path: Path) -> int:
-    """Return a descriptor that holds the lock on `path` until it is closed, or -1 if another process holds it."""
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            return -1
-        # Its last holder may have removed it between our open and our lock.
-        if path.exists() and os.fstat(fd).st_ino == path.stat().st_ino:
-            return fd
-        os.close(fd)
+    def _branch_path(self, kernel_id: str) -> Path:
+        return self._path(kernel_id).with_name(f"branch-{self._place.key}.json")

@@ -1,9 +1,10 @@
-"""The secrets of this machine's holders, and what `jupyter gpuckpt remote key` does."""
+"""The secrets of this machine's holders, and the work of `jupyter gpuckpt remote key`."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..errors import ConfigurationError, KeyUnavailable, RemoteNotFound
+from ..errors import ConfigurationError, GpuCkptError, KeyUnavailable, RemoteNotFound
+from ..file_locks import alone
 from ..host import commands
 from ..remote_records import GivenSecret, HolderKind, HolderView, KeySource, Remote, RemoteCall
 from ..store.far import holders, keyring
 from ..store.far.buckets import Bucket, open_bucket
-from ..store.far.file_locks import alone
 from ..store.far.holders import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, Secret
-from ..store.far.keyring import Keyring
+from ..store.far.keyring import Keyring, Undecided
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.seen import Seen
@@ -31,40 +32,50 @@ _RECOVERY = "recovery phrase"
 
 
 class Keyed(NamedTuple):
-    """A remote with its key, and the words of a recovery phrase that was just made."""
+    """A remote with its key, and a new recovery phrase if one was made."""
 
     remote: Remote
     recovery_phrase: str = ""
 
 
 def state_dir(data_dir: Path, name: str) -> Path:
-    """Return where this machine remembers what it has seen of a remote."""
+    """Return the directory of this machine's state about a remote."""
     return data_dir / "remotes" / name
 
 
 def seen(data_dir: Path, name: str) -> Seen:
-    """Return what this machine has seen of a remote."""
+    """Return the record of the generations that this machine has seen in a remote."""
     return Seen(state_dir(data_dir, name) / "seen.json")
+
+
+def forget(data_dir: Path, name: str) -> None:
+    """Delete this machine's state about a remote, and the journals of its uploads.
+
+    Otherwise a remote added under this name later would be taken for this one in an older state.
+    """
+    shutil.rmtree(state_dir(data_dir, name), ignore_errors=True)
 
 
 @contextmanager
 def alone_with(data_dir: Path, name: str) -> Iterator[None]:
-    """Keep other uploads to a remote away inside, and its removal from what is known of it. Raises StoreUnavailable."""
+    """Hold the lock that excludes other uploads to a remote and its removal. Raises StoreUnavailable."""
     with store_errors(data_dir), alone(data_dir / "remotes" / f"{name}.uploading"):
         yield
 
 
 @contextmanager
 def uploading(data_dir: Path, remote: Remote) -> Iterator[None]:
-    """Be alone with a remote that is still there; raise RemoteNotFound if it is not, so that nothing of it is made anew."""
+    """Hold the lock of `alone_with`; raise RemoteNotFound if the remote was removed, so that no state of it is written again."""
     with alone_with(data_dir, remote.name):
-        if Remotes(data_dir).get(remote.name).url != remote.url:
+        now = Remotes(data_dir).get(remote.name)
+        # Erased snapshots must not be uploaded again.
+        if (now.place, now.erased) != (remote.place, remote.erased):
             raise RemoteNotFound(f"Remote {remote.name} is another one now.")
         yield
 
 
 def machine_id(data_dir: Path) -> str:
-    """Return what tells this installation from others, for remotes that only one may write to."""
+    """Return a random id of this installation, for remotes that only one installation may write to."""
     path = data_dir / "machine-id"
     try:
         return path.read_text().strip()
@@ -74,9 +85,9 @@ def machine_id(data_dir: Path) -> str:
 
 
 def set_up(call: RemoteCall, remote: Remote) -> Keyed:
-    """Make the key of a store that is not there yet, or get into one that is; the remote with this machine's key.
+    """Create the key of a new store, or add this machine to an existing one; return the remote with this machine's key.
 
-    Raises KeyUnavailable when there is a store already that nothing given opens.
+    Raises KeyUnavailable if the given secrets do not open an existing store, and Undecided; then this machine's key stays.
     """
     data_dir, source = Path(call.data_dir), remote.key or KeySource()
     if source.kind is HolderKind.FILE and not source.path:
@@ -86,7 +97,7 @@ def set_up(call: RemoteCall, remote: Remote) -> Keyed:
         _write_new(Path(source.path), secrets.token_hex(_NEW_SECRET_BYTES))
     try:
         ring, phrase = _into_store(call, remote, secret_of(source))
-    except BaseException:
+    except GpuCkptError:
         if made:
             Path(source.path).unlink(missing_ok=True)
         raise
@@ -96,13 +107,15 @@ def set_up(call: RemoteCall, remote: Remote) -> Keyed:
 
 def _into_store(call: RemoteCall, remote: Remote, own: Secret) -> tuple[Keyring, str]:
     data_dir = Path(call.data_dir)
-    bucket, known = open_bucket(remote, lock_dir=data_dir / "remotes"), seen(data_dir, remote.name)
+    bucket, known = _bucket(data_dir, remote), seen(data_dir, remote.name)
     if bucket.head(keyring.NAME) is None:
         swaps = remote.capabilities is not None and remote.capabilities.compare_and_swap
         phrase, recovery = holders.new_recovery_phrase()
         names = {socket.gethostname(): own, _RECOVERY: recovery}
         only = "" if swaps else machine_id(data_dir)
-        if ring := keyring.create(bucket, known, names, only_machine=only):
+        with _naming(phrase):
+            ring = keyring.create(bucket, known, names, only_machine=only)
+        if ring:
             return ring, phrase
     if call.secret is not None:
         name = socket.gethostname()
@@ -112,8 +125,17 @@ def _into_store(call: RemoteCall, remote: Remote, own: Secret) -> tuple[Keyring,
     except KeyUnavailable as error:
         raise KeyUnavailable(
             f"There are snapshots in remote {remote.name} already, and this machine has no key to them.",
-            hint="Give --passphrase or --recovery-phrase, and what is asked for then; or choose another prefix.",
+            hint="Repeat the command with --passphrase or --recovery-phrase, or choose another prefix.",
         ) from error
+
+
+@contextmanager
+def _naming(recovery_phrase: str) -> Iterator[None]:
+    """Add the new recovery phrase to an `Undecided` error."""
+    try:
+        yield
+    except Undecided as error:
+        raise Undecided(error.error, recovery_phrase) from error.error
 
 
 class Opened(NamedTuple):
@@ -126,7 +148,10 @@ class Opened(NamedTuple):
 
 
 def opened(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Opened:
-    """Open a remote with this machine's key. Raises ConfigurationError, KeyUnavailable, and what `Bucket` raises."""
+    """Open a remote with this machine's key; without `retries` a user waits, so it gives up early.
+
+    Raises ConfigurationError, KeyUnavailable, and what `Bucket` raises.
+    """
     bucket, known, own = _own(data_dir, remote, retries)
     return Opened(remote, bucket, known, keyring.open_with(bucket, known, own, _holder_id(remote)))
 
@@ -137,7 +162,7 @@ def listed(data_dir: Path, remote: Remote) -> list[HolderView]:
 
 
 def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]:
-    """Let another holder in; the holders, and the words of a recovery phrase if that is it."""
+    """Add a holder; return all holders, and the recovery phrase if that is the new one."""
     if call.new is None:
         raise ConfigurationError("No secret is given for the new holder.")
     bucket, known, own = _own(Path(call.data_dir), remote)
@@ -147,29 +172,31 @@ def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]
     else:
         new = given(call.new)
     name = call.holder or (_RECOVERY if phrase else call.new.kind)
-    ring = keyring.add_holder(bucket, known, own, name, new)
+    with _naming(phrase):
+        ring = keyring.add_holder(bucket, known, own, name, new)
     return _views(ring, remote), phrase
 
 
 def remove_holder(call: RemoteCall, remote: Remote) -> list[HolderView]:
-    """Take a holder's way in away."""
+    """Remove a holder; return the others."""
     bucket, known, own = _own(Path(call.data_dir), remote)
     return _views(keyring.remove_holder(bucket, known, own, call.holder), remote)
 
 
 def rekey(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], Keyed]:
-    """Give what is written from now on a new key, which this machine has, and a new recovery phrase; the remote with it."""
+    """Use a new key for later writes, held by this machine and a new recovery phrase; return the holders and the remote with it."""
     bucket, known, own = _own(Path(call.data_dir), remote)
     phrase, recovery = holders.new_recovery_phrase()
     names = {socket.gethostname(): own, _RECOVERY: recovery}
-    ring = keyring.rekey(bucket, known, own, names)
+    with _naming(phrase):
+        ring = keyring.rekey(bucket, known, own, names)
     source = msgspec.structs.replace(remote.key or KeySource(), holder_id=ring.holder_id)
     keyed = Keyed(msgspec.structs.replace(remote, key=source), phrase)
     return _views(ring, keyed.remote), keyed
 
 
 def secret_of(source: KeySource) -> Secret:
-    """Return this machine's secret. Raises KeyUnavailable where file or command fail, ConfigurationError where others can read it."""
+    """Return this machine's secret. Raises KeyUnavailable if file or command fail, ConfigurationError if others can read the file."""
     if source.kind is HolderKind.FILE:
         return Secret(HolderKind.FILE, _read_secret(Path(source.path)))
     if source.kind is HolderKind.COMMAND and source.command:
@@ -193,8 +220,13 @@ def _own(
         raise ConfigurationError(
             f"Remote {remote.name} has no key on this machine.", hint="Remove it and add it again."
         )
-    bucket = open_bucket(remote, retries=retries, lock_dir=data_dir / "remotes")
+    bucket = _bucket(data_dir, remote, retries)
     return bucket, seen(data_dir, remote.name), secret_of(remote.key)
+
+
+def _bucket(data_dir: Path, remote: Remote, retries: Retries | None = None) -> Bucket:
+    retries = retries or Retries.while_somebody_waits()
+    return open_bucket(remote, retries=retries, lock_dir=data_dir / "remotes")
 
 
 def _holder_id(remote: Remote) -> str:
@@ -231,10 +263,10 @@ def _printed(command: list[str]) -> bytes:
     try:
         done = commands.run(command, timeout=_COMMAND_SECONDS, env=os.environ)
     except commands.CommandFailed as error:
-        # What it printed may be a part of the secret.
+        # Its output is not shown: it may contain a part of the secret.
         raise KeyUnavailable(
             f"The command that gives the key failed: {command[0]}, status {error.returncode}.",
-            hint="Run it by itself to see why.",
+            hint="Run it directly to see the error.",
         ) from error
     return _checked(done.stdout.rstrip("\r\n").encode(), f"What {command[0]} printed")
 
@@ -249,7 +281,7 @@ def _checked(value: bytes, what: str) -> bytes:
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file of ours alone that was not there; one that somebody else has made meanwhile stays."""
+    """Create a file with mode 0600; leave a file that another process has created meanwhile."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC

@@ -1,11 +1,11 @@
-"""What `jupyter gpuckpt remote` does, without a daemon: the credentials that count are those of whoever asks.
+"""The work of `jupyter gpuckpt remote`, done without a daemon, with the credentials of the calling process.
 
 python -m jupyter_gpuckpt.daemon.remotes      reads a RemoteCall as JSON, prints a RemoteAnswer
 """
 
 from __future__ import annotations
 
-import shutil
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,18 +13,34 @@ from pathlib import Path
 import msgspec
 
 from .. import decoding
-from ..errors import ConfigurationError, GpuCkptError, record_of
-from ..remote_records import Remote, RemoteAnswer, RemoteCall, RemoteVerb, RemoteView
-from ..store.far import capabilities
+from ..errors import ConfigurationError, GpuCkptError, RemoteNotFound, record_of
+from ..remote_records import (
+    Damage,
+    Drill,
+    Remote,
+    RemoteAnswer,
+    RemoteCall,
+    RemoteVerb,
+    RemoteView,
+)
+from ..store.far import capabilities, drill
 from ..store.far.buckets import open_bucket
+from ..store.far.keyring import Undecided, undecided
 from ..store.far.remotes import Remotes
-from . import remote_keys
+from ..store.far.retries import Retries
+from . import erasing, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
-    """Do what is asked. An error of ours is part of the answer."""
+    """Run a command; return its result, or its error with a new recovery phrase that may be valid nevertheless."""
     try:
         return _VERBS[call.verb](call)
+    except Undecided as undecided:
+        error, phrase = undecided.error, undecided.recovery_phrase
+        error.hint = (
+            f"The remote may have been changed all the same: repeat the command. {error.hint}"
+        )
+        return RemoteAnswer(error=record_of(error), recovery_phrase=phrase)
     except GpuCkptError as error:
         return RemoteAnswer(error=record_of(error))
 
@@ -36,16 +52,27 @@ def _add(call: RemoteCall) -> RemoteAnswer:
     remotes.require_new(call.remote)
     tried = _tried(call.remote)
     capabilities.require_usable(tried)
+    data_dir = Path(call.data_dir)
+    with remote_keys.alone_with(data_dir, call.remote.name):
+        # A process that still read a removed remote of this name may have written its state again.
+        remote_keys.forget(data_dir, call.remote.name)
     keyed = remote_keys.set_up(call, tried)
-    remotes.add(keyed.remote)
+    with undecided(keyed.recovery_phrase):
+        remotes.add(keyed.remote)
     return RemoteAnswer([_view(keyed.remote)], recovery_phrase=keyed.recovery_phrase)
 
 
 def _test(call: RemoteCall) -> RemoteAnswer:
     remotes = _remotes(call)
     tried = _tried(remotes.get(call.name))
-    remotes.replace(tried)
-    return RemoteAnswer([_view(tried)])
+
+    def updated(remote: Remote) -> Remote:
+        """Return the current record with the tested capabilities; other processes may have changed the rest."""
+        if remote.place != tried.place:
+            raise RemoteNotFound(f"Remote {remote.name} is another one now.", hint="Try again.")
+        return msgspec.structs.replace(remote, capabilities=tried.capabilities)
+
+    return RemoteAnswer([_view(remotes.change(call.name, updated))])
 
 
 def _list(call: RemoteCall) -> RemoteAnswer:
@@ -59,9 +86,37 @@ def _remove(call: RemoteCall) -> RemoteAnswer:
     data_dir = Path(call.data_dir)
     # The daemon ends an upload to a remote that is gone.
     with remote_keys.alone_with(data_dir, call.name):
-        # Or one that is added under this name later would be taken for this one, set back.
-        shutil.rmtree(remote_keys.state_dir(data_dir, call.name), ignore_errors=True)
+        remote_keys.forget(data_dir, call.name)
     return RemoteAnswer([_view(gone)])
+
+
+def _plan_erase(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(plan=erasing.plan(call, _remotes(call).get(call.name)))
+
+
+def _erase(call: RemoteCall) -> RemoteAnswer:
+    return RemoteAnswer(erasure=erasing.erase(call, _remotes(call)))
+
+
+def _verify(call: RemoteCall) -> RemoteAnswer:
+    remote = _remotes(call).get(call.name)
+    opened = remote_keys.opened(Path(call.data_dir), remote, Retries.while_somebody_waits())
+    chance = random.SystemRandom()
+    bucket, seal = opened.bucket, opened.keyring.seal
+    found = drill.drill(bucket, seal, opened.seen, call.sample, chance)
+    traffic = bucket.counter.traffic
+    result = Drill(
+        found.listed,
+        found.snapshots,
+        found.chunks,
+        found.chunk_bytes,
+        [Damage(*one) for one in found.damaged],
+        traffic.reads,
+        traffic.writes,
+        traffic.received_bytes,
+        remote.provider,
+    )
+    return RemoteAnswer(drill=result)
 
 
 def _pause(call: RemoteCall) -> RemoteAnswer:
@@ -73,9 +128,9 @@ def _resume(call: RemoteCall) -> RemoteAnswer:
 
 
 def _set_paused(call: RemoteCall, *, paused: bool) -> RemoteAnswer:
-    remotes = _remotes(call)
-    changed = msgspec.structs.replace(remotes.get(call.name), paused=paused)
-    remotes.replace(changed)
+    changed = _remotes(call).change(
+        call.name, lambda remote: msgspec.structs.replace(remote, paused=paused)
+    )
     return RemoteAnswer([_view(changed)])
 
 
@@ -96,7 +151,10 @@ def _remove_holder(call: RemoteCall) -> RemoteAnswer:
 def _rekey(call: RemoteCall) -> RemoteAnswer:
     remotes = _remotes(call)
     holders, keyed = remote_keys.rekey(call, remotes.get(call.name))
-    remotes.replace(keyed.remote)
+    with undecided(keyed.recovery_phrase):
+        remotes.change(
+            call.name, lambda remote: msgspec.structs.replace(remote, key=keyed.remote.key)
+        )
     return RemoteAnswer(holders=holders, recovery_phrase=keyed.recovery_phrase)
 
 
@@ -111,6 +169,9 @@ _VERBS: dict[RemoteVerb, Callable[[RemoteCall], RemoteAnswer]] = {
     RemoteVerb.ADD_HOLDER: _add_holder,
     RemoteVerb.REMOVE_HOLDER: _remove_holder,
     RemoteVerb.REKEY: _rekey,
+    RemoteVerb.PLAN_ERASE: _plan_erase,
+    RemoteVerb.ERASE: _erase,
+    RemoteVerb.VERIFY: _verify,
 }
 
 
@@ -119,9 +180,10 @@ def _remotes(call: RemoteCall) -> Remotes:
 
 
 def _tried(remote: Remote) -> Remote:
-    """Return the remote with what its endpoint can do now."""
+    """Test the endpoint; return the remote with its present capabilities."""
     untried = msgspec.structs.replace(remote, capabilities=None)
-    found = capabilities.try_out(open_bucket(untried))
+    bucket = open_bucket(untried, retries=Retries.while_somebody_waits())
+    found = capabilities.try_out(bucket)
     return msgspec.structs.replace(remote, capabilities=found)
 
 

@@ -1,9 +1,9 @@
 """Removal of snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
 
-What a user deletes is kept for a while in which that can be undone. Until when is on record beside the snapshot, so that the
-next daemon keeps to it.
+A deletion by a user can be undone for a while. The end of that time is recorded beside the snapshot, so that the next daemon
+observes it.
 
-Retention runs after every save and suspend that brings a policy, when nothing is in flight: reading all manifests must not
+Retention runs after every save and suspend with a policy, once no operation runs: reading all manifests must not
 delay a suspend that is racing against the end of the machine. It never fails an operation.
 """
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class Removal:
-    """Deletion, undeletion and retention of the store's snapshots."""
+    """A remover of the store's snapshots: deletion, undeletion and retention."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Removal:
         self._spawn(self._purge(until))
 
     async def undelete(self, snapshot_id: str) -> SnapshotInfo:
-        """Undo a deletion; raise SnapshotNotFound when it is too late."""
+        """Undo a deletion. Raises SnapshotNotFound if it is too late."""
         return await asyncio.to_thread(lambda: self._machine.store.undelete(snapshot_id))
 
     def expect_all(self) -> None:
@@ -65,13 +65,13 @@ class Removal:
         self._spawn(self._look_for_deleted())
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:
-        """Remove what `policy` does not keep, or only list it; raise StoreError."""
+        """Remove the snapshots that `policy` does not keep, or only list them. Raises StoreError."""
         async with self._one_at_a_time:
             records, snapshots = await self._inventory.look()
             return await asyncio.to_thread(self._prune, policy, records, snapshots, dry_run)
 
     def after(self, job: Job, operation: RunningOperation) -> None:
-        """Apply retention after an operation that made a snapshot, as soon as nothing is in flight."""
+        """Apply retention after an operation that made a snapshot, as soon as no operation runs."""
         if operation.state is OperationState.SUCCEEDED:
             self._wanted = job.retention or self._wanted
         idle = self._task is None or self._task.done()
@@ -79,7 +79,7 @@ class Removal:
             self._task = asyncio.get_running_loop().create_task(self._apply())
 
     async def close(self) -> None:
-        """Wait for what is being removed; the next daemon removes what can still be undeleted now."""
+        """Wait for running removals; the next daemon removes snapshots that can still be undeleted now."""
         for purge in self._purges:
             purge.cancel()
         left = {*self._purges, *([self._task] if self._task else [])}
@@ -115,7 +115,7 @@ class Removal:
 
     async def _purge(self, when: float) -> None:
         await asyncio.sleep(max(0.0, when - time.time()))
-        if time.time() < when:  # the clock was set, or is not quite the one that sleeps
+        if time.time() < when:  # the wall clock was set, or differs slightly from the event loop's
             self._spawn(self._purge(when))
             return
         try:
@@ -138,7 +138,7 @@ class Removal:
         snapshots: list[SnapshotInfo],
         dry_run: bool,
     ) -> PruneReport:
-        # What a record names is what its kernel would go back to if it were lost.
+        # A lost kernel could be resumed from the snapshot that its record names.
         needed = {record.snapshot_id for record in records} | set(needed_ids(records, snapshots))
         store = self._machine.store
         verdicts: list[Verdict] = retention.judge(

@@ -1,7 +1,7 @@
 """Durations of resumes on this machine, and the estimate of the next one.
 
 A resume is a constant (namespaces, images, CRIU) and the time in which memory is read from the store; GPUs make both longer,
-so kernels that use one are counted by themselves. The latest of each are kept in a small file of the data directory.
+so kernels that use one are counted separately. The latest of each are kept in a small file of the data directory.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 from .. import decoding
 from ..model import Manifest, Sizes
 from ..progress import Progress, Stage
-from .records import write_file
+from .whole_files import write_file
 
-#: How many of each kind count: disks and machines change.
+#: The number of latest resumes of each kind that count, because disks and machines change.
 _KEPT = 9
 #: Stages that take longer the more memory there is.
 _PER_BYTE = frozenset({Stage.PAGES, Stage.GPU_FILES, Stage.GPU_RESTORE})
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Resume(msgspec.Struct, frozen=True):
-    """Resume that succeeded. `reading_seconds`: the part of it that grows with the bytes."""
+    """A successful resume. `reading_seconds`: the part of its time that grows with the bytes."""
 
     raw_bytes: Annotated[int, msgspec.Meta(ge=0)]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
@@ -40,7 +40,7 @@ class _Resume(msgspec.Struct, frozen=True):
 
 
 class _Measured(msgspec.Struct):
-    """Content of the file: the latest resumes without and with GPU, oldest first."""
+    """The content of the file: the latest resumes without and with GPU, oldest first."""
 
     without_gpu: list[_Resume] = []
     with_gpu: list[_Resume] = []
@@ -50,7 +50,7 @@ class _Measured(msgspec.Struct):
 
 
 class ResumeTimes:
-    """Log of the latest resumes of this machine. Thread-safe; only `load` and `measured` touch the file."""
+    """A record of the latest resumes of this machine. Thread-safe; only `load` and `measured` use the file."""
 
     def __init__(self, data_dir: Path) -> None:
         # A data directory may be shared by machines of different speed.
@@ -59,7 +59,7 @@ class ResumeTimes:
         self._measured = _Measured()
 
     def load(self) -> None:
-        """Read the file; ignore one that cannot be read, which the next resume replaces."""
+        """Read the file; an unreadable one is ignored and replaced at the next resume."""
         try:
             found = decoding.from_json(self._path.read_bytes(), _Measured)
         except FileNotFoundError:
@@ -72,7 +72,7 @@ class ResumeTimes:
 
     @contextmanager
     def measured(self, manifest: Manifest, progress: Progress) -> Iterator[None]:
-        """Measure the resume inside, if it succeeds."""
+        """Measure the resume inside the block, if it succeeds."""
         began, before = time.monotonic(), _reading_seconds(progress)
         yield
         seconds = time.monotonic() - began
@@ -86,13 +86,13 @@ class ResumeTimes:
         self._write(encoded)
 
     def estimate(self, sizes: Sizes) -> float | None:
-        """Estimate the seconds of a resume of a snapshot of these sizes; None if nothing like it was measured."""
+        """Estimate the seconds of a resume of a snapshot of these sizes; None if no similar one was measured."""
         with self._lock:
             kept = list(self._measured.of(gpu=bool(sizes.gpu_bytes)))
         if not kept:
             return None
         constant = statistics.median(one.seconds - one.reading_seconds for one in kept)
-        # Together, so that large ones count more: a small one says little about the rate.
+        # The rate is computed from the sums, so that large resumes count more: small ones say little about it.
         raw_bytes = sum(one.raw_bytes for one in kept)
         reading = sum(one.reading_seconds for one in kept)
         return constant + (sizes.raw_bytes * reading / raw_bytes if raw_bytes else 0.0)
@@ -102,7 +102,7 @@ class ResumeTimes:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_file(self._path, encoded)
         except OSError as error:
-            _log.warning("how long a resume took is not kept: %s", error)
+            _log.warning("the duration of a resume could not be written: %s", error)
 
 
 def _reading_seconds(progress: Progress) -> float:

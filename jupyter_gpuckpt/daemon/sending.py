@@ -1,11 +1,12 @@
-"""An upload as the daemon sees it: a process at the lowest priority does it, and asks here for what only the store's owner knows.
+"""The daemon's side of an upload, which a process at the lowest priority does; it requests from here what the open store knows.
 
-The process reads packs by itself; where a chunk lies, and a chunk that has moved meanwhile, it asks for. It ends with its
-socket: when it is stopped, and when this process is killed. What it has sent by then is in its journal (`store/far/journal.py`).
+The process reads packs by itself; it requests the locations of chunks, and chunks that were moved meanwhile. It ends with its socket:
+when it is stopped, or when this process is killed. Its journal records what was sent by then (`store/far/journal.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -29,38 +30,57 @@ from ..host import commands
 from ..images.workers.messages import receive, send
 from ..model import SnapshotInfo
 from ..remote_records import Remote
+from ..snapshot_records import Traffic
 from ..store import manifests
 from ..store.codecs import DIGEST_BYTES
-from ..store.far.sessions import Facts
+from ..store.far.sessions import Facts, Tenure
 from ..store.far.upload import Sent
 from ..store.local import LocalStore
+from . import remote_keys
+from .lease_file import KernelLease, LeaseFile
+
+_log = logging.getLogger(__name__)
 
 
 class Task(msgspec.Struct, frozen=True, tag=True):
-    """What is to be uploaded. `content`: the manifest's file; `info`: with the annotations of today."""
+    """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
+
+    `tenure`: the lease of its far session, which counts when it is listed there.
+    """
 
     data_dir: str
     remote: Remote
     facts: Facts
     info: SnapshotInfo
     content: bytes
+    #: Whether this machine goes soon: at full rate, and at the usual priority.
+    is_urgent: bool = False
+    tenure: Tenure | None = None
+
+
+class GiveUp(msgspec.Struct, frozen=True, tag=True):
+    """A task to give up an upload whose snapshot is gone."""
+
+    data_dir: str
+    remote: Remote
+    snapshot_id: str
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Whether somebody else is to have the machine for now."""
+    """An order to pause the upload, because a user waits for other work, or to continue it."""
 
     on: bool
 
 
 class Located(msgspec.Struct, frozen=True, tag=True):
-    """Where chunks lie: rows of `places.PLACE`, and the paths of the packs that they number."""
+    """The locations of chunks: rows of `places.PLACE`, and the paths of the packs to which they refer by number."""
 
     rows: bytes
     packs: list[str]
 
 
 class Chunk(msgspec.Struct, frozen=True, tag=True):
-    """A chunk as it is stored."""
+    """A chunk in its stored form."""
 
     codec: int
     payload: bytes
@@ -68,29 +88,41 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """Why a question has no answer."""
+    """The error of a request that has no answer."""
 
     error: ErrorRecord
 
 
 class Locate(msgspec.Struct, frozen=True, tag=True):
-    """Asks where these chunks lie, whose digests follow each other."""
+    """A request for the locations of chunks, by their concatenated digests."""
 
     digests: bytes
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """Asks for a chunk; `verified`: one that is damaged is refused, with the name of its pack."""
+    """A request for a chunk; `verified`: a damaged one is refused, with the name of its pack."""
 
     digest: bytes
     verified: bool
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """Bytes that the remote has taken, and how many it will."""
+    """A report of the bytes that the remote has received, and of their total."""
 
     done: int
     total: int
+
+
+class Trouble(msgspec.Struct, frozen=True, tag=True):
+    """A report of the error for which a request is retried; None: it succeeded in the end."""
+
+    error: ErrorRecord | None
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    """A warning for the log."""
+
+    text: str
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -98,51 +130,68 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     count_bytes: int = 0
     packs: int = 0
+    traffic: Traffic = Traffic()
     error: ErrorRecord | None = None
 
 
-#: Says what a remote is to know of a snapshot, from it and from what Jupyter keeps with its kernel.
+#: A function that returns the facts for the remote, from a snapshot's record and Jupyter's description of its kernel.
 FactsOf = Callable[[SnapshotInfo, dict[str, Any]], Facts]
 
 
-class Sending:
-    """One upload of one snapshot. `run` belongs to a thread, the rest to any."""
+#: A callback for progress: (bytes that the remote has received, total bytes).
+OnProgress = Callable[[int, int], None]
+#: A callback for the remote's current error; None when it works again.
+OnTrouble = Callable[[ErrorRecord | None], None]
 
-    def __init__(self, data_dir: Path, remote: Remote, snapshot_id: str) -> None:
+
+class Sending:
+    """One upload of one snapshot. `run` or `give_up` is called in one thread, the other methods in any."""
+
+    def __init__(
+        self, data_dir: Path, remote: Remote, snapshot_id: str, *, is_urgent: bool = False
+    ) -> None:
         self._data_dir, self._remote, self._snapshot_id = data_dir, remote, snapshot_id
+        self._is_urgent = is_urgent
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._is_stopped = self._is_held = False
+        #: The lease with which the upload was begun.
+        self.lease = KernelLease("")
 
     def run(
-        self, store: LocalStore, facts_of: FactsOf, progress: Callable[[int, int], None]
+        self,
+        store: LocalStore,
+        facts_of: FactsOf,
+        progress: OnProgress,
+        trouble: OnTrouble = lambda error: None,
     ) -> Sent:
-        """Upload the snapshot. `progress` is told bytes done and in all.
+        """Upload the snapshot.
 
-        Raises SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
+        Raises SessionLost, SnapshotNotFound, OperationCancelled after `stop`, StoreUnavailable, and what `Uploader.upload` raises.
         """
         manifest = store.manifest(self._snapshot_id)
+        facts = facts_of(manifest.info, manifest.launch.jupyter)
+        leases = LeaseFile(remote_keys.state_dir(self._data_dir, self._remote.name))
+        self.lease, session_id, tenure = leases.to_upload(manifest.info)
         task = Task(
             str(self._data_dir),
             self._remote,
-            facts_of(manifest.info, manifest.launch.jupyter),
+            msgspec.structs.replace(facts, session_id=session_id),
             manifest.info,
             store.manifest_file(self._snapshot_id),
+            self._is_urgent,
+            tenure,
         )
-        with store.holding(manifests.references(manifest)):
-            ours, theirs = socket.socketpair()
-            with ours, self._worker(theirs):
-                try:
-                    self._connect(ours, task)
-                    return self._serve(ours, store, progress)
-                except OSError as error:
-                    raise self._cut_off() from error
-                finally:
-                    with self._lock:
-                        self._connection = None
+        with store.stubs.using(self._snapshot_id), store.holding(manifests.references(manifest)):
+            return self._done(task, lambda asked: _answer(store, asked), progress, trouble)
+
+    def give_up(self, trouble: OnTrouble = lambda error: None) -> None:
+        """Remove the objects that an upload left whose snapshot is gone. Raises as `run` and `Uploader.give_up` do."""
+        task = GiveUp(str(self._data_dir), self._remote, self._snapshot_id)
+        self._done(task, _nothing, lambda done, total: None, trouble)
 
     def hold(self, *, on: bool) -> None:
-        """Have the upload wait before it reads another chunk, or go on. May block as long as the process reads nothing."""
+        """Pause the upload before it reads another chunk (`on`), or continue it. May block while the process reads no messages."""
         with self._lock:
             if on is not self._is_held:
                 self._is_held = on
@@ -150,7 +199,7 @@ class Sending:
 
     def stop(self) -> None:
         """Make `run` raise OperationCancelled; return at once."""
-        # Without the lock, whose holder may wait for a process that nobody gives any time.
+        # It does not take the lock, whose holder may wait for a process that gets no CPU time.
         self._is_stopped = True
         if self._connection is not None:
             with suppress(OSError):
@@ -161,7 +210,7 @@ class Sending:
         command = [sys.executable, "-P", "-m", f"{__package__}.upload_worker"]
         try:
             with theirs:
-                # With everything that is in the environment: credentials may be.
+                # The process gets the whole environment, because it may contain credentials.
                 process = commands.spawn(command, stdin=theirs.fileno(), env=os.environ)
         except commands.CommandFailed as error:
             raise StoreUnavailable(f"The upload could not be started: {error}") from error
@@ -170,7 +219,21 @@ class Sending:
         finally:
             commands.stop(process)
 
-    def _connect(self, ours: socket.socket, task: Task) -> None:
+    def _done(
+        self, task: Task | GiveUp, answer: _Answers, progress: OnProgress, trouble: OnTrouble
+    ) -> Sent:
+        ours, theirs = socket.socketpair()
+        with ours, self._worker(theirs):
+            try:
+                self._connect(ours, task)
+                return self._serve(ours, answer, progress, trouble)
+            except OSError as error:
+                raise self._cut_off() from error
+            finally:
+                with self._lock:
+                    self._connection = None
+
+    def _connect(self, ours: socket.socket, task: Task | GiveUp) -> None:
         with self._lock:
             self._connection = ours
             if self._is_stopped:
@@ -180,25 +243,33 @@ class Sending:
 
     def _tell_held(self) -> None:
         if self._connection is not None:
-            with suppress(OSError):  # it has ended; `run` says why
+            with suppress(OSError):  # the process has ended; `run` raises the cause
                 send(self._connection, Hold(self._is_held))
 
     def _serve(
-        self, ours: socket.socket, store: LocalStore, progress: Callable[[int, int], None]
+        self,
+        ours: socket.socket,
+        answer: _Answers,
+        progress: OnProgress,
+        trouble: OnTrouble,
     ) -> Sent:
-        """Answer the process's questions until it has ended."""
+        """Answer the process's requests until it has ended."""
         while True:
-            message = receive(ours, Locate, Read, Progress, Ended)
+            message = receive(ours, Locate, Read, Progress, Trouble, Said, Ended)
             if isinstance(message, Progress):
                 progress(message.done, message.total)
+            elif isinstance(message, Trouble):
+                trouble(message.error)
+            elif isinstance(message, Said):
+                _log.warning("%s", message.text)
             elif isinstance(message, Locate | Read):
-                found = _answer(store, message)
+                found = answer(message)
                 with self._lock:
                     send(ours, found)
             elif isinstance(message, Ended):
                 if message.error:
                     raise error_from(message.error)
-                return Sent(message.count_bytes, message.packs)
+                return Sent(message.count_bytes, message.packs, message.traffic)
             else:
                 raise self._cut_off()
 
@@ -210,12 +281,20 @@ class Sending:
         )
 
 
+_Answers = Callable[[Locate | Read], Located | Chunk | Refused]
+
+
+def _nothing(asked: Locate | Read) -> Refused:
+    return Refused(record_of(TypeError(f"{type(asked).__name__} has no answer here")))
+
+
 def _answer(store: LocalStore, asked: Locate | Read) -> Located | Chunk | Refused:
     try:
         if isinstance(asked, Read):
             if asked.verified:
                 store.load(asked.digest)
-            return Chunk(*store.read(asked.digest))
+            codec, payload, raw_length = store.read(asked.digest)
+            return Chunk(codec, bytes(payload), raw_length)
         wanted = asked.digests
         starts = range(0, len(wanted), DIGEST_BYTES)
         found = store.locate([wanted[start : start + DIGEST_BYTES] for start in starts])

@@ -1,4 +1,4 @@
-"""The parts of a daemon and its life: what it does at its start, when it leaves, and in which order it lets go."""
+"""The composition root of the daemon: its parts, its start, the condition for its exit, and the order of its shutdown."""
 
 from __future__ import annotations
 
@@ -15,16 +15,23 @@ from tornado.httpserver import HTTPServer
 from ..daemon_settings import Settings
 from ..place import Place
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
+from ..reclaim_records import Notice
 from ..snapshot_records import SnapshotChange
 from . import lifetime
 from .endings import Endings
+from .far_collecting import FarCollecting
 from .far_sessions import FarSessions
 from .inventory import Inventory
 from .kernels import Kernels
+from .leases import DaemonLeases
+from .lost_leases import LostLeases
 from .machine import Machine
 from .measuring import Measuring
+from .near_copy import NearCopy
 from .operations import Operations
 from .owners import Owners
+from .reclaim.reaction import Reaction
+from .reclaim.watch import Watch
 from .records import Records
 from .removal import Removal
 from .streams import Streams
@@ -32,32 +39,44 @@ from .transfers import Transfers
 from .uploads import Uploads
 from .verbs import Verbs
 
-#: How often it is looked whether the daemon is still needed, and the heartbeat is written, at most.
+#: The longest interval between two checks whether the daemon is still needed, each with a heartbeat.
 LOOK_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Composition root of a daemon: constructs all parts, on the event loop, and runs until nobody needs them."""
+    """The composition root of a daemon: it constructs all parts on the event loop and serves until it is no longer needed."""
 
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
-        self.machine = Machine(settings, place)
+        self.machine = Machine(settings, place, lambda: records.are_others_heard_of)
         self.streams = Streams()
         self.operations = Operations(self.streams)
         self.kernels = Kernels(records, self.machine, self.streams)
+        records.bring = lambda record: self.machine.bring(record.kernel_id, record.snapshot_id)
         every = settings.measure_every_seconds
         self.measuring = Measuring(self.kernels, self.machine, every)
-        self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records)
         self.transfers = Transfers(self.machine)
         self.uploads = Uploads(
             self.machine,
             settings.data,
-            lambda: self.operations.any_running or self.transfers.any_running,
+            lambda: self.needs_quiet,
             self._publish,
         )
+        self.leases = DaemonLeases(settings.data, self.machine, self.kernels, self.uploads)
+        self.uploads.on_lost = self.leases.lost
+        self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records, self.leases)
+        self.leases.on_branch = LostLeases(self.kernels, self.verbs).note
         self.inventory = Inventory(self.kernels, records, self.machine, self.uploads)
+        self.near_copy = NearCopy(
+            settings.near_bytes,
+            settings.data,
+            self.machine,
+            self.inventory,
+            self.uploads,
+            lambda: self.operations.any_running,
+        )
         self.removal = Removal(
             self.inventory,
             self.machine,
@@ -70,11 +89,38 @@ class Daemon:
             self.operations,
             self.streams,
             self.uploads.note_there,
+            self.leases,
+        )
+        self.far_collecting = FarCollecting(
+            settings.data,
+            settings.collect_far_every_seconds,
+            lambda: self.needs_quiet or self.uploads.any_pending,
         )
         self.verbs.on_end = self.removal.after
         self.endings = Endings(self.kernels, self.verbs, self.machine)
-        self.owners = Owners(self.streams, self.kernels, self.operations, self.verbs, records)
+        self.watch = Watch(settings, self._on_notice)
+        self.reaction = Reaction(
+            self.streams,
+            self.kernels,
+            self.operations,
+            self.verbs,
+            self.measuring,
+            self.machine,
+            self.uploads,
+            self.watch.settled,
+        )
+        self.owners = Owners(
+            self.streams,
+            self.kernels,
+            self.operations,
+            self.verbs,
+            records,
+            self.reaction.standing,
+        )
         loop = asyncio.get_running_loop()
+        records.on_lost = lambda kernel_id, error: _from_thread(
+            loop, lambda: self.kernels.on_lost(kernel_id, error)
+        )
         self.machine.on_snapshot = lambda change: _from_thread(
             loop, lambda: self._on_snapshot(change)
         )
@@ -83,8 +129,13 @@ class Daemon:
 
     @property
     def needed(self) -> bool:
-        """Return whether something would be lost if the daemon left. Suspended kernels lie on disk."""
+        """Return whether a kernel or an operation would be lost if the daemon exited. Suspended kernels are on disk."""
         return self.kernels.any_alive or self.operations.any_running
+
+    @property
+    def needs_quiet(self) -> bool:
+        """Return whether something runs for which a user waits."""
+        return self.operations.any_running or self.transfers.any_running
 
     def _is_in_use(self) -> bool:
         return (
@@ -98,19 +149,24 @@ class Daemon:
         """Reset the idle-exit timer."""
         self._touched = time.monotonic()
 
+    def _on_notice(self, notice: Notice) -> None:
+        self.reaction.take(notice)
+
     def _on_snapshot(self, change: SnapshotChange) -> None:
         self.uploads.on_snapshot(change)
         self._publish(change)
 
     def _publish(self, change: SnapshotChange) -> None:
+        self.near_copy.wake()
+        self.leases.wake()
         self.streams.publish(Event(self.streams.advance(), snapshot=change))
 
     def leave(self) -> None:
-        """End the daemon."""
+        """Stop the daemon."""
         self._left.set()
 
     async def handshake(self) -> Handshake:
-        """Return who this daemon is and what works here."""
+        """Return this daemon's identity and the report on this machine."""
         report = await asyncio.to_thread(self.machine.report)
         return Handshake(
             protocol=PROTOCOL_VERSION,
@@ -126,7 +182,7 @@ class Daemon:
     async def serve(
         self, server: HTTPServer, listener: socket.socket, ready: Callable[[], None]
     ) -> None:
-        """Recover what the last daemon left, then answer requests until nobody needs the daemon."""
+        """Recover the kernels that the last daemon left, then answer requests until the daemon is no longer needed."""
         await self.kernels.recover(await asyncio.to_thread(self.records.mine))
         await asyncio.to_thread(self.machine.clear)
         await asyncio.to_thread(self.machine.resume_times.load)
@@ -134,20 +190,30 @@ class Daemon:
         self.endings.expect_all()
         self.removal.expect_all()
         await self.uploads.start()
+        self.leases.start()
+        self.near_copy.start()
+        self.far_collecting.start()
         server.add_socket(listener)
         lifetime.on_stop(lambda: self.needed, self.leave)
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
+        self.reaction.start()
+        self.watch.start()
         ready()
         self.machine.warm_up()
         await self._until_left()
         await self.measuring.close()
+        await self.watch.close()
+        await self.reaction.close()
         server.stop()
         await server.close_all_connections()
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()
         await self.far_sessions.close()
+        await self.near_copy.close()
+        await self.far_collecting.close()
+        await self.leases.close()
         await self.uploads.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
@@ -156,6 +222,7 @@ class Daemon:
         idle_exit = self.settings.idle_exit_seconds
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
+            await self.kernels.drop_moved()
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
             await self.uploads.look()
@@ -163,7 +230,7 @@ class Daemon:
                 self.touch()
             remaining = self._touched + idle_exit - time.monotonic()
             if remaining <= 0:
-                _log.info("leaving: nothing runs and nobody was here for %.0f s", idle_exit)
+                _log.info("leaving: nothing runs and no client was connected for %.0f s", idle_exit)
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
@@ -171,5 +238,5 @@ class Daemon:
 
 
 def _from_thread(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the daemon leaves: nobody listens any more
+    with suppress(RuntimeError):  # the event loop is closed: the daemon exits
         loop.call_soon_threadsafe(tell)

@@ -19,7 +19,7 @@ from ..snapshots.export import Export
 from .base_handler import BaseHandler
 from .inflow import Inflow
 
-#: An archive may be as long as a disk.
+#: The limit of an imported archive, as large as any disk.
 _MOST_ARCHIVE_BYTES = 1 << 50
 
 _log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class SnapshotsHandler(BaseHandler):
     """Handler for all snapshots."""
 
     async def get(self) -> None:
-        """List snapshots, newest first; of one kernel or notebook if that is given; with `deleted`, those that can be undeleted."""
+        """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those that can be undeleted."""
         inventory = self.daemon.inventory
         deleted = self.get_query_argument("deleted", "") not in {"", "0"}
         find = inventory.deleted if deleted else inventory.snapshots
@@ -41,7 +41,7 @@ class VariablesHandler(BaseHandler):
     """Handler for the variables of a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Return the variables of a snapshot's kernel, as far as they are known."""
+        """Return the recorded variables of a snapshot's kernel."""
         self.reply(await asyncio.to_thread(self.daemon.machine.variables, snapshot_id))
 
 
@@ -49,12 +49,12 @@ class LaunchSpecHandler(BaseHandler):
     """Handler for the launch spec of a snapshot's kernel."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Return the launch spec, with the connection key: clients never pass it on."""
+        """Return the launch spec, connection key included: clients must not pass it on."""
         self.reply(await asyncio.to_thread(self.daemon.machine.launch_spec, snapshot_id))
 
 
 class ChangesHandler(BaseHandler):
-    """Handler for what has changed since a snapshot."""
+    """A handler for the changes since a snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
         """Compare files and machine with the snapshot."""
@@ -65,7 +65,7 @@ class SnapshotHandler(BaseHandler):
     """Handler for one snapshot."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Show what is in a snapshot, without environment and connection key."""
+        """Show the contents of a snapshot, without environment and connection key."""
         self.reply(await asyncio.to_thread(self.daemon.machine.summary, snapshot_id))
 
     async def patch(self, snapshot_id: str) -> None:
@@ -101,7 +101,7 @@ class VerifyHandler(BaseHandler):
         self._gone = threading.Event()
 
     async def post(self, snapshot_id: str) -> None:
-        """Read all of a snapshot, for as long as the client waits for the answer."""
+        """Read and verify all of a snapshot, while the client waits for the response."""
         self.reply(await self.daemon.transfers.verify(snapshot_id, self._gone))
 
     def on_connection_close(self) -> None:
@@ -114,7 +114,7 @@ class ExportHandler(BaseHandler):
     """Handler for exports."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Send the archive of a snapshot. One that is shorter than its length is of no use; the log says why."""
+        """Send the archive of a snapshot. An error in the middle makes it shorter than its stated length; the log has the cause."""
         pieces = self.daemon.transfers.export(snapshot_id)
         try:
             async for piece in pieces:
@@ -130,7 +130,7 @@ class ExportHandler(BaseHandler):
             _log.error("the export of snapshot %s was cut off: %s", snapshot_id, error)
             self.detach().close()
         except StreamClosedError:
-            _log.info("nobody waited for the export of snapshot %s", snapshot_id)
+            _log.info("the client disconnected during the export of snapshot %s", snapshot_id)
         finally:
             await pieces.aclose()
 
@@ -150,7 +150,7 @@ class ImportHandler(BaseHandler):
         self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
         self._inflow = Inflow()
         self._task = asyncio.ensure_future(self.daemon.transfers.import_archive(self._inflow))
-        # Nobody asks for its error when the client goes.
+        # The error is retrieved here, because `post` is not called if the client disconnects.
         self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def data_received(self, chunk: bytes) -> None:
@@ -159,7 +159,7 @@ class ImportHandler(BaseHandler):
             await self._inflow.put(chunk)
 
     async def post(self) -> None:
-        """Return the snapshots that were imported, when the whole archive has come."""
+        """Return the imported snapshots, once the whole archive has arrived."""
         if self._inflow is not None and self._task is not None:
             self._inflow.end()
             snapshots = await self.daemon.inventory.described(await self._task)
@@ -173,10 +173,10 @@ class ImportHandler(BaseHandler):
 
 
 class PruneHandler(BaseHandler):
-    """Handler for retention that a client asks for."""
+    """A handler for retention on a client's request."""
 
     async def post(self) -> None:
-        """Remove what a policy does not keep, or only list it."""
+        """Remove the snapshots that a policy does not keep, or only list them."""
         request = self.record(PruneRequest)
         self.reply(await self.daemon.removal.prune(request.policy, dry_run=request.dry_run))
 
@@ -185,7 +185,7 @@ class StoreHandler(BaseHandler):
     """Handler for the store."""
 
     async def get(self) -> None:
-        """Return how much disk space the store takes, and for which notebooks."""
+        """Return the store's disk use, and its share by notebook."""
         self.reply(await asyncio.to_thread(self.daemon.machine.store_usage))
 
 
@@ -193,8 +193,8 @@ class UploadsHandler(BaseHandler):
     """Handler for uploads to remotes."""
 
     async def get(self) -> None:
-        """Return how every remote stands."""
-        self.reply(await self.daemon.uploads.views())
+        """Return the state of uploads to every remote."""
+        self.reply(self.daemon.far_collecting.added_to(await self.daemon.uploads.views()))
 
     async def post(self) -> None:
         """Upload snapshots before all others."""

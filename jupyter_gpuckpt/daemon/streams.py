@@ -1,7 +1,7 @@
-"""Ordered streams of events: what the daemon tells owners of their kernels and operations, and others of one operation.
+"""Ordered streams of events: for owners about their kernels and operations, and for other clients about one operation.
 
-A stream begins with a full state; then comes every change in order, with its position. A reader knows what the daemon knew at
-the position of the event that it read last. One that is too slow gets a new full state.
+A stream begins with a full state; then every change follows in order, with its position. A reader has the daemon's state at the
+position of the last event that it read. A reader that is too slow gets a new full state.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 
 from ..protocol import KEEP_ALIVE_SECONDS, Event, Position
 
-#: Events that may wait for a reader.
+#: The most events that are queued for a reader.
 MOST_WAITING = 256
 
 
 class Stream:
-    """Queue of events for one reader. `state` makes a full one; `concerns` says which events it gets, by event and owner."""
+    """A queue of events for one reader. `state` makes a full state; `concerns` selects its events, by event and owner id."""
 
     def __init__(
         self, state: Callable[[], Event], concerns: Callable[[Event, str], bool], streams: Streams
@@ -27,13 +27,13 @@ class Stream:
         self.concerns = concerns
         self._state, self._streams = state, streams
         self._waiting: deque[Event] = deque()
-        #: Whether what the reader gets next is a full state.
+        #: Whether the next event for the reader is a full state.
         self._is_behind = True
         self._is_closed = False
         self._woken = asyncio.Event()
 
     def put(self, event: Event, *, droppable: bool) -> None:
-        """Queue an event. One that is `droppable` is left out while others wait: a later one says more."""
+        """Queue an event. A `droppable` one is left out while others wait, because a later one replaces it."""
         if self._is_behind or (droppable and self._waiting):
             return
         if len(self._waiting) >= MOST_WAITING:
@@ -50,7 +50,7 @@ class Stream:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the reader has been given everything."""
+        """Return whether the reader has received all events."""
         return not (self._waiting or self._is_behind)
 
     async def next(self) -> Event | None:
@@ -69,10 +69,10 @@ class Stream:
 
 
 class Streams:
-    """Table of the open streams, and the position of the latest event."""
+    """A table of the open streams, with the position of the latest event."""
 
     def __init__(self) -> None:
-        # All daemons of a place belong to one boot, so a later one has a larger number, whatever happens to the clock.
+        # All daemons of a place belong to one boot, so a later one has a larger number even if the wall clock is changed.
         self._position = Position(time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
         self._open: list[Stream] = []
 
@@ -81,16 +81,16 @@ class Streams:
 
     @property
     def position(self) -> Position:
-        """Return the position of a record that is made now."""
+        """Return the position for a record that is made now."""
         return self._position
 
     def advance(self) -> Position:
-        """Return the position of a new event: records that are made from now on are newer than all before."""
+        """Return the position of a new event: later records are newer than all earlier ones."""
         self._position = Position(self._position.incarnation, self._position.number + 1)
         return self._position
 
     def publish(self, event: Event, owner_id: str = "", *, droppable: bool = False) -> None:
-        """Give an event about something of this owner, or of nobody, to every stream that it concerns."""
+        """Queue an event about this owner's objects ("": no owner's) in every stream that it concerns."""
         for stream in self._open:
             if stream.concerns(event, owner_id):
                 stream.put(event, droppable=droppable)
@@ -99,7 +99,7 @@ class Streams:
     def opened(
         self, state: Callable[[], Event], concerns: Callable[[Event, str], bool]
     ) -> Iterator[Stream]:
-        """Hold a stream for as long as its reader is there."""
+        """Open a stream for the duration of the block; yield it."""
         stream = Stream(state, concerns, self)
         self._open.append(stream)
         try:

@@ -38,22 +38,34 @@ class Transfers:
         return bool(self._stops)
 
     async def verify(self, snapshot_id: str, cancelled: threading.Event) -> Verification:
-        """Compare all of a snapshot with its digests until `cancelled` is set; raise SnapshotNotFound, OperationCancelled."""
+        """Compare all of a snapshot with its digests until `cancelled` is set.
+
+        Raises SnapshotNotFound, SnapshotFar, OperationCancelled.
+        """
         with self._stopped_by(cancelled.set):
             threads = self._machine.worker_threads
-            return await self._run(
-                lambda: verify(
-                    self._machine.store, snapshot_id, threads=threads, cancelled=cancelled
-                )
-            )
+
+            def work() -> Verification:
+                store = self._machine.store
+                with store.stubs.using(snapshot_id):
+                    return verify(store, snapshot_id, threads=threads, cancelled=cancelled)
+
+            return await self._run(work)
 
     async def export(self, snapshot_id: str) -> AsyncGenerator[Export | bytes]:
-        """Yield an `Export`, whose length is known, then the bytes of the archive; raise SnapshotNotFound, ObjectCorrupt."""
+        """Yield an `Export`, whose length is known, then the bytes of the archive.
+
+        Raises SnapshotNotFound, SnapshotFar, ObjectCorrupt.
+        """
         stopped = threading.Event()
         with ExitStack() as stack, self._stopped_by(stopped.set):
-            opened = await asyncio.to_thread(
-                lambda: stack.enter_context(export(self._machine.store, snapshot_id))
-            )
+
+            def begin() -> Export:
+                store = self._machine.store
+                stack.enter_context(store.stubs.using(snapshot_id))
+                return stack.enter_context(export(store, snapshot_id))
+
+            opened = await asyncio.to_thread(begin)
             yield opened
             pieces: Iterator[bytes] = opened.pieces()
             while not stopped.is_set() and (piece := await asyncio.to_thread(next, pieces, b"")):

@@ -1,4 +1,4 @@
-"""What waits for one remote, what failed, and what it has: on record in a file of the remote's state, so that the next daemon knows."""
+"""The upload queue of one remote: waiting and failed uploads, and those done, which a file records for the next daemon."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import logging
 import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -22,176 +24,268 @@ from ..errors import (
 )
 from ..model import SnapshotInfo
 from ..remote_records import Remote
-from ..snapshot_records import FailedUpload, RemoteUploads, Upload, UploadState
+from ..snapshot_records import FailedUpload, RemoteUploads, Traffic, Upload, UploadState
 from ..store.faults import store_errors
 from ..store.manifests import replace_file
+from ..store.stub_files import Stub
 
-#: What passes by itself: networks, credentials that are renewed, a disk on which somebody makes room.
+#: Transient errors: networks, credentials that are renewed, full disks.
 _PASSES = (StoreUnavailable, AccessDenied, StoreFull)
-#: What is wrong with the remote, not with a snapshot: nothing is tried until the remote is changed.
+#: Errors of the remote, not of a snapshot: no upload is tried until the remote is changed.
 _OF_THE_REMOTE = (ConfigurationError, HostError)
 _FIRST_SECONDS, _MOST_SECONDS = 2.0, 600.0
-#: For so long a daemon that nobody needs waits for a remote that cannot be reached; then the next daemon goes on.
+#: How long an otherwise unneeded daemon waits for an unreachable remote; the next daemon continues.
 PATIENCE_SECONDS = 3600.0
+
+_NO_TRAFFIC = Traffic()
+_NONE: Mapping[str, Stub] = MappingProxyType({})
 
 _log = logging.getLogger(__name__)
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """What a remote has of the snapshots that are here, by snapshot: since when (seconds since the epoch)."""
+    """The local snapshots that a remote has: by id, the time of the upload (seconds since the epoch)."""
 
     snapshots: dict[str, float] = {}
     last_at: float = 0.0
+    traffic: Traffic = Traffic()
 
     def and_now(
-        self, snapshot_id: str, here: Iterable[str], last_at: float | None = None
+        self,
+        snapshot_id: str,
+        here: Iterable[str],
+        last_at: float | None = None,
+        traffic: Traffic = _NO_TRAFFIC,
     ) -> Uploaded:
-        """Return it with one more snapshot, and without those that are not here any more. `last_at`: None: now."""
+        """Return a copy with one more snapshot and without those no longer in the store. `last_at` None: now.
+
+        `traffic`: what its upload took.
+        """
         now = time.time()
         kept = {one: self.snapshots[one] for one in here if one in self.snapshots}
-        return Uploaded(kept | {snapshot_id: now}, now if last_at is None else last_at)
+        last_at = now if last_at is None else last_at
+        return Uploaded(kept | {snapshot_id: now}, last_at, self.traffic.and_then(traffic))
 
 
 def read_uploaded(path: Path) -> Uploaded:
-    """Return what is on record; nothing where that cannot be read: then the remote is asked about every snapshot."""
+    """Return the recorded uploads; none if the file cannot be read: then the remote is asked about every snapshot."""
     try:
         return decoding.from_json(path.read_bytes(), Uploaded)
     except FileNotFoundError:
         return Uploaded()
     except (OSError, msgspec.DecodeError) as error:
-        _log.warning("the remote is asked what it has: %s: %s", path, error)
+        _log.warning("the remote is asked for its snapshots: %s: %s", path, error)
         return Uploaded()
 
 
 def write_uploaded(path: Path, uploaded: Uploaded) -> None:
-    """Put it on record, durably. Raises StoreFull, StoreUnavailable."""
+    """Write the record durably. Raises StoreFull, StoreUnavailable."""
     with store_errors(path.parent):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(path, msgspec.json.encode(uploaded))
 
 
 class RemoteQueue:
-    """Queue of the uploads to one remote. `here`, in its methods: all snapshots of the store, newest first."""
+    """The queue of uploads to one remote. The parameter `here` of its methods: all snapshots of the store, newest first.
 
-    def __init__(self, remote: Remote, uploaded: Uploaded) -> None:
-        self.remote, self.uploaded = remote, uploaded
-        #: By users, in their order; they come first.
+    `stubs`: snapshots that are never uploaded, because only a remote has their chunks; the caller updates it.
+    """
+
+    def __init__(
+        self, remote: Remote, uploaded: Uploaded, stubs: Mapping[str, Stub] = _NONE
+    ) -> None:
+        self.remote, self.uploaded, self._stubs = remote, uploaded, stubs
+        #: Uploads that users requested, in their order; they come first.
         self.asked: list[str] = []
+        #: Interrupted uploads of snapshots that are gone, to be given up; `_not_given_up`: those that failed, for the next daemon.
+        self._left: list[str] = []
+        self._not_given_up: set[str] = set()
         self._failed: dict[str, ErrorRecord] = {}
-        #: Of the last attempt: what is wrong with the remote.
+        #: The remote's error at the last attempt.
         self._trouble: ErrorRecord | None = None
         self._is_refused = False
+        #: The snapshot of the failed last attempt: another one goes first, in case only this one causes the error.
+        self._stuck = ""
         self._failures = 0
         self._not_before = self._in_trouble_since = 0.0
+        #: Whether this machine goes soon: the newest snapshot of each kernel comes first, the smallest first.
+        self.hurries = False
 
-    def change(self, remote: Remote, uploaded: Uploaded) -> None:
-        """Take the remote as it is now; what failed with it as it was is tried again."""
-        self.remote, self.uploaded = remote, uploaded
-        self._failed.clear()
-        self._forget_trouble()
+    def taken_over(self, remote: Remote, uploaded: Uploaded) -> RemoteQueue:
+        """Return a queue for the changed remote; failed uploads are tried again.
+
+        It is a new object, so that the end of an upload to the former configuration does not affect the new one.
+        """
+        queue = RemoteQueue(remote, uploaded, self._stubs)
+        queue.asked, queue.hurries = list(self.asked), self.hurries
+        return queue
+
+    def hurry(self, *, on: bool) -> None:
+        """Upload before this machine goes (`on`), or as usual. A remote that failed is tried again at once."""
+        self.hurries = on
+        if on:
+            self._forget_trouble()
 
     def ask(self, snapshot_ids: Iterable[str]) -> None:
-        """Upload these now, whatever was of them before."""
+        """Queue these snapshots first, even if they failed or were uploaded before."""
         for snapshot_id in snapshot_ids:
             self._failed.pop(snapshot_id, None)
             self.asked = [*(one for one in self.asked if one != snapshot_id), snapshot_id]
         wanted = set(self.asked)
         left = {one: at for one, at in self.uploaded.snapshots.items() if one not in wanted}
-        self.uploaded = Uploaded(left, self.uploaded.last_at)
+        self.uploaded = msgspec.structs.replace(self.uploaded, snapshots=left)
         self._forget_trouble()
 
     def forget_others(self, here: Mapping[str, SnapshotInfo]) -> None:
-        """Drop what is not in the store any more."""
+        """Drop snapshots that are no longer in the store."""
         self.asked = [one for one in self.asked if one in here]
         self._failed = {one: error for one, error in self._failed.items() if one in here}
 
-    def succeeded(self, snapshot_id: str, uploaded: Uploaded) -> None:
-        """Take in that a snapshot is on the remote."""
+    def succeeded(
+        self, snapshot_id: str, here: Iterable[str], traffic: Traffic = _NO_TRAFFIC
+    ) -> None:
+        """Record that a snapshot is on the remote, and what its upload took."""
         self._drop(snapshot_id)
-        self.uploaded = uploaded
+        self.uploaded = self.uploaded.and_now(snapshot_id, here, traffic=traffic)
+        self._forget_trouble()
+
+    def take_left(self, snapshot_ids: Iterable[str]) -> None:
+        """Set the interrupted uploads of snapshots that are gone."""
+        self._left = [one for one in snapshot_ids if one not in self._not_given_up]
+
+    def gave_up(self, snapshot_id: str) -> None:
+        """Record that an upload was given up completely."""
+        self._left.remove(snapshot_id)
         self._forget_trouble()
 
     def failed(self, snapshot_id: str, error: BaseException) -> None:
-        """Take in that an attempt failed: it is made again later, or not by itself."""
-        now = time.monotonic()
+        """Record a failed attempt: a transient error is retried later, others are not retried automatically.
+
+        An error of one snapshot does not delay others.
+        """
         record = record_of(error)
-        if isinstance(error, _PASSES + _OF_THE_REMOTE):
-            if self._trouble is None:
-                self._in_trouble_since = now
-            self._trouble, self._is_refused = record, isinstance(error, _OF_THE_REMOTE)
-            if self._is_refused:
-                self.asked.clear()
+        if isinstance(error, _PASSES):
+            self._stuck = snapshot_id
+            self._be_in_trouble(record)
+        elif isinstance(error, _OF_THE_REMOTE):
+            self._be_in_trouble(record)
+            self._is_refused = True
+            # Requested uploads fail with the error; they are not retried when the remote is changed.
+            self._failed |= dict.fromkeys(self.asked, record)
+            self.asked.clear()
+        elif snapshot_id in self._left:
+            self._left.remove(snapshot_id)
+            self._not_given_up.add(snapshot_id)
         else:
             self._drop(snapshot_id)
             self._failed[snapshot_id] = record
+
+    def _be_in_trouble(self, record: ErrorRecord) -> None:
+        now = time.monotonic()
+        if self._trouble is None:
+            self._in_trouble_since = now
+        self._trouble, self._is_refused = record, False
         longest = min(_MOST_SECONDS, _FIRST_SECONDS * 2**self._failures)
         self._failures = min(self._failures + 1, 20)
-        # Not all daemons at the same moment.
+        # Jitter keeps daemons from retrying at the same moment.
         self._not_before = now + longest * (0.5 + random.random() / 2)  # noqa: S311 - no secret
 
     def waiting(self, here: Mapping[str, SnapshotInfo]) -> Iterator[str]:
-        """Yield what is to be uploaded by and by, in this order."""
-        yield from self.asked
-        if self.remote.automatic and not self.remote.paused:
-            yield from self._others(here)
+        """Yield the snapshots to be uploaded, in order."""
+        is_automatic = self.remote.automatic and not self.remote.paused
+        waiting = chain(self.asked, self._others(here) if is_automatic else ())
+        yield from self._by_need(waiting, here) if self.hurries else waiting
+
+    def _by_need(self, waiting: Iterable[str], here: Mapping[str, SnapshotInfo]) -> list[str]:
+        newest = {info.kernel_id: one for one, info in reversed(list(here.items()))}
+        known = [(here[one], one) for one in waiting if one in here]
+        return [
+            one
+            for info, one in sorted(
+                known,
+                key=lambda each: (newest[each[0].kernel_id] != each[1], each[0].sizes.stored_bytes),
+            )
+        ]
 
     def _others(self, here: Mapping[str, SnapshotInfo]) -> Iterator[str]:
-        done = (self.uploaded.snapshots, self._failed, self.asked)
-        return (one for one in here if not any(one in where for where in done))
+        done = (self.uploaded.snapshots, self._failed, self.asked, self._stubs)
+        erased = self.remote.erased
+        return (
+            one
+            for one, info in here.items()
+            if info.kernel_id not in erased and not any(one in where for where in done)
+        )
+
+    def _is_uploaded(self, info: SnapshotInfo) -> bool:
+        """Whether the remote has a snapshot, and it was not erased there since."""
+        since = self.uploaded.snapshots.get(info.snapshot_id, 0.0)
+        return since > self.remote.erased.get(info.kernel_id, 0.0)
 
     def next(self, here: Mapping[str, SnapshotInfo]) -> str:
-        """Return what is to be uploaded now; empty if nothing is."""
+        """Return the snapshot to be given up or uploaded now; empty if there is none."""
         if self._is_refused or time.monotonic() < self._not_before:
             return ""
-        return next(self.waiting(here), "")
+        return self._first(here)
 
     def seconds_left(self, here: Mapping[str, SnapshotInfo]) -> float | None:
-        """Return in how long something can be uploaded; None: nothing is waiting for a time."""
-        if self._is_refused or not next(self.waiting(here), ""):
+        """Return the seconds until the next attempt; None if none is scheduled."""
+        if self._is_refused or not self._first(here):
             return None
         return max(0.0, self._not_before - time.monotonic())
 
+    def _first(self, here: Mapping[str, SnapshotInfo]) -> str:
+        left = [] if self.remote.paused or self.hurries else self._left
+        waiting = chain(left, self.waiting(here))
+        first = next(waiting, "")
+        return next(waiting, first) if first == self._stuck else first
+
     def is_worth_waiting(self, here: Mapping[str, SnapshotInfo]) -> bool:
-        """Return whether something may be uploaded soon."""
+        """Return whether an upload may start soon."""
         if self.seconds_left(here) is None:
             return False
         since = time.monotonic() - self._in_trouble_since
         return self._trouble is None or since < PATIENCE_SECONDS
 
     def upload_of(self, info: SnapshotInfo) -> Upload | None:
-        """Return a snapshot's way to this remote; None if it is not to go there."""
+        """Return the state of a snapshot's upload to this remote; None if it will not be uploaded there."""
         name, snapshot_id, size = self.remote.name, info.snapshot_id, info.sizes.stored_bytes
         if snapshot_id in self._failed:
             error = self._failed[snapshot_id]
             return Upload(name, UploadState.FAILED, total_bytes=size, error=error)
-        if snapshot_id in self.uploaded.snapshots:
+        stub, is_erased = self._stubs.get(snapshot_id), info.kernel_id in self.remote.erased
+        if self._is_uploaded(info) or (stub and stub.remote == name and not is_erased):
             return Upload(name, UploadState.UPLOADED, size, size)
-        if snapshot_id in self.asked or self.remote.automatic:
+        is_wanted = self.remote.automatic and stub is None and not is_erased
+        if snapshot_id in self.asked or is_wanted:
             state = UploadState.FAILED if self._is_refused else UploadState.WAITING
             return Upload(name, state, total_bytes=size, error=self._trouble)
         return None
 
-    def view(self, here: Mapping[str, SnapshotInfo], uploading: str) -> RemoteUploads:
-        """Return how the remote stands, to which `uploading` is on its way."""
+    def view(
+        self, here: Mapping[str, SnapshotInfo], uploading: str, trouble: ErrorRecord | None
+    ) -> RemoteUploads:
+        """Return the state of uploads to the remote. `uploading`: the running one; `trouble`: the remote's current error."""
         waits = [*self.asked, *(self._others(here) if self.remote.automatic else ())]
         left = self.seconds_left(here)
         return RemoteUploads(
             remote=self.remote.name,
             automatic=self.remote.automatic,
             paused=self.remote.paused,
-            uploaded=sum(one in here for one in self.uploaded.snapshots),
+            uploaded=sum(map(self._is_uploaded, here.values())),
             waiting=len(waits),
             waiting_bytes=sum(here[one].sizes.stored_bytes for one in waits if one in here),
             uploading=uploading,
             failed=[FailedUpload(one, error) for one, error in self._failed.items()],
             last_uploaded_at=self.uploaded.last_at or None,
-            trouble=self._trouble,
+            trouble=trouble or self._trouble,
             retry_at=time.time() + left if left is not None and self._trouble else None,
+            provider=self.remote.provider,
+            traffic=self.uploaded.traffic,
         )
 
     def _drop(self, snapshot_id: str) -> None:
         self.asked = [one for one in self.asked if one != snapshot_id]
 
     def _forget_trouble(self) -> None:
-        self._trouble, self._is_refused = None, False
+        self._trouble, self._is_refused, self._stuck = None, False, ""
         self._failures, self._not_before = 0, 0.0

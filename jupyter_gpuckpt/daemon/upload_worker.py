@@ -1,10 +1,13 @@
-"""The process that uploads one snapshot, at the lowest priority; `sending.py` starts it and defines the messages.
+"""The process that uploads one snapshot, or gives an upload up, at the lowest priority unless this machine goes soon.
+
+`sending.py` starts it and defines the messages.
 
 python -m jupyter_gpuckpt.daemon.upload_worker      with a socket as standard input
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import socket
@@ -20,13 +23,31 @@ from ..errors import ObjectCorrupt, error_from, record_of
 from ..host import idle_priority
 from ..images.workers.messages import receive, send
 from ..model import Manifest
+from ..remote_records import Remote
+from ..snapshot_records import Traffic
 from ..store import manifests, packs
 from ..store.codecs import decompress
-from ..store.far.upload import Uploaded, Uploader
+from ..store.far.refusals import of_the_whole_remote
+from ..store.far.retries import Retries
+from ..store.far.upload import Sent, Uploader
 from ..store.packs import Entry
 from ..store.places import PLACE, Location, Places
 from . import remote_keys
-from .sending import Chunk, Ended, Hold, Locate, Located, Progress, Read, Refused, Task
+from .remote_keys import Opened
+from .sending import (
+    Chunk,
+    Ended,
+    GiveUp,
+    Hold,
+    Locate,
+    Located,
+    Progress,
+    Read,
+    Refused,
+    Said,
+    Task,
+    Trouble,
+)
 
 
 class _Daemon:
@@ -40,7 +61,7 @@ class _Daemon:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, question: Locate | Read) -> Located | Chunk:
-        """Return the answer to a question. Raises the error that it is refused with."""
+        """Send a request and return its answer. Raises the error with which it is refused."""
         with self._one_at_a_time:
             self.tell(question)
             answer = self._answers.get()
@@ -48,13 +69,13 @@ class _Daemon:
             raise error_from(answer.error)
         return answer
 
-    def tell(self, message: Locate | Read | Progress | Ended) -> None:
+    def tell(self, message: Locate | Read | Progress | Trouble | Said | Ended) -> None:
         """Send a message."""
         with self._sending:
             send(self._connection, message)
 
     def wait_while_held(self) -> None:
-        """Return when nothing runs that a user waits for."""
+        """Wait while the daemon has paused the upload."""
         self._may_read.wait()
 
     def _listen(self) -> None:
@@ -70,7 +91,19 @@ class _Daemon:
                 else:
                     self._may_read.set()
         finally:
-            os._exit(1)  # nobody waits for the rest
+            os._exit(1)  # the daemon has closed the socket
+
+
+class _ToDaemon(logging.Handler):
+    """A handler that sends warnings to the daemon's log."""
+
+    def __init__(self, daemon: _Daemon) -> None:
+        super().__init__(logging.WARNING)
+        self._daemon = daemon
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a log record to the daemon."""
+        self._daemon.tell(Said(record.getMessage()))
 
 
 class _Source:
@@ -92,11 +125,11 @@ class _Source:
 
     @contextmanager
     def holding(self, digests: Collection[bytes]) -> Iterator[None]:
-        """Do nothing: the daemon holds them while this process runs."""
+        """Do nothing: the daemon holds the chunks while this process runs."""
         yield
 
     def locate(self, digests: Collection[bytes]) -> Places:
-        """Return where chunks lie; `pack` is a path."""
+        """Return the locations of chunks; `pack` is a path."""
         found = self._daemon.ask(Locate(b"".join(digests)))
         if not isinstance(found, Located):
             raise TypeError("another question was answered")
@@ -104,14 +137,14 @@ class _Source:
         self._places.update({place.digest: place for place in places})
         return places
 
-    def read(self, digest: bytes) -> tuple[int, bytes, int]:
-        """Return a chunk as it is stored, when the machine is free."""
+    def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
+        """Return a chunk in its stored form; wait while the upload is paused."""
         self._daemon.wait_while_held()
         place = self._places[digest]
         try:
             payload = packs.read_payload(Path(place.pack), Entry(digest, place.offset, *place[3:]))
         except (ObjectCorrupt, OSError):
-            # Its pack may have been written anew; the daemon knows better.
+            # The pack may have been repacked; the daemon has the new location.
             return self._ask(digest, verified=False)
         return place.codec, payload, place.raw_length
 
@@ -127,41 +160,65 @@ class _Source:
 
 
 def main(connection: socket.socket) -> None:
-    """Do the task that comes by `connection`, and say how it ended."""
-    task = receive(connection, Task)
-    if task is None:
+    """Receive a task by `connection`, do it, and report its end."""
+    task = receive(connection, Task, GiveUp)
+    if not isinstance(task, Task | GiveUp):
         return
+    if not _is_urgent(task):
+        idle_priority.take()
     daemon = _Daemon(connection)
+    logging.getLogger().addHandler(_ToDaemon(daemon))
     try:
         daemon.wait_while_held()
-        sent = _upload(daemon, task).sent
-        ended = Ended(sent.count_bytes, sent.packs)
-    except Exception as error:  # the daemon is told of any
+        sent = _done(daemon, task)
+        ended = Ended(*sent)
+    except Exception as error:  # every error is reported to the daemon
         ended = Ended(error=record_of(error))
     daemon.tell(ended)
 
 
-def _upload(daemon: _Daemon, task: Task) -> Uploaded:
-    data_dir, name = Path(task.data_dir), task.remote.name
-    # One that a killed daemon has left behind is about to end.
+def _is_urgent(task: Task | GiveUp) -> bool:
+    return isinstance(task, Task) and task.is_urgent
+
+
+def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
+    data_dir = Path(task.data_dir)
+    # It waits for the worker of a killed daemon, which is about to end.
     with remote_keys.uploading(data_dir, task.remote):
-        opened = remote_keys.opened(data_dir, task.remote)
-        uploader = Uploader(
-            opened.bucket,
-            opened.keyring,
-            opened.seen,
-            state=remote_keys.state_dir(data_dir, name),
-            machine_id=remote_keys.machine_id(data_dir),
-            upload_rate=task.remote.upload_rate,
-        )
-        return uploader.upload(
+        opened = _opened(daemon, data_dir, task.remote)
+        rate = 0 if _is_urgent(task) else opened.remote.upload_rate
+        uploader = _uploader(opened, data_dir, rate)
+        if isinstance(task, GiveUp):
+            uploader.give_up(task.snapshot_id)
+            return Sent()
+        sent = uploader.upload(
             _Source(daemon, task),
             task.info.snapshot_id,
             task.facts,
             lambda done, total: daemon.tell(Progress(done, total)),
-        )
+            tenure=task.tenure,
+        ).sent
+        counted = opened.bucket.counter.traffic
+        traffic = Traffic(uploads=1, kernels=[task.info.kernel_id]).and_then(counted)
+        return sent._replace(traffic=traffic)
+
+
+def _opened(daemon: _Daemon, data_dir: Path, remote: Remote) -> Opened:
+    retries = Retries(tell=lambda error: daemon.tell(Trouble(record_of(error) if error else None)))
+    with of_the_whole_remote():
+        return remote_keys.opened(data_dir, remote, retries)
+
+
+def _uploader(opened: Opened, data_dir: Path, upload_rate: int) -> Uploader:
+    return Uploader(
+        opened.bucket,
+        opened.keyring,
+        opened.seen,
+        state=remote_keys.state_dir(data_dir, opened.remote.name),
+        machine_id=remote_keys.machine_id(data_dir),
+        upload_rate=upload_rate,
+    )
 
 
 if __name__ == "__main__":
-    idle_priority.take()
     main(socket.socket(fileno=0))

@@ -1,8 +1,8 @@
-"""Uploading of snapshots to remotes, behind everything that a user waits for: one at a time, the newest first.
+"""Background uploads of snapshots to remotes, after all work for which users wait: one at a time per remote, the newest first.
 
-What a remote has is on record beside its state; what is not, waits. So nothing is lost when a daemon ends: the next one looks what
-is missing. A daemon that nobody needs stays while something is waiting, because the machine may be gone before the next one is
-started; where the remote cannot be reached it leaves after an hour.
+A file beside a remote's state records the snapshots that it has; all others wait. So no upload is lost when a daemon ends: the next
+one computes the difference. An otherwise unneeded daemon stays while uploads wait, because the machine may be gone before the next
+daemon starts; if the remote cannot be reached, it leaves after an hour.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import GpuCkptError, OperationCancelled
+from ..errors import ConfigurationError, FormatTooNew, GpuCkptError, StoreUnavailable
 from ..model import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import (
@@ -28,39 +25,20 @@ from ..snapshot_records import (
 )
 from ..store import manifests
 from ..store.far.remotes import Remotes
-from ..store.far.upload import Sent
-from . import remote_keys
-from .far_facts import facts_of
+from .lease_file import KernelLease
+from .leases_at_remote import OnLost
 from .machine import Machine
-from .sending import Sending
-from .upload_queue import RemoteQueue, Uploaded, read_uploaded, write_uploaded
-
-#: How soon an upload gives way to what a user waits for.
-_LOOK_SECONDS = 0.2
-#: How soon a store that could not be read is read again.
-_AGAIN_SECONDS = 5.0
+from .snapshots_here import SnapshotsHere
+from .upload_line import UploadLine, record_path
+from .upload_queue import RemoteQueue, Uploaded, read_uploaded
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class _Current:
-    """The upload that runs."""
-
-    queue: RemoteQueue
-    info: SnapshotInfo
-    sending: Sending
-    done_bytes: int = 0
-    total_bytes: int = 0
-
-    def advance(self, done_bytes: int, total_bytes: int) -> None:
-        self.done_bytes, self.total_bytes = done_bytes, total_bytes
-
-
 class Uploads:
-    """The queues of all remotes, and the upload that runs. On the event loop's thread.
+    """The uploads to all remotes. On the event loop's thread.
 
-    `is_busy`: whether something runs that a user waits for. `tell`: of a snapshot whose uploads changed.
+    `is_busy`: whether work runs for which a user waits. `tell`: called with the id of a snapshot whose uploads changed.
     """
 
     def __init__(
@@ -73,267 +51,201 @@ class Uploads:
         self._machine, self._data_dir = machine, data_dir
         self._is_busy, self._tell_others = is_busy, tell
         self._remotes = Remotes(data_dir)
-        #: Which writing of the remotes' file is known.
+        #: The identity of the remotes' file when it was read last.
         self._known: object = None
-        self._queues: dict[str, RemoteQueue] = {}
-        self._here: dict[str, SnapshotInfo] = {}
-        self._is_stale = True
-        self._current: _Current | None = None
+        self._lines: dict[str, UploadLine] = {}
+        #: Tasks that close the lines of changed or removed remotes.
+        self._closing: set[asyncio.Task[None]] = set()
+        self._here = SnapshotsHere(machine)
         self._one_at_a_time = asyncio.Lock()
-        self._woken = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="upload")
-        self._task: asyncio.Task[None] | None = None
-        self._notes: set[asyncio.Task[None]] = set()
+        self._is_started = self._hurries = False
+        #: A callback for a kernel whose far session another machine has taken over (`DaemonLeases.lost`), in any thread.
+        self.on_lost: OnLost = lambda remote, kernel_id, used, error: None
 
     @property
     def any_pending(self) -> bool:
-        """Return whether something is uploaded, or may be soon."""
-        return self._current is not None or any(
-            queue.is_worth_waiting(self._here) for queue in self._queues.values()
-        )
+        """Return whether an upload runs, or may start soon."""
+        return any(line.any_pending for line in self._lines.values())
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Return whether there is a remote to which snapshots go by themselves."""
+        remotes = [line.remote for line in self._lines.values()]
+        return any(remote.automatic and not remote.paused for remote in remotes)
+
+    def hurry(self, *, on: bool) -> None:
+        """Upload what waits at full rate and beside all other work, because this machine goes (`on`), or as usual."""
+        if on == self._hurries:
+            return
+        self._hurries = on
+        for line in self._lines.values():
+            line.hurry(on=on)
 
     async def start(self) -> None:
-        """Begin with what earlier daemons left."""
+        """Start with the uploads that earlier daemons left."""
         await self.look()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._is_started = True
+        for line in self._lines.values():
+            line.start()
 
     async def close(self) -> None:
-        """Stop; the next daemon goes on."""
-        if self._task is not None:
-            self._task.cancel()
-            if self._current is not None:
-                self._current.sending.stop()
-            await asyncio.wait({self._task})
-        if self._notes:
-            await asyncio.wait(self._notes)
-        await asyncio.to_thread(self._thread.shutdown)
+        """Stop the uploads; the next daemon continues."""
+        await asyncio.gather(*(line.close() for line in self._lines.values()), *self._closing)
 
     async def look(self) -> None:
-        """Take in remotes that were added, changed or removed."""
+        """Apply added, changed and removed remotes. Never raises, so that the caller's loop continues."""
         async with self._one_at_a_time:
-            known = await asyncio.to_thread(_identity, self._remotes.path)
-            if known == self._known:
-                return
             try:
-                found = await asyncio.to_thread(self._remotes.all)
-                uploaded = await asyncio.to_thread(
-                    lambda: {one.name: read_uploaded(self._record_of(one.name)) for one in found}
-                )
-            except GpuCkptError as error:
+                await self._look()
+            except (ConfigurationError, FormatTooNew) as error:
                 _log.warning("remotes are used as they were: %s", error)
-            else:
-                self._take(found, uploaded)
-            self._known = known
+            except StoreUnavailable as error:
+                self._known = None
+                _log.warning("remotes are used as they were: %s", error)
+            except Exception:
+                _log.exception("remotes are used as they were")
+
+    async def _look(self) -> None:
+        known = await asyncio.to_thread(_identity, self._remotes.path)
+        if known == self._known:
+            return
+        self._known = known
+        found = await asyncio.to_thread(self._remotes.all)
+        uploaded = await asyncio.to_thread(
+            lambda: {
+                one.name: read_uploaded(record_path(self._data_dir, one.name)) for one in found
+            }
+        )
+        self._take(found, uploaded)
 
     def on_snapshot(self, change: SnapshotChange) -> None:
-        """Take in that a snapshot came or went."""
-        if change.change is SnapshotChangeKind.CHANGED:
-            return
-        gone = change.change is SnapshotChangeKind.REMOVED
-        if gone and self._current and self._current.info.snapshot_id == change.snapshot_id:
-            self._current.sending.stop()
-        self._is_stale = True
-        self._woken.set()
+        """Handle a snapshot that was added, removed or made a stub."""
+        if change.change is SnapshotChangeKind.REMOVED:
+            for line in self._lines.values():
+                line.stop(change.snapshot_id)
+        self._here.is_stale = True
+        self._wake()
 
     def of(self, info: SnapshotInfo) -> list[Upload]:
-        """Return a snapshot's ways to remotes."""
-        found = [self._upload_of(info, queue) for queue in self._queues.values()]
+        """Return the states of a snapshot's uploads."""
+        found = [line.upload_of(info) for line in self._lines.values()]
         return [one for one in found if one is not None]
 
-    async def views(self) -> list[RemoteUploads]:
-        """Return how every remote stands."""
+    def has(self, snapshot_id: str) -> bool:
+        """Return whether a remote has a snapshot."""
+        info = self._here.found.get(snapshot_id)
+        return info is not None and any(
+            upload.state is UploadState.UPLOADED for upload in self.of(info)
+        )
+
+    def newest_uploaded(self, kernel_id: str) -> SnapshotInfo | None:
+        """Return the newest snapshot of a kernel that a remote has; None if there is none."""
+        found = self._here.found.values()
+        return next(
+            (i for i in found if i.kernel_id == kernel_id and self.has(i.snapshot_id)), None
+        )
+
+    def progress_of(self, snapshot_id: str) -> Upload | None:
+        """Return the upload of a snapshot that has come farthest; None if it is in no list."""
+        info = self._here.found.get(snapshot_id)
+        return max(self.of(info) if info else [], key=lambda one: one.done_bytes, default=None)
+
+    async def by_remote(self) -> dict[str, dict[str, tuple[SnapshotInfo, bool]]]:
+        """Return the snapshots that remotes have or shall have, by the remote's name and the snapshot's id; True: it is there."""
         await self.look()
-        await self._refresh()
-        current = self._current
-        return [
-            queue.view(
-                self._here,
-                current.info.snapshot_id if current and current.queue is queue else "",
-            )
-            for queue in self._queues.values()
-        ]
+        if self._lines:
+            await self._here.refresh()
+        found: dict[str, dict[str, tuple[SnapshotInfo, bool]]] = {one: {} for one in self._lines}
+        for snapshot_id, info in self._here.found.items():
+            for name, line in self._lines.items():
+                if upload := line.upload_of(info):
+                    found[name][snapshot_id] = (info, upload.state is UploadState.UPLOADED)
+        return found
+
+    async def views(self) -> list[RemoteUploads]:
+        """Return the state of uploads to every remote; no request goes to a remote."""
+        await self.look()
+        if self._lines:
+            await self._here.refresh()
+        return [line.view() for line in self._lines.values()]
 
     async def ask(self, request: UploadRequest) -> None:
-        """Upload snapshots before all others. Raises RemoteNotFound, SnapshotNotFound."""
+        """Upload snapshots before all others. Raises RemoteNotFound, SnapshotNotFound, SnapshotFar."""
         await self.look()
-        queue = self._queues.get(request.remote)
-        if queue is None:
-            queue = self._queues[(await asyncio.to_thread(self._remotes.get, request.remote)).name]
-        self._is_stale = True
-        await self._refresh()
+        line = await self._line(request.remote)
+        self._here.is_stale = True
+        await self._here.refresh()
         for snapshot_id in request.snapshot_ids:
-            if snapshot_id not in self._here:
+            if snapshot_id not in self._here.found:
                 raise manifests.not_found(snapshot_id)
-        queue.ask(request.snapshot_ids)
-        self._tell(*request.snapshot_ids)
-        self._woken.set()
+            await asyncio.to_thread(self._machine.store.stubs.require_here, snapshot_id)
+        # The line is looked up again, because the remote may have been changed meanwhile.
+        line = await self._line(request.remote)
+        line.queue.ask(request.snapshot_ids)
+        for snapshot_id in request.snapshot_ids:
+            self._tell(snapshot_id)
+        line.wake()
 
     async def note_there(self, name: str, snapshot_id: str) -> None:
-        """Take in that a snapshot came from a remote, which need not be asked whether it has it. Raises StoreError.
-
-        It goes on record in the background: an upload to that remote may have to end first, and waits for who waits for this.
-        """
+        """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError."""
         await self.look()
-        if (queue := self._queues.get(name)) is None:
-            return
-        self._is_stale = True
-        await self._refresh()
-        last_at = queue.uploaded.last_at
-        queue.uploaded = queue.uploaded.and_now(snapshot_id, self._here, last_at=last_at)
-        task = asyncio.get_running_loop().create_task(self._note_on_record(queue))
-        self._notes.add(task)
-        task.add_done_callback(self._notes.discard)
+        self._here.is_stale = True
+        if self._lines:
+            await self._here.refresh()
+        if line := self._lines.get(name):
+            line.note_there(snapshot_id)
 
-    async def _note_on_record(self, queue: RemoteQueue) -> None:
-        try:
-            await asyncio.to_thread(self._put_on_record, queue.remote, queue.uploaded)
-        except (GpuCkptError, OSError) as error:
-            _log.warning("remote %s will be asked what it has: %s", queue.remote.name, error)
+    async def _line(self, name: str) -> UploadLine:
+        """Return the uploads to a remote. Raises RemoteNotFound."""
+        if line := self._lines.get(name):
+            return line
+        await asyncio.to_thread(self._remotes.get, name)
+        raise StoreUnavailable(f"Remote {name} was added just now.", hint="Try again.")
 
     def _take(self, found: list[Remote], uploaded: dict[str, Uploaded]) -> None:
-        before, self._queues = self._queues, {}
+        before, self._lines = self._lines, {}
         for remote in found:
-            queue = before.get(remote.name)
-            if queue is None:
-                queue = RemoteQueue(remote, uploaded[remote.name])
-            elif queue.remote != remote:
-                queue.change(remote, uploaded[remote.name])
-                self._stop_if(queue)
-            self._queues[remote.name] = queue
-        for name in before.keys() - self._queues.keys():
-            self._stop_if(before[name])
-        self._is_stale = True
-        self._woken.set()
+            line = before.pop(remote.name, None)
+            if line is None:
+                line = self._new_line(RemoteQueue(remote, uploaded[remote.name], self._here.stubs))
+            elif line.remote != remote:
+                self._close(line)
+                line = self._new_line(line.queue.taken_over(remote, uploaded[remote.name]))
+            self._lines[remote.name] = line
+        for line in before.values():
+            self._close(line)
+        self._here.is_stale = True
+        self._wake()
 
-    def _stop_if(self, queue: RemoteQueue) -> None:
-        if self._current is not None and self._current.queue is queue:
-            self._current.sending.stop()
-
-    async def _refresh(self) -> None:
-        """Read which snapshots there are, if that may have changed. The store is not opened where there is no remote."""
-        if not self._is_stale:
-            return
-        self._is_stale = False
-        found: list[SnapshotInfo] = []
-        if self._queues:
-            try:
-                found = await asyncio.to_thread(self._machine.snapshots, None)
-            except BaseException:
-                self._is_stale = True
-                raise
-        self._here = {info.snapshot_id: info for info in found}
-        for queue in self._queues.values():
-            queue.forget_others(self._here)
-
-    async def _run(self) -> None:
-        while True:
-            self._woken.clear()
-            try:
-                await self._refresh()
-                if (due := self._due()) is not None:
-                    await self._upload(*due)
-                    continue
-            except GpuCkptError as error:
-                _log.warning("uploads wait: %s", error)
-            except Exception:
-                _log.exception("uploads wait")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._seconds_left()):
-                    await self._woken.wait()
-
-    def _due(self) -> tuple[RemoteQueue, SnapshotInfo] | None:
-        """Return what comes next: what a user asked for, or else the newest."""
-        found = [
-            (snapshot_id in queue.asked, self._here[snapshot_id].created, queue, snapshot_id)
-            for queue in self._queues.values()
-            if (snapshot_id := queue.next(self._here)) in self._here
-        ]
-        if not found:
-            return None
-        *_, queue, snapshot_id = max(found, key=lambda one: one[:2])
-        return queue, self._here[snapshot_id]
-
-    def _seconds_left(self) -> float | None:
-        if self._is_stale:
-            return _AGAIN_SECONDS
-        left = (queue.seconds_left(self._here) for queue in self._queues.values())
-        return min((one for one in left if one is not None), default=None)
-
-    async def _upload(self, queue: RemoteQueue, info: SnapshotInfo) -> None:
-        while self._is_busy():  # noqa: ASYNC110 - operations tell nobody of their end
-            await asyncio.sleep(_LOOK_SECONDS)
-        remote, snapshot_id = queue.remote, info.snapshot_id
-        if self._queues.get(remote.name) is not queue or queue.next(self._here) != snapshot_id:
-            return  # it has changed meanwhile
-        sending = Sending(self._data_dir, remote, snapshot_id)
-        self._current = current = _Current(queue, info, sending)
-        self._tell(snapshot_id)
-        try:
-            sent = await self._sent(current)
-            uploaded = queue.uploaded.and_now(snapshot_id, self._here)
-            await asyncio.to_thread(self._put_on_record, remote, uploaded)
-        except OperationCancelled:
-            return
-        except Exception as error:
-            if not isinstance(error, GpuCkptError):
-                _log.exception("snapshot %s was not uploaded", snapshot_id)
-            _log.warning("snapshot %s was not uploaded to %s: %s", snapshot_id, remote.name, error)
-            queue.failed(snapshot_id, error)
-            self._is_stale = True  # it may be gone
-        else:
-            queue.succeeded(snapshot_id, uploaded)
-            size = sent.count_bytes / 1e6
-            _log.info("uploaded snapshot %s to %s: %.1f MB", snapshot_id, remote.name, size)
-        finally:
-            self._current = None
-            self._tell(snapshot_id)
-
-    async def _sent(self, current: _Current) -> Sent:
-        """Wait until a snapshot is uploaded, which gives way to what a user waits for."""
-        loop = asyncio.get_running_loop()
-
-        def progress(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(current.advance, done, total)
-
-        work = loop.run_in_executor(
-            self._thread, lambda: current.sending.run(self._machine.store, facts_of, progress)
+    def _new_line(self, queue: RemoteQueue) -> UploadLine:
+        line = UploadLine(
+            queue, self._machine, self._data_dir, self._here, self._is_busy, self._tell, self._lost
         )
-        try:
-            while not work.done():
-                await asyncio.to_thread(current.sending.hold, on=self._is_busy())
-                await asyncio.wait({work}, timeout=_LOOK_SECONDS)
-        finally:
-            if not work.done():  # the daemon leaves
-                current.sending.stop()
-        return work.result()
+        line.hurry(on=self._hurries)
+        if self._is_started:
+            line.start()
+        return line
 
-    def _put_on_record(self, remote: Remote, uploaded: Uploaded) -> None:
-        with remote_keys.uploading(self._data_dir, remote):
-            write_uploaded(self._record_of(remote.name), uploaded)
+    def _close(self, line: UploadLine) -> None:
+        task = asyncio.get_running_loop().create_task(line.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
-    def _record_of(self, name: str) -> Path:
-        return remote_keys.state_dir(self._data_dir, name) / "uploaded.json"
+    def _wake(self) -> None:
+        for line in self._lines.values():
+            line.wake()
 
-    def _upload_of(self, info: SnapshotInfo, queue: RemoteQueue) -> Upload | None:
-        current = self._current
-        if (
-            current is None
-            or current.queue is not queue
-            or current.info.snapshot_id != info.snapshot_id
-        ):
-            return queue.upload_of(info)
-        total = current.total_bytes or info.sizes.stored_bytes
-        return Upload(queue.remote.name, UploadState.UPLOADING, current.done_bytes, total)
+    def _lost(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
+        self.on_lost(remote, kernel_id, used, error)
 
-    def _tell(self, *snapshot_ids: str) -> None:
-        for snapshot_id in snapshot_ids:
-            info = self._here.get(snapshot_id)
-            kernel_id = info.kernel_id if info else ""
-            self._tell_others(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.CHANGED))
+    def _tell(self, snapshot_id: str) -> None:
+        info = self._here.found.get(snapshot_id)
+        kernel_id = info.kernel_id if info else ""
+        self._tell_others(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.CHANGED))
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """Return what tells one writing of a file from another."""
+    """Return values that change whenever the file is written."""
     try:
         status = path.stat()
     except OSError:

@@ -1,24 +1,27 @@
-"""What a process tree uses of RAM and GPUs, and which changes of that are worth telling."""
+"""A process tree's use of RAM and GPUs, and the threshold for publishing changes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-#: Smaller changes are not told: every kernel's memory changes all the time.
+#: Thresholds below which changes are not published, because every kernel's memory changes all the time.
 _SHARE, _LEAST_BYTES, _LEAST_PERCENT = 0.05, 1_000_000, 5
+#: The most counts in one measurement of memory that keeps changing.
+_MOST_COUNTS = 3
 
 
 class Usage(NamedTuple):
-    """Use of resources by a process tree. `gpu_utilization`: percent; None where it uses no GPU or the driver does not tell."""
+    """The use of resources by a process tree. `gpu_utilization`: percent; None without a GPU or if the driver does not report it."""
 
     memory_bytes: int = 0
     gpu_bytes: int = 0
     gpu_utilization: int | None = None
-    #: What is cheap to ask and changes as `memory_bytes` does; shared memory counts more than once.
+    #: A cheap measure that changes as `memory_bytes` does; shared memory counts more than once.
     resident_bytes: int = 0
 
     def differs(self, other: Usage) -> bool:
-        """Return whether a reader who knows `other` should be told."""
+        """Return whether the difference from `other`, published before, must be published."""
         busy, was = self.gpu_utilization, other.gpu_utilization
         return (
             (busy is None) is not (was is None)
@@ -26,6 +29,26 @@ class Usage(NamedTuple):
             or differ(self.memory_bytes, other.memory_bytes)
             or differ(self.gpu_bytes, other.gpu_bytes)
         )
+
+
+def counted(
+    look: Callable[[], int], count: Callable[[], int], before: Usage | None
+) -> tuple[int, int]:
+    """Return memory and resident bytes; count memory only if the resident bytes differ from those of `before`.
+
+    `look` is cheap and returns the resident bytes; `count` is slow. If they change during a count, it is repeated: a count stored
+    with resident bytes of another moment would be considered valid as long as those stay.
+    """
+    resident = look()
+    if before is not None and before.resident_bytes and not differ(before.resident_bytes, resident):
+        return before.memory_bytes, before.resident_bytes
+    memory = count()
+    for _ in range(_MOST_COUNTS - 1):
+        earlier, resident = resident, look()
+        if not differ(earlier, resident):
+            break
+        memory = count()
+    return memory, resident
 
 
 def differ(one_bytes: int, other_bytes: int) -> bool:

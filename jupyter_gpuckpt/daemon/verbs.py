@@ -1,4 +1,4 @@
-"""The verbs that clients ask for: launch, branch, save, suspend, resume, park, signal, kill.
+"""The verbs that clients request: launch, branch, save, suspend, resume, park, signal, kill.
 
 `states.answer` alone decides what a verb does in a state; this module carries the answer out. All of it runs on the event
 loop's thread but the engine's part (`jobs.py`), which has a thread for itself from its first to its last step: ptrace ties
@@ -39,13 +39,15 @@ from .jobs import Job
 from .kernels import Kernels, ManagedKernel
 from .machine import Machine
 from .operations import Operations, RunningOperation
-from .records import KernelRecord, Records, as_before, check_kernel_id, write_file
+from .records import KernelRecord, Records
+from .recovered import as_before
+from .whole_files import write_file
 
-#: How many operations work at a time; more wait for a thread. Each uses many threads of its own.
+#: The number of concurrent operations; more wait for a thread. Each uses many threads of its own.
 OPERATIONS_AT_ONCE = 4
-#: How soon a waiting operation notices that it was cancelled, in seconds.
+#: How soon a waiting operation notices that it was canceled, in seconds.
 _LOOK_AGAIN = 0.2
-#: What can be done to a kernel that its user has shut down.
+#: The verbs that are allowed for a kernel that its user has shut down.
 _OF_ENDED = {Verb.END, Verb.KILL}
 #: A raw wait status (man 2 wait): ended by SIGKILL.
 _KILLED = b"9"
@@ -54,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verbs:
-    """Entry points of the verbs, for all kernels."""
+    """The entry points of the verbs, for all kernels."""
 
     def __init__(
         self,
@@ -63,10 +65,12 @@ class Verbs:
         operations: Operations,
         machine: Machine,
         records: Records,
+        leases: jobs.Leases,
     ) -> None:
+        self._leases = leases
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
-        #: Told when an operation is over.
+        #: A callback for the end of an operation.
         self.on_end: Callable[[Job, RunningOperation], None] = lambda job, operation: None
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,7 +79,7 @@ class Verbs:
         """Start a kernel; return when its process exists.
 
         A lost kernel of the same id is replaced: that is a restart. Raises KernelStateConflict if the id is taken otherwise,
-        and whatever keeps the engine from working here; then there is no such kernel.
+        and the error that prevents the engine from working here; then no kernel is left.
         """
         await asyncio.to_thread(launch_checks.check, spec)
         await asyncio.to_thread(self._machine.require_engine)
@@ -103,11 +107,11 @@ class Verbs:
         return kernel
 
     async def branch(self, owner: Owner, request: BranchRequest) -> ManagedKernel:
-        """Make a new kernel that is suspended in a snapshot of another one; on return that is on disk.
+        """Create a new suspended kernel from a snapshot of another one; on return its record is on disk.
 
-        Raises SnapshotNotFound, and ConfigurationError where the ports are not as many as the snapshot's.
+        Raises SnapshotNotFound, and ConfigurationError if the number of ports differs from the snapshot's.
         """
-        check_kernel_id(request.kernel_id)
+        launch_checks.check_kernel_id(request.kernel_id)
         launch_checks.check_ports(request.own_ports)
         manifest = await asyncio.to_thread(self._machine.store.manifest, request.snapshot_id)
         if self._kernels.find(request.kernel_id):
@@ -132,7 +136,7 @@ class Verbs:
             name=request.name or manifest.info.name,
             jupyter=request.jupyter,
             snapshot_id=request.snapshot_id,
-            # One that comes back under its own id after it was forgotten has no parent.
+            # A forgotten kernel that is resumed under its own id has no parent.
             parent_snapshot_id=""
             if manifest.info.kernel_id == request.kernel_id
             else request.snapshot_id,
@@ -149,30 +153,31 @@ class Verbs:
         return kernel
 
     def save(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
-        """Take a snapshot; the kernel goes on."""
+        """Start taking a snapshot; the kernel runs on."""
         kernel = self._kernels.get(kernel_id)
         return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=False))
 
     def suspend(self, kernel_id: str, request: SaveRequest) -> RunningOperation:
-        """Take a snapshot and end the process; a save in flight is cancelled for it."""
+        """Start taking a snapshot, after which the process ends; a running save is canceled for it."""
         kernel = self._kernels.get(kernel_id)
         return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
 
     def resume(self, kernel_id: str, request: ResumeRequest) -> RunningOperation:
-        """Bring a kernel back, a parked one to its GPU; if that fails it is suspended (parked, lost) as before."""
+        """Start resuming a kernel, or unparking a parked one; if that fails it is suspended (parked, lost) as before."""
         kernel = self._kernels.get(kernel_id)
         if kernel.state in GPU_AWAY:
             return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
         exit_path = self._records.new_exit_path(kernel_id)
-        return self._begin(kernel, jobs.thaw(self._machine, kernel.record, request, exit_path))
+        job = jobs.thaw(self._machine, kernel.record, request, exit_path, self._leases)
+        return self._begin(kernel, job)
 
     def park(self, kernel_id: str, request: ParkRequest) -> RunningOperation:
-        """Move a kernel's GPU memory into RAM; its process goes on, and its CUDA calls wait."""
+        """Start moving a kernel's GPU memory into RAM; its process runs on, and its CUDA calls wait."""
         kernel = self._kernels.get(kernel_id)
         return self._begin(kernel, jobs.park(self._machine, kernel.record, request))
 
     async def signal(self, kernel_id: str, signum: int) -> bool:
-        """Send a signal to the kernel's process group; return False when it is delivered after the operation in flight."""
+        """Send a signal to the kernel's process group; return False if it will be delivered after the running operation."""
         if signum not in signal.valid_signals():
             raise ConfigurationError(f"There is no signal {signum}.")
         kernel = self._kernels.get(kernel_id)
@@ -185,31 +190,31 @@ class Verbs:
         return decision is not Answer.WAIT
 
     async def kill(self, kernel_id: str) -> None:
-        """End a kernel and forget it; its snapshots stay in the store. An operation in flight is cancelled first.
+        """Kill a kernel and forget it; its snapshots stay in the store. A running operation is canceled first.
 
-        Its exit file then says that it was killed, so that its provisioner sees an end like any other.
+        Its exit file then records SIGKILL, so that its provisioner sees an ordinary end.
         """
         kernel = self._kernels.get(kernel_id)
         await self.when_free(kernel, Verb.KILL)
         if kernel.doomed or self._kernels.find(kernel_id) is not kernel:
-            return  # it ended meanwhile, or somebody else is killing it
+            return  # it ended meanwhile, or another request is killing it
         kernel.doomed = True
         await asyncio.to_thread(self._kill, kernel.record)
         _log.info("killed kernel %s", kernel_id)
         self._kernels.forget(kernel)
 
     async def when_free(self, kernel: ManagedKernel, verb: Verb) -> None:
-        """Wait until `verb` may be done to the kernel, cancelling what is in flight where the table says so."""
+        """Wait until `verb` may be done to the kernel; cancel the running operation if the table says so."""
         await kernel.launched.wait()
         while (decision := self._decide(kernel, verb)) is not Answer.DO:
             await self._give_way(kernel, decision)
 
     async def close(self) -> None:
-        """Let go of the threads; nothing runs in them when the daemon leaves."""
+        """Shut down the thread pool; no operation runs when the daemon exits."""
         await asyncio.to_thread(self._threads.shutdown)
 
     def _decide(self, kernel: ManagedKernel, verb: Verb) -> Answer:
-        """Return the table's answer; raise its refusals."""
+        """Return the table's answer, or raise its refusal."""
         if kernel.record.ends_at and verb not in _OF_ENDED:
             raise KernelStateConflict(
                 "The kernel was shut down.", hint="Undo that first, while there is time."
@@ -224,14 +229,14 @@ class Verbs:
         return decision
 
     def _decide_job(self, kernel: ManagedKernel, job: Job) -> Answer:
-        """Return the same for a job. An explicit request waits for an automatic one, which may be refused, instead of joining it."""
+        """Return the table's answer for a job; an explicit request does not join an automatic one, which may be refused, but waits."""
         decision = self._decide(kernel, job.verb)
         automatic = kernel.in_flight is not None and kernel.in_flight.is_automatic
         joins = decision is Answer.NOTHING and automatic and not job.is_automatic
         return Answer.WAIT if joins else decision
 
     def _begin(self, kernel: ManagedKernel, job: Job) -> RunningOperation:
-        """Start an operation, or return the one in flight if it does the same. Raise a refusal; later ones are its error."""
+        """Start an operation, or return the running one if it does the same. Raises a refusal; later ones are its error."""
         decision = self._decide_job(kernel, job)
         if decision is Answer.NOTHING and kernel.in_flight and kernel.in_flight.kind is job.kind:
             return kernel.in_flight
@@ -239,7 +244,7 @@ class Verbs:
         if decision is Answer.NOTHING:
             operation.succeed(Result(kernel.record.snapshot_id, 0.0))
         else:
-            # Entered before anything is awaited: the next request finds the kernel in its new state.
+            # The state is entered before any await, so that the next request finds the kernel in its new state.
             entered = self._enter(kernel, job, operation) if decision is Answer.DO else None
             self._spawn(self._carry_out(kernel, job, operation, entered))
         return operation
@@ -263,14 +268,17 @@ class Verbs:
                 operation.succeed(Result(kernel.record.snapshot_id, 0.0))
                 return
             await entered  # the intent is on disk before the first step
+            before = kernel.record.error
             loop = asyncio.get_running_loop()
             outcome = await loop.run_in_executor(self._threads, job.work, operation)
-        except (
-            Exception
-        ) as error:  # whatever happened, it is the operation's error and goes to its client
+        except Exception as error:  # any exception is the operation's error and goes to its client
             await self._failed(kernel, job, operation, error)
         else:
-            self._kernels.move(kernel, outcome.state, **outcome.changes)
+            changes = dict(outcome.changes)
+            if kernel.record.error is not before:
+                # Another machine took over the session during the operation: the user must see this although the operation succeeded.
+                changes.pop("error", None)
+            self._kernels.move(kernel, outcome.state, **changes)
             operation.succeed(outcome.result)
         finally:
             self.on_end(job, operation)
@@ -278,7 +286,7 @@ class Verbs:
     async def _turn(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation
     ) -> Awaitable[None] | None:
-        """Wait until the verb may be done, then enter its state; return None if there is nothing left to do."""
+        """Wait until the verb may be done, then enter its state; return None if nothing remains to be done."""
         while True:
             operation.progress.check()
             if self._kernels.get(kernel.kernel_id) is not kernel:
@@ -291,7 +299,7 @@ class Verbs:
             await self._give_way(kernel, decision)
 
     async def _give_way(self, kernel: ManagedKernel, decision: Answer) -> None:
-        """Let the operation in flight end, or make it end; return after a moment in any case, to look again."""
+        """Wait for or cancel the running operation; return after a moment in any case, so that the caller checks again."""
         if kernel.in_flight is None:
             raise KernelStateConflict(f"The kernel is {kernel.state}, but nothing is in flight.")
         if decision is Answer.PREEMPT:
@@ -301,12 +309,12 @@ class Verbs:
     async def _failed(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation, error: Exception
     ) -> None:
-        """Put the kernel into the state it had before, unless it is gone, and end the operation with its error."""
+        """Restore the kernel's previous state, unless it is gone, and end the operation with its error."""
         record, why = kernel.record, record_of(error)
-        if kernel.operation is operation:  # else it never began
+        if kernel.operation is operation:  # else the operation never began
             changes = {} if isinstance(error, OperationCancelled) else {"error": why}
             if isinstance(error, KernelLost) and record.tree:
-                # What may be left of it is of no use, but holds memory.
+                # Processes of the lost kernel that may be left only hold memory.
                 await asyncio.to_thread(self._machine.kill, record.tree)
             if job.state is KernelState.RESUMING:
                 self._kernels.move(kernel, record.previous, **changes)
@@ -329,7 +337,7 @@ class Verbs:
     def _kill(self, record: KernelRecord) -> None:
         if record.tree:
             self._machine.kill(record.tree)
-        # One that was branched has no process before its first resume.
+        # A branch has no process before its first resume.
         if record.exit_path and not (path := Path(record.exit_path)).exists():
             write_file(path, _KILLED)
 
@@ -340,7 +348,7 @@ class Verbs:
 
 
 def _send(kernel: ManagedKernel, signum: int) -> None:
-    """Send a signal to the process group, as jupyter_client does: what a cell started in the foreground gets it too."""
+    """Send a signal to the process group, as jupyter_client does, so that a cell's foreground processes get it, too."""
     tree = kernel.record.tree
     group = processes.process_group(tree.kernel_pid) if tree else None
     if not group or group == os.getpgrp():

@@ -1,1 +1,1 @@
-"""One process tree and its frozen form: launch, freeze, thaw, park. The only package that uses CRIU, ptrace and CUDA's checkpoints."""
+"""Operations on one process tree: launch, freeze, thaw, park. Only this package uses CRIU, ptrace and CUDA's checkpoints."""

@@ -1,6 +1,6 @@
 """Files that CRIU does not save: the private /dev/shm, the keeper's program and the secrets on scratch, and CRIU's `link_remap` links.
 
-They have names, so CRIU expects to find them at a restore. The snapshot contains them, and `placing.py` makes them again before.
+They have names, so CRIU expects to find them at a restore. The snapshot contains them, and `placing.py` creates them before a restore.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 
 from ..host import processes
 from ..model import LINK_REMAP, SCRATCH, CapturedFile
-from .tree import kept_secrets, outside_signals
+from .tree import kept_secrets, lane_library, outside_signals
 from .tree.launch import pids
 from .tree.tree import Tree
 
 KEEPER = f"{SCRATCH}/keeper"
 _COPIES = f"{SCRATCH}/copies"
-#: What lies in a FIFO is in CRIU's images, but not the FIFO itself.
+#: The kinds of files that are captured. CRIU's images hold the bytes in a FIFO, but not the FIFO itself.
 _KINDS = {
     stat.S_IFREG: "file",
     stat.S_IFDIR: "directory",
@@ -32,7 +32,7 @@ _KINDS = {
 
 @dataclass
 class Capture:
-    """The captured files: their records, and for every stream the path from which its bytes can be read."""
+    """The captured files: their records, and for every stream the path where its bytes can be read."""
 
     files: list[CapturedFile] = field(default_factory=list)
     sources: dict[str, Path] = field(default_factory=dict)
@@ -82,6 +82,7 @@ def capture(
 def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator[str]:
     yield KEEPER
     yield outside_signals.INSIDE
+    yield lane_library.INSIDE
     yield kept_secrets.INSIDE
     if private_shm:
         top = tree.inside("/dev/shm")  # noqa: S108 - the kernel's own, private one
@@ -92,12 +93,12 @@ def _paths(tree: Tree, *, private_shm: bool, link_remaps: list[str]) -> Iterator
                 path = "/dev/shm/" + str((Path(directory) / name).relative_to(top))  # noqa: S108
                 if path not in link_remaps:
                     yield path
-    # Last: their inode usually has a name in /dev/shm, of which they then are hard links.
+    # These come last: their inode usually has a name in /dev/shm as well; then they are recorded as hard links of that file.
     yield from link_remaps
 
 
 def _harmless(mode: int) -> int:
-    """Return the permissions without setuid, and for files without setgid: they mean nothing on the kernel's nosuid mounts."""
+    """Return the permissions without setuid and, for files, setgid: these bits have no effect on the kernel's nosuid mounts."""
     dropped = stat.S_ISUID if stat.S_ISDIR(mode) else stat.S_ISUID | stat.S_ISGID
     return stat.S_IMODE(mode) & ~dropped
 
@@ -122,7 +123,7 @@ def _opened(path: Path, held: ExitStack) -> Path:
 
 
 def unlink_strays(tree: Tree) -> None:
-    """Remove all links of CRIU, also those that no image names: a CRIU that was killed may have left some.
+    """Remove all links of CRIU, even those that no image names: a CRIU that was killed may have left some.
 
     They lie beside the former names of deleted files that the tree has open or mapped, and are the same files.
     """

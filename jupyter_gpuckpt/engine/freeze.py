@@ -21,6 +21,7 @@ from ..errors import CheckpointError, FreezeFailed, KernelLost
 from ..host import processes
 from ..model import CapturedFile, GpuProcess, Process, SaveOptions, TcpConnection
 from ..progress import Progress, Stage
+from . import kept_files
 from .capture import Capture, capture, drop_copies, unlink_strays
 from .criu import dump as criu_dump
 from .criu import hidden_pages
@@ -63,6 +64,8 @@ class Frozen:
     connections_lost: list[LostConnection] = field(default_factory=list)
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = field(default_factory=dict)
+    #: The copies that the tree has of files, by the files' names in the images.
+    copies: dict[str, Path] = field(default_factory=dict)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
 
@@ -71,7 +74,7 @@ class Frozen:
         if pid := that_has_run(self._switches):
             raise FreezeFailed(
                 "A process of the kernel was woken by another program while it was being suspended.",
-                hint="The kernel runs on. Find what sends SIGCONT to its processes, then try again.",
+                hint="The kernel runs on. Find the program that sends SIGCONT to its processes, then try again.",
                 details=f"process {pid} ({processes.name(pid)})",
             )
 
@@ -107,6 +110,7 @@ def frozen(
             settings.gpu_lock_seconds,
             parked=options.parked,
             peer_access_off=options.peer_access_off,
+            stays=not stop,
         )
 
         standstill = Standstill(tree)
@@ -140,6 +144,7 @@ def frozen(
         result.connections, result.connections_queues = tcp.connections, tcp.queues
         result.connections_lost = tcp.lost
         result.gone = gone
+        result.copies = kept_files.give_own_names(images, settings.kept_dir)
         if stop:
             result._switches = counted_once_stopped(tree)
             gpu_files_taken(result.gpu_files)
@@ -148,9 +153,7 @@ def frozen(
                 tcp.close()
                 gpu.hold()
                 standstill.end()
-                gpu_files_taken(result.gpu_files)
-                gpu.give_back(later=True)
-                result.frozen_seconds = time.monotonic() - standstill.began
+                result.frozen_seconds = _give_gpu_back(gpu, standstill, result, gpu_files_taken)
             rollback.pop_all()
             # Memory for which the GPU had no room is restored when the snapshot is complete.
             rollback.callback(gpu.give_back)
@@ -160,6 +163,25 @@ def frozen(
             tcp.reset()
             tree_cleanup.pop_all()
             rollback.pop_all()
+
+
+def _give_gpu_back(
+    gpu: GpuProcesses,
+    standstill: Standstill,
+    result: Frozen,
+    files_taken: Callable[[Mapping[str, Path]], None],
+) -> float:
+    """Give running tasks their GPU memory back and complete the result's GPU files; return the seconds that the GPU work stood still."""
+    if not gpu.lanes.has_moments:
+        files_taken(result.gpu_files)
+    gpu.give_back(later=True)
+    seconds = time.monotonic() - standstill.began
+    if gpu.lanes.has_moments:
+        gpu.give_back()  # what was not possible at once
+        gpu.lanes.copy_moments()
+        result.gpu, result.gpu_files = gpu.records(), gpu.files()
+        files_taken(result.gpu_files)
+    return seconds
 
 
 def _dump(

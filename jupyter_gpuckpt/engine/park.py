@@ -31,7 +31,7 @@ def park(
 
     `gpu_bytes`: how much GPU memory the tree uses, by NVML. `peer_access_off`: see `gpu/refusals.py`. Raises
     KernelNotCheckpointable if no GPU is in use or its memory could not be restored, FreezeFailed when RAM is short or the
-    driver refuses. After an error the kernel computes on as before.
+    driver refuses. After an error the kernel runs on as before.
     """
     if not alive(tree):
         raise KernelLost("The kernel's process is gone.")
@@ -62,7 +62,7 @@ def park(
 
 
 def room(tree: Tree) -> Placement:
-    """Return where the GPU memory of a parked tree would go, how much is needed and how much is free there."""
+    """Return the placement of a parked tree's GPU memory: the GPUs, and the bytes needed and free there."""
     return GpuProcesses(tree, Progress()).parked_room()
 
 

@@ -1,4 +1,4 @@
-"""Captured files, put where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
+"""Placement of captured files where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
 
 A link is written under a temporary name and renamed last, never over an existing file, which may be the user's. Links are
 removed when the restore is over or has failed, folders only when it has failed. If the daemon is killed meanwhile, the next one
@@ -25,7 +25,10 @@ _UNFINISHED = ".gpuckpt-unfinished"
 
 
 class Placing:
-    """The captured files of one restore. `inside` translates a path of the kernel's. `owners`: its files may have several.
+    """The placement of the captured files of one restore.
+
+    `inside` translates a path of the kernel's mount namespace. `owners`: whether to set the recorded owners of its files; in a
+    user namespace of its own there is only one.
 
     Links beside the user's files are made by paths of our own mount namespace: they must be removed even when the kernel's
     mounts are gone.
@@ -62,7 +65,7 @@ class Placing:
             path = self._at(record.path)
             if record.path in self._links:
                 self.make_folders(path.parent)
-                path.unlink(missing_ok=True)  # left over, as `check` has seen
+                path.unlink(missing_ok=True)  # a left-over file, by `check`
                 path = self._begun(path) if record.kind == "file" else path
             else:
                 folder = path if record.kind == "directory" else path.parent
@@ -110,7 +113,7 @@ class Placing:
         return Path(path) if path in self._links else self._inside(path)
 
     def _begun(self, path: Path) -> Path:
-        """Make the file that becomes the link; return its path."""
+        """Create the file that becomes the link; return its path."""
         unfinished = _unfinished(path)
         unfinished.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -120,7 +123,7 @@ class Placing:
         return unfinished
 
     def _finish_link(self, record: CapturedFile, path: Path) -> None:
-        """Give a link its name. Its owner is the user who resumes the kernel, whatever the manifest says."""
+        """Rename a link to its final name. Its owner is the user who resumes the kernel, whatever the manifest says."""
         if record.kind == "hardlink":
             source = self._at(record.target)
         else:
@@ -141,7 +144,7 @@ class Placing:
 
 
 def problem_of_images(manifest: Manifest, images: Path) -> str:
-    """Return a name in the manifest or the images that no save would write there; an empty string if there is none.
+    """Return the first name in the manifest or the images that no save would have written; an empty string if there is none.
 
     Raises ObjectCorrupt for images that cannot be read, OSError.
     """
@@ -192,7 +195,7 @@ def _finish_private(record: CapturedFile, path: Path, *, owner: bool) -> None:
 
 
 def _is_left_over(record: CapturedFile, path: Path, manifest: Manifest) -> bool:
-    """Return whether a file is a link that an interrupted restore left: its time in nanoseconds, length and mode are those."""
+    """Return whether a file is a link that an interrupted restore left: mtime in nanoseconds, length and mode match the record."""
     if record.kind == "hardlink":
         record = next(one for one in manifest.captured if one.path == record.target)
     try:

@@ -1,4 +1,4 @@
-"""Checks before a save touches anything: whether it can work, and by which method."""
+"""Checks before a save changes anything: whether it can work, and by which method."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def plan(
     visible = min(private, sum(hidden_pages.visible_bytes(pid) for pid in members))
     large = visible >= limits.largest_skeleton_bytes()
     method = "plain" if settings.plain or large else "skeleton"
-    # Staged GPU memory, CRIU's copies of shared memory and, for a save, the pages that the kernel rewrites meanwhile and copies
-    # of the memory of all other processes: only the kernel gets a ghost.
+    # Memory is needed for staged GPU memory, CRIU's copies of shared memory and, for a save, the pages that the kernel rewrites
+    # meanwhile and copies of all other processes' memory: only the kernel gets a ghost.
     kernel = by_process.get(tree.kernel_pid, 0)
     copies = 0 if stop else kernel // 8 + private - kernel
     needed = gpu_bytes + shared + copies + settings.headroom_bytes
@@ -116,7 +116,7 @@ def _refuse_closed(members: list[int]) -> None:
             if processes.state(pid) in ("Z", None):  # nothing is left of its memory
                 continue
             raise KernelNotCheckpointable(
-                f"A process of the kernel lets nobody but root look into its memory: {processes.name(pid)}.",
+                f"A process of the kernel allows only root to read its memory: {processes.name(pid)}.",
                 hint="End it (an ssh-agent, for example), or start it outside of the kernel, then try again.",
                 details=f"process {pid} ({processes.name(pid)}): {error}",
             ) from error
@@ -137,7 +137,7 @@ def _ghost_limit(members: list[int]) -> int:
         for _, file in processes.deleted_files(pid):
             largest = max(largest, _size(file))
         for area in processes.maps(pid):
-            # Without a right over the machine it cannot be asked for its size.
+            # Without a capability in the initial user namespace the file's size cannot be read.
             if area.path.endswith(" (deleted)"):
                 largest = max(largest, area.offset + area.end - area.start)
     return max(_SMALLEST_GHOST_LIMIT, largest + _MB)

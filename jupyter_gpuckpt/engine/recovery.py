@@ -1,6 +1,6 @@
 """Recovery of a tree from a freeze that was interrupted when the daemon was killed.
 
-How far the freeze had come is found out by looking: the standstill's journal and CRIU's images lie on the tree's own scratch
+The progress of the freeze is found by inspection: the standstill's journal and CRIU's images lie on the tree's own scratch
 tmpfs, the driver reports the state of every CUDA process, a ghost has died with its tracer.
 """
 
@@ -24,14 +24,14 @@ from .tree.tree import Tree
 
 logger = logging.getLogger(__name__)
 
-#: A CRIU whose caller is gone fails by itself and cleans up after itself; killing it is the last resort.
+#: How long to wait for a CRIU whose caller is gone: it fails and cleans up by itself; killing it is the last resort.
 _CRIU_SECONDS = 15.0
 
 
 def recover(tree: Tree) -> None:
     """Let `tree` run on as before a freeze that was interrupted anywhere.
 
-    It may be called again, and without such a freeze. What fails is logged; the next save tries again what concerns the GPU.
+    It may be called repeatedly, and without such a freeze. Errors are logged; the next save retries the GPU's part.
     """
     if not wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS):
         for pid in _strangers(tree):
@@ -56,7 +56,7 @@ def recover(tree: Tree) -> None:
 
 
 def _strangers(tree: Tree) -> list[int]:
-    """Return processes in the tree's PID namespace that do not descend from its init: programs that entered it, like CRIU."""
+    """Return the processes in the tree's PID namespace that do not descend from its init: programs like CRIU that entered it."""
     namespace = processes.namespace(tree.init_pid, "pid")
     own = {tree.init_pid, *processes.descendants(tree.init_pid)}
     return [

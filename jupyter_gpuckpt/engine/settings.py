@@ -1,4 +1,4 @@
-"""The engine's settings: the daemon makes them once and passes them down; the engine looks nothing up by itself."""
+"""The engine's settings. The daemon creates them once and passes them down; the engine reads no configuration itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CRIU_PRELOAD = Path(__file__).parent / "criu" / "criu-preload.so"
 class EngineSettings:
     """Paths, limits and deadlines of the engine.
 
-    `spill_dir` takes CRIU's images where the skeleton dump cannot run; it must be on a real disk and the same path inside
+    `spill_dir` holds CRIU's images if the skeleton dump cannot run; it must be on a real disk and the same path inside
     and outside the kernel's mount namespace.
     """
 
@@ -23,15 +23,25 @@ class EngineSettings:
     init: Path = INIT
     #: The library that is preloaded into CRIU; see criu/preload.c.
     criu_preload: Path = CRIU_PRELOAD
-    #: Give every kernel a user namespace of its own, without capabilities: needed where the daemon lacks rights.
+    #: Whether every kernel gets a user namespace of its own, without capabilities: needed where the daemon lacks rights.
     user_namespace: bool = False
-    #: Use CRIU's plain dump for every kernel, as where the skeleton dump cannot run.
+    #: Whether every kernel is saved by CRIU's plain dump, as if the skeleton dump could not run.
     plain: bool = False
-    #: A restore that makes no progress for this long is killed with its init.
+    #: The time after which a restore without progress is killed with its init.
     stall_seconds: float = 60.0
     #: How long the CUDA driver may wait for running GPU work before a save gives up.
     gpu_lock_seconds: float = 30.0
-    #: A ghost is dropped, and the save fails, when less memory than this is left.
+    #: The free memory below which a ghost is dropped and the save fails.
     headroom_bytes: int = 128 << 20
-    #: Memory for chunks that are being packed; 0: a quarter of the free memory.
+    #: The memory for packing chunks; 0: a quarter of the free memory.
     memory_bytes: int = 0
+
+    @property
+    def kept_dir(self) -> Path:
+        """The folder for copies of files that travel with snapshots (`engine.kept_files`)."""
+        return kept_dir(self.spill_dir)
+
+
+def kept_dir(spill_dir: Path) -> Path:
+    """Return the folder beside `spill_dir`, by the name that CRIU finds, for copies of files that travel with snapshots."""
+    return spill_dir.with_name(f"{spill_dir.name}-kept").resolve()

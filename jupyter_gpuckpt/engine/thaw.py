@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -19,8 +18,9 @@ from typing import NamedTuple, Protocol, Self
 
 from ..errors import CheckpointError, KernelLost, ThawFailed
 from ..host import commands, processes
-from ..model import Manifest
+from ..model import KeptFile, Manifest
 from ..progress import Progress, Stage
+from . import kept_files
 from .capture import clear
 from .criu import action_script, file_images, missing_files, owners, socket_images
 from .criu import cache as criu_cache
@@ -32,15 +32,13 @@ from .gpu import restore as gpu_restore
 from .gpu.staging import STAGING_MODE
 from .memory.filling import Filling, PageSink
 from .placing import Placing
+from .restore_watch import RestoreWatch
 from .settings import EngineSettings
 from .tcp import record as tcp_record
 from .tcp.remake import RemadeConnections
 from .tree import affinity, server_files, socket_directories, user_namespaces
 from .tree.launch import Namespaces, find, pids, start_namespaces, wait_until
 from .tree.tree import Tree, current
-
-#: A restore that has logged an error gets this long to make progress or to end.
-_ERROR_SECONDS = 5.0
 
 
 class Content(Protocol):
@@ -96,19 +94,22 @@ def thaw(
     jupyter_runtime_dir: str = "",
     own_ports: Sequence[int] | None = None,
     allowed_gpus: Collection[str] | None = None,
+    kept: Sequence[KeptFile] = (),
     progress: Progress,
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
     On any error nothing of the tree is left, and ThawFailed, or the content's error, is raised. `own_ports`: the ports on which
     it is to listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of GPUs that may be used; None: all.
+    `kept`: the files of which it gets copies.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
     ids = user_namespaces.for_resume(settings, manifest)
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
-    with ExitStack() as rollback, ExitStack() as cleanup, _refused_calls_told():
+    started: list[int] = []
+    with ExitStack() as rollback, ExitStack() as cleanup, _refused_calls_told(started):
         with progress.stage(Stage.NAMESPACES):
             connections = cleanup.enter_context(_connections(manifest, content))
             namespaces = start_namespaces(
@@ -118,22 +119,23 @@ def thaw(
                 exit_path=exit_path,
                 private_shm=manifest.launch.private_shm,
                 io_uring=manifest.launch.io_uring,
-                words=[str(manifest.keeper_pid), "-"],
+                options=[str(manifest.keeper_pid), "-"],
                 argv=[
-                    *criu_options.restore_words(settings, directory, unprivileged=ids is not None),
-                    *connections.words,
+                    *criu_options.restore_command(
+                        settings, directory, unprivileged=ids is not None
+                    ),
+                    *connections.criu_options,
                 ],
                 descriptors=connections.descriptors,
                 cwd="/",
             )
             rollback.callback(namespaces.destroy)
+            started.append(namespaces.init_pid)
             server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         restore = _Restore(
             manifest, content, settings, progress, namespaces, user_namespace=ids is not None
         )
-        images = restore.inside(directory)
-        images.mkdir(parents=True, exist_ok=True)
-        cleanup.callback(_remove, images, itself=not skeleton)
+        images = cleanup.enter_context(_images(restore.inside(directory), keep=skeleton))
         cleanup.callback(restore.placing.remove_links)
         rollback.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
@@ -144,7 +146,8 @@ def thaw(
             if ids is not None:
                 owners.mend(images, ids)
             folders = restore.placing.make_folders
-            made = missing_files.put_in_place(images, manifest.captured, folders)
+            kept_files.stand_in(images, kept, settings.kept_dir, content.to_file)
+            made = missing_files.put_in_place(images, manifest.traveling, folders)
             rollback.callback(missing_files.remove, made)
             file_images.rewind(images / "files.img", made)
             content.to_file(restore.placing.prepare())
@@ -156,16 +159,15 @@ def thaw(
             connections.enter(images)
         filling = cleanup.enter_context(Filling(content.to_memory, progress, spilled))
         filling.prepare(manifest, images)
-        gpu = _GpuFiles(restore)
-        cleanup.callback(gpu.join)
-        with _Watch(restore, images / "restore.log") as watch:
+        gpu = cleanup.enter_context(_GpuFiles(restore))
+        with _watch(restore, images) as watch:
             _run_criu(restore, images, filling, watch)
         tree = find(namespaces.init_pid, manifest.keeper_pid, manifest.kernel_pid, exit_path)
         connections.finish({**ports, **moved.ports})
         gpu.finish()
         gpu_restore.restore(tree, manifest.gpu, manifest.host.gpus, allowed_gpus, progress)
         with progress.stage(Stage.LET_GO):
-            _let_go(tree, manifest)
+            _continue_tasks(tree, manifest)
         rollback.pop_all()
         namespaces.close()
     return Thawed(tree, made, moved.ports, connections.lost)
@@ -195,11 +197,18 @@ def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int
 
 
 @contextmanager
-def _refused_calls_told() -> Iterator[None]:
-    """Raise ThawFailed where the system refuses a call (no memory, namespaces that were killed)."""
+def _refused_calls_told(inits: Collection[int]) -> Iterator[None]:
+    """Raise ThawFailed where the system refuses a call. `inits`: the first process of the namespaces, once it is started."""
     try:
         yield
     except OSError as error:
+        if any(processes.state(pid) in (None, "Z", "X") for pid in inits):
+            # Its files are out of reach then, so that the error itself is misleading.
+            raise ThawFailed(
+                "The first process of the kernel was killed while the kernel was brought back.",
+                hint="The snapshot is untouched. Look whether another program, or Linux for lack of memory, killed it; then try again.",
+                details=f"process {inits}: {error}",
+            ) from error
         raise ThawFailed(
             f"The kernel could not be brought back: {error.strerror or error}.",
             hint="The snapshot is untouched. Look whether memory or disk space is short, then try again.",
@@ -207,11 +216,16 @@ def _refused_calls_told() -> Iterator[None]:
         ) from error
 
 
-def _remove(directory: Path, *, itself: bool) -> None:
-    """Remove images: they are of no use after a restore, and on scratch they take memory."""
-    clear(directory)
-    if itself:
-        shutil.rmtree(directory, ignore_errors=True)
+@contextmanager
+def _images(directory: Path, *, keep: bool) -> Iterator[Path]:
+    """Make a directory for images, and remove them at the end: on scratch they take memory. `keep`: the directory itself stays."""
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield directory
+    finally:
+        clear(directory)
+        if not keep:
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 class _GpuFiles:
@@ -242,8 +256,14 @@ class _GpuFiles:
         except BaseException as error:
             self._error = error
 
-    def join(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
         """Wait for the thread and drop its error: another step has failed before."""
+        self._join()
+
+    def _join(self) -> None:
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -252,12 +272,12 @@ class _GpuFiles:
         if not self._jobs:
             return
         with self._progress.stage(Stage.GPU_FILES):
-            self.join()
+            self._join()
         if self._error is not None:
             raise self._error
 
 
-def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) -> None:
+def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: RestoreWatch) -> None:
     """Let init run CRIU, fill the memory and wait for CRIU's end; every task of the tree is stopped then."""
     init_pid = restore.namespaces.init_pid
     with (
@@ -288,7 +308,7 @@ def _run_criu(restore: _Restore, images: Path, filling: Filling, watch: _Watch) 
             raise _failure(restore, images, ending, watch)
 
 
-def _not_filled(error: BaseException, watch: _Watch) -> BaseException:
+def _not_filled(error: BaseException, watch: RestoreWatch) -> BaseException:
     """Return the error for memory that was not filled: the watcher's, if it killed init meanwhile."""
     if not watch.killed:
         return error
@@ -299,55 +319,16 @@ def _not_filled(error: BaseException, watch: _Watch) -> BaseException:
     )
 
 
-class _Watch:
-    """A watcher that kills a restore without progress: `criu restore` has no timeout of its own and can hang for ever.
-
-    The restore gets less time when CRIU has logged an error: other tasks may wait for ever for one that failed.
-    """
-
-    def __init__(self, restore: _Restore, log: Path) -> None:
-        self._log = log
-        self._init, self._progress = restore.namespaces.init_pid, restore.progress
-        self._seconds = restore.settings.stall_seconds
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
-        self.killed = False
-        #: The diagnosis of CRIU's log, read before the kill: the log disappears with init's mount namespace.
-        self.found: criu_log.Diagnosis | None = None
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._end.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        ticks, since = self._ticks(), time.monotonic()
-        while not self._end.wait(0.25):
-            if (now := self._ticks()) != ticks:
-                ticks, since = now, time.monotonic()
-            elif self._is_stalled(time.monotonic() - since):
-                self.found = criu_log.diagnose(
-                    self._log, fallback="The restore made no progress and was given up."
-                )
-                self.killed = True
-                with suppress(ProcessLookupError):
-                    os.kill(self._init, signal.SIGKILL)
-                return
-
-    def _is_stalled(self, seconds: float) -> bool:
-        return seconds > self._seconds or (
-            seconds > min(_ERROR_SECONDS, self._seconds) and criu_log.has_errors(self._log)
-        )
-
-    def _ticks(self) -> int:
-        # CRIU's own work, reading included, is visible only as processor time.
-        return self._progress.ticks + processes.processor_ticks(self._init)
+def _watch(restore: _Restore, images: Path) -> RestoreWatch:
+    return RestoreWatch(
+        restore.namespaces.init_pid,
+        restore.progress,
+        images / "restore.log",
+        stall_seconds=restore.settings.stall_seconds,
+    )
 
 
-def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> ThawFailed:
+def _failure(restore: _Restore, images: Path, ending: str, watch: RestoreWatch) -> ThawFailed:
     """Return the error of a restore that failed. `ending`: how CRIU ended."""
     found = watch.found or criu_log.diagnose(
         images / "restore.log",
@@ -360,7 +341,7 @@ def _failure(restore: _Restore, images: Path, ending: str, watch: _Watch) -> Tha
     return ThawFailed(found.cause, hint=f"{hint} The snapshot is untouched.", details=found.details)
 
 
-def _let_go(tree: Tree, manifest: Manifest) -> None:
+def _continue_tasks(tree: Tree, manifest: Manifest) -> None:
     """Send SIGCONT to all tasks that the user had not stopped, deepest first; return when the kernel runs."""
     saved = {process.pid: process for process in manifest.processes}
     stopped = {pid for pid, process in saved.items() if process.stopped}

@@ -1,1 +1,1 @@
-"""This machine: its processes, its resources, what it permits. The package does not depend on Jupyter or snapshots."""
+"""This machine's processes, resources and permissions. The package does not depend on Jupyter or snapshots."""

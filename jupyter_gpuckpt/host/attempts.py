@@ -44,14 +44,14 @@ def checked(result: int) -> int:
 
 
 def ptrace(pid: int) -> None:
-    """Seize and interrupt a process, which goes on when its tracer ends."""
+    """Seize and interrupt a process; it continues when its tracer exits."""
     libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
     checked(libc.ptrace(PTRACE_SEIZE, pid, None, None))
     checked(libc.ptrace(PTRACE_INTERRUPT, pid, None, None))
 
 
 def writable_area(pid: int) -> int:
-    """Return the address of the first writable memory of a process."""
+    """Return the address of the first private writable mapping of a process."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         bounds, rights = line.split()[:2]
         if rights == "rw-p":
@@ -91,7 +91,7 @@ def duplicate(pid: int) -> None:
     checked(libc.syscall(CALLS["pidfd_getfd"], pidfd, 0, 0))
 
 
-def look_around(pid: int) -> None:
+def read_proc(pid: int) -> None:
     """Read files in /proc that only a process with the right to trace may read."""
     os.readlink(f"/proc/{pid}/fd/0")
     os.stat(f"/proc/{pid}/root/")
@@ -113,7 +113,7 @@ ATTEMPTS: dict[str, Callable[[int], None]] = {
     "process_vm_writev": write_memory,
     "kcmp": compare,
     "pidfd_getfd": duplicate,
-    "/proc": look_around,
+    "/proc": read_proc,
     "vmsplice": splice,
 }
 

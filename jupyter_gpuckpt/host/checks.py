@@ -1,4 +1,4 @@
-"""The doctor's single checks of this machine.
+"""The checks of this machine that the doctor runs.
 
 Each yields a sentence with the finding and, if it fails, the cause and the one command that changes it. A check that fails is a
 value, not an exception; `doctor.report` also survives one that raises.
@@ -18,9 +18,9 @@ from typing import NamedTuple
 from ..protocol import Check
 from . import criu_program, gpu, limits, pagemap_scan, privileges, processes
 
-#: With this driver (CUDA 13) and newer ones the newer versions of cuda-bindings work.
+#: The oldest driver (CUDA 13) with which cuda-bindings 13 works.
 CUDA_13_DRIVER = 580
-#: The check fails if there is less room for snapshots than this.
+#: The free disk space below which the check of the store fails.
 LOW_BYTES = 2 << 30
 
 #: CRIU sees at most this much memory of a process whose large areas are hidden (engine/criu/hidden_pages.py).
@@ -109,10 +109,10 @@ def memory(_: Place) -> Iterator[Check]:
 
 
 def memory_files(_: Place) -> Iterator[Check]:
-    """Check that file systems that should be in memory are."""
+    """Check that /dev/shm is a tmpfs."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     kinds = {fields[1]: fields[2] for fields in mounts}
-    shared = "/dev/shm"  # noqa: S108 - the folder itself is what is looked at
+    shared = "/dev/shm"  # noqa: S108 - the folder itself is checked
     if kinds.get(shared) == "tmpfs":
         size = shutil.disk_usage(shared).total
         yield Check(shared, True, f"A tmpfs of {size / 1e9:.1f} GB.")

@@ -1,4 +1,4 @@
-"""The one place that runs other programs, with the same rules for all of them.
+"""The only module that runs other programs, with the same rules for all of them.
 
 Covers: argv lists only, never a shell; a clean environment unless one is given; stdin empty unless
 given; every program in a session of its own; a deadline that the caller has to name; the whole
@@ -160,7 +160,7 @@ def wait(process: subprocess.Popen[bytes], timeout: float | None) -> int | None:
                 poll.register(ended, select.POLLIN)
                 if not poll.poll(max(0, int(timeout * 1000))):
                     return None
-        except OSError:  # out of descriptors: slower, but right
+        except OSError:  # out of descriptors: polling is slower, but correct
             try:
                 return process.wait(timeout)
             except subprocess.TimeoutExpired:
@@ -200,7 +200,7 @@ def stop(process: subprocess.Popen[bytes]) -> int:
 
 
 class ErrorOutput:
-    """A file in memory for a spawned program's standard error, of which the end is kept.
+    """A file in memory for a spawned program's standard error; the end of the text is kept.
 
     Pass `descriptor` to `spawn` as `stderr`. Unlike a pipe, a file does not have to be read while the program runs, and children
     that it leaves behind delay no reader. Call `close` at the end; `text` stays available.

@@ -21,7 +21,7 @@ _NOWHERE = "00000000:0000"
 
 
 class End(NamedTuple):
-    """One end of a connection, which the process `pid` has open."""
+    """One end of a connection; the process `pid` has it open."""
 
     pid: int
     program: str
@@ -93,7 +93,7 @@ def survey(pids: Collection[int]) -> Survey:
 
 
 def both_ends(end: End, pids: Iterable[int]) -> tuple[Row | None, Row | None]:
-    """Return the present rows of a connection's two ends; None for an end that is gone."""
+    """Return the current rows of a connection's two ends; None for an end that is gone."""
     found = {row.ends: row for row in _rows(pids)}
     return found.get(end.row.ends), found.get(end.row.ends[::-1])
 
@@ -103,7 +103,7 @@ def _rows(pids: Iterable[int]) -> list[Row]:
 
 
 def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
-    """Return the process, its name and its descriptor of every socket, by the socket's inode."""
+    """Return for every socket, by inode: the pid, the process's name and the descriptor."""
     found: dict[str, tuple[int, str, int]] = {}
     for pid in pids:
         name = processes.name(pid) or "?"
@@ -114,7 +114,7 @@ def _held(pids: Iterable[int]) -> dict[str, tuple[int, str, int]]:
 
 
 def _listed_elsewhere(pids: Iterable[int]) -> set[str]:
-    """Return the inodes of unix sockets (man 7 unix)."""
+    """Return the inodes of sockets that are listed elsewhere: unix sockets (man 7 unix)."""
     for pid in pids:
         with suppress(OSError):
             lines = (processes.PROC / str(pid) / "net" / "unix").read_text(errors="replace")
@@ -123,7 +123,7 @@ def _listed_elsewhere(pids: Iterable[int]) -> set[str]:
 
 
 def is_stuck(waiting: Row) -> bool:
-    """Return whether bytes have arrived at an end that was not accepted yet, where no program can read them."""
+    """Return whether bytes wait at an end that was not accepted yet, so that no program can read them."""
     return waiting.unread > (waiting.state == TcpState.CLOSE_WAIT)
 
 

@@ -1,4 +1,4 @@
-"""Preventing core files of the daemon, which would contain parts of kernels' memory and their keys.
+"""Prevention of core files of the daemon, which would contain parts of kernels' memory and their keys.
 
 The daemon stays dumpable (man 2 prctl), because it reads its own /proc. Programs that it starts for users are to crash as they
 would without the daemon: `allow` undoes in another process what it inherited.
@@ -18,7 +18,7 @@ _before: list[tuple[tuple[int, int], str]] = []
 
 
 def forbid() -> None:
-    """Let this process and its children leave no core file, and no memory in one that a program reads from a pipe."""
+    """Disable core files of this process and its children, and keep memory out of those that are piped to a program."""
     limits = resource.getrlimit(resource.RLIMIT_CORE)
     try:
         _before.append((limits, _filter(os.getpid()).read_text().strip()))
@@ -29,7 +29,7 @@ def forbid() -> None:
 
 
 def allow(pid: int) -> None:
-    """Give a process that was started by this one the settings that this one had before `forbid`."""
+    """Give a child process the settings that this process had before `forbid`."""
     for limits, chosen in _before[:1]:
         try:
             resource.prlimit(pid, resource.RLIMIT_CORE, limits)

@@ -1,4 +1,4 @@
-"""The choice of a CRIU: where it is searched for, and which versions are new enough."""
+"""The choice of the CRIU program: where it is searched for, and which versions are new enough."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import commands
 
 MINIMUM = (4, 1)
 VARIABLE = "JUPYTER_GPUCKPT_CRIU"
-TIMEOUT = 3.0
+TIMEOUT = 20.0
 
 
 def find() -> Path | None:
@@ -21,9 +21,9 @@ def find() -> Path | None:
 
 
 def candidates() -> Iterator[Path]:
-    """Yield the programs that exist in the places where a CRIU is searched for, in this order.
+    """Yield the CRIU programs that exist, in order of preference.
 
-    These are the environment variable JUPYTER_GPUCKPT_CRIU, PATH and the folders of administrators' tools, and
+    The places are the environment variable JUPYTER_GPUCKPT_CRIU, PATH and the folders of administrators' tools, and
     the distribution jupyter-gpuckpt-criu, which `pip install 'jupyter_gpuckpt[criu]'` installs.
     """
     wanted = [
@@ -47,10 +47,10 @@ def _from_its_wheel() -> Path | None:
 def version(criu: Path) -> tuple[int, ...] | None:
     """Return the version that `criu --version` prints, like (4, 2, 1); None when it does not run."""
     try:
-        said = commands.run([criu, "--version"], timeout=TIMEOUT).stdout
+        printed = commands.run([criu, "--version"], timeout=TIMEOUT).stdout
     except commands.CommandFailed:
         return None
-    match = re.search(r"Version: (\d+(?:\.\d+)*)", said)
+    match = re.search(r"Version: (\d+(?:\.\d+)*)", printed)
     return tuple(map(int, match[1].split("."))) if match else None
 
 

@@ -1,6 +1,6 @@
-"""The report whether kernels can be saved on this machine, and what would change it.
+"""The report on whether kernels can be saved on this machine, and what would change that.
 
-The report is data: the command line, the REST API and the tests use the same one. The single checks are in `checks`.
+The report is data: the command line, the REST API and the tests use the same one. The checks are in `checks`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from . import checks, criu_program
 
 
 def find_criu() -> Path | None:
-    """Return the CRIU to use: the first that is new enough, in the order of `criu_program.candidates`."""
+    """Return the CRIU program to use: the first of `criu_program.candidates` that is new enough."""
     return criu_program.find()
 
 
@@ -29,7 +29,7 @@ def report(
 
     `criu` is the result of `find_criu`. `init` is the program that starts kernels, `store` the folder
     of the snapshots (which need not exist yet); checks of those that are None are left out. `trial`
-    tries the engine itself (`snapshots.trial`); it runs last, and only if all that it needs is there.
+    tries the engine itself (`snapshots.trial`); it runs last, and only if no required check has failed.
     `engine_available` is False if a required check fails; reason and hint are then those of the first.
     """
     found = list(_run_all(checks.Place(criu, init, store)))

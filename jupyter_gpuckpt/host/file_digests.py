@@ -21,15 +21,15 @@ from .. import decoding
 
 logger = logging.getLogger(__name__)
 
-#: Device, inode, size, mtime and ctime in nanoseconds: a file for which all are the same has the same content.
+#: Device, inode, size, mtime and ctime (nanoseconds). A file for which all are unchanged has the same content.
 Identity = tuple[int, int, int, int, int]
 
-#: The most digests that are kept; the oldest are dropped.
+#: The maximum number of cached digests; the oldest are dropped.
 _MOST_KEPT = 50_000
 
 
 class FileDigests:
-    """A cache of file digests, which the file `path` keeps over restarts (None: in memory only). Thread-safe."""
+    """A cache of file digests, stored in the file `path` across restarts (None: in memory only). Thread-safe."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -39,24 +39,24 @@ class FileDigests:
         self._background = ThreadPoolExecutor(1, "file-digests", initializer=_lower_priority)
 
     def of(self, path: str | Path) -> str:
-        """Return the digest of a file in hexadecimal, reading the file unless it is known. Raises OSError."""
+        """Return the digest of a file in hexadecimal; read the file if the digest is not cached. Raises OSError."""
         identity = _identity(os.stat(path))
         found = self._get(identity)
         if not found:
             found = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
-            # A file that was written meanwhile gets no digest.
+            # The digest of a file that was written meanwhile is not cached.
             if _identity(os.stat(path)) == identity:
                 self._put(identity, found)
         return found
 
     def known(self, path: str | Path) -> str:
-        """Return the digest of a file if it is known, else an empty string; never raises."""
+        """Return the cached digest of a file, else an empty string; never raises."""
         with suppress(OSError):
             return self._get(_identity(os.stat(path)))
         return ""
 
     def learn(self, paths: Iterable[str], *, most_bytes: int) -> None:
-        """Read files without a known digest, smallest first: at most `most_bytes` now, the others in the background."""
+        """Compute missing digests, smallest files first: up to `most_bytes` of files now, the others in the background."""
         later, left = [], most_bytes
         for size, path in sorted(self._unknown(paths)):
             left -= size
@@ -71,7 +71,7 @@ class FileDigests:
             self.save()
 
     def save(self) -> None:
-        """Write new digests to the disk. Errors are only logged: a digest that was not written is computed again."""
+        """Write new digests to disk. Errors are only logged: a digest that was not written is computed again."""
         with self._lock:
             if self._path is None or not self._unsaved:
                 return
@@ -82,10 +82,10 @@ class FileDigests:
             temporary.write_bytes(msgspec.msgpack.encode(kept))
             temporary.replace(self._path)
         except OSError as error:
-            logger.warning("digests of programs and libraries are not kept: %s", error)
+            logger.warning("digests of programs and libraries could not be written: %s", error)
 
     def close(self) -> None:
-        """End the background work; files that were not read yet are read another time."""
+        """Stop the background work; files that were not read yet are read another time."""
         self._background.shutdown(wait=True, cancel_futures=True)
         self.save()
 
@@ -133,7 +133,7 @@ def _load(path: Path | None) -> dict[Identity, str]:
     except FileNotFoundError:
         return {}
     except (OSError, msgspec.DecodeError) as error:
-        logger.warning("digests of programs and libraries are made again: %s: %s", path, error)
+        logger.warning("digests of programs and libraries are computed again: %s: %s", path, error)
         return {}
 
 

@@ -1,7 +1,8 @@
-"""The properties of this machine on which a snapshot depends, and a comparison of two machines."""
+"""The properties of this machine on which a snapshot depends, and the comparison of two machines."""
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from functools import cache
@@ -36,7 +37,7 @@ INSTRUCTIONS = (
     ),
 )
 
-#: Prefixes of names that look like an instruction but are none.
+#: Prefixes of names that look like an instruction but do not stand for one.
 NOT_INSTRUCTIONS = ("tsc_adjust", "tsc_deadline", "tsc_known", "tsc_reliable", "tsc_scale")
 
 
@@ -49,14 +50,15 @@ def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
         cpu_flags=_cpu_flags(cpuinfo),
         driver_version=gpu.driver_version(),
         gpus=gpu.gpus(),
+        home=os.environ.get("HOME", ""),
     )
 
 
 def differences(saved: Host, here: Host, *, with_gpu: bool = True) -> list[str]:
-    """Return the reasons why a kernel saved on `saved` may not run on `here`, as whole sentences; empty when it will.
+    """Return the reasons why a kernel saved on `saved` may not run on `here`, as whole sentences; empty if there are none.
 
     `with_gpu`: whether the snapshot holds GPU memory; without it drivers and GPUs may differ.
-    A machine that has more (instructions, GPUs, memory) is no difference.
+    Additional instructions, GPUs or memory of `here` are no difference.
     """
     if saved.machine != here.machine:
         return [

@@ -29,12 +29,12 @@ CHECKPOINT_FUNCTIONS = tuple(
 RETRY_SECONDS = 30.0
 #: The period over which a process's use of a GPU is measured.
 UTILIZATION_SECONDS = 5.0
-#: GPUs of one model whose memory differs by more are different: a few MB differ with ECC and driver, sizes on sale by more.
+#: The relative difference in memory up to which GPUs of one model count as equal: ECC and driver change it by a few MB.
 _SAME_SIZE = 0.02
 
 
 class _Library:
-    """A loader of NVML, which initializes it at the first use and keeps it: that may take a second."""
+    """A loader of NVML: initializes it at the first use, which may take a second, and keeps it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,14 +43,14 @@ class _Library:
         self.reason = ""
 
     def get(self) -> Any:  # noqa: ANN401 - the module pynvml, which has no types
-        """Return the initialized module `pynvml`; None without a driver."""
+        """Return the initialized module `pynvml`; None without a working driver."""
         with self._lock:
             if self._module is None and time.monotonic() - self._failed_at >= RETRY_SECONDS:
                 try:
                     import pynvml  # noqa: PLC0415 - absent or slow where there is no GPU
 
                     pynvml.nvmlInit()
-                except Exception as error:  # a broken driver is like none
+                except Exception as error:  # a broken driver counts as none
                     self._failed_at = time.monotonic()
                     self.reason = f"{type(error).__name__}: {error}"
                     logger.debug("NVML cannot be used: %s", self.reason)
@@ -74,7 +74,7 @@ def driver_version() -> str:
     try:
         return str(nvml.nvmlSystemGetDriverVersion()) if nvml else ""
     except nvml.NVMLError as error:
-        logger.warning("The NVIDIA driver does not tell its version: %s", error)
+        logger.warning("The NVIDIA driver does not report its version: %s", error)
         return ""
 
 
@@ -125,7 +125,7 @@ def same_model(one: Gpu, other: Gpu) -> bool:
 
 
 def memory_of(pids: Collection[int]) -> dict[int, int]:
-    """Return the bytes of GPU memory, on all GPUs together and with contexts, of those of `pids` that use any."""
+    """Return, for those of `pids` that use a GPU, their bytes of memory on all GPUs together, contexts included."""
     used = Counter[int]()
     for by_process in _used().values():
         used.update({pid: count for pid, count in by_process.items() if pid in pids})
@@ -133,15 +133,15 @@ def memory_of(pids: Collection[int]) -> dict[int, int]:
 
 
 def used_by(pid: int) -> dict[str, int]:
-    """Return the bytes that a process has on each GPU, by UUID, with contexts; empty if the driver does not list the process."""
+    """Return the bytes that a process has on each GPU, by UUID, contexts included; empty if the driver does not list it."""
     return {uuid: held[pid] for uuid, held in _used().items() if pid in held}
 
 
 def names_every_context() -> bool:
-    """Return whether a process that the driver does not list has no context, which `used_by` alone does not say.
+    """Return whether a process that the driver does not list surely has no context: then an empty `used_by` means none.
 
-    Not so in a PID namespace of its own, where listed pids are others; nor with a GPU in MIG mode, whose parts have lists of
-    their own; nor where a GPU does not answer.
+    It is False in a PID namespace of its own, where listed pids mean other processes; with a GPU in MIG mode, whose parts have
+    lists of their own; and where a GPU does not answer.
     """
     nvml = _library.get()
     if not nvml or not privileges.sees_whole_machine():
@@ -168,19 +168,19 @@ def utilization_of(pids: Collection[int]) -> dict[int, int] | None:
         return None
     since = int((time.time() - UTILIZATION_SECONDS) * 1e6)
     found: dict[int, int] = {}
-    told = False
+    known = False
     for handle in _handles(nvml):
         try:
             samples = nvml.nvmlDeviceGetProcessUtilization(handle, since)
         except nvml.NVMLError as error:
             # No samples: no process used this GPU.
-            told |= error.value == nvml.NVML_ERROR_NOT_FOUND
+            known |= error.value == nvml.NVML_ERROR_NOT_FOUND
             continue
-        told = True
+        known = True
         for sample in samples:
             if sample.pid in pids:
                 found[sample.pid] = max(found.get(sample.pid, 0), min(int(sample.smUtil), 100))
-    return found if told else None
+    return found if known else None
 
 
 def shares_by_mps(pid: int) -> bool:
@@ -193,13 +193,13 @@ def shares_by_mps(pid: int) -> bool:
 
 
 def is_partitioned(uuid: str) -> bool:
-    """Return whether a GPU is in MIG mode, cut into parts."""
+    """Return whether a GPU is in MIG mode, partitioned into instances."""
     nvml = _library.get()
     if not nvml:
         return False
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByUUID(uuid))
-    except nvml.NVMLError:  # a GPU that cannot be
+    except nvml.NVMLError:  # a GPU without MIG
         return False
     return bool(mode)
 
@@ -207,7 +207,7 @@ def is_partitioned(uuid: str) -> bool:
 def _used() -> dict[str, dict[int, int]]:
     """Return for every GPU, by UUID, the memory of each process that has a context on it.
 
-    The driver reports pids of the machine's first PID namespace: a daemon in a container with a PID
+    The driver reports pids of the machine's initial PID namespace: a daemon in a container with a PID
     namespace of its own does not find its processes.
     """
     nvml = _library.get()
@@ -219,7 +219,7 @@ def _used() -> dict[str, dict[int, int]]:
             logger.warning("A GPU does not answer: %s", error)
             continue
         running = _listed(nvml, handle, "ComputeRunningProcesses")
-        # The memory is None where the driver does not count it by process (MIG, WDDM).
+        # usedGpuMemory is None where the driver does not count memory by process (MIG, WDDM).
         found[uuid] = {process.pid: process.usedGpuMemory or 0 for process in running}
     return found
 

@@ -1,4 +1,4 @@
-"""The lowest priority of this process, for work that nobody waits for."""
+"""The lowest priority for this process, for work that no user waits for."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _WHO_PROCESS, _CLASS_IDLE, _CLASS_SHIFT = 1, 3, 13
 
 
 def take() -> None:
-    """Give way to all others from now on, and go first when memory runs out; never raises.
+    """Set the lowest CPU and I/O priority for this process and make it the OOM killer's first choice; never raises.
 
-    To be called before there are threads: they inherit it. Not SCHED_IDLE: on a machine that computes for days, which is what
-    kernels do, hardly anything would be done at all.
+    Call it before any thread starts: threads inherit it. It does not use SCHED_IDLE: beside kernels that compute for days, such
+    a process would hardly run at all.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
@@ -26,7 +26,7 @@ def take() -> None:
     if number is not None:
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(number, _WHO_PROCESS, 0, _CLASS_IDLE << _CLASS_SHIFT)
-    # Where every session is scheduled as a whole, a process's own priority counts only inside of it (man 7 sched).
+    # With autogroups, a process's own priority counts only within its session (man 7 sched).
     for path, value in (("/proc/self/autogroup", str(NICE)), ("/proc/self/oom_score_adj", "1000")):
         with suppress(OSError):
             Path(path).write_text(value)

@@ -27,7 +27,7 @@ def descriptors() -> tuple[int, int]:
 def dump_descriptors() -> int:
     """Return how many descriptors CRIU can have: it may raise its soft limit to the hard one."""
     if _may_exceed_limits():
-        try:  # it raises its own limit to this
+        try:  # CRIU raises its own limit to this
             return int(Path("/proc/sys/fs/nr_open").read_text())
         except (OSError, ValueError):
             pass
@@ -35,7 +35,7 @@ def dump_descriptors() -> int:
 
 
 def largest_skeleton_bytes() -> int:
-    """Return the most private memory that a process may have for a skeleton dump.
+    """Return the largest private memory, in bytes, that a process may have for a skeleton dump.
 
     A process with more takes a plain dump to a directory, which takes longer.
     """
@@ -47,7 +47,7 @@ def largest_skeleton_bytes() -> int:
 def _may_exceed_limits() -> bool:
     """Return whether Linux lets this process, and therefore CRIU, make a pipe beyond the limit.
 
-    It is tried, because the CAP_SYS_RESOURCE of a user namespace raises no limit. In a kernel's own
+    The function tries it, because the CAP_SYS_RESOURCE of a user namespace raises no limit. In a kernel's own
     user namespace CRIU has only that one.
     """
     if not privileges.suffice():

@@ -1,4 +1,4 @@
-"""PAGEMAP_SCAN, by which Linux lists the pages of a process: since Linux 6.7. See Documentation/admin-guide/mm/pagemap.rst."""
+"""PAGEMAP_SCAN (Linux 6.7), which lists the pages of a process. See Documentation/admin-guide/mm/pagemap.rst."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _FILE, _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 
 def own_pages(
     descriptor: int, start: int, end: int, regions: int, most_regions: int
 ) -> tuple[int, int]:
-    """Look for pages that are the process's own: in memory or swapped out, not a file's, the zero page or a guard.
+    """Find the private pages of a process: in memory or swapped out; not a file's, not the zero page, not a guard page.
 
-    `descriptor`: its pagemap. `regions`: the address of an array of three 64-bit numbers for each of `most_regions`, which gets
-    start and end of each that is found. Return how many were found, and where the scan ended. Raises OSError.
+    `descriptor`: the process's pagemap. `regions`: the address of an array of `most_regions` entries of three 64-bit numbers
+    (struct page_region); the first two become start and end of a region. Return the number of regions found, and the address
+    where the scan ended. Raises OSError.
     """
     unwanted = _FILE | _PFNZERO | (_GUARD if _knows_guards() else 0)
     wanted = unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT

@@ -1,4 +1,4 @@
-"""The rights of this process."""
+"""The rights of this process: capabilities, namespaces, seccomp, ptrace."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def effective() -> frozenset[str]:
 
 
 def suffice() -> bool:
-    """Return whether this process has every right that kernels in its own user namespace need.
+    """Return whether this process has all rights that are needed for kernels that share its user namespace.
 
-    The answer is False in a user namespace: CRIU needs capabilities in the machine's first one.
+    It is False in a user namespace: CRIU needs capabilities in the machine's initial one.
     """
     return effective() >= NEEDED and in_first_user_namespace()
 
@@ -68,7 +68,7 @@ def _capabilities(field: str) -> frozenset[str]:
 
 
 def seccomp_filters() -> int:
-    """Return how many filters restrict which system calls this process may make."""
+    """Return the number of seccomp filters of this process."""
     status = processes.status(os.getpid())
     return int(status.get("Seccomp_filters", "1" if status.get("Seccomp", "0") != "0" else "0"))
 
@@ -83,7 +83,7 @@ def masked_proc() -> bool:
 
 
 def sees_whole_machine() -> bool:
-    """Return whether this process is in the machine's first PID namespace, as no process of a container is."""
+    """Return whether this process is in the machine's initial PID namespace; processes of containers are not."""
     return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
 
 

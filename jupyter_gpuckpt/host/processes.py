@@ -69,7 +69,7 @@ def alive(pid: int, start_ticks: int | None = None) -> bool:
 
 
 def start_time(pid: int) -> int | None:
-    """Return its start time, in clock ticks since boot: with the pid it identifies one process for ever."""
+    """Return its start time, in clock ticks since boot; pid and start time together identify a process uniquely."""
     stat = _stat(pid)
     return int(stat[19]) if stat else None
 
@@ -105,15 +105,15 @@ def name(pid: int) -> str | None:
 
 
 def arguments(pid: int) -> list[str]:
-    """Return its command line; empty for zombies and threads of the operating system."""
+    """Return its command line; empty for zombies and Linux's kernel threads."""
     text = _read(pid, "cmdline")
     return text.rstrip("\0").split("\0") if text else []
 
 
 def environment(pid: int) -> dict[str, str]:
     """Return the environment with which its program was started; empty where that may not be read."""
-    words = (_read(pid, "environ") or "").split("\0")
-    return dict(word.split("=", 1) for word in words if "=" in word)
+    entries = (_read(pid, "environ") or "").split("\0")
+    return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
 def status(pid: int) -> dict[str, str]:
@@ -147,7 +147,7 @@ def threads(pid: int) -> list[int]:
 
 
 def context_switches(pid: int) -> dict[int, int]:
-    """Return how often each thread got a processor: if two counts are equal, nothing ran in between."""
+    """Return each thread's number of context switches: if two counts are equal, the thread did not run in between."""
     counts = {}
     for tid in threads(pid):
         fields = _fields(_read(pid, f"task/{tid}/status") or "")
@@ -159,7 +159,7 @@ def context_switches(pid: int) -> dict[int, int]:
 
 
 def processor_ticks(pid: int) -> int:
-    """Return the processor time of it and its descendants so far, in clock ticks."""
+    """Return the CPU time of a process and its descendants so far, in clock ticks."""
     total = 0
     for member in (pid, *descendants(pid)):
         if stat := _stat(member):
@@ -168,8 +168,8 @@ def processor_ticks(pid: int) -> int:
 
 
 def thread_ticks(tid: int) -> int | None:
-    """Return the processor time of one thread so far, in clock ticks; None when it has ended."""
-    # /proc/TID/stat of a main thread is its process's.
+    """Return the CPU time of one thread so far, in clock ticks; None if it has ended."""
+    # /proc/TID/stat of a main thread counts its whole process.
     text = _read(tid, f"task/{tid}/stat")
     if not text:
         return None
@@ -190,7 +190,7 @@ def children(pid: int) -> list[int]:
     found: set[int] = set()
     listed = False
     for tid in threads(pid):
-        # A child belongs to the thread that made it, so every thread has its own list.
+        # Linux lists a child with the thread that forked it.
         text = _read(pid, f"task/{tid}/children")
         if text is not None:
             listed = True
@@ -240,12 +240,12 @@ def maps(pid: int) -> list[Mapping]:
 
 
 def programs(pid: int) -> set[str]:
-    """Return the paths of the programs and libraries that it has mapped, with their present names."""
+    """Return the current paths of the programs and libraries that it has mapped."""
     return {area.path for area in maps(pid) if "x" in area.perms and area.path.startswith("/")}
 
 
 def memory(pid: int) -> Memory:
-    """Return what it keeps in memory; zeros where that may not be read (it takes the right to ptrace)."""
+    """Return its memory; zeros where that may not be read (it takes the right to ptrace)."""
     fields = _fields(_read(pid, "smaps_rollup") or "")
 
     def size(*names: str) -> int:
@@ -259,7 +259,7 @@ def memory(pid: int) -> Memory:
     )
 
 
-#: Fields of a process's status: memory of its own (also if a forked one still shares it), and memory in common with others.
+#: Fields of /proc/PID/status: private memory (even if a forked child still shares it), and memory shared with others.
 PRIVATE, SHARED = ("RssAnon", "VmSwap"), ("RssShmem",)
 
 
@@ -274,7 +274,7 @@ def resident_bytes(pid: int, names: Sequence[str] = (*PRIVATE, *SHARED)) -> int:
 
 
 def mem_available(pid: int | None = None) -> int:
-    """Return how many bytes may still be used: MemAvailable, or less where a cgroup limits this process or `pid`."""
+    """Return how many bytes of memory are available: MemAvailable, or less where a cgroup limits this process or `pid`."""
     fields = _fields((PROC / "meminfo").read_text())
     free = 1024 * int(fields["MemAvailable"].split()[0])
     memberships = [PROC / str(process) / "cgroup" for process in ("self", pid) if process]
@@ -283,9 +283,9 @@ def mem_available(pid: int | None = None) -> int:
 
 
 def open_pidfd(pid: int) -> int | None:
-    """Return a descriptor that refers to this process even when its pid is used again; the caller closes it.
+    """Return a descriptor that refers to this process even when its pid is reused; the caller closes it.
 
-    It is None when the process is gone. That of a zombie is readable at once.
+    The result is None if the process is gone. The descriptor of a zombie is readable at once.
     """
     try:
         return os.pidfd_open(pid)
@@ -320,7 +320,7 @@ def _read(pid: int, path: str) -> str | None:
 def _stat(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the third (state) on."""
     text = _read(pid, "stat")
-    # The name before it stands in parentheses and may hold spaces and parentheses itself.
+    # The name, the second field, is in parentheses and may itself contain spaces and parentheses.
     return text.rpartition(")")[2].split() if text else None
 
 

@@ -1,4 +1,4 @@
-"""Seccomp filters of processes: those that every process of a kernel inherits from init, and those that it added itself."""
+"""Seccomp filters of processes: those inherited from init, and those that a process added itself."""
 
 from __future__ import annotations
 

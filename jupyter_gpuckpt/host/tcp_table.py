@@ -17,7 +17,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class TcpState(StrEnum):
-    """The states that are used here, as the table writes them (include/net/tcp_states.h)."""
+    """The TCP states used here, as the table writes them (include/net/tcp_states.h)."""
 
     ESTABLISHED = "01"
     FIN_WAIT_1 = "04"
@@ -46,9 +46,9 @@ class Endpoint(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table: a socket. `inode`: "0" if no program has it open (any more, or yet).
+    """A row of the table: a socket. `inode`: "0" if no program has the socket open (any more, or yet).
 
-    The fields are kept as text: of very many rows few are examined.
+    The fields are kept as text and parsed on demand: few of very many rows are examined.
     """
 
     local_text: str

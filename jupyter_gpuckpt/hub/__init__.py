@@ -1,4 +1,4 @@
-"""For JupyterHub's configuration file: a spawner that suspends the kernels of a server before it stops it.
+"""A spawner for JupyterHub's configuration file that suspends the kernels of a server before it stops it.
 
 from jupyter_gpuckpt.hub import with_suspend
 c.JupyterHub.spawner_class = with_suspend("jupyterhub.spawner.LocalProcessSpawner")
@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 from .spawner import GpuCkptSpawnerMixin, with_suspend
 
-#: For `c.JupyterHub.template_paths`: the hub's page about a server that is being stopped says what it waits for.
+#: A value for `c.JupyterHub.template_paths`: its page about a server that is being stopped shows the reason for the wait.
 template_path = str(Path(__file__).parent / "templates")
 
 __all__ = ["GpuCkptSpawnerMixin", "template_path", "with_suspend"]

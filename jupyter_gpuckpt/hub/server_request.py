@@ -1,4 +1,4 @@
-"""The one question that the hub asks a user's server: suspend all your kernels within a time."""
+"""The hub's request to a user's server to suspend all kernels before a deadline."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import msgspec
 from .. import decoding
 from ..errors import GpuCkptError, HostError
 
-#: The server answers this much after the deadline at the latest (`client/batch.py`), and some time goes for the rest.
+#: The time to wait after the deadline: the server's own limit (`suspend_batch.py`) and some time for the transfer.
 _ANSWER_SECONDS = 15.0
 _CONNECT_SECONDS = 5.0
 _ROUTE = "api/gpuckpt/suspend_all"
 
 
-# What the hub reads of the answer, and no more: the servers may have another version of this package.
+# These records have only the fields that the hub reads: servers may have another version of this package.
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a kernel was not saved."""
+    """The reason why a kernel was not saved."""
 
     message: str
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a kernel. `name`: its notebook."""
+    """The outcome of one kernel. `name`: its notebook."""
 
     saved: bool
     name: str = ""
@@ -36,7 +36,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of all of them."""
+    """The outcomes of all kernels."""
 
     kernels: list[Outcome] = []
     seconds: float = 0.0
@@ -48,14 +48,14 @@ async def suspend_all(
     within_seconds: float,
     ssl_context: ssl.SSLContext | None = None,
 ) -> Report:
-    """Ask; the tokens are tried one after the other until the server accepts one.
+    """Request a suspend of all kernels; try the tokens in turn until the server accepts one.
 
-    Raises GpuCkptError with what went wrong; takes at most 20 s longer than `within_seconds`.
+    Raises GpuCkptError with the cause; takes at most 20 s longer than `within_seconds`.
     """
     timeout = httpx.Timeout(within_seconds + _ANSWER_SECONDS, connect=_CONNECT_SECONDS)
     url = server_url.rstrip("/") + "/" + _ROUTE
     try:
-        # The server is asked directly: neither the hub's proxy nor one of the environment is between.
+        # The request goes directly to the server, neither through the hub's proxy nor through one of the environment.
         async with httpx.AsyncClient(
             timeout=timeout, trust_env=False, verify=ssl_context or False
         ) as http:

@@ -1,7 +1,7 @@
-"""A spawner that suspends all kernels of a server before it stops it, and says at the next start that they are waiting.
+"""A spawner that suspends all kernels of a server before it stops it, and reports them at the next start.
 
-Covers: the stop, by whomever (user, administrator, idle culler, the hub's own end), and what the hub's pages show. Does not
-cover: bringing the kernels back. The next server lists them by itself.
+Covers: any stop (by a user, an administrator, the idle culler, the hub's own exit), and the messages on the hub's pages. Does not
+cover: resuming the kernels; the next server lists them by itself.
 """
 # jupyterhub carries no types:
 # mypy: allow-untyped-calls
@@ -30,14 +30,14 @@ else:
     _Base = LoggingConfigurable
 
 _STATE = "gpuckpt_waiting"
-#: A token for one question lives as long as the question may take, and this much longer.
+#: The lifetime of a token for one request, beyond the longest duration of the request.
 _TOKEN_SECONDS = 60
-#: So many notebooks are named, in the hub's pages and in its database.
+#: The most notebooks that are named in the hub's pages and its database.
 _NAMED = 5
 
 
 class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it runs
-    """To be put before any spawner class: `class Mine(GpuCkptSpawnerMixin, DockerSpawner): ...`."""
+    """A mixin to put before any spawner class: `class Mine(GpuCkptSpawnerMixin, DockerSpawner): ...`."""
 
     suspend_before_stop = Bool(
         True,
@@ -52,14 +52,14 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         same; smaller kernels are saved before larger ones.""",
     ).tag(config=True)
 
-    #: While kernels are being suspended: what the hub's page about the stop says (templates/stop_pending.html).
+    #: The text on the hub's page about the stop while kernels are being suspended (templates/stop_pending.html).
     suspending_message = ""
-    #: Names of the notebooks whose kernels wait for the next server. It survives `clear_state`, which comes between.
+    #: Names of the notebooks whose kernels wait for the next server. They survive `clear_state`, which the hub calls in between.
     _waiting: tuple[str, ...] = ()
     _started_again = False
 
     async def stop(self, now: bool = False) -> None:
-        """Suspend the kernels, then stop as ever. Whatever goes wrong with the former, the latter happens."""
+        """Suspend the kernels, then stop the server, even if suspending fails."""
         if self.suspend_before_stop and not now:
             self._waiting, self._started_again = (), False
             self.suspending_message = (
@@ -78,26 +78,26 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         await maybe_future(super().stop(now=now))
 
     async def start(self) -> object:
-        """As ever."""
+        """Start the server as the base class does."""
         url: object = await maybe_future(super().start())
-        # From here on it is up to the server; should it break down, nobody can say any more what waits.
+        # From now on the server lists its kernels; if it crashes, it is unknown which of them still wait.
         self._started_again = True
         return url
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """What the page of a start shows: first what waits for the user."""
+        """Yield the events of the start page: first the suspended sessions, then the base class's."""
         if self._waiting:
             yield {"progress": 5, "message": waiting_message(self._waiting)}
         async for event in super().progress():
             yield event
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Also what waits for the next start."""
+        """Load the base class's state and the names of waiting notebooks."""
         super().load_state(state)
         self._waiting = tuple(state.get(_STATE, ()))
 
     def get_state(self) -> dict[str, Any]:
-        """Also what waits for the next start, until that has happened."""
+        """Return the base class's state, with the names of waiting notebooks until the next start."""
         state: dict[str, Any] = super().get_state()
         if self._waiting and not self._started_again:
             state[_STATE] = list(self._waiting)
@@ -117,7 +117,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
         self._log_report(report)
 
     def _tokens(self) -> Generator[str]:
-        """The server's own token; where it is not known (after the hub's restart) or not enough, one for this question."""
+        """Yield the server's own token, then a new one for this request: the first may be unknown (hub restart) or insufficient."""
         if self.api_token:
             yield self.api_token
         token = self.user.new_api_token(
@@ -134,7 +134,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
                 self.db.commit()
 
     def _ssl_context(self) -> ssl.SSLContext | None:
-        """As the hub itself speaks to servers with `internal_ssl`."""
+        """Return the TLS context that the hub uses with `internal_ssl`; None without it."""
         settings = self.user.settings
         if not settings.get("internal_ssl"):
             return None
@@ -162,16 +162,16 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
 
 def waiting_message(names: tuple[str, ...]) -> str:
-    """`3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb.`"""
+    """Return a text like `3 suspended sessions are waiting: a.ipynb, b.ipynb, c.ipynb`."""
     shown = ", ".join(names[:_NAMED]) + ", ..." * (len(names) > _NAMED)
     sessions = "session is" if len(names) == 1 else "sessions are"
     return f"{len(names)} suspended {sessions} waiting: {shown}"
 
 
 def with_suspend(spawner: str | type) -> type:
-    """A spawner class that suspends kernels before it stops a server, made from any other.
+    """Return a subclass of a spawner class that suspends kernels before it stops a server.
 
-    `spawner`: the class, where it can be imported from, or what `c.JupyterHub.spawner_class` takes ("docker", "simple").
+    `spawner`: the class, its import path, or a name that `c.JupyterHub.spawner_class` takes ("docker", "simple").
     """
     used = spawner if isinstance(spawner, type) else _found(spawner)
     named = {"__doc__": used.__doc__, "__module__": __name__}

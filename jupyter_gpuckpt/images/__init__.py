@@ -1,1 +1,1 @@
-"""From bytes in memory and files to chunks in a store, and back."""
+"""Conversion of memory and files to chunks in a store, and back."""

@@ -1,6 +1,6 @@
 """Content-defined boundaries of chunks.
 
-`cut` alone decides. Boundaries depend on the content of pages and not on their addresses, so the same data is cut alike at another
+`cut` makes all decisions. Boundaries depend on the content of pages and not on their addresses, so the same data is cut alike at another
 address or after an insertion, and is found again in the store. A better rule may replace this one at any time: readers of
 snapshots do not know it.
 
@@ -8,7 +8,7 @@ A chunk begins
  * where pages of zeros begin or end (zeros become chunks of their own, and are not stored),
  * at a *mark*: a page whose hash, over a few of its words, has a certain value (one page in 64), unless a marked page is among
    the few before it,
- * and at the latest MAX_PAGES after the chunk's begin.
+ * and at the latest MAX_PAGES after the beginning of the previous chunk.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from numpy.typing import NDArray
 
 PAGE = 4096
 MAX_PAGES = 512
-#: A mark does not count when another page less than this far before it is marked.
+#: A mark does not count if one of the `MIN_PAGES` - 1 pages before it is marked.
 MIN_PAGES = 4
 
 _ZEROS = bytes(PAGE)
 _WORDS = PAGE // 8
-# Which 64-bit words of a page are looked at: spread, and at no common stride, so that few data have them constant.
+# The 64-bit words of a page that are hashed: spread, and at no common stride, so that in little data all of them are constant.
 _SAMPLED = (3, 74, 133, 202, 271, 330, 405, 506)
 _FACTORS = (
     0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
     0xA0761D6478BD642F, 0xE7037ED1A0B428DB, 0x8EBC6AF09C88C6E3, 0x589965CC75374CC3,
 )  # fmt: skip
-# The hash of words that are all zero is 0, so pages that are nearly empty are never marked.
+# The hash of all-zero words is 0, so nearly empty pages are never marked.
 _MARK_SHIFT, _MARK = 58, 1
 
 
 def is_zero(piece: memoryview) -> bool:
-    """Return whether `piece` has nothing but zeros."""
+    """Return whether `piece` consists of zeros."""
     if len(piece) <= PAGE:
         return bytes(piece) == _ZEROS[: len(piece)]
     whole = len(piece) // 8 * 8
@@ -46,7 +46,7 @@ def cut(buffer: memoryview) -> list[int]:
     """Return the ends of the chunks of `buffer`, in order, the last being its length.
 
     Boundaries are multiples of PAGE, but a page cut short at the end of `buffer` counts as a page. A chunk is either zeros
-    or has no page of zeros, so its first page tells which.
+    or has no page of zeros, so its first page shows which.
     """
     if not len(buffer):
         return []
@@ -65,15 +65,15 @@ def cut(buffer: memoryview) -> list[int]:
 
 
 def first_begin(buffer: memoryview) -> int | None:
-    """Return where the first chunk after the beginning of `buffer` begins, by content alone; None if nowhere in it.
+    """Return the offset of the first chunk boundary by content after the beginning of `buffer`; None if there is none.
 
-    For cutting a long stream in parallel at places that do not depend on where the parts begin. More bytes at the end of
-    `buffer` never change an answer that is not None. Zeros may be cut anywhere.
+    It serves to cut a long stream in parallel at places that do not depend on where the parts begin. More bytes at the end of
+    `buffer` never change a result that is not None. Zeros may be cut anywhere.
     """
     zero, begins = _begins(buffer)
     if not len(zero) or zero[0]:
         return 0
-    # Before MIN_PAGES it cannot be known here whether a mark counts.
+    # Whether a mark in the first MIN_PAGES counts depends on pages before `buffer`.
     begins[1:MIN_PAGES] = zero[1:MIN_PAGES]
     starts = np.flatnonzero(begins[1:])
     return (int(starts[0]) + 1) * PAGE if len(starts) else None

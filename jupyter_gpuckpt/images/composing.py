@@ -1,10 +1,10 @@
 """Composition of chunks of which few pages changed: from parts of stored chunks, and the pages that changed.
 
-Covers: choosing what a chunk is compared with, comparing, making the parts. Does not cover: storing the pages that changed (pack.py,
+Covers: the choice of the chunks to compare with, comparing, making the parts. Does not cover: storing the pages that changed (pack.py,
 workers/pack_worker.py), reading parts (reading_order.py).
 
-A page that changed makes another chunk of the 70 that a chunk has on average: of 2 GB in which one page in a hundred changed,
-two thirds would be stored again. The comparison is of bytes, and what they are compared with is verified first.
+One changed page changes a whole chunk, 70 pages on average: of 2 GB in which one page in a hundred changed, two thirds would be
+stored again. Chunks are compared byte by byte, with stored chunks whose digests were verified.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..model import Chunk, Part, Stream, encoded_parts, part_digests
+from ..chunk_parts import Part, encoded_parts, part_digests
+from ..model import Chunk, Stream
 from ..store import packs
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.local import LocalStore
 from .chunking import MAX_PAGES, PAGE
 
-#: Chunks that are kept to compare with, the largest and another one.
+#: The limit of the cache of decompressed source chunks: room for two of the largest.
 _KEPT_BYTES = 2 * MAX_PAGES * PAGE
-#: What a thread that composes needs besides: those, one that is read and decompressed, and the pages that changed.
+#: The additional memory of a thread that composes: that cache, a chunk that is read and decompressed, and the changed pages.
 COMPOSING_BYTES = _KEPT_BYTES + 3 * MAX_PAGES * PAGE
 
-#: Shorter chunks are stored whole: what a record takes on the disk and in the catalog is too much of what is gained.
+#: Shorter chunks are stored whole: a record on disk and in the catalog would cost too much of the gain.
 _LEAST_BYTES = 8 * PAGE
-#: At least so much of a composed chunk comes from one stored chunk, so that a resume reads twice of it at most, and a stored chunk
-#: of which snapshots need little goes some day.
+#: The least share of a composed chunk that must come from one stored chunk. It bounds what a resume reads to twice the chunk, and
+#: lets stored chunks of which snapshots need little become unused in time.
 _LEAST_SHARE = 0.5
-#: Stored chunks that a composed one has parts of, at most. Beyond, all but those of the largest are stored anew, together.
+#: The limit of source chunks of a composed chunk. Beyond it, only the source of most pages is used; the others' pages are stored anew.
 _MOST_SOURCES = 8
 
-#: After so many chunks in a row that were better stored whole, only one in so many is compared, until one can be composed again:
-#: what was computed anew should not take twice the time.
+#: After this many comparisons in vain in a row, only one chunk in `_PATIENCE` is compared until one can be composed again: data that
+#: was computed anew should not take twice the time.
 _PATIENCE = 4
 
 _PART = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("start", "<u4"), ("length", "<u4")])
@@ -49,7 +50,7 @@ _NOTHING = bytes(DIGEST_BYTES)
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """The place of a stored chunk: its pack, and its bytes there."""
+    """The place of a stored chunk: its pack, and the range of its bytes there."""
 
     path: str
     offset: int
@@ -61,8 +62,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True):
     """The stored chunks from which the unknown chunks of a segment may be composed.
 
-    `alike`: by the digest of an unknown chunk, what an earlier snapshot had in its place, as parts (`Chunk.parts`), the likeliest
-    first.
+    `alike`: by the digest of an unknown chunk, the content that an earlier snapshot had in its place, encoded as parts
+    (`Chunk.parts`), the likeliest first.
     """
 
     alike: dict[bytes, list[bytes]]
@@ -70,7 +71,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Composed(NamedTuple):
-    """The parts of a composed chunk, and the bytes among them that no stored chunk has yet (`digest`: of those bytes)."""
+    """The parts of a composed chunk, and those of its bytes that no stored chunk has yet, with their digest."""
 
     parts: bytes
     fresh: memoryview
@@ -82,12 +83,12 @@ class Composer:
 
     def __init__(self) -> None:
         self._decompressor = Decompressor()
-        #: The sources that were read last: neighbours often share one. Empty: it is not what it should be.
+        #: The sources that were read last, because neighbors often share one. An empty array: the source is damaged.
         self._kept: OrderedDict[bytes, NDArray[np.uint8]] = OrderedDict()
         self._in_vain = 0
 
     def compose(self, chunk: memoryview, digest: bytes, offer: Offer) -> Composed | None:
-        """Return the parts of the chunk; None where it is better stored whole."""
+        """Return the parts of the chunk; None if it should be stored whole."""
         alike = offer.alike.get(digest, ())
         if not alike:
             return None
@@ -106,7 +107,7 @@ class Composer:
         pages = len(chunk) // PAGE
         mine = np.frombuffer(chunk, np.uint64, pages * PAGE // 8).reshape(pages, -1)
         digests = dict[bytes, int]()
-        # For every page the source that has it, and where there; -1 for one that none has.
+        # For every page: the number of the source that has it (-1: none has), and the offset there.
         source, start = np.full(pages, -1, np.int64), np.zeros(pages, np.int64)
         at = 0
         for part in Chunk(b"", 0, parts).stored():
@@ -142,7 +143,7 @@ class Composer:
         payload = memoryview(bytearray(place.stored_length))
         target = memoryview(bytearray(place.raw_length))
         try:
-            # What is not read entirely is found out by the digest.
+            # The digest below reveals a short read.
             packs.read_run(Path(place.path), place.offset, payload)
             data = self._decompressor.unpack(place.codec, payload, place.raw_length, target)
         except (OSError, CodecError):
@@ -178,7 +179,7 @@ def _composed(
 class Earlier(NamedTuple):
     """The result of a look-up in an earlier snapshot, for chunks that are not stored.
 
-    `composed`: those that were composed before, by their digests. `offer`: what the others may be composed of.
+    `composed`: chunks that were composed before, by digest. `offer`: the stored chunks of which the others may be composed.
     """
 
     composed: dict[bytes, Chunk]
@@ -186,19 +187,19 @@ class Earlier(NamedTuple):
 
 
 class Predecessor:
-    """An earlier snapshot of what is saved now; thread-safe.
+    """The earlier snapshot of the kernel that is saved now; thread-safe.
 
-    Its chunks need not be in the store any more. Those that are must be held while `look_up` is used and until what it found has
-    a lease of the writer's.
+    Its chunks may be gone from the store. Those that are there must be kept from removal while `look_up` is used, until the
+    writer has leases of the chunks that it found.
     """
 
     def __init__(self, streams: Iterable[Stream] = ()) -> None:
         self._layouts = {stream.name: _Layout(stream) for stream in streams}
         chunks = [chunk for layout in self._layouts.values() for chunk in layout.chunks]
-        #: Of the stored chunks that it needs.
+        #: The digests of the stored chunks that it needs.
         self.digests = {part.digest for chunk in chunks for part in chunk.stored()}
         self._lock = threading.Lock()
-        # By digest; those that were composed for the new snapshot as well.
+        # Composed chunks by digest, including those composed for the new snapshot.
         self._composed = {chunk.digest: chunk for chunk in chunks if chunk.parts}
 
     def remember(self, composed: Mapping[bytes, Chunk]) -> None:
@@ -215,7 +216,7 @@ class Predecessor:
         *,
         store: LocalStore,
     ) -> Earlier:
-        """Return what there is for the `unknown` of these chunks, which follow each other from `start` of a stream."""
+        """Look up the `unknown` ones among these chunks, which follow each other from `start` of the stream `name`."""
         with self._lock:
             before = {d: self._composed[d] for d in unknown if d in self._composed}
         layout = self._layouts.get(name)
@@ -245,14 +246,14 @@ class _Layout:
         self._ends = list(accumulate(chunk.length for chunk in stream.chunks))
         begins = dict[bytes, int]()
         for chunk, end in zip(stream.chunks, self._ends, strict=True):
-            # What is there several times says nothing of what lies around it.
+            # A chunk that occurs several times gives no hint of its neighbors.
             begins[chunk.digest] = -1 if chunk.digest in begins else end - chunk.length
         self._begins = {digest: begin for digest, begin in begins.items() if begin >= 0 and digest}
 
     def alike(
         self, start: int, chunks: Sequence[Chunk], unknown: Collection[bytes]
     ) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what was where the unknown chunks are now, seen from the chunks around them that are the same."""
+        """Yield for unknown chunks the former content at their place, located by the unchanged chunks around them."""
         offsets = list(accumulate((chunk.length for chunk in chunks), initial=start))
         before = list(self._shifts(zip(offsets, chunks, strict=False)))
         after = list(self._shifts(reversed(list(zip(offsets, chunks, strict=False)))))[::-1]
@@ -269,7 +270,7 @@ class _Layout:
                 yield chunk.digest, [parts for parts in found if parts]
 
     def _shifts(self, chunks: Iterable[tuple[int, Chunk]]) -> Iterator[int | None]:
-        """Yield for each chunk how much further on the nearest before it that is the same was; None where there is none."""
+        """Yield for each chunk the shift (former minus present offset) of the last unchanged chunk so far; None before the first."""
         shift: int | None = None
         for offset, chunk in chunks:
             begin = self._begins.get(chunk.digest)
@@ -278,8 +279,8 @@ class _Layout:
             yield shift
 
     def _parts(self, offset: int, length: int) -> bytes:
-        """Return what these bytes of the stream consist of, as parts; what lies before it or in zeros has no digest."""
-        # A shift leads before the beginning where something was put in there.
+        """Return these bytes of the stream as parts; bytes before its beginning and zeros have no digest."""
+        # The offset is negative where bytes were inserted at the beginning of the stream.
         found = [Part(_NOTHING, 0, min(-offset, length))] if offset < 0 else []
         end = min(offset + length, self._ends[-1] if self._ends else 0)
         offset = max(offset, 0)

@@ -1,4 +1,4 @@
-"""Compression of chunks: as they are, or with the bytes of their numbers grouped."""
+"""Compression of chunks: as they are, or with the bytes of their numbers grouped by place."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..store.scratch import Scratch
 
 # Higher levels gain nothing on memory images and cost half of the speed; negative ones do not compress floats at all.
 _LEVEL = 1
-# For bytes that are unevenly distributed but do not repeat, as exponents: twice as fast, and smaller, because short matches are not
-# looked for.
+# Parameters for bytes that are unevenly distributed but do not repeat, such as exponents: twice as fast, and smaller, because zstd
+# searches for no short matches.
 _WITHOUT_MATCHES = zstandard.ZstdCompressionParameters.from_level(
     _LEVEL, min_match=7, hash_log=8, write_content_size=True
 )
-# A gain below this is not worth a decompression at resume.
+# The largest ratio of compressed to raw size that is worth a decompression at resume.
 _WORTH = 0.97
 
 #: Smaller chunks are not grouped: a frame for every place in a number costs too much.
 _LEAST_GROUPED = 16 << 10
-# By how much a sample's bytes must be the easier to code when they are grouped. Programs and texts reach 0.95.
+# The largest ratio of expected sizes, grouped to plain, at which grouping is tried. Programs and texts reach 0.95.
 _PROMISING = 0.94
-# Of two widths that promise the same, the smaller is faster.
+# The difference in expected size within which widths count as equal; of those the smallest is chosen, because it is faster.
 _SAME = 0.02
-# What is easy to code by itself is often so because it repeats, which a count of bytes does not see: objects of Python are like
-# that. There a part of the chunk is compressed as it is, to compare.
+# Below this expected size, data such as Python objects is often compressible because it repeats, which a count of bytes does not
+# show. Then a part of the chunk is compressed ungrouped, for comparison.
 _EASY = 0.75
 _TRIAL_BYTES = 4 << 10
 
@@ -40,7 +40,7 @@ class Compressor:
         self._groups = Scratch()
 
     def compress(self, chunk: memoryview) -> tuple[int, bytes | memoryview]:
-        """Return codec and payload for `chunk`; the payload is `chunk` itself where compression does not pay.
+        """Return codec and payload for `chunk`; the payload is `chunk` itself if compression does not pay.
 
         Incompressible data needs no test of its own: zstd gives up on it at several GB/s.
         """
@@ -53,7 +53,7 @@ class Compressor:
         return (codec, payload) if len(payload) <= len(chunk) * _WORTH else (RAW, chunk)
 
     def _width(self, chunk: memoryview) -> int:
-        """Return the width of the numbers that `chunk` seems to consist of if grouping their bytes pays, else 0."""
+        """Return the width in bytes of the numbers that `chunk` seems to consist of; 0 if grouping their bytes does not pay."""
         if len(chunk) < _LEAST_GROUPED:
             return 0
         sizes = grouping.expected_sizes(chunk, _PROMISING)
@@ -86,9 +86,9 @@ class Compressor:
                 continue
             mask |= 1 << place
             kept.append(part)
-            # Noise that does not repeat: then nothing in the numbers does.
+            # This group is noise; then nothing in the other groups repeats.
             zstd = self._without_matches
         parts: list[bytes | memoryview] = [bytes((mask,)), *kept, groups[width * count :], *frames]
-        # Put together by numpy, which does not hold Python's lock for it.
+        # numpy releases the GIL while it copies.
         whole = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
         return memoryview(whole.data)

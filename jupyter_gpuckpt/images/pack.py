@@ -1,7 +1,7 @@
-"""From sources of bytes to chunks in a store.
+"""Packing: sources of bytes are stored as chunks.
 
 Covers: reading in parallel, dropping zeros, deduplication, compression. Does not cover: where the bytes come from (`Source`),
-where to cut (segments.py, chunking.py), the format (store). See also: unpack.py, the way back.
+where to cut (segments.py, chunking.py), the format (store). See also: unpack.py, the inverse.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ logger = logging.getLogger(__name__)
 
 __all__ = ["BytesSource", "FileSource", "Packed", "Source", "pack"]
 
-# Compressed bytes that a thread gathers for one write.
+# Compressed bytes that a thread collects for one write.
 _WRITE_BYTES = 4 << 20
-# What a thread needs besides its segment, which may be 2 MiB longer, and what it gathers: a chunk's groups and its payload.
+# The memory of a thread besides its segment: the segment's excess, collected bytes, a chunk's groups and its payload.
 _BESIDE = LOOK_AHEAD + _WRITE_BYTES + 2 * MAX_PAGES * PAGE
 _BESIDE_PROCESS = LOOK_AHEAD + PLACES * PLACE_BYTES + 2 * MAX_PAGES * PAGE
 
 
 class Packed(NamedTuple):
-    """Result of `pack`.
+    """The result of `pack`.
 
     `stored`: the compressed bytes of each stored chunk that the streams refer to; `new_bytes`: those of them that were not in the
     store before.
@@ -101,15 +101,14 @@ def pack(
     memory_bytes: int = 0,
     predecessor: Predecessor | None = None,
 ) -> Packed:
-    """Store every source; all is durable when this returns, and stays in the store until a manifest that refers to it is published.
+    """Store every source; on return all is durable, and stays in the store until a manifest that refers to it is published.
 
-    Chunks of which few pages changed since the `predecessor` are composed of what is stored (`composing.py`).
+    Chunks of which few pages changed since the `predecessor` are composed of stored chunks (`composing.py`).
 
-    `progress` advances by the sources' bytes. The first error of any thread stops the others and is raised: what a source
-    raises, OperationCancelled, StoreFull, StoreUnavailable, CheckpointError when a source changed while it was read.
-    Chunks that were complete by then are kept for the next try. At most `memory_bytes` of memory are worked with (0: a quarter
-    of what is free), but always as much as one thread needs: 12 MiB, with a
-    process 20 MiB, with a predecessor 10 MiB more.
+    `progress` advances by the sources' bytes. The first error of any thread stops the others and is raised: a source's own
+    error, OperationCancelled, StoreFull, StoreUnavailable, CheckpointError when a source changed while it was read. Chunks
+    that were complete by then are kept for the next attempt. Buffers take at most `memory_bytes` (0: a quarter of the free
+    memory), but always as much as one thread needs: 12 MiB, with a process 20 MiB, with a predecessor 10 MiB more.
     """
     raw_bytes = sum(source.length for source in sources)
     wide = worth_it(raw_bytes, threads)
@@ -153,7 +152,7 @@ def pack(
 
 
 class _Worker:
-    """Worker of one thread, with a process of its own for sources that other processes can read (`shares`)."""
+    """The worker of one thread, with a process of its own for sources that other processes can read (`shares`)."""
 
     def __init__(
         self,
@@ -175,7 +174,9 @@ class _Worker:
             try:
                 self._process = PackClient(shares, segment_bytes)
             except (commands.CommandFailed, GpuCkptError, OSError) as error:
-                logger.warning("a part of the snapshot is made by a thread: %s", error)
+                logger.warning(
+                    "no worker process; a thread packs this part of the snapshot: %s", error
+                )
             else:
                 stack.callback(self._process.close)
 
@@ -188,7 +189,7 @@ class _Worker:
         else:
             found = self._process.store(segment, self._writer, look_up)
         sources = {part.digest for chunk in found.composed.values() for part in chunk.stored()}
-        # Only what came to be used is leased beyond this operation.
+        # Leases beyond this operation are needed only for the chunks that were used.
         stored = found.stored | (self._writer.known(sources) if sources else {})
         self._predecessor.remember(found.composed)
         self._totals.add(stored, found.new_bytes)
@@ -227,7 +228,7 @@ class _Worker:
 
 
 class BytesSource:
-    """Bytes in memory."""
+    """A source of bytes in memory."""
 
     def __init__(self, name: str, data: bytes | bytearray | memoryview) -> None:
         self.name = name
@@ -242,20 +243,20 @@ class BytesSource:
 
 
 class FileSource:
-    """A file, as long as it is now. Opened by each read, so it may be unlinked as soon as `pack` has returned, not before."""
+    """A source of a file's bytes, with its present length. Each read opens the file: unlink it only after `pack` has returned."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self._path = name, path
         self.length = path.stat().st_size
 
     def share(self) -> tuple[str, bytes]:
-        """For another process."""
+        """Return (factory, data) as `SharedSource` describes."""
         return f"{__name__}:shared_file", f"{self.name}\0{self._path}".encode(
             errors="surrogateescape"
         )
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` from `offset`. Raises OSError, CheckpointError when the file became shorter."""
+        """Fill `buffer` from `offset`. Raises OSError, and CheckpointError if the file became shorter."""
         descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             while len(buffer):
@@ -268,7 +269,7 @@ class FileSource:
 
 
 def shared_file(data: bytes) -> FileSource:
-    """Return the source of the file that another process shares."""
+    """Return the source that another process described by `FileSource.share`."""
     name, _, path = data.decode(errors="surrogateescape").partition("\0")
     return FileSource(name, Path(path))
 
@@ -288,7 +289,7 @@ class _Totals:
 
 
 def _join(source: Source, parts: list[_Done]) -> Stream:
-    """Return the stream, with neighboring zeros made one chunk."""
+    """Return the stream of these parts, with neighboring chunks of zeros merged."""
     chunks: list[Chunk] = []
     offset = zeros = 0
     for part in parts:

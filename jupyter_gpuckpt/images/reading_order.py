@@ -1,6 +1,6 @@
-"""The order of reading: where every chunk of some streams lies, where its bytes go, and what is read together.
+"""The reading order: where every chunk of some streams lies, where its bytes go, and which chunks are read together.
 
-All by columns: a resume looks this up beside CRIU, and is to be done when CRIU is.
+All tables are numpy columns, for speed: a resume computes them beside CRIU and must be done when CRIU is.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chunk_parts import Part
 from ..errors import ManifestInvalid
-from ..model import Part, Stream
+from ..model import Stream
 from ..store.local import LocalStore
 from ..store.places import Places
 from .runs import RECORD, RUN, TARGET, RunTable
 
-# Records that lie this close together are read in one go.
+# Records with at most this many bytes between them are read together.
 _RUN_GAP = 256 << 10
-# Towards the end runs become shorter, down to this, so that nobody is left with a long one: a run has at most such a part of
-# what is left for each thread.
+# Towards the end runs become shorter, down to this length, so that threads end at about the same time: a run has at most one
+# `_PART`-th of the bytes that are left per thread.
 _LEAST_RUN_BYTES = 256 << 10
 _PART = 4
-# Places to which one thread writes a chunk that is there many times.
+# The number of places to which one thread writes a chunk that occurs many times.
 _SHARED = 16
 
 _Rows = NDArray[Any]
@@ -43,13 +44,13 @@ def digests_of(streams: Sequence[Stream]) -> set[bytes]:
 def table_of(
     streams: Sequence[Stream], store: LocalStore, *, run_bytes: int, threads: int
 ) -> RunTable:
-    """Return all that is to be read for `streams` by so many threads, in runs of up to `run_bytes`, or of one chunk.
+    """Return the table of all runs to read for `streams`: of up to `run_bytes` or one chunk each, balanced for `threads`.
 
-    A target's sink is the number of its stream.
+    The sink number of a target is the index of its stream.
 
     Raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
     """
-    # All at once, before threads begin: looking up beside them would take turns with them at every row.
+    # All chunks are looked up at once, before threads begin: beside them, every row would wait for the GIL.
     places = store.locate(digests_of(streams))
     targets, counts = _targets(streams, places)
     written = np.add.reduceat(targets["length"], np.cumsum(counts) - counts, dtype=np.int64)
@@ -95,7 +96,7 @@ def _targets(streams: Sequence[Stream], places: Places) -> tuple[_Rows, _Rows]:
 
 
 def _parts(stream: Stream) -> Iterator[Part]:
-    """Yield what the stream consists of; `start` is -1 for a whole chunk and for zeros."""
+    """Yield the parts of the stream; `start` is -1 for a whole chunk and for zeros."""
     for chunk in stream.chunks:
         if chunk.parts:
             yield from chunk.stored()
@@ -104,7 +105,7 @@ def _parts(stream: Stream) -> Iterator[Part]:
 
 
 def _check_chunks(lengths: _Rows, starts: _Rows, row: _Rows, places: Places) -> None:
-    """Raise ManifestInvalid where a chunk is not as long as the manifest says, or ends before one of its parts does.
+    """Raise ManifestInvalid if a chunk is not as long as the manifest says, or ends before one of its parts.
 
     `starts` is -1 for a whole chunk.
     """
@@ -119,9 +120,9 @@ def _check_chunks(lengths: _Rows, starts: _Rows, row: _Rows, places: Places) -> 
 
 
 def _split(records: _Rows, pack: _Rows, parts: _Rows) -> tuple[_Rows, _Rows, _Rows]:
-    """Make several records, as many as `parts` says, of each that is written many times: enough for more than one thread.
+    """Split records with many targets into `parts` records each, so that several threads share the writing.
 
-    Each decompresses the chunk again. The last answer says which are to be runs of their own.
+    Each new record decompresses the chunk again. The last array of the result marks records that must be runs of their own.
     """
     counts = records["targets"].astype(np.int64)
     parts = np.maximum(1, parts)
@@ -158,7 +159,7 @@ def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: in
 
 
 def check_length(stream: Stream, length: int) -> None:
-    """Raise ManifestInvalid when the chunks of `stream` are not as long as it is."""
+    """Raise ManifestInvalid if the chunks of `stream` do not add up to `length` bytes."""
     if length != stream.length:
         raise ManifestInvalid(
             f"The chunks of {stream.name} have {length} bytes, the snapshot's manifest says {stream.length}."

@@ -1,4 +1,4 @@
-"""Runs: neighbors in a pack that are read together, decompressed, verified and written to where their chunks belong.
+"""Runs: neighboring chunks in a pack that are read together, decompressed, verified and written to their targets.
 
 Covers: the table of all runs of an operation, which several processes can share, and one thread's work on a run. Does not cover:
 how the table is made (reading_order.py).
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..store.codecs import DIGEST_BYTES, CodecError, Decompressor, digest_of
 from ..store.scratch import Scratch
 
-#: A chunk in a pack; `targets`: how many of the table's targets, which are in the same order, are its own.
+#: A chunk in a pack; `targets`: the number of its targets in the table, which has them in the same order.
 RECORD = np.dtype(
     [
         ("offset", "u8"),
@@ -28,9 +28,9 @@ RECORD = np.dtype(
         ("targets", "u4"),
     ]
 )
-#: The number of a stream's sink, and the offset at which `length` bytes from `start` of a chunk go there.
+#: A target: `length` bytes from `start` of a chunk go to `offset` of the stream's sink (by its number).
 TARGET = np.dtype([("sink", "u4"), ("offset", "u8"), ("start", "u4"), ("length", "u4")])
-#: From `start` to `end` of a pack, with the ranges of its records and of their targets in the table.
+#: A run: the range from `start` to `end` of a pack, with the ranges of its records and of their targets in the table.
 RUN = np.dtype(
     [
         ("pack", "u4"),
@@ -43,24 +43,24 @@ RUN = np.dtype(
     ]
 )
 
-#: The same in Python.
+#: Rows of the two tables as Python tuples.
 Target = tuple[int, int, int, int]
 RunRow = tuple[int, ...]
-#: How a sink takes bytes: at this offset of the stream.
+#: A sink's `write` method: (offset in the stream, bytes).
 Write = Callable[[int, memoryview], None]
 
 _Rows = NDArray[Any]
 
 
 class Damaged(NamedTuple):
-    """A chunk that is missing or damaged in its pack, and where it goes."""
+    """A chunk that is missing or damaged in its pack, and its targets."""
 
     digest: bytes
     targets: list[Target]
 
 
 class RunTable(NamedTuple):
-    """All runs, in the order in which they should be begun. `packs`: their paths."""
+    """The table of all runs, in the order in which they should be begun. `packs`: the packs' paths."""
 
     packs: list[str]
     runs: _Rows
@@ -68,7 +68,7 @@ class RunTable(NamedTuple):
     targets: _Rows
 
     def share(self) -> tuple[int, int]:
-        """Return descriptors for `shared_table` and `taken` in any process: of records and targets, and of the runs."""
+        """Return two descriptors for other processes: of records and targets (`shared_table`), and of the runs (`taken`)."""
         records = _in_memory(self.records, self.targets)
         try:
             return records, _in_memory(self.runs)
@@ -78,51 +78,51 @@ class RunTable(NamedTuple):
 
 
 def shared_table(packs: list[str], records: int, descriptor: int) -> RunTable:
-    """Return the table whose records (so many) and targets are in the file `descriptor`, without its runs."""
+    """Return the table, without its runs, of which the file `descriptor` holds `records` records and the targets."""
     data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if records else b""
     targets = np.frombuffer(data, TARGET, offset=records * RECORD.itemsize)
     return RunTable(packs, np.empty(0, RUN), np.frombuffer(data, RECORD, records), targets)
 
 
 def taken(descriptor: int) -> Iterator[RunRow]:
-    """Yield runs to do until there are no more. Every process takes from the same file, and each run is taken once.
+    """Take runs from the file `descriptor`, which processes share, and yield them until none is left; each is taken once.
 
-    Reads of one open file take turns, and each gets the next bytes (POSIX.1-2008 2.9.7; since Linux 3.14).
+    Reads of one open file description are atomic and advance its offset (POSIX.1-2008 2.9.7; since Linux 3.14).
     """
     while row := os.read(descriptor, RUN.itemsize):
         yield tuple(np.frombuffer(row, RUN).tolist()[0])
 
 
 def _in_memory(*parts: _Rows) -> int:
-    """Return a descriptor of a file in memory with this content, at its beginning."""
+    """Return a descriptor of a memory file with this content, positioned at its beginning."""
     created = os.memfd_create("gpuckpt-runs")
     try:
         with open(created, "wb", closefd=False) as file:
             for part in parts:
                 file.write(part.tobytes())
-        # A memfd's own reads do not take turns (it is not opened by open(), which asks for that).
+        # Reads of the memfd itself are not atomic: only open() asks for that (FMODE_ATOMIC_POS).
         return os.open(f"/proc/self/fd/{created}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(created)
 
 
 class RunReader:
-    """Reader of runs for one thread, into reused memory. `fill(pack, start, buffer)` returns how many bytes it read."""
+    """A reader of runs for one thread, into reused memory. `fill(pack, start, buffer)` returns the number of bytes read."""
 
     def __init__(self, fill: Callable[[str, int, memoryview], int]) -> None:
         self._fill, self._memory = fill, Scratch()
 
     def read(self, pack: str, start: int, end: int) -> memoryview:
-        """Return the bytes of a run, fewer where the pack ends or is gone."""
+        """Return the bytes of a run, fewer if the pack ends before or is gone."""
         buffer = self._memory.get(end - start)
         return buffer[: self._fill(pack, start, buffer)]
 
 
 class RunWorker:
-    """One thread's part. With many threads Python's lock is what they wait for, so what is done for every chunk is little.
+    """The worker of one thread. Many threads wait for the GIL, so the code per chunk is kept short.
 
-    `read(pack, start, end)` gives what lies there, as writable memory; `damaged` is given chunks that are not what they should
-    be; `advance` is told how many bytes were written.
+    `read(pack, start, end)` returns these bytes as writable memory; `damaged` is called with chunks that are missing or damaged;
+    `advance` is called with the number of bytes written.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class RunWorker:
         self._unpacked, self._decompressor = Scratch(), Decompressor()
 
     def work(self, run: RunRow) -> None:
-        """Do one run, a row of the table."""
+        """Process one run, a row of the table."""
         pack, start, end, record, records, target, targets = run
         rows = self._table.records[record : record + records]
         places: list[Target] = self._table.targets[target : target + targets].tolist()

@@ -11,15 +11,15 @@ from .chunking import PAGE, cut, first_begin, is_zero
 
 _MAX_SEGMENT = 16 << 20
 MIN_SEGMENT = 2 << 20
-# Segments per thread, so that all are busy to the end.
+# Segments per thread: several, so that all threads are busy to the end.
 _SHARE = 4
-#: How far beyond a segment's nominal end a boundary by content is looked for (one in 3,000 finds none), and in what steps.
+#: How far beyond a segment's nominal end a boundary by content is searched for (1 of 3,000 searches finds none), and the step.
 LOOK_AHEAD = 2 << 20
 _LOOK_STEP = 1 << 18
 
 
 class Source(Protocol):
-    """A sequence of bytes to be stored as a stream of this name. It must not change while it is packed."""
+    """A sequence of bytes to be stored as the stream `name`. It must not change while it is packed."""
 
     @property
     def name(self) -> str:
@@ -38,11 +38,11 @@ class SharedSource(Source, Protocol):
     """A source that other processes can read."""
 
     def share(self) -> tuple[str, bytes]:
-        """Of a function, module:attribute, that makes a source of the same bytes of the data."""
+        """Return (factory, data): `factory` is 'module:attribute'; calling it with `data` rebuilds this source in another process."""
 
 
 class Segment(NamedTuple):
-    """A part of a source between nominal borders, which content shifts. `number`: that of the source."""
+    """A part of a source between nominal borders; content shifts the real ones. `number`: the index of the source."""
 
     number: int
     start: int
@@ -50,7 +50,7 @@ class Segment(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The chunks of a segment, where in its source they begin, and where in memory each of them lies that is not zeros."""
+    """The chunks of a segment, the offset in its source where they begin, and the memory of each chunk that is not zeros."""
 
     start: int
     chunks: list[Chunk]
@@ -58,14 +58,14 @@ class Found(NamedTuple):
 
 
 def segment_bytes(raw_bytes: int, threads: int) -> int:
-    """Return the length of segments."""
+    """Return the nominal length of segments, in bytes."""
     share = raw_bytes // (max(1, threads) * _SHARE)
-    # A power of two: the same borders next time, when a little more is to be read.
+    # A power of two, so that a slightly larger source has the same borders next time.
     return min(max(1 << share.bit_length(), MIN_SEGMENT), _MAX_SEGMENT)
 
 
 def segments(sources: Sequence[Source], length: int) -> list[Segment]:
-    """Return all sources in segments of `length` bytes."""
+    """Return the segments, of `length` bytes each, of all sources."""
     return [
         Segment(number, start, min(start + length, source.length))
         for number, source in enumerate(sources)
@@ -74,9 +74,9 @@ def segments(sources: Sequence[Source], length: int) -> list[Segment]:
 
 
 def chunks_of(source: Source, segment: Segment, memory: Callable[[int], memoryview]) -> Found:
-    """Read a segment into `memory(length)` and cut it. It holds what lies between its borders by content.
+    """Read a segment into `memory(length)` and cut it into chunks, between its borders by content.
 
-    The neighbours find the same borders, because each looks at the same bytes: those that follow the nominal border.
+    Neighboring segments find the same borders, because both search the same bytes: those after the nominal border.
     """
     length = segment.end - segment.start
     ahead = min(LOOK_AHEAD, source.length - segment.end)
@@ -94,7 +94,7 @@ def chunks_of(source: Source, segment: Segment, memory: Callable[[int], memoryvi
             break
     start = 0
     if segment.start:
-        # As the neighbour before sees it: its view may go beyond this segment's nominal end only where the source ends.
+        # The search of the segment before: it reaches beyond this segment's nominal end only at the end of the source.
         start = first_begin(buffer[: min(LOOK_AHEAD, length)]) or 0
     return Found(segment.start + start, *_cut(buffer[start:end]))
 

@@ -1,4 +1,4 @@
-"""A file that a stream is written to."""
+"""Sinks that write a stream to a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATFS_BYTES = 256
 
 
 class FileSink:
-    """Sink that writes a file.
+    """A sink that writes a file.
 
     `target`: a path (created, 0600, where there is none), or the number of a descriptor open for reading and writing, which stays
     open. `prepare` empties the file and allocates the whole length, so that no write fails later for want of room.
@@ -41,9 +41,9 @@ class FileSink:
         self._mapping: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = None
 
     def prepare(self, length: int) -> None:
-        """Make the file `length` bytes of zeros. Raises HostError when there is no room, OSError."""
+        """Make the file `length` bytes of zeros. Raises HostError if there is no room, and OSError."""
         found, on_tmpfs = os.fstat(self._descriptor), _is_tmpfs(self._descriptor)
-        # Without a page it is zeros already and keeps its size, which CRIU looks at meanwhile where it holds GPU memory.
+        # A file without pages is zeros already. Its size stays: CRIU compares the size of staging files at the same time.
         if found.st_size != length or found.st_blocks or not on_tmpfs:
             os.ftruncate(self._descriptor, 0)
             os.ftruncate(self._descriptor, length)
@@ -66,12 +66,12 @@ class FileSink:
                 self._map()
 
     def share(self) -> Share:
-        """For another process."""
+        """Return the description of this sink for another process."""
         mapped = b"mapped" if self._mapping is not None else b""
         return Share(f"{__name__}:shared_file", self._descriptor, mapped)
 
     def _map(self) -> None:
-        # Writes to one file of a tmpfs exclude each other; stores to a mapping of it do not.
+        # Writes to one tmpfs file exclude each other; stores to its mapping do not.
         mapped = mmap.mmap(self._descriptor, os.fstat(self._descriptor).st_size)
         self._mapping = np.frombuffer(mapped, np.uint8)
 
@@ -85,7 +85,7 @@ class FileSink:
 
 
 def shared_file(descriptor: int, data: bytes) -> FileSink:
-    """Return the sink that another process has prepared."""
+    """Return the sink that another process prepared and described by `FileSink.share`."""
     sink = FileSink(descriptor)
     if data:
         sink._map()

@@ -1,7 +1,7 @@
-"""From chunks in a store back to bytes.
+"""Unpacking: chunks in a store are written back as bytes.
 
 Covers: reading packs in order, decompressing and verifying in parallel, reading a stream at any place. Does not cover: where
-the bytes go (`Sink`; sinks.py has files). See also: pack.py, the way there.
+the bytes go (`Sink`; sinks.py has files). See also: pack.py, the inverse.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ __all__ = [
     "unpack",
 ]
 
-# What is read in one go at most, and where memory is short.
+# The largest run, and the largest where memory is short.
 _RUN_BYTES = 4 << 20
 _LEAST_RUN_BYTES = MAX_PAGES * PAGE
-# What a thread needs besides: a chunk, and its groups.
+# The memory of a thread besides its run: a chunk, and its groups.
 _BESIDE = 2 * MAX_PAGES * PAGE
-# Chunks that a StreamReader keeps.
+# The number of chunks that a StreamReader caches.
 _KEPT = 8
 
 
 class Sink(Protocol):
-    """Destination of a stream's bytes."""
+    """A destination of a stream's bytes."""
 
     def write(self, offset: int, data: memoryview) -> None:
         """Put `data` at `offset` of the stream; called by several threads at once, in no order.
@@ -61,19 +61,19 @@ class Sink(Protocol):
 
 @runtime_checkable
 class PreparedSink(Sink, Protocol):
-    """A sink that is told the length first."""
+    """A sink that must know the length first."""
 
     def prepare(self, length: int) -> None:
         """Prepare for a stream of this length; called once, before any write."""
 
 
 class Unpacking:
-    """Reader of streams into sinks.
+    """A reader of streams into sinks.
 
-    The constructor looks up where everything lies, so that `run` only reads, verifies and writes.
+    The constructor looks up where all chunks lie, so that `run` only reads, verifies and writes.
 
-    At most `memory_bytes` of memory are worked with (0: a quarter of what is free), but always as much as one thread needs:
-    6 MiB. It raises ObjectCorrupt naming a chunk that is not in the store, and ManifestInvalid.
+    Buffers take at most `memory_bytes` (0: a quarter of the free memory), but always as much as one thread needs: 6 MiB. The
+    constructor raises ObjectCorrupt, which names a chunk that is not in the store, and ManifestInvalid.
     """
 
     def __init__(
@@ -104,8 +104,8 @@ class Unpacking:
         """Write every stream to its sink. Every digest is verified before its bytes are written.
 
         `progress` advances by the streams' bytes, zeros included. The first error of any thread stops the others and is
-        raised: what a sink raises, OperationCancelled, ObjectCorrupt naming pack and chunk. What has moved to another pack
-        since it was looked up is found there.
+        raised: a sink's own error, OperationCancelled, ObjectCorrupt naming pack and chunk. Chunks that were moved to another
+        pack after the look-up are found there.
         """
         with self._store.holding(self._digests):
             for stream, sink in self._jobs:
@@ -114,36 +114,38 @@ class Unpacking:
             progress.advance(self._zeros)
             writes = [sink.write for _, sink in self._jobs]
 
-            def mend(damaged: Damaged) -> None:
-                # The store looks again, by itself, and names what is damaged.
+            def read_again(damaged: Damaged) -> None:
+                # The store looks the chunk up again; if it is damaged there, the error names it.
                 data = memoryview(bytearray(self._store.load(damaged.digest)))
                 for number, at, start, length in damaged.targets:
                     writes[number](at, data[start : start + length])
 
             if self._processes is not None:
-                self._processes.work(self._shared, progress, mend)
+                self._processes.work(self._shared, progress, read_again)
                 return
 
             def make_worker() -> Callable[[RunRow], None]:
                 reader = RunReader(self._store.read_run)
-                return RunWorker(self._table, reader.read, writes, mend, progress.advance).work
+                return RunWorker(
+                    self._table, reader.read, writes, read_again, progress.advance
+                ).work
 
             runs = self._table.runs.tolist()
             share_out(runs, make_worker, min(self._threads, len(runs)))
 
     def _started(self) -> UnpackClient | None:
-        """Start processes that take from the runs; return None where they cannot be started."""
+        """Start processes that take runs from the table; return None if they cannot be started."""
         try:
             return UnpackClient(self._table, self._shared, self._threads)
         except (commands.CommandFailed, OSError) as error:
-            logger.warning("the snapshot is read by one process: %s", error)
+            logger.warning("no worker processes; threads read the snapshot: %s", error)
             return None
 
 
 def part_of(stream: Stream, ranges: Iterable[tuple[int, int]]) -> Stream:
-    """Return the stream with zeros, which are neither read nor written, for chunks outside of these ranges.
+    """Return the stream with the chunks outside of these ranges replaced by zeros, which are neither read nor written.
 
-    A range is an offset and an end; they are in ascending order.
+    A range is (start, end) in bytes; the ranges are in ascending order.
     """
     left, chunks, offset = deque(ranges), list[Chunk](), 0
     for chunk in stream.chunks:
@@ -169,7 +171,7 @@ def unpack(
 
 
 class StreamReader:
-    """Reads a stream at any place, verifying what it reads; thread-safe. Keeps the chunks that it read last."""
+    """A random-access reader of a stream that verifies every chunk and caches the last ones; thread-safe."""
 
     def __init__(self, stream: Stream, store: LocalStore) -> None:
         self._stream, self._store = stream, store

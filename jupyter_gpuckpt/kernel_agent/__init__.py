@@ -1,1 +1,1 @@
-"""What runs inside kernels: a few files, sent over the control channel. Nothing of it is imported outside, nor installed inside."""
+"""The code that runs inside kernels: a few files, sent over the control channel; neither imported outside nor installed inside."""

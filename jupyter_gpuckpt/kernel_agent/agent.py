@@ -1,29 +1,34 @@
-"""The agent in an ipykernel (6 or 7): it holds back the kernel's messages while no peer can receive them.
+"""The agent in an ipykernel (6 or 7): it buffers the kernel's messages while no peer can receive them.
 
-Covers: output and replies between a freeze and the moment when every peer is connected again; comms and widgets for pages that
-ask meanwhile; functions that users registered for our events `on_save` and `on_resume` of IPython; history and environment
-after a resume. Does not cover: when that happens (the server's `agent.py` asks), how pages are answered (its `comms.py`), the list
+Covers: output and replies between a freeze and the moment when every peer is connected again; the states of comms and widgets, for
+pages that request them meanwhile; functions that users registered for the events `on_save` and `on_resume` of IPython; history and
+environment after a resume. Does not cover: the requests (the server's `agent.py`), the answers to pages (its `comms.py`), the list
 of variables (`variables/` beside this file). The agent is sent as text, with the modules beside it, and run once, before the first
 cell. It uses nothing but the kernel's own packages, leaves no name in the user's namespace, and has a control message of its own,
 so that no IPython event is triggered.
 
-    gpuckpt_request {"op": "prepare"}   from now on keep output and replies; earlier output has left. The reply names the
-                                        open comms; its buffers are the states of all widgets, if these can be had
+    gpuckpt_request {"op": "prepare"}   buffer output and replies from now on; earlier output is sent. The reply names the
+                                        open comms; its buffers are the states of all widgets, if they can be read
     gpuckpt_request {"op": "probe"}     send a message on iopub, past the kept ones
     gpuckpt_request {"op": "thaw"}      send the kept messages, in order
-    gpuckpt_request {"op": "count"}     count the functions for on_save and for on_resume, and say whether a GPU may be in use
+    gpuckpt_request {"op": "count"}     count the functions for on_save and on_resume, and report whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
                                         call them, between cells; the reply says whether that was possible
     gpuckpt_request {"op": "resumed", "environment": {...}, "renewed": [...], "visible_gpus": "...", "moved_ports": {...},
                      "connection_file": "...", "branched": ..., "gpu_is_back": ...}
                                         take the new server's variables, and new ports of the kernel's own;
                                         continue the history where it cannot collide
-    gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or say whether a cell that runs may use it
+    gpuckpt_request {"op": "peers_off"} switch off peer access between GPUs, or report whether a running cell may use it
     gpuckpt_request {"op": "peers_on"}  switch it on again where it was; `resumed` does so, too
     gpuckpt_request {"op": "trim", "seconds": 1.0}
                                         free unused memory, between cells; the reply says how many bytes
     gpuckpt_request {"op": "again", "after": "...", "requests": [...]}
                                         return the messages after this one; answer these requests again
+    gpuckpt_request {"op": "answer", "id": "...", "text": "..."}
+                                        answer a request of the user's code
+    gpuckpt_request {"op": "journal", "path": "..."}
+                                        write everything that is said to this file from now on, or bring it in order after a resume; a
+                                        cell whose request comes a second time is not executed again
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         list the user's variables, with fingerprints of their values; also while a cell runs
 """
@@ -36,35 +41,36 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import zmq
 from ipykernel.kernelapp import IPKernelApp
 from jupyter_client.jsonutil import json_clean, json_default
 
+from .addresses import deliver, may_be_lost, offered, other_address
 from .calls import beside, between_cells, result_of
 from .environment import take_ports, take_variables
 from .history import History
+from .journal import Journal
 from .peer_access import PeerAccess, driver_is_loaded
 from .sent_messages import SentMessages, copied
 from .trim import trim
+from .user_requests import UserRequests
 from .variables.listing import variables_of
 
-#: Without a request from a server the kernel sends again after so long: it must not fall silent because a server died.
+#: The longest time to buffer without a request from a server: a server's death must not silence the kernel.
 _LONGEST_SILENCE = 30.0
 #: How long a reply is kept for a peer that has not connected again.
 _PATIENCE = 10.0
 _PAUSE = 0.01
-#: How long to wait for functions of the user's.
+#: How long to wait for the user's functions.
 _CALLS_SECONDS = 10.0
 #: How long to wait until unused memory is freed.
 _TRIM_SECONDS = 5.0
 #: How long to wait for the GPUs' work.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
-#: Limits of the widgets' states: the kernel is about to be frozen.
+#: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
 _MOST_STATE_BYTES = 16 << 20
 _MOST_STATE_SECONDS = 0.5
 
@@ -78,24 +84,27 @@ class Agent:
         self._lock = threading.Lock()
         self._silent, self._since = False, 0.0
         self._kept_output: deque[Any] = deque()
-        #: When each reply was made, and its parts.
+        #: Buffered replies: (time, message parts).
         self._kept_replies: deque[tuple[float, list[bytes]]] = deque()
         self._answering = False
-        #: When output was flushed last; peers connect again some time after that.
+        #: The time of the last flush of output; peers connect again some time after it.
         self._flushed = -_PATIENCE
         self._sent = SentMessages()
+        self._journal = Journal()
         self._say, self._iopub._really_send = self._iopub._really_send, self._output
         self._answer, self._shell.send_multipart = self._shell.send_multipart, self._reply
         self._send, kernel.session.send = kernel.session.send, self._ask
         kernel.control_handlers["gpuckpt_request"] = self._handle
+        self._should_handle, kernel.should_handle = kernel.should_handle, self._is_to_be_handled
         for event in _EVENTS:
             kernel.shell.events.callbacks.setdefault(event, [])
         self._history = History(kernel.shell)
         self._peers = PeerAccess()
+        self.user_requests = UserRequests(kernel)
 
     @property
     def silent(self) -> bool:
-        """Whether output is kept at present; never in a forked child."""
+        """Whether output is being buffered; always False in a forked child."""
         if self._silent and time.monotonic() - self._since > _LONGEST_SILENCE:
             self._flush_output()
             if self._peers.was_switched:
@@ -104,8 +113,9 @@ class Agent:
 
     # Called in the IOPub thread.
     def _output(self, message: Any, *arguments: Any, **options: Any) -> None:
-        # A child that was forked while another thread held the lock would wait for it for ever.
+        # A child that was forked while another thread held the lock would deadlock on it.
         if os.getpid() == self._pid:
+            self._journal.add(b"iopub", message)
             with self._lock:
                 if self._silent:
                     self._kept_output.append((message, arguments, options))
@@ -115,16 +125,27 @@ class Agent:
 
     # Called in the thread of the shell's stream.
     def _reply(self, message: Any, *arguments: Any, **options: Any) -> None:
+        self._journal.add(b"shell", message)
         with self._lock:
             now = time.monotonic()
             careful = self._silent or self._kept_replies or now < self._flushed + _PATIENCE
+            careful = careful or may_be_lost(message[0])
             self._sent.note_reply(message)
             if careful:
                 self._kept_replies.append((now, copied(message)))
         if careful:
+            # At once: ipykernel 6 runs all cells that wait before anything that is scheduled.
+            self._deliver_kept()
             self._answer_soon()
         else:
             self._answer(message, *arguments, **options)
+
+    # Called before a cell is executed.
+    def _is_to_be_handled(self, stream: Any, message: Any, identity: Any) -> Any:
+        header = message["header"]
+        if header["msg_type"] == "execute_request" and not self._journal.is_new(header["msg_id"]):
+            return False
+        return self._should_handle(stream, message, identity)
 
     # Called in the thread that runs the cell: only stdin's socket is used directly.
     def _ask(self, stream: Any, *arguments: Any, **options: Any) -> Any:
@@ -134,9 +155,15 @@ class Agent:
             while self.silent:
                 time.sleep(_PAUSE)
             sent: list[Any] = []
-            while not _offered(
-                stdin, lambda: sent.append(self._send(stdin, *arguments, **options))
-            ):
+
+            def offer(**other: Any) -> bool:
+                return offered(
+                    stdin, lambda: sent.append(self._send(stdin, *arguments, **options | other))
+                )
+
+            parent = arguments[2] if len(arguments) > 2 else options.get("parent")
+            other = other_address(options.get("ident"), parent)
+            while not offer() and not (other and offer(ident=other)):
                 if time.monotonic() > deadline:
                     break
                 time.sleep(_PAUSE)
@@ -145,13 +172,14 @@ class Agent:
         return self._send(stream, *arguments, **options)
 
     # Called in the control thread.
-    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:
+    async def _handle(self, stream: Any, identity: Any, parent: Any) -> None:  # noqa: PLR0912 - a table
         op = parent["content"].get("op")
         content: dict[str, Any] = {"status": "ok"}
+        content |= self._journal.opened(parent["content"]) if op == "journal" else {}
         states: list[bytes] = []
         if op == "prepare":
             self._prepare()
-            # Only now: messages of a running cell about later changes are kept, and sent after the resume.
+            # This comes after `_prepare`: messages about later changes by a running cell are then buffered and sent after the resume.
             content["comms"] = _open_comms(self._kernel)
             states = _widget_states()
         elif op == "probe":
@@ -164,16 +192,19 @@ class Agent:
             callbacks = self._kernel.shell.events.callbacks
             content |= {event: len(callbacks.get(event, ())) for event in _EVENTS}
             content["uses_gpu"] = driver_is_loaded()
+        elif op == "answer":
+            self.user_requests.answer(parent["content"])
         elif op in _EVENTS:
             content["called"] = await self._call(op)
         elif op == "resumed":
-            told = parent["content"]
+            request = parent["content"]
             take_variables(
-                told["environment"], told.get("renewed", ()), told.get("visible_gpus", "")
+                request["environment"], request.get("renewed", ()), request.get("visible_gpus", "")
             )
-            take_ports(told["moved_ports"], told["connection_file"], self._iopub)
-            self._history.go_on(branched=told["branched"])
-            if told.get("gpu_is_back"):
+            take_ports(request["moved_ports"], request["connection_file"], self._iopub)
+            self._history.continue_after_resume(branched=request["branched"])
+            self.user_requests.resumed()
+            if request.get("gpu_is_back"):
                 await self._peers_on()
         elif op == "peers_off":
             content["peer_access"] = await self._peers_off()
@@ -193,19 +224,19 @@ class Agent:
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
 
     def _again(self, asked: dict[str, Any], content: dict[str, Any]) -> list[bytes]:
-        """Return the parts of all messages after the one that is named, and send the replies to some requests again."""
-        said, content["complete"] = self._sent.after(asked["after"])
-        content["counts"] = [len(parts) for parts in said]
+        """Return the parts of all messages after the requested one, and resend the replies to some requests."""
+        sent, content["complete"] = self._sent.after(asked["after"])
+        content["counts"] = [len(parts) for parts in sent]
         with self._lock:
             now = self._flushed = time.monotonic()
             self._kept_replies.extend((now, r) for r in self._sent.replies_to(asked["requests"]))
         self._answer_soon()
-        return [part for parts in said for part in parts]
+        return [part for parts in sent for part in parts]
 
     async def _call(self, event: str) -> bool:
         """Trigger an event of IPython's in the main thread; return False if a running cell prevented it."""
         trigger = self._kernel.shell.events.trigger
-        # Functions for on_resume are called later, when the cell has ended.
+        # Functions for on_resume may be called later, when the cell has ended.
         call = await between_cells(
             self._kernel.io_loop,
             lambda: trigger(event),
@@ -237,12 +268,12 @@ class Agent:
             stream.flush()
         with self._lock:
             self._silent, self._since = True, time.monotonic()
-        # Reading `silent` ends a silence that has lasted too long.
+        # Reading `silent` ends buffering that has lasted too long.
         self._kernel.control_stream.io_loop.call_later(_LONGEST_SILENCE + 1, lambda: self.silent)
 
     def _flush_output(self) -> None:
-        def say_all() -> None:
-            # Until nothing is left: messages that come meanwhile are appended.
+        def send_all() -> None:
+            # Other threads append messages meanwhile.
             while True:
                 with self._lock:
                     if not self._kept_output:
@@ -253,24 +284,32 @@ class Agent:
                 self._say(message, *arguments, **options)
             self._answer_soon()
 
-        self._iopub.schedule(say_all)
+        self._iopub.schedule(send_all)
 
     def _answer_soon(self) -> None:
         with self._lock:
-            if self._answering or self._silent:
+            if self._answering or self._silent or not self._kept_replies:
                 return
             self._answering = True
         self._shell.io_loop.add_callback(self._answer_all)
 
     def _answer_all(self) -> None:
-        """Send the kept replies; keep those for peers that have not connected again, without delaying others."""
+        """Send the kept replies, repeatedly until none is left."""
+        self._deliver_kept()
+        with self._lock:
+            self._answering = bool(self._kept_replies) and not self._silent
+            again = self._answering
+        if again:
+            self._shell.io_loop.call_later(_PAUSE, self._answer_all)
+
+    def _deliver_kept(self) -> None:
+        """Send the kept replies once; keep those for peers that have not connected again, without delaying others."""
         away: set[bytes] = set()
         for kept in list(self._kept_replies):
             given, reply = kept
             if self._silent or reply[0] in away:
                 continue
-            socket = self._shell.socket
-            sent = _offered(socket, lambda: socket.send_multipart(reply, zmq.NOBLOCK))  # noqa: B023
+            sent = deliver(self._shell.socket, reply)
             if not sent and time.monotonic() < max(given, self._flushed) + _PATIENCE:
                 away.add(reply[0])
                 continue
@@ -278,51 +317,32 @@ class Agent:
                 self._kept_replies.remove(kept)
         # Sending past the stream may have consumed an event that the stream waits for (zmq_getsockopt, ZMQ_FD).
         self._shell._update_handler(self._shell._state)
-        with self._lock:
-            self._answering = bool(self._kept_replies) and not self._silent
-            again = self._answering
-        if again:
-            self._shell.io_loop.call_later(_PAUSE, self._answer_all)
-
-
-def _offered(socket: Any, send: Callable[[], Any]) -> bool:
-    """Send by a ROUTER socket; return False if the peer is not connected: the message would be dropped silently."""
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    try:
-        send()
-    except zmq.ZMQError as error:
-        if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-            return False
-        raise
-    finally:
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 0)
-    return True
 
 
 def _open_comms(kernel: Any) -> dict[str, str]:
     """Return the target names of all open comms, by comm id."""
-    # Copied in one atomic step: a cell may be opening comms in the main thread.
+    # The copy is atomic: a cell may be opening comms in the main thread.
     comms = dict(getattr(getattr(kernel, "comm_manager", None), "comms", {}))
     return {comm_id: comm.target_name for comm_id, comm in comms.items()}
 
 
 def _widget_states() -> list[bytes]:
-    """Return ipywidgets' answer to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
+    """Return ipywidgets' reply to `request_states` on its comm `jupyter.widget.control`: the data as JSON, then the buffers.
 
     The list is empty if there are no widgets, or too many, or if a cell that changes them interferes. See
     ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
     """
     try:
-        return _told_states(time.monotonic() + _MOST_STATE_SECONDS)
+        return _read_widget_states(time.thread_time() + _MOST_STATE_SECONDS)
     except Exception:
         return []
 
 
-def _told_states(deadline: float) -> list[bytes]:
+def _read_widget_states(deadline: float) -> list[bytes]:
     module: Any = sys.modules.get("ipywidgets.widgets.widget")
     if module is None:
         return []
-    # The second form is ipywidgets 7's.
+    # ipywidgets 7 has the second attribute.
     widgets = dict(module._instances if hasattr(module, "_instances") else module.Widget.widgets)
     texts: list[str] = []
     paths: list[Any] = []
@@ -332,7 +352,7 @@ def _told_states(deadline: float) -> list[bytes]:
         if widget.comm is None:
             continue
         state, below, views = module._remove_buffers(widget.get_state())
-        # The size is checked before they are copied and encoded.
+        # The size is checked before the buffers are copied and encoded.
         found = [memoryview(view) for view in views]
         left -= sum(view.nbytes for view in found)
         if left < sum(len(value) for value in state.values() if isinstance(value, str)):
@@ -345,7 +365,7 @@ def _told_states(deadline: float) -> list[bytes]:
         }
         texts.append(f"{json.dumps(model_id)}: {_as_json(entry)}")
         left -= len(texts[-1].encode())
-        if left < 0 or time.monotonic() > deadline:
+        if left < 0 or time.thread_time() > deadline:
             return []
         paths += [[model_id, "state", *path] for path in below]
         buffers += [view.tobytes() for view in found]
@@ -357,7 +377,7 @@ def _told_states(deadline: float) -> list[bytes]:
 
 
 def _as_json(value: Any) -> str:
-    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are no JSON."""
+    """Encode as jupyter_client does (`session.json_packer`), without its warning about values that are not JSON."""
     try:
         return json.dumps(value, default=json_default, allow_nan=False)
     except (TypeError, ValueError):

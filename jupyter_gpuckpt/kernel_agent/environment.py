@@ -34,16 +34,16 @@ def _listed(gpus: str) -> set[str]:
     return {gpu.strip() for gpu in gpus.split(",")}
 
 
-def take_ports(told: dict[str, int], connection_file: str, iopub: Any) -> None:
-    """Tell ipykernel its present ports: it reports them to others, and connects to two of them itself."""
-    app, moved = IPKernelApp.instance(), {int(before): now for before, now in told.items()}
-    app.connection_file = connection_file  # which the kernel removes when it ends
+def take_ports(moved_ports: dict[str, int], connection_file: str, iopub: Any) -> None:
+    """Set ipykernel's current ports, which it reports to others and of which it connects to two itself."""
+    app, moved = IPKernelApp.instance(), {int(before): now for before, now in moved_ports.items()}
+    app.connection_file = connection_file  # ipykernel removes this file when it exits
     shell = app.shell_port
     for name in ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"):
         if (port := getattr(app, name)) in moved:
             setattr(app, name, moved[port])
     if (pipe := getattr(iopub, "_pipe_port", None)) in moved:
-        iopub._pipe_port = moved[pipe]  # where forked children send their output
+        iopub._pipe_port = moved[pipe]  # forked children send their output there
     if (debugger := getattr(app, "debug_shell_socket", None)) and shell in moved:
         address = f"{app.transport}://{app.ip}:"
         debugger.disconnect(f"{address}{shell}")

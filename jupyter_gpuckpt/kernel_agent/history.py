@@ -1,4 +1,4 @@
-"""IPython's history after a resume. Sent into kernels with the agent (`agent.py`)."""
+"""IPython's history after a resume. This module is sent into kernels with the agent (`agent.py`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _SESSION_START = "SELECT start FROM sessions WHERE session = ?"
 
 
 class History:
-    """IPython's history, whose lines must not collide after a resume with lines that other kernels have written meanwhile."""
+    """The keeper of IPython's history: after a resume its lines must not collide with lines that other kernels have written."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._manager: Any = getattr(shell, "history_manager", None)
         self._note()
 
-    def go_on(self, *, branched: bool) -> None:
+    def continue_after_resume(self, *, branched: bool) -> None:
         """Reopen the history if its file was replaced, and begin a new history session if the old one's number is in use.
 
         It is in use where the kernel wrote lines after an older snapshot, where another machine's history has the same number, and
-        where the kernel from which this one was branched goes on with it.
+        where the kernel from which this one was branched still uses it.
         """
         if not getattr(self._manager, "enabled", False):
             return

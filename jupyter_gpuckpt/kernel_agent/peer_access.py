@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 
 
 class PeerAccess:
-    """Switch of this process's peer access, whether it has loaded CUDA or not. Thread-safe."""
+    """The switch of this process's peer access; it works whether CUDA is loaded or not. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,12 +35,12 @@ class PeerAccess:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are contexts on several GPUs. Does not wait for a GPU."""
+        """Whether there are contexts on several GPUs; it does not wait for a GPU."""
         return len(devices_in_use()) > 1
 
     @property
     def was_switched(self) -> bool:
-        """Whether it was switched off somewhere and not on again."""
+        """Whether peer access was switched off for some pair and not yet on again."""
         return bool(self._off)
 
     def off(self) -> bool:
@@ -73,9 +73,9 @@ class PeerAccess:
             return not self._kept or self._on(_driver())
 
     def is_on(self) -> bool:
-        """Return whether it is on anywhere, without disturbing running work.
+        """Return whether peer access is on for any pair, without disturbing running work.
 
-        No driver call asks for it, but switching it on fails if it was on; what was off is switched off again.
+        No driver call reports it, but switching it on fails if it was on; pairs that were off are switched off again.
         """
         driver = _driver()
 
@@ -91,7 +91,7 @@ class PeerAccess:
 
     def _on(self, driver: Any) -> bool:
         done = True
-        # Retained anew: with handles from before a Restore the call fails with CUDA_ERROR_INVALID_HANDLE (measured).
+        # Contexts are retained again: with handles from before a Restore the call fails with CUDA_ERROR_INVALID_HANDLE (measured).
         with _retained(driver, self._kept) as contexts:
             for one, other in self._off:
                 with _current(driver, contexts[one]):
@@ -125,7 +125,7 @@ def _devices(driver: Any) -> list[int]:
     """Return the devices on which this process has a (primary) context."""
     count, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []  # not initialised
+        return []  # not initialized
     found = []
     for device in range(count.value):
         arguments = device, ctypes.byref(flags), ctypes.byref(active)
@@ -136,7 +136,7 @@ def _devices(driver: Any) -> list[int]:
 
 @contextmanager
 def _retained(driver: Any, devices: list[int]) -> Iterator[dict[int, ctypes.c_void_p]]:
-    """Yield the contexts of these devices, retained meanwhile."""
+    """Retain the primary contexts of these devices, and release them afterwards; yield them by device."""
     contexts = {}
     try:
         for device in devices:

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-#: The delimiter before the signature and the header (jupyter_client.session.DELIM).
-_DELIMITER = b"<IDS|MSG>"
+from .addresses import DELIMITER, HEADER, PARENT
+
 _MOST_BYTES = 2 << 20
 _MOST_REPLIES = 50
 
@@ -25,7 +25,7 @@ class SentMessages:
         self._replies: deque[Parts] = deque(maxlen=_MOST_REPLIES)
 
     def note(self, message: Sequence[Any]) -> None:
-        """Keep a message that is being sent on iopub."""
+        """Add a message that is being sent on iopub."""
         parts = copied(message)
         size = sum(map(len, parts))
         with self._lock:
@@ -35,23 +35,25 @@ class SentMessages:
                 self._bytes -= self._messages.popleft()[0]
 
     def note_reply(self, reply: Sequence[Any]) -> None:
-        """Keep a reply that is being sent."""
+        """Add a reply that is being sent."""
         self._replies.append(copied(reply))
 
     def after(self, message_id: str) -> tuple[list[Parts], bool]:
-        """Return the messages after that one, as far as they are kept, and whether these are all."""
+        """Return the buffered messages after the one with this id, and whether these are all."""
         with self._lock:
             messages = [parts for _, parts in self._messages]
         found = None
         for number, parts in enumerate(messages):
-            if _says(parts, 2, message_id):
+            if _has_id(parts, HEADER, message_id):
                 found = number
         return messages[0 if found is None else found + 1 :], found is not None
 
     def replies_to(self, request_ids: Sequence[str]) -> list[Parts]:
         """Return the replies to these requests."""
         return [
-            reply for reply in list(self._replies) if any(_says(reply, 3, i) for i in request_ids)
+            reply
+            for reply in list(self._replies)
+            if any(_has_id(reply, PARENT, i) for i in request_ids)
         ]
 
 
@@ -60,9 +62,9 @@ def copied(message: Sequence[Any]) -> Parts:
     return [bytes(getattr(part, "bytes", part)) for part in message]
 
 
-def _says(parts: Parts, place: int, message_id: str) -> bool:
-    """Return whether the part `place` behind the delimiter (2: header, 3: parent header) names this message."""
-    if not message_id or _DELIMITER not in parts:
+def _has_id(parts: Parts, place: int, message_id: str) -> bool:
+    """Return whether the header at `place` behind the delimiter has this message id."""
+    if not message_id or DELIMITER not in parts:
         return False
-    at = parts.index(_DELIMITER) + place
+    at = parts.index(DELIMITER) + place
     return at < len(parts) and message_id.encode() in parts[at]

@@ -16,12 +16,12 @@ from typing import Any
 
 from .peer_access import devices_in_use
 
-#: The time that the garbage collector takes for an object, at most.
+#: An upper bound of the garbage collector's time per object.
 _SECONDS_PER_OBJECT = 50e-9
 
 
 def trim(seconds: float) -> int:
-    """Free what can be freed in about `seconds`; return by how many bytes the process became smaller.
+    """Free unused memory in about `seconds`; return by how many bytes the process became smaller.
 
     The limit applies to the garbage collector only, which is slow as it examines every object. Nothing waits for a GPU.
     """
@@ -34,13 +34,13 @@ def trim(seconds: float) -> int:
     with suppress(Exception):
         _trim_cupy(sys.modules.get("cupy"))
     with suppress(Exception):
-        # glibc only. It keeps what lies below something that is in use, and returns the pages in between on this call alone.
+        # glibc only: free pages between used ones are returned to Linux by this call alone.
         ctypes.CDLL(None).malloc_trim(0)
     return before - _resident_bytes()
 
 
 def _collect(seconds: float) -> None:
-    # A user who has disabled it wants no pauses, or has frozen objects that are to be shared with forked children.
+    # A user who has disabled the collector wants no pauses, or has frozen objects that forked children share.
     if gc.isenabled() and sys.getallocatedblocks() * _SECONDS_PER_OBJECT <= seconds:
         gc.collect()
 
@@ -50,13 +50,13 @@ def _trim_torch(torch: Any) -> None:
         return
     cuda = torch.cuda
     used = [device for device in range(cuda.device_count()) if cuda.memory_reserved(device)]
-    # Freeing waits for what the GPU is at.
+    # Freeing waits for the GPU's running work.
     if used and all(cuda.current_stream(device).query() for device in used):
         cuda.empty_cache()
 
 
 def _trim_cupy(cupy: Any) -> None:
-    # Where no GPU is in use, the pool itself would initialize CUDA.
+    # If no GPU is in use, the pool itself would initialize CUDA.
     if cupy is None or not devices_in_use():
         return
     # These are the pools of the current device; their free bytes show whether it is in use.

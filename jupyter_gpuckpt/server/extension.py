@@ -1,7 +1,7 @@
-"""The extension application: what is put in place in which phase of the server's start.
+"""The extension application: the parts that it installs in each phase of the server's start.
 
 Link phase (before the server's managers exist): the provisioner becomes the default of all kernelspecs. Load phase (they
-exist, HTTP is not served yet): the service is built over the classes that are really used, since other extensions replace them
+exist, HTTP is not served yet): the service is built over the classes that are actually used, since other extensions replace them
 in their link phase, and kernels of earlier servers are listed again.
 """
 # jupyter_server's methods carry no types:
@@ -34,15 +34,15 @@ _DEFAULT_PROVISIONER_ENV = "JUPYTER_DEFAULT_PROVISIONER_NAME"
 
 
 class GpuCkptServer(ServerTraits, ExtensionApp):
-    """Server extension that saves, suspends and resumes the kernels of this server."""
+    """The server extension that saves, suspends and resumes the kernels of this server."""
 
     name = "jupyter_gpuckpt"
-    #: One file for the extension, the provisioner and the command line.
+    #: The name of the configuration file that the extension, the provisioner and the command line share.
     config_file_name = "jupyter_gpuckpt_config"
     extension_url = "/"
     classes = [GpuCkptDaemon]  # noqa: RUF012 - traitlets' own declaration
 
-    #: None before the load phase, and where no kernel can run under the engine.
+    #: The service; None before the load phase, and if no kernel can run under the engine.
     _service: Service | None = None
 
     def _link_jupyter_server_extension(self, serverapp: ServerApp) -> None:
@@ -61,7 +61,9 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             kernels, parts = self._service.kernels, self._service.parts
         else:
             managers: Any = serverapp
-            kernels = KernelList(managers.kernel_manager, managers.session_manager, {}, None)
+            kernels = KernelList(
+                managers.kernel_manager, managers.session_manager, {}, None, cells_resume=False
+            )
             parts = None
         self.handlers.extend(tornado_routes(kernels, parts, config.settings()))
 
@@ -75,7 +77,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             asyncio.get_running_loop()
         except RuntimeError:
             stop_on_signals(serverapp)
-            # The loop exists but does not run yet: nobody can ask for sessions before they are listed again.
+            # The event loop does not run yet: no client can request sessions before they are listed again.
             serverapp.io_loop.run_sync(self._service.start)
         else:
             # A server inside another program (a test, for instance), which handles its own signals.
@@ -86,7 +88,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
         return
 
     def _make_default(self, serverapp: ServerApp) -> None:
-        """Make the provisioner the default, unless somebody chose one."""
+        """Make the provisioner the default, unless the configuration names one."""
         config = serverapp.config.KernelProvisionerFactory
         if not self.use_for_all_kernels or "default_provisioner_name" in config:
             return

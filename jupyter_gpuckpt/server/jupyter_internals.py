@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from zmq.eventloop.zmqstream import ZMQStream
 
 Received = Callable[[list[bytes]], None]
-#: The threads of AnyIO, for which the process waits when it ends.
+#: The name of AnyIO's threads, for which the process waits at its exit.
 _ANYIO_THREAD = "AnyIO worker thread"
 
 
@@ -33,7 +33,7 @@ _ANYIO_THREAD = "AnyIO worker thread"
 
 
 def known_info(manager: Any) -> dict[str, Any]:
-    """Return the kernel's `kernel_info_reply`; empty if nobody has asked for it yet."""
+    """Return the kernel's `kernel_info_reply`; empty if no client has requested it yet."""
     future = getattr(manager, "_kernel_info_future", None)
     if future is None or not future.done() or future.cancelled() or future.exception():
         return {}
@@ -41,18 +41,18 @@ def known_info(manager: Any) -> dict[str, Any]:
 
 
 def set_known_info(manager: Any, info: dict[str, Any]) -> None:
-    """Store the kernel's `kernel_info_reply` where connections look for it before they ask."""
+    """Store the kernel's `kernel_info_reply` where connections look it up before they request it."""
     expect_info(manager).set_result(info)
 
 
 def expect_info(manager: Any) -> Future[dict[str, Any]]:
-    """Return a future for the `kernel_info_reply` that connections wait for instead of asking the kernel's shell."""
+    """Return a future for the `kernel_info_reply`; connections await it instead of sending a request on the kernel's shell."""
     manager._kernel_info_future = future = Future[dict[str, Any]]()
     return future
 
 
 def set_kernelspec(manager: Any, spec: KernelSpec) -> None:
-    """Give a manager the kernelspec of a kernel whose own is no longer installed."""
+    """Set the kernelspec of a manager whose kernel's own is no longer installed."""
     manager._kernel_spec = spec
 
 
@@ -68,7 +68,7 @@ def activity_stream(manager: Any) -> ZMQStream:
 
 
 def receiver_of(stream: ZMQStream) -> Received:
-    """Return the function to which a stream gives its messages."""
+    """Return the callback that receives a stream's messages."""
     receive: Received = stream._recv_callback  # type: ignore[assignment]
     return receive
 
@@ -76,25 +76,30 @@ def receiver_of(stream: ZMQStream) -> Received:
 # ---- the multi kernel manager ----------------------------------------------------------------------------------------
 
 
+def has_untracked_types(kernels: AsyncMappingKernelManager) -> bool:
+    """Return whether jupyter_server can exclude types of messages from a kernel's activity; older versions cannot."""
+    return hasattr(kernels, "untracked_message_types")
+
+
 def pending_starts(kernels: AsyncMappingKernelManager) -> list[asyncio.Future[Any]]:
-    """Return what ends when the kernels that are being started have started."""
+    """Return the futures of the kernels that are being started."""
     return list(kernels._pending_kernels.values())
 
 
 def buffered(kernels: AsyncMappingKernelManager, kernel_id: str) -> dict[str, Any] | None:
-    """Return what is buffered for a page that has gone: `session_key`, `channels`, `buffer`."""
+    """Return the buffered messages for a disconnected page, as `session_key`, `channels`, `buffer`; None without any."""
     found: dict[str, Any] | None = kernels._kernel_buffers.get(kernel_id)
     return found
 
 
 def drop_buffered(kernels: AsyncMappingKernelManager, kernel_id: str) -> list[ZMQStream]:
-    """Forget what is buffered for a kernel and return its streams, for the caller to close."""
+    """Drop the messages buffered for a kernel and return its streams, which the caller must close."""
     found = kernels._kernel_buffers.pop(kernel_id, None)
     return list(found["channels"].values()) if found else []
 
 
 def forget_pages(kernels: AsyncMappingKernelManager, kernel_id: str) -> None:
-    """Forget how many pages and which ports a kernel has that is no longer listed."""
+    """Drop the counts of pages and the ports of a kernel that is no longer listed."""
     kernels._kernel_connections.pop(kernel_id, None)
     kernels._kernel_ports.pop(kernel_id, None)
 
@@ -112,12 +117,12 @@ def list_kernel(
 
 
 def is_finished(handler: RequestHandler) -> bool:
-    """Return whether a request was answered already, by a redirect for instance."""
+    """Return whether a request was already answered, for instance by a redirect."""
     return handler._finished
 
 
 def has_begun_to_answer(handler: RequestHandler) -> bool:
-    """Return whether the status of an answer was sent and cannot be changed."""
+    """Return whether the status of a response was sent and cannot be changed."""
     return handler._headers_written
 
 
@@ -139,14 +144,14 @@ def requests_in_flight() -> set[asyncio.Task[Any]]:
 
 
 def stop_idle_threads() -> None:
-    """Stop the threads of AnyIO, each when it has done its present work."""
+    """Stop the threads of AnyIO, each after its current work."""
     for thread in threading.enumerate():
         if thread.name == _ANYIO_THREAD and hasattr(thread, "stop"):
             thread.stop()
 
 
 def stop_on_signals(serverapp: ServerApp) -> None:
-    """Stop the server in order on SIGTERM, SIGINT and SIGHUP, unless somebody else handles them.
+    """Stop the server in order on SIGTERM, SIGINT and SIGHUP, unless other code handles them.
 
     Jupyter handles SIGINT only with a terminal, and SIGHUP never: the server would end without its cleanup, and its kernels
     would not be suspended. JupyterHub's local spawner sends SIGINT. Jupyter's own handler writes a log line first, which

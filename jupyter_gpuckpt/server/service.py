@@ -1,4 +1,4 @@
-"""The composition root: every part of the server is constructed here, in order, with all that it needs."""
+"""The composition root: every part of the server is constructed here, in order, with its dependencies."""
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
 
@@ -15,6 +15,7 @@ from ..errors import GpuCkptError
 from ..protocol import OwnerKind
 from .events.ended_operations import EndedOperations
 from .events.kernel_events import KernelEvents
+from .events.notice_events import NoticeEvents
 from .events.snapshot_events import SnapshotEvents
 from .kernels.adoption import Adoption
 from .kernels.branching import Branching
@@ -33,9 +34,11 @@ from .policies.autosave import Autosave
 from .policies.gpu_room import GpuRoom
 from .policies.idle import IdleSuspension
 from .policies.parking import IdleParking
+from .policies.reclaim import Reclaim
 from .policies.restart_snapshots import RestartSnapshots
 from .policies.server_stop import ServerStop
 from .policies.shut_downs import ShutDowns
+from .policies.user_requests import UserRequests
 from .policies.waking import Waking
 from .rest.base_handler import Parts
 
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """Composition root of the extension, for a server whose kernels can run under the engine."""
+    """The composition root of the extension, for a server whose kernels can run under the engine."""
 
     def __init__(
         self, serverapp: ServerApp, traits: ServerTraits, config: GpuCkptDaemon, log: logging.Logger
@@ -92,11 +95,12 @@ class Service:
             reconnect_timeout=traits.reconnect_timeout,
             log=log,
         )
-        kernels = install_kernel_manager(
-            kernels, link, listeners, suspends_idle=_install_gate(serverapp, log)
-        )
+        cells_resume = _install_gate(serverapp, log)
+        kernels = install_kernel_manager(kernels, link, listeners, suspends_idle=cells_resume)
         install_sessions(sessions, operations.report_sessions)
-        self.kernels = KernelList(kernels, sessions, link.served, operations.tracked)
+        self.kernels = KernelList(
+            kernels, sessions, link.served, operations.tracked, cells_resume=cells_resume
+        )
         gpu_room = GpuRoom(link, kernels, operations, wait_seconds=traits.gpu_wait, log=log)
         self._adoption = Adoption(
             link,
@@ -114,7 +118,8 @@ class Service:
         shut_downs = ShutDowns(
             link, kernels, sessions, listeners, undo_seconds=traits.undo_shutdown_for, log=log
         )
-        # They are notified in this order: a periodic save is cancelled before anything else is done.
+        idle = IdleSuspension(kernels, operations, notice_seconds=traits.idle_notice, log=log)
+        # Listeners are notified in this order: a periodic save is canceled first.
         if traits.autosave_interval:
             listeners.add(
                 Autosave(
@@ -130,8 +135,11 @@ class Service:
             EndedOperations(events, link.served, log),
             KernelEvents(events, self.kernels),
             SnapshotEvents(events),
+            NoticeEvents(events),
             Waking(operations, gpu_room, log),
-            IdleSuspension(operations, log),
+            idle,
+            Reclaim(link, kernels, operations, log),
+            UserRequests(kernels, self.kernels, operations, branching, log),
             shut_downs,
         )
         if traits.park_after:
@@ -141,7 +149,7 @@ class Service:
         if traits.undo_restart_within:
             within = traits.undo_restart_within
             listeners.add(RestartSnapshots(link, operations, within_seconds=within, log=log))
-        # The last: it ends what the others still use.
+        # It must be the last, because it closes what the others use.
         within_seconds = traits.stop_timeout or None
         listeners.add(
             ServerStop(
@@ -155,6 +163,7 @@ class Service:
             branching,
             Rollbacks(link, operations, gpu_room.resume, log),
             shut_downs,
+            idle,
         )
         self._link, self._operations, self._listeners, self._log = link, operations, listeners, log
 
@@ -181,7 +190,7 @@ class Service:
 
 
 def _install_gate(serverapp: ServerApp, log: logging.Logger) -> bool:
-    """Put the gate into websockets; return whether the configured class allows that."""
+    """Install the gate in websockets; return whether the configured class allows that."""
     used = serverapp.kernel_websocket_connection_class
     if not issubclass(used, ZMQChannelsWebsocketConnection):
         log.warning(

@@ -38,7 +38,7 @@ class ServerTraits(Configurable):
     resume_busy = Bool(
         True,
         help="""Whether a kernel that was running a cell when its server stopped is resumed by the next server at its start, before
-        anybody opens the notebook.""",
+        a user opens the notebook.""",
     ).tag(config=True)
 
     renewed_variables = List(
@@ -79,10 +79,17 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     undo_restart_within = Float(
-        3.0,
+        10.0,
         min=0.0,
         help="""The most seconds that the restart of a kernel waits for a snapshot of its state, so that the restart can be undone;
         the snapshot of the last restart is removed. 0: no snapshot is taken.""",
+    ).tag(config=True)
+
+    idle_notice = Float(
+        60.0,
+        min=0.0,
+        help="""Seconds before an idle kernel with an open page is suspended at which the page says so and offers to keep it running.
+        Kernels with open pages are suspended only with MappingKernelManager.cull_connected. 0: without a notice.""",
     ).tag(config=True)
 
     park_after = Float(
@@ -114,7 +121,7 @@ class ServerTraits(Configurable):
     ).tag(config=True)
 
     def refusal(self, kernel_name: str) -> str:
-        """Return why kernels of a kernelspec start plainly; empty if they start under the engine."""
+        """Return the reason why kernels of a kernelspec start without the engine; empty if they start under it."""
         if any(fnmatch.fnmatchcase(kernel_name, pattern) for pattern in self.excluded_kernelspecs):
             return f"GpuCkptServer.excluded_kernelspecs excludes {kernel_name}."
         if not any(

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from ..client.batch import SuspendOutcome, SuspendReport
 from ..errors import ErrorRecord
 from ..far_records import RemoteState
 from ..model import Cause, Variable
 from ..progress import ProgressRecord
 from ..protocol import Kernel, Operation, OperationKind, OperationState
+from ..reclaim_records import Notice, NoticeKind
 from ..snapshot_records import Snapshot, Upload, UploadState
 from ..states import KernelState
+from ..suspend_batch import SuspendOutcome, SuspendReport
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all records. Sizes are bytes, times seconds."""
+    """The base of all records. Sizes are in bytes, times in seconds."""
 
 
 class ErrorView(View, frozen=True):
-    """Why something cannot be done. `hint` says what helps."""
+    """An error. `message` gives the cause, `hint` a remedy."""
 
     message: str
     code: str
@@ -31,7 +33,7 @@ class ErrorView(View, frozen=True):
 
 
 class ResultView(View, frozen=True):
-    """What an operation did."""
+    """The result of an operation."""
 
     snapshot_id: str
     seconds: float
@@ -50,7 +52,7 @@ class ResultView(View, frozen=True):
 
 
 class OperationView(View, frozen=True):
-    """An operation on a kernel. Ended ones can be asked for a while."""
+    """An operation on a kernel. Ended operations remain available for a while."""
 
     operation_id: str
     kind: OperationKind
@@ -68,14 +70,17 @@ class BranchView(OperationView, frozen=True):
 
 
 class KernelView(View, frozen=True, kw_only=True):
-    """A kernel of this server. `reason` and `hint`: why it is not managed, or what went wrong last."""
+    """A kernel of this server. `reason` and `hint`: why it is not managed, or its last error."""
 
     kernel_id: str
     state: KernelState
     managed: Annotated[bool, Meta(description="Whether the kernel runs under the engine.")]
     reason: str | None = None
     hint: str | None = None
-    snapshot_id: Annotated[str | None, Meta(description="What a resume would use.")] = None
+    error_code: Annotated[str | None, Meta(description="The code of its last error.")] = None
+    snapshot_id: Annotated[
+        str | None, Meta(description="The snapshot that a resume would use.")
+    ] = None
     operation: Annotated[OperationView | None, Meta(description="The one in flight.")] = None
     parent_snapshot_id: Annotated[
         str | None, Meta(description="The snapshot that it was branched from.")
@@ -97,6 +102,16 @@ class KernelView(View, frozen=True, kw_only=True):
     suspended_bytes: Annotated[
         int, Meta(description="RAM and GPU memory in its snapshot, while it has no process.")
     ] = 0
+    cells_resume: Annotated[
+        bool, Meta(description="Whether a cell that is sent to it resumes it.")
+    ] = True
+    suspends_at: Annotated[
+        float | None,
+        Meta(description="When it will be suspended because it is idle; null: not soon."),
+    ] = None
+    cell_paused: Annotated[
+        bool, Meta(description="Whether it was suspended in the middle of a cell.")
+    ] = False
 
 
 class KernelElsewhere(View, frozen=True):
@@ -110,14 +125,14 @@ class KernelElsewhere(View, frozen=True):
 
 
 class KernelsView(View, frozen=True):
-    """All kernels of this server, also those that are not managed, and those that another server has not let go of."""
+    """All kernels of this server, including unmanaged ones, and those that another server has not released."""
 
     kernels: list[KernelView]
     elsewhere: list[KernelElsewhere]
 
 
 class ShutDownView(View, frozen=True):
-    """A kernel whose shutdown can be undone. It stands still until it ends."""
+    """A kernel whose shutdown can be undone. Its processes are stopped until it ends."""
 
     kernel_id: str
     kernel_name: str
@@ -132,7 +147,7 @@ class ShutDownsView(View, frozen=True):
 
 
 class OutcomeView(View, frozen=True):
-    """What became of one kernel when all were suspended."""
+    """The outcome of one kernel in a suspend of all."""
 
     kernel_id: str
     name: str
@@ -146,14 +161,14 @@ class OutcomeView(View, frozen=True):
 
 
 class ReportView(View, frozen=True):
-    """What became of all kernels."""
+    """The outcomes of a suspend of all kernels."""
 
     seconds: float
     kernels: list[OutcomeView]
 
 
 class UploadView(View, frozen=True):
-    """A snapshot's way to a remote."""
+    """The state of a snapshot's upload to a remote."""
 
     remote: str
     state: UploadState
@@ -166,7 +181,7 @@ class UploadView(View, frozen=True):
 
 
 class SnapshotView(View, frozen=True):
-    """A snapshot as it is now."""
+    """The current record of a snapshot."""
 
     snapshot_id: str
     kernel_id: str
@@ -174,7 +189,7 @@ class SnapshotView(View, frozen=True):
     reason: Annotated[str, Meta(description="save or suspend")]
     cause: Annotated[Cause, Meta(description="Why it was taken.")]
     name: Annotated[str, Meta(description="The notebook's path, or the kernelspec's name.")]
-    title: Annotated[str, Meta(description="What its user calls it; may be empty.")]
+    title: Annotated[str, Meta(description="The title that its user gave; may be empty.")]
     note: str
     pinned: Annotated[bool, Meta(description="Retention never removes it.")]
     needed: Annotated[
@@ -196,6 +211,12 @@ class SnapshotView(View, frozen=True):
         list[UploadView],
         Meta(description="One for each remote to which it went, goes or is to go."),
     ]
+    far_only: Annotated[
+        str | None,
+        Meta(
+            description="The remote that alone has its content, which a resume fetches; empty: not known which. null: it is here."
+        ),
+    ]
     deleted_at: Annotated[
         float | UnsetType, Meta(description="Only in the list of those that can be undeleted.")
     ] = UNSET
@@ -216,8 +237,33 @@ class RemotesView(View, frozen=True):
     remotes: list[RemoteState]
 
 
+class NoticeView(View, frozen=True):
+    """A notice that this machine will go: its provider takes it back or stops it, or it is shut down."""
+
+    id: str
+    kind: NoticeKind
+    deadline: Annotated[
+        float | None,
+        Meta(description="When the machine goes, in seconds since the epoch; null: perhaps soon."),
+    ]
+    seconds_left: Annotated[
+        float | None, Meta(description="From now; other than deadline it needs no right clock.")
+    ]
+    disk_survives: Annotated[
+        bool, Meta(description="False: only snapshots that remotes have are there afterwards.")
+    ]
+    is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
+    withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
+
+
+class NoticesView(View, frozen=True):
+    """The notices that stand."""
+
+    notices: list[NoticeView]
+
+
 class VariablesView(View, frozen=True):
-    """A kernel's variables, the biggest first, at most 1000. They were looked at without running any code of theirs."""
+    """A kernel's variables, the biggest first, at most 1000. They were examined without running any user code."""
 
     variables: list[Variable]
 
@@ -278,6 +324,20 @@ def error_view(error: ErrorRecord) -> ErrorView:
         code=error.code,
         hint=error.hint or None,
         details=error.details or None,
+    )
+
+
+def notice_view(notice: Notice) -> NoticeView:
+    """Return a notice as pages see it."""
+    left = notice.seconds_left
+    return NoticeView(
+        id=notice.id,
+        kind=notice.kind,
+        deadline=None if left is None else time.time() + left,
+        seconds_left=left,
+        disk_survives=notice.disk_survives,
+        is_due=notice.is_due,
+        withdrawn=notice.withdrawn,
     )
 
 

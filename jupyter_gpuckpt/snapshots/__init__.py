@@ -1,1 +1,1 @@
-"""Use cases on snapshots: save, suspend, resume."""
+"""Use cases of snapshots: save, suspend, resume, export, import, verify."""

@@ -1,4 +1,4 @@
-"""Whether a kernel that was saved elsewhere could be resumed here, by its manifest alone: asked before gigabytes are moved."""
+"""The check whether a kernel that was saved elsewhere could be resumed here, by its manifest alone, before gigabytes are moved."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _VERSION = re.compile(r"(\d+)\.(\d+)")
 
 
 class Arrival(NamedTuple):
-    """What keeps a kernel from being resumed here, and what may, a sentence each. `hint`: what would help."""
+    """The result of the check: obstacles to a resume here and warnings, a sentence each. `hint`: a remedy."""
 
     obstacles: list[str]
     warnings: list[str]
@@ -23,14 +23,14 @@ class Arrival(NamedTuple):
 
 
 def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
-    """Compare this machine with what a resume of `manifest` would find: all that can be known without the snapshot's images."""
+    """Check whether `manifest` could be resumed on this machine, as far as that is known without the snapshot's images."""
     here = fingerprint.host()
     changed, found = [], fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
     hints = ["Fetch it on a machine like the one of the snapshot."] if found else []
     if files := resume.changed_files(manifest, digests):
         changed += files
         hints.append(
-            "Install what the snapshot was taken with, at the same paths and in the same versions; an image of that machine's"
+            "Install the programs and libraries of the snapshot, at the same paths and in the same versions; an image of that machine's"
             " container has both."
         )
     if not Path(manifest.launch.cwd).is_dir():
@@ -38,6 +38,9 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
             f"There is no folder {manifest.launch.cwd}, in which the kernel was started."
         )
         hints.append("Make that folder, with the files that the kernel needs.")
+    if changed and (elsewhere := resume.home_elsewhere(manifest, here)):
+        changed += elsewhere
+        hints.append("Or fetch it where the home directory has the same path.")
     return Arrival([*found, *changed], list(_warnings(manifest, here)), " ".join(hints))
 
 

@@ -1,7 +1,8 @@
-"""What became since a snapshot of the files that its kernel had open: said before a resume, which brings back memory and not files."""
+"""Changes since a snapshot of the files that its kernel had open: shown before a resume, which restores memory but not files."""
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,27 +16,30 @@ from ..store.local import LocalStore
 from .resume import obstacles
 from .stored_images import FILES, write_images
 
-#: Not files of the user's.
+#: Folders that have no files of the user.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
-#: Written by every IPython kernel of a user all the time; the agent sees to it.
+#: IPython's history, which every kernel of a user writes all the time; the agent handles it.
 _HISTORY = "history.sqlite"
 
 
 def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None = None) -> Changes:
-    """Open files that differ from what they were, by path; and what keeps the snapshot from being resumed here.
+    """Return the open files that have changed, by path, and the obstacles to resuming the snapshot here.
 
-    A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted by
-    then come back from the snapshot and are not among them.
+    A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted by then come
+    back from the snapshot and are not among them, nor are those that travel with it. Of a stub, whose images are not here, no files
+    are known.
     """
+    if store.stubs.find(manifest.info.snapshot_id) is not None:
+        return Changes([], obstacles(manifest, fingerprint.host(), digests))
     found = []
     with TemporaryDirectory() as directory:
         images = Path(directory)
         write_images(manifest, store, images, FILES)
-        remapped = criu_images.remapped(images)
+        remapped, kept = criu_images.remapped(images), {file.path for file in manifest.kept}
         files = {file.path: file for file in criu_images.regular_files(images)}
-        _, lost = missing_files.missing(images, Path, manifest.captured)
+        _, lost = missing_files.missing(images, Path, manifest.traveling)
     for file in files.values():
-        if file.file_id in remapped:
+        if file.file_id in remapped or file.path in kept:
             continue
         if file.path.startswith(_SYSTEM) or Path(file.path).name.startswith(_HISTORY):
             continue
@@ -53,6 +57,8 @@ def _change(path: str, length: int | None, created: float) -> FileChange | None:
         now = Path(path).stat()
     except OSError:
         return FileChange(path, Change.REMOVED, 0.0, length, None)
+    if stat.S_ISDIR(now.st_mode):
+        return None  # CRIU lists the working directory among the files, and anything in it changes its time
     if length is not None and now.st_size < length:
         change = Change.SMALLER
     elif now.st_mtime > created or (length is not None and now.st_size != length):

@@ -1,6 +1,6 @@
-"""A snapshot as a tar archive that is a store of its own: packs with exactly its chunks, its annotations, its manifest.
+"""Export of a snapshot as a tar archive that is a store of its own: packs with exactly its chunks, its annotations, its manifest.
 
-    manifests/<snapshot>.annotations   first: who reads it knows at once whose snapshot this is
+    manifests/<snapshot>.annotations   first, so that a reader knows the snapshot's id at once
     packs/<time>-<random>.pack
     manifests/<snapshot>.manifest      last, as in a store: an archive that was cut off holds no snapshot
 
@@ -16,28 +16,28 @@ from contextlib import contextmanager
 
 from ..store import annotation_files, manifests, packs
 from ..store.annotation_files import Annotations
-from ..store.codecs import CodecError, decompress, digest_of
+from ..store.codecs import CodecError, digest_of_stored
 from ..store.local import LocalStore
 from ..store.pack_streams import PackPlan
 from ..store.packs import Entry
 from ..store.writer import PACK_BYTES
 
-#: A piece is this long at least, so that handing it on costs little.
+#: The least length of a piece, which limits the overhead per piece.
 _PIECE_BYTES = 1 << 20
 _END = bytes(2 * tarfile.BLOCKSIZE)
 
 
 class Export:
-    """An archive that can be read once. `length`: of all of it, in bytes."""
+    """An archive that can be read once. `length`: its total length in bytes."""
 
     def __init__(self, store: LocalStore, snapshot_id: str, pack_bytes: int) -> None:
         self._store = store
         manifest = store.manifest(snapshot_id)
         info = manifest.info
-        said = Annotations(title=info.title, note=info.note, pinned=info.pinned)
+        annotations = Annotations(title=info.title, note=info.note, pinned=info.pinned)
         name = f"manifests/{snapshot_id}"
         self._modified = int(info.created)
-        self._first = (name + annotation_files.SUFFIX, annotation_files.encoded(said))
+        self._first = (name + annotation_files.SUFFIX, annotation_files.encoded(annotations))
         self._last = (
             name + manifests.SUFFIX,
             manifests.to_share(manifest, store.manifest_file(snapshot_id)),
@@ -50,7 +50,7 @@ class Export:
         )
 
     def pieces(self) -> Iterator[bytes]:
-        """The archive. Raises ObjectCorrupt at a chunk that is damaged, StoreUnavailable: what was read then is of no use."""
+        """Yield the archive. Raises ObjectCorrupt at a damaged chunk, and StoreUnavailable; the bytes read by then are useless."""
         gathered: list[bytes] = []
         room = _PIECE_BYTES
         for piece in self._parts():
@@ -70,10 +70,10 @@ class Export:
         yield from self._small(*self._last)
         yield _END
 
-    def _read(self, digest: bytes) -> tuple[int, bytes, int]:
+    def _read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         codec, payload, raw_length = self._store.read(digest)
         try:
-            intact = digest_of(decompress(codec, payload, raw_length)) == digest
+            intact = digest_of_stored(codec, payload, raw_length) == digest
         except CodecError:
             intact = False
         if not intact:
@@ -95,14 +95,14 @@ class Export:
 def export(
     store: LocalStore, snapshot_id: str, *, pack_bytes: int = PACK_BYTES
 ) -> Iterator[Export]:
-    """An archive of a snapshot; inside, nothing that it needs goes. Raises SnapshotNotFound, ManifestInvalid, ObjectCorrupt."""
+    """Yield an archive of a snapshot, whose chunks are kept inside the block. Raises SnapshotNotFound, ManifestInvalid, ObjectCorrupt."""
     digests = manifests.references(store.manifest(snapshot_id))
     with store.holding(digests):
         yield Export(store, snapshot_id, pack_bytes)
 
 
 def _plans(store: LocalStore, digests: set[bytes], pack_bytes: int) -> list[PackPlan]:
-    """Packs of about `pack_bytes`, with the chunks as they lie on the disk."""
+    """Return plans of packs of about `pack_bytes`, with the chunks in the order of the disk."""
     groups: list[Sequence[Entry]] = []
     room = 0
     for place in store.locate(digests):

@@ -1,7 +1,7 @@
-"""Storing GPU memory while it goes back to the GPU.
+"""Storing GPU memory while it is restored to the GPU.
 
-It could be read as soon as the driver has handed it out, but the kernel's processes stand still then, and reading at full speed
-beside CRIU would make them do so for longer.
+The staging files could be read as soon as the driver has written them, but the kernel's processes are stopped then, and reading at
+full speed beside CRIU would prolong that.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOOK_SECONDS = 0.05
 
 
 class GpuPacking:
-    """A thread that stores staging files. Use as a context manager around the freeze: on leaving it has ended, whatever happened.
+    """A thread that stores staging files. Use it as a context manager around the freeze; it has ended when the block is left.
 
-    `alone`: nothing goes back to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`.
+    `alone`: no memory is restored to the GPU meanwhile, as in a suspend. `predecessor`: see `pack`.
     """
 
     def __init__(
@@ -35,37 +35,37 @@ class GpuPacking:
         predecessor: Predecessor | None = None,
     ) -> None:
         self._store, self._settings, self._predecessor = store, settings, predecessor
-        # Not `alone`: with all threads the GPU waits for its memory a fifth longer, and nothing is ready sooner.
+        # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
         self._threads = settings.threads if alone else max(1, settings.threads // 2)
         self._sources: list[FileSource] = []
-        # Of its own: the operation is in other stages meanwhile.
+        # It has a progress of its own, because the operation is in other stages meanwhile.
         self._progress = Progress()
         self._packed = Packed.of_nothing()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="gpu-packing", daemon=True)
 
     def begin(self, files: Mapping[str, Path]) -> None:
-        """Store these files, streams' names to paths; they must stay until `finish` has returned."""
+        """Start storing these files (paths by stream name); they must exist until `finish` has returned."""
         self._sources = [FileSource(stream, path) for stream, path in files.items()]
         if self._sources:
             self._thread.start()
 
     @property
     def length(self) -> int:
-        """Bytes of the files."""
+        """The total bytes of the files."""
         return sum(source.length for source in self._sources)
 
     def finish(self, progress: Progress) -> Packed:
-        """Wait until all is durable; `progress` advances by the files' bytes. Raises what `pack` raised, OperationCancelled."""
-        told = 0
+        """Wait until all is durable; `progress` advances by the files' bytes. Raises the errors of `pack`, OperationCancelled."""
+        reported = 0
         while self._thread.is_alive():
             self._thread.join(_LOOK_SECONDS)
             done = self._progress.record().done_bytes
-            progress.advance(done - told)
-            told = done
+            progress.advance(done - reported)
+            reported = done
         if self._error is not None:
             raise self._error
-        progress.advance(self.length - told)
+        progress.advance(self.length - reported)
         return self._packed
 
     def _run(self) -> None:

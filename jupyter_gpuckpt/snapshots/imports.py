@@ -1,9 +1,9 @@
-"""Snapshots from archives that `export.py` made, here or on another machine.
+"""Import of snapshots from archives that `export.py` wrote, here or on another machine.
 
-The archive comes as a stream and may come from anybody: names lead nowhere, lengths are bounded before anything is read, and
-no byte is believed. Chunks go into the store as they come, each compared with its digest; what the store has already is not
-stored again. Snapshots are listed when the archive has ended as it should and everything they need is there; whatever happens
-before that leaves the store as it was. An archive of a whole store (`tar`) is taken as well.
+The archive is an untrusted stream: names are checked against a fixed set, lengths are bounded before anything is read, and all content
+is verified. Chunks are stored as they arrive, after comparison with their digests; known ones are not stored again. Snapshots are listed
+only when the archive has ended properly and everything they need is in the store; any failure before leaves the store unchanged. An
+archive of a whole store (`tar`) is accepted, too.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from .stored_images import FILES, write_images
 
 logger = logging.getLogger(__name__)
 
-#: All manifests and annotations of an archive together, which are in memory until its end.
+#: The limit of all manifests and annotations of an archive together, which are in memory until its end.
 _MOST_HELD_BYTES = 256 << 20
-#: Chunks are appended when they are as many bytes together.
+#: The bytes of chunks that are collected for one append.
 _APPEND_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20
 _NAME = re.compile(r"(packs|manifests)/([A-Za-z0-9_][A-Za-z0-9._-]*)\.(pack|manifest|annotations)")
-#: What else lies in a store.
+#: Names of other files in a store, which are skipped.
 _IGNORED = re.compile(r"\.?|packs|manifests|catalog\.sqlite(-\w+)?|lock")
 
 
 def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
-    """Bring in the snapshots of an archive; `take` gives the next so many bytes of it, fewer only at its end.
+    """Import the snapshots of an archive; `take(n)` returns its next n bytes, fewer only at its end.
 
     Raises ArchiveInvalid, SnapshotExists, FormatTooNew, StoreFull, StoreUnavailable, and what `take` raises.
     """
@@ -61,22 +61,22 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
                 _check_images(content.manifest(store), store)
             return _publish(store, found, archive.annotations)
     except BaseException:
-        # What came in goes again, as far as nobody else counts on it by now.
+        # Imported chunks are removed, unless another operation relies on them by now.
         try:
             store.sweep()
         except StoreError as error:
-            logger.warning("Packs of an import that failed are still there: %s", error)
+            logger.warning("Packs of a failed import could not be removed: %s", error)
         raise
 
 
 class _Content(NamedTuple):
-    """A snapshot's manifest as it came, which is decoded when it is looked at: many would take much memory together."""
+    """A snapshot's manifest in encoded form; it is decoded on demand, because many decoded ones would take much memory."""
 
     snapshot_id: str
     data: bytes
 
     def manifest(self, store: LocalStore) -> Manifest:
-        """Return what it says. Raises ArchiveInvalid."""
+        """Return the decoded manifest. Raises ArchiveInvalid."""
         path = manifests.path_of(store.root, self.snapshot_id)
         try:
             return manifests.parse(path, self.data, Manifest)
@@ -85,17 +85,17 @@ class _Content(NamedTuple):
 
 
 class _Archive:
-    """One archive while it is read."""
+    """A reader of one archive."""
 
     def __init__(self, store: LocalStore, writer: PackWriter, take: Take) -> None:
         self._store, self._writer, self._source = store, writer, take
         self._manifests: dict[str, _Content] = {}
-        #: Of those snapshots.
+        #: The annotations of the snapshots, by id.
         self.annotations: dict[str, Annotations] = {}
         self._held_bytes = 0
 
     def read(self) -> dict[str, _Content]:
-        """The snapshots in it, whose chunks are all in the store now."""
+        """Read the archive; return its snapshots by id. All their chunks are in the store then."""
         for member in self._members():
             name = _name_of(member)
             match = _NAME.fullmatch(name)
@@ -118,12 +118,12 @@ class _Archive:
         return self._manifests
 
     def _members(self) -> Iterator[tarfile.TarInfo]:
-        # Not tarfile's own reader: that takes extended headers into memory, however long they say they are.
+        # tarfile's own reader is not used: it reads extended headers into memory, whatever length they state.
         while True:
             block = self._take(tarfile.BLOCKSIZE)
             if not block.strip(b"\0"):
                 self._take(tarfile.BLOCKSIZE)
-                while self._source(_SKIP_BYTES):  # tar fills its last record
+                while self._source(_SKIP_BYTES):  # tar pads its last record
                     pass
                 return
             try:
@@ -151,20 +151,20 @@ class _Archive:
     def _manifest(self, snapshot_id: str, length: int) -> None:
         self._require_new(snapshot_id)
         content = self._manifests[snapshot_id] = _Content(snapshot_id, self._held(length))
-        content.manifest(self._store)  # one that makes no sense is refused before the rest is read
+        content.manifest(self._store)  # an invalid manifest is refused before the rest is read
 
     def _annotation(self, snapshot_id: str, length: int) -> None:
         self._require_new(snapshot_id)
         try:
-            said = annotation_files.parse(snapshot_id, self._held(length))
+            found = annotation_files.parse(snapshot_id, self._held(length))
         except msgspec.DecodeError as error:
             raise _invalid(f"the annotations of {snapshot_id} do not make sense") from error
         self.annotations[snapshot_id] = msgspec.structs.replace(
-            said, deleted_at=0.0, kept_until=0.0
+            found, deleted_at=0.0, kept_until=0.0
         )
 
     def _held(self, length: int) -> bytes:
-        """The next bytes, which stay in memory."""
+        """Return the next bytes, and count them as held in memory."""
         self._held_bytes += tarfile.BLOCKSIZE + length
         if self._held_bytes > _MOST_HELD_BYTES:
             raise _invalid("its manifests are longer than can be")
@@ -188,7 +188,7 @@ class _Archive:
 
 
 def _check_images(manifest: Manifest, store: LocalStore) -> None:
-    """Raise ArchiveInvalid if the images name what no save would."""
+    """Raise ArchiveInvalid if the images have names that no save would have written."""
     try:
         with TemporaryDirectory() as directory:
             write_images(manifest, store, Path(directory), FILES)
@@ -205,10 +205,13 @@ def _publish(
     done: list[SnapshotInfo] = []
     try:
         for snapshot_id, content in found.items():
-            manifest, said = content.manifest(store), annotations.get(snapshot_id, Annotations())
+            manifest, annotated = (
+                content.manifest(store),
+                annotations.get(snapshot_id, Annotations()),
+            )
             store.publish(manifest)
             done.append(manifest.info)
-            changes = {name: getattr(said, name) for name in ("title", "note", "pinned")}
+            changes = {name: getattr(annotated, name) for name in ("title", "note", "pinned")}
             stated = {name: value for name, value in changes.items() if value is not None}
             done[-1] = store.annotate(manifest.info.snapshot_id, stated)
     except GpuCkptError:
@@ -219,7 +222,7 @@ def _publish(
 
 
 def _name_of(member: tarfile.TarInfo) -> str:
-    """The member's name, which is one of those that lie in a store."""
+    """Return the member's name without a leading `./`. Raises ArchiveInvalid for a name that a store does not have."""
     name = member.name.removeprefix("./").rstrip("/")
     if not _NAME.fullmatch(name) and not _IGNORED.fullmatch(name):
         raise _invalid(f"{member.name!r} does not belong there")

@@ -1,6 +1,6 @@
-"""Rehearsal of a resume: the last step of a suspend before anything is killed.
+"""The rehearsal of a resume: the last step of a suspend before anything is killed.
 
-Covers: everything that a resume on this machine would refuse a second later, and every private thing that it needs. The manifest
+Covers: everything that a resume on this machine would refuse a second later, and all private files that it needs. The manifest
 and the images are those that were read back from the store. Does not cover: free memory, on the GPU as well, which the kernel
 still occupies, and ports, which the daemon holds.
 """
@@ -27,7 +27,7 @@ from .resume import obstacles
 from .room import disk_shortage
 from .stored_images import FILES, PROCESSES, write_images
 
-#: What reading a damaged image or manifest raises.
+#: The exceptions of reading a damaged image or manifest.
 _UNREADABLE = (ValueError, IndexError, KeyError, StopIteration, OSError, struct.error, StoreError)
 
 
@@ -39,9 +39,9 @@ def rehearse(
     digests: FileDigests,
     spill_dir: Path,
 ) -> list[str]:
-    """Say what would keep the snapshot from being resumed on this machine, a sentence each; empty when nothing would.
+    """Return the obstacles to resuming the snapshot on this machine, a sentence each; empty if there are none.
 
-    `manifest` is what was read back from the disk; `tree` still has its mount namespace.
+    `manifest`: as read back from the disk; `tree`: its mount namespace still exists.
     """
     found = obstacles(manifest, here, digests)
     if problem := manifest_checks.problem_of(manifest):
@@ -52,10 +52,10 @@ def rehearse(
             write_images(manifest, store, images, [*FILES, *PROCESSES])
             if problem := problem_of_images(manifest, images):
                 found.append(f"A resume would refuse it: {problem}.")
-            found += missing_files.missing(images, tree.inside, manifest.captured)[1]
+            found += missing_files.missing(images, tree.inside, manifest.traveling)[1]
             found += _incomplete(manifest, images)
             found += _limits(images)
-        # The images of a plain dump are still on the disk, and make room before a resume.
+        # The images of a plain dump are still on disk; removing them frees the space for a resume.
         if manifest.method == "skeleton":
             shortage = disk_shortage(manifest, store, spill_dir)
             found += [shortage] if shortage else []
@@ -65,7 +65,7 @@ def rehearse(
 
 
 def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
-    """Name what the images refer to and the snapshot lacks."""
+    """Yield the things to which the images refer and that the snapshot lacks."""
     names = {image.name for image in manifest.images}
     lengths = {stream.name: stream.length for stream in manifest.streams}
     captured = {record.path for record in manifest.captured}
@@ -92,12 +92,12 @@ def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
     yield from (f"The content of {name} is missing." for name in needed if name not in lengths)
     unread = sum(end.unread for kept in manifest.connections for end in kept.ends)
     if lengths.get(tcp_record.STREAM, 0) != unread:
-        yield "What the kernel's connections with itself have to deliver is missing."
+        yield "The undelivered bytes of the kernel's own connections are missing."
 
 
 def _limits(images: Path) -> Iterator[str]:
-    """Say which limit of this machine the tree exceeds."""
-    criu_images.highest_pid(images)  # a resume computes it
+    """Yield the limits of this machine that the tree exceeds."""
+    criu_images.highest_pid(images)  # a resume computes it, so it must not raise
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     highest = criu_images.highest_descriptor(images)
     if hard != resource.RLIM_INFINITY and highest >= hard:

@@ -1,4 +1,7 @@
-"""Resume: from a snapshot in the store to a running process tree. A failed resume leaves the snapshot untouched and nothing else."""
+"""Resume: from a snapshot in the store to a running process tree.
+
+A failed resume leaves the snapshot untouched and no process or file behind.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..engine import kept_files as copies
 from ..engine import thaw
 from ..engine.gpu import restore as gpu_restore
 from ..engine.gpu.placement import Placement, visible
@@ -22,15 +26,15 @@ from ..images.unpack import Sink, StreamReader, Unpacking, part_of, read_stream
 from ..model import FORMER_SCRATCH, Gpu, Host, Manifest, MappedFile, Stream
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
-from . import room, stored_secrets
+from . import kept_files, room, stored_secrets
 from .stored_images import IMAGES_STREAM
 
-#: How much of a digest is shown.
+#: The number of a digest's digits that are shown.
 _SHOWN_DIGEST = 12
 
 
 class Resumed(NamedTuple):
-    """What a resume made. `warnings` are said to the user; `moved_ports`: of listeners whose ports were taken, old to new."""
+    """The result of a resume. `warnings`: for the user; `moved_ports`: of listeners whose ports were taken, old to new."""
 
     tree: Tree
     warnings: list[str]
@@ -49,28 +53,30 @@ def resume(
     digests: FileDigests | None = None,
     progress: Progress,
 ) -> Resumed:
-    """Bring the kernel of `manifest` back, or a second one from it; on return it runs.
+    """Resume the kernel of `manifest`, or start a second one from it; on return it runs.
 
-    `own_ports`: where it listens now, in the order of its launch's own ports; None: where it did. `visible_gpus`: what
-    CUDA_VISIBLE_DEVICES is where the resume was asked for. `digests`: cache of those of programs and libraries.
+    `own_ports`: its new ports, in the order of its launch's own ports; None: the same as before. `visible_gpus`: the client's
+    CUDA_VISIBLE_DEVICES. `digests`: a cache of the digests of programs and libraries.
     Raises HostIncompatible when this machine cannot hold it (nothing was tried), ThawFailed when CRIU or the GPU driver
     failed, ObjectCorrupt when the store is damaged.
     """
-    with progress.stage(Stage.PREFLIGHT):
-        here = fingerprint.host()
-        allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
-        check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
-    content = _StoredContent(manifest, store, settings, progress)
-    thawed = thaw.thaw(
-        manifest,
-        content,
-        settings,
-        exit_path=exit_path,
-        jupyter_runtime_dir=jupyter_runtime_dir,
-        own_ports=own_ports,
-        allowed_gpus=allowed,
-        progress=progress,
-    )
+    with copies.in_use(settings.kept_dir, manifest.kept):
+        with progress.stage(Stage.PREFLIGHT):
+            here = fingerprint.host()
+            allowed = _allowed_gpus(manifest, visible_gpus, here.gpus)
+            check(manifest, here, allowed, digests, store=store, spill_dir=settings.spill_dir)
+            kept = kept_files.lacking(manifest, settings.kept_dir, digests)
+        thawed = thaw.thaw(
+            manifest,
+            _StoredContent(manifest, store, settings, progress),
+            settings,
+            exit_path=exit_path,
+            jupyter_runtime_dir=jupyter_runtime_dir,
+            own_ports=own_ports,
+            allowed_gpus=allowed,
+            kept=kept,
+            progress=progress,
+        )
     stored_secrets.keep_of_older(thawed.tree, manifest, store)
     gone = [f"The file {path} was gone; an empty one is in its place." for path in thawed.made]
     lost = [*manifest.lost_connections, *thawed.lost_connections]
@@ -87,7 +93,7 @@ def check(
     store: LocalStore,
     spill_dir: Path,
 ) -> None:
-    """Check that this machine with these GPUs (None: all) can hold the kernel. Raises HostIncompatible naming what differs."""
+    """Check whether the kernel can be resumed on this machine with these GPUs (None: all). Raises HostIncompatible with all reasons."""
     problems = obstacles(manifest, here, digests)
     of_memory = [room.memory_shortage(manifest, store), _placement(manifest, allowed_gpus).shortage]
     of_disk = room.disk_shortage(manifest, store, spill_dir)
@@ -111,23 +117,39 @@ def check(
 
 
 def gpu_room(manifest: Manifest, visible_gpus: str = "") -> Placement:
-    """The GPU memory that the kernel needs, and what is free where it would go."""
+    """Return the GPU memory that the kernel needs, and the free memory of the GPUs on which it would be placed."""
     return _placement(manifest, _allowed_gpus(manifest, visible_gpus, gpu.gpus()))
 
 
 def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None) -> list[str]:
-    """Say what differs from the machine of the snapshot, a sentence each, whatever memory is free.
+    """Return the differences from the machine of the snapshot, a sentence each. Free memory is not considered.
 
-    Open files are not looked at: they are listed in the images (`engine.criu.missing_files`).
+    Open files are not either: they are listed in the images (`engine.criu.missing_files`).
     """
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
-    return found + changed_files(manifest, digests)
+    changed = changed_files(manifest, digests)
+    return [*found, *changed, *home_elsewhere(manifest, here)] if changed else found
+
+
+def home_elsewhere(manifest: Manifest, here: Host) -> list[str]:
+    """Return a sentence if the kernel used files below a home directory that has another path here; else none."""
+    home = manifest.host.home
+    paths = (manifest.launch.cwd, *(file.path for file in manifest.mapped))
+    if not home or home == here.home or not any(Path(path).is_relative_to(home) for path in paths):
+        return []
+    return [
+        f"The kernel has files in the home directory of its machine, {home}; here it is {here.home}."
+    ]
 
 
 def changed_files(manifest: Manifest, digests: FileDigests | None = None) -> list[str]:
-    """Say which programs and libraries of the kernel are others than they were, a sentence each."""
-    known = digests or FileDigests()
-    return [text for file in manifest.mapped if (text := _changed(file, known))]
+    """Return a sentence for each program or library of the kernel that has changed and is not in the snapshot."""
+    known, kept = digests or FileDigests(), {file.path for file in manifest.kept}
+    return [
+        text
+        for file in manifest.mapped
+        if file.path not in kept and (text := _changed(file, known))
+    ]
 
 
 def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Placement:
@@ -135,7 +157,7 @@ def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Plac
 
 
 def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) -> set[str] | None:
-    """The GPUs that the kernel was started to see, as far as who resumes it sees them, too; else all that who resumes it sees."""
+    """Return the UUIDs of GPUs that both the kernel's launch and the client may use, or of all the client's if there is none; None: all."""
     asked = visible(visible_gpus, here)
     launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), here)
     if asked is None or launched is None:
@@ -144,8 +166,8 @@ def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) ->
 
 
 def _changed(file: MappedFile, digests: FileDigests) -> str:
-    """Say how a program or library differs from what it was; an empty string if it does not."""
-    # Travels with the snapshot; older manifests list it.
+    """Return a sentence about how a program or library has changed; empty if it has not."""
+    # The file is in the snapshot; older manifests list it here, too.
     if file.path.startswith(f"{FORMER_SCRATCH}/"):
         return ""
     try:
@@ -167,7 +189,7 @@ def _changed(file: MappedFile, digests: FileDigests) -> str:
 
 
 class _StoredContent:
-    """`thaw.Content` out of the store."""
+    """An implementation of `thaw.Content` that reads from the store."""
 
     def __init__(
         self, manifest: Manifest, store: LocalStore, settings: EngineSettings, progress: Progress

@@ -1,4 +1,4 @@
-"""The memory and the disk space that a resume takes, and whether this machine has them."""
+"""The memory and disk space that a resume needs, compared with those of this machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .stored_images import MEMORY, write_images
 
 
 def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
-    """Say how much memory a resume lacks; an empty string if there is enough. Memory on GPUs is not looked at."""
+    """Return a sentence about the memory that a resume lacks; empty if there is enough. GPU memory is not considered."""
     needed = most_memory_bytes(manifest)
     free = processes.mem_available()
     if needed > free:
-        # What forked processes share is in the streams of all of them.
+        # Memory that forked processes share is in the streams of all of them.
         needed -= sum(plan.shared_bytes for plan in _plans(manifest, store))
     if needed <= free:
         return ""
@@ -27,14 +27,14 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
 
 
 def most_memory_bytes(manifest: Manifest) -> int:
-    """Return the memory that a resume takes, or more: what forked processes share counts for each of them."""
+    """Return an upper bound of the memory that a resume needs: shared memory of forked processes counts for each of them."""
     return _streams_bytes(manifest, "pages/", "gpu")
 
 
 def disk_shortage(manifest: Manifest, store: LocalStore, spill_dir: Path) -> str:
-    """Say how much space a resume lacks in `spill_dir`, where it writes what CRIU reads; an empty string if there is enough.
+    """Return a sentence about the space that a resume lacks in `spill_dir`, for CRIU's files; empty if there is enough.
 
-    What forked processes share is written once for each of them.
+    Memory that forked processes share is written once for each of them.
     """
     place = next(path for path in (spill_dir, *spill_dir.parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -57,7 +57,7 @@ def _streams_bytes(manifest: Manifest, *kinds: str) -> int:
 
 
 def _plans(manifest: Manifest, store: LocalStore) -> list[PagePlan]:
-    """Return who fills which pages; of a plain dump CRIU fills all."""
+    """Return the page plans of processes; none for a plain dump, whose pages CRIU fills."""
     if manifest.method != "skeleton":
         return []
     with TemporaryDirectory() as directory:

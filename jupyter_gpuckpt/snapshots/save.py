@@ -30,6 +30,7 @@ from ..model import (
     SHOWN_VARIABLES,
     Cause,
     ImageFile,
+    KeptFile,
     LaunchSpec,
     Manifest,
     MappedFile,
@@ -39,6 +40,7 @@ from ..model import (
 )
 from ..progress import Progress, Stage
 from ..store.local import LocalStore
+from . import kept_files
 from .gpu_packing import GpuPacking
 from .rehearsal import rehearse
 from .stored_images import IMAGES_STREAM
@@ -47,14 +49,14 @@ logger = logging.getLogger(__name__)
 
 #: Images up to this size are put together into one stream; larger ones (shared memory, plain dumps) are their own.
 _SMALL_BYTES = 1 << 20
-#: How many names of one kind a message lists.
+#: The most names of one kind that a message lists.
 _SHOWN = 3
-#: Programs and libraries that are read for their digests while the kernel waits; the others are read in the background.
+#: The most bytes of programs and libraries that are hashed while the kernel waits; the others are hashed in the background.
 _HASHED_BYTES = 64 << 20
 
 
 class Saved(NamedTuple):
-    """What a save or suspend made."""
+    """The result of a save or suspend."""
 
     manifest: Manifest
     warnings: list[str]
@@ -72,10 +74,10 @@ def save(
 ) -> Saved:
     """Take a snapshot of `tree`; with `options.stop` the tree is gone on return.
 
-    Raises FreezeFailed, StoreFull, OperationCancelled ...; in every such case the kernel runs on as before. Only GPU
-    memory that cannot be given back when the snapshot is complete is an error after it; the hint says that there is one.
-    An idle kernel (`options.cause`) that has network connections to others is not suspended: KernelNotCheckpointable names
-    them, and also what a rehearsal of the resume finds in the way. `digests`: cache of those of programs and libraries.
+    Raises FreezeFailed, StoreFull, OperationCancelled ...; the kernel then runs on as before. Raises an error after a complete
+    snapshot only if GPU memory cannot be moved back; its hint names the snapshot. Raises KernelNotCheckpointable, with the
+    reasons, for an idle kernel (`options.cause`) with network connections to others, and for a suspend whose rehearsal of the
+    resume found obstacles. `digests`: a cache of the digests of programs and libraries.
     """
     began, stop, variables = time.time(), options.stop, options.variables
     digests = digests or FileDigests()
@@ -87,11 +89,11 @@ def save(
         chosen = plan(tree, settings, private_shm=spec.private_shm, stop=stop, gpu_bytes=gpu_bytes)
         host = fingerprint.host()
         ids = user_namespaces.ids_of(tree.init_pid)
-        # Before anything stands still.
+        # This may take time, so it comes before the freeze.
         predecessor = _predecessor(store, spec.kernel_id)
     complete: list[SnapshotInfo] = []
     with (
-        _telling_of(complete),
+        _naming_complete(complete),
         GpuPacking(store, settings, alone=stop, predecessor=predecessor) as gpu_packing,
         frozen(
             tree,
@@ -106,10 +108,12 @@ def save(
         sources += state.memory
         sources += [FileSource(stream, path) for stream, path in state.captured_files.items()]
         sources += _queues(state)
+        kept, kept_sources = kept_files.chosen(tree, state, spec, digests)
+        sources += kept_sources
         if stop:
             warnings += _lost_connections(state, spec, cut=options.cause is not Cause.IDLE)
         highest = criu_images.highest_pid(state.images)
-        mapped, replaced = _programs(tree, state, digests)
+        mapped, replaced = _programs(tree, state, digests, kept)
         warnings += replaced
         total = gpu_packing.length + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
@@ -125,6 +129,8 @@ def save(
                     predecessor=predecessor,
                 )
             )
+        kept, changed = kept_files.unchanged(kept, state, tree, digests)
+        warnings += changed
         state.prove_still()
         manifest = Manifest(
             info=_info(state, packed, spec, options, began=began, host_name=host.name),
@@ -138,6 +144,7 @@ def save(
             images=images,
             streams=packed.streams,
             captured=state.captured,
+            kept=kept,
             gpu=state.gpu,
             mapped=mapped,
             connections=state.connections,
@@ -150,7 +157,7 @@ def save(
         with store.staged(manifest) as staged:
             with progress.stage(Stage.REHEARSAL):
                 problems = rehearse(staged.manifest, store, tree, host, digests, settings.spill_dir)
-                warnings += _told(problems, stop=stop)
+                warnings += _rehearsal_warnings(problems, stop=stop)
             progress.point_of_no_return()
             with progress.stage(Stage.COMMIT):
                 staged.publish()
@@ -167,13 +174,16 @@ def _predecessor(store: LocalStore, kernel_id: str) -> Predecessor | None:
         newest = next(iter(store.snapshots(kernel_id)), None)
         return None if newest is None else Predecessor(store.manifest(newest.snapshot_id).streams)
     except StoreError as error:
-        logger.warning("All chunks that changed are stored whole: %s", error)
+        logger.warning(
+            "Changed chunks are stored whole, because the previous snapshot cannot be read: %s",
+            error,
+        )
         return None
 
 
 @contextmanager
-def _telling_of(complete: list[SnapshotInfo]) -> Iterator[None]:
-    """What fails when the snapshot is there already says so: nobody shall take it for lost, or the kernel for unsaved."""
+def _naming_complete(complete: list[SnapshotInfo]) -> Iterator[None]:
+    """Add the complete snapshot to the hint of a later error, so that it is not taken for lost."""
     try:
         yield
     except GpuCkptError as error:
@@ -183,7 +193,7 @@ def _telling_of(complete: list[SnapshotInfo]) -> Iterator[None]:
 
 
 def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
-    """Say which connections with others a suspend cuts. A save cuts none: the kernel keeps them."""
+    """Return warnings of the connections with other processes that a suspend cuts; a save cuts none."""
     own = set(spec.own_ports)
     outer = connections.survey(pids(tree)).outer
     return _cut(
@@ -192,7 +202,7 @@ def _outer_connections(tree: Tree, spec: LaunchSpec, *, cut: bool) -> list[str]:
 
 
 def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str]:
-    """Say which connections of the tree with itself a resume of this snapshot will not bring back."""
+    """Return warnings of the connections within the tree that a resume of this snapshot will not restore."""
     lost = _unkept(state, spec)
     queues = memoryview(state.connections_queues)
     with RemadeConnections(
@@ -203,7 +213,7 @@ def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str
 
 
 def _unkept(state: Frozen, spec: LaunchSpec) -> list[str]:
-    """Name the connections of the tree with itself that are not in the snapshot; those of its own ports are made again by themselves."""
+    """Return the names of connections within the tree that are not in the snapshot, except on its own ports, whose peers reconnect."""
     own = set(spec.own_ports)
     return [lost.text for lost in state.connections_lost if not own & set(lost.ports)]
 
@@ -215,7 +225,7 @@ def _cut(found: Sequence[str], *, cut: bool) -> list[str]:
     if not cut:
         raise KernelNotCheckpointable(
             f"The kernel has network connections that a suspend would cut: {shown}.",
-            hint="Suspend it yourself if what they are for can connect again, or close them.",
+            hint="Suspend it yourself if these connections can be made again, or close them.",
         )
     return [f"Network connections were cut: {shown}."]
 
@@ -240,28 +250,35 @@ def _images(state: Frozen) -> tuple[list[ImageFile], list[Source]]:
 
 
 def _programs(
-    tree: Tree, state: Frozen, digests: FileDigests
+    tree: Tree, state: Frozen, digests: FileDigests, kept: Sequence[KeptFile]
 ) -> tuple[list[MappedFile], list[str]]:
-    """List the programs and libraries that must be the same at a resume; and warn of those that were replaced since.
+    """Return the programs and libraries that must be the same at a resume, and warnings of those that were replaced since.
 
-    CRIU compares those that have a build id. What was replaced or deleted while the kernel used it is in the images.
+    CRIU compares those that have a build id. Files that were replaced or deleted while the kernel used them are in the images.
     """
     executable = set().union(*(processes.programs(pid) for pid in pids(tree)))
+    executable |= {path for path, copy in state.copies.items() if str(copy) in executable}
+    known = {file.path: file.digest for file in kept}
     in_images = criu_images.remapped(state.images)
-    travelling = {record.path for record in state.captured}
+    traveling = {record.path for record in state.captured}
     files: dict[str, criu_images.RegularFile] = {}
     replaced = set()
     for file in criu_images.regular_files(state.images):
         path = "/" + file.path.lstrip("/")
-        if path in travelling or not (file.build_id or path in executable):
+        if path in traveling or not (file.build_id or path in executable):
             continue
         if file.file_id in in_images:
             replaced.add(state.gone.get(path, path))
         elif file.length:
             files[path] = file
-    digests.learn(files, most_bytes=_HASHED_BYTES)
+    digests.learn(files.keys() - known.keys(), most_bytes=_HASHED_BYTES)
     mapped = [
-        MappedFile(path, files[path].length or 0, files[path].build_id, digests.known(path))
+        MappedFile(
+            path,
+            files[path].length or 0,
+            files[path].build_id,
+            known.get(path) or digests.known(path),
+        )
         for path in sorted(files)
     ]
     if not replaced:
@@ -272,17 +289,17 @@ def _programs(
     ]
 
 
-def _told(problems: Sequence[str], *, stop: bool) -> list[str]:
+def _rehearsal_warnings(problems: Sequence[str], *, stop: bool) -> list[str]:
     """Raise KernelNotCheckpointable for a suspend whose rehearsal found problems; return the warning of a save."""
     if not problems:
         return []
     if stop:
         raise KernelNotCheckpointable(
             f"The kernel was not suspended, because it could not be resumed: {' '.join(problems[:_SHOWN])}",
-            hint="The kernel runs on. Put right what is named, then try again.",
+            hint="The kernel runs on. Fix the named problems, then try again.",
             details="\n".join(problems),
         )
-    return [f"As things are, this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
+    return [f"At present this snapshot cannot be resumed here: {' '.join(problems[:_SHOWN])}"]
 
 
 def _some(names: Sequence[object]) -> str:

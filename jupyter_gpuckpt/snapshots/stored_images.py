@@ -1,4 +1,4 @@
-"""CRIU's images as they lie in the store, without the large ones that hold memory."""
+"""Reading CRIU's images from the store, except the large ones that hold memory."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..store.local import LocalStore
 #: The stream of all images but large ones, which have streams of their own.
 IMAGES_STREAM = "images"
 
-#: One that is read, not put in place, is in memory.
+#: The limit of an image that is read into memory.
 _MOST_BYTES = 1 << 28
 
-#: What is needed to know the tree's open files.
+#: The kinds of images with the tree's open files.
 FILES = ("files", "remap-fpath")
-#: What is needed to know its processes, their memory areas and their descriptors.
+#: The kinds of images with its processes, their page maps and descriptors.
 PROCESSES = ("pstree", "core", "pagemap", "fdinfo")
-#: What is needed to know which of their memory they share.
+#: The kinds of images with the memory that processes share.
 MEMORY = ("mm", "pagemap")
 
 
@@ -29,7 +29,7 @@ def write_images(
 ) -> None:
     """Write the images of these kinds, e.g. `files` or `pagemap`, into `directory`.
 
-    Raises ObjectCorrupt when one of them cannot be read from the store.
+    Raises ObjectCorrupt if one of them cannot be read from the store.
     """
     wanted = [image for image in manifest.images if _kind(image.name) in kinds]
     if not wanted:

@@ -1,11 +1,11 @@
-"""The secrets of a kernel as its snapshot holds them: beside its memory, or where an older version wrote them down."""
+"""The secrets of a kernel in its snapshot: with its memory, or where an older version stored them."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
-from .. import door_secrets
+from .. import manager_secrets
 from ..engine.tree import kept_secrets
 from ..engine.tree.tree import Tree
 from ..images.unpack import read_stream
@@ -16,9 +16,9 @@ _log = logging.getLogger(__name__)
 
 
 def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
-    """Return the secrets that belong to a snapshot. Raises ObjectCorrupt, StoreUnavailable."""
+    """Return the secrets of a snapshot's kernel. Raises ObjectCorrupt, StoreUnavailable."""
     if not _are_with_memory(manifest):
-        return door_secrets.parted(manifest.launch.jupyter)[1]
+        return manager_secrets.parted(manifest.launch.jupyter)[1]
     stream = manifest.stream(kept_secrets.STREAM)
     if stream.length > kept_secrets.MOST_BYTES:
         return {}
@@ -26,15 +26,15 @@ def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
 
 
 def keep(tree: Tree, secrets: dict[str, Any]) -> None:
-    """Write secrets onto a kernel's scratch, from where its next snapshot takes them; never raises."""
+    """Write secrets to a kernel's scratch, so that its next snapshot contains them; never raises."""
     try:
         kept_secrets.install(tree.inside("/"), secrets)
     except OSError as error:
-        _log.error("the key of a kernel is not kept: %s", error)
+        _log.error("the key of a kernel could not be stored: %s", error)
 
 
 def keep_of_older(tree: Tree, manifest: Manifest, store: LocalStore) -> None:
-    """Keep the secrets of a kernel that was resumed from a snapshot of an older version; others have them on their scratch."""
+    """Write the secrets of a kernel resumed from an older version's snapshot to its scratch; others have them there."""
     if not _are_with_memory(manifest):
         keep(tree, of_snapshot(manifest, store))
 

@@ -1,8 +1,8 @@
-"""Tries the engine on a small program: launch, the system calls of a save, suspend, resume. Nobody is asked who he is.
+"""The trial of the engine on a small program: launch, the system calls of a save, suspend, resume.
 
-Rights, filters, limits and security modules make too many combinations to be judged by what they are called. What a small
-program survives, kernels survive; where it fails, the kernel of the user is started plainly, and the check says what is
-lost, why, and what changes it. Takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
+Rights, filters, limits and security modules have too many combinations to predict the result from settings. If a small program
+passes, kernels do; if it fails, kernels are started without the engine, and the check reports the loss, its cause and the
+fix. It takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..engine.settings import EngineSettings
 from ..engine.tree import launch, user_namespaces
 from ..engine.tree.tree import Tree
 from ..errors import CheckpointError, GpuCkptError, HostIncompatible, StoreError
-from ..host import mends, privileges
+from ..host import privileges, remedies
 from ..model import LaunchSpec, SaveOptions
 from ..progress import Progress
 from ..protocol import Check
@@ -30,26 +30,28 @@ from ..store.local import LocalStore
 from .resume import resume
 from .save import save
 
-#: The statuses with which the program ends: when it is told to, after its resume; and when nobody tells it to.
-_TOLD, _FORGOTTEN = 77, 78
-#: It ends by itself after so many seconds: nobody may be left to end it.
+#: The program's exit statuses: after the signal that ends it, and if no signal comes.
+_SIGNALED, _TIMED_OUT = 77, 78
+#: The time after which the program ends by itself, in case the daemon is gone.
 _LIFE_SECONDS = 120
-#: How long the program may take to say something, and how long CRIU may do nothing. A client waits half a minute for a daemon.
+#: The timeouts of the program's messages and of CRIU's progress. A client waits half a minute for a daemon.
 _SECONDS, _STALL_SECONDS = 12, 7
 _PREFIX = "trial-"
 _PROGRAM = f"""
 import signal, sys, threading
-threading.Thread(target=threading.Event().wait, daemon=True).start()
+# The thread inherits the mask, so this comes first. Otherwise a signal just after the resume, before the main thread waits for
+# it, kills the program.
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGUSR1}})
+threading.Thread(target=threading.Event().wait, daemon=True).start()
 print("ready", flush=True)
-sys.exit({_TOLD} if signal.sigtimedwait({{signal.SIGUSR1}}, {_LIFE_SECONDS}) else {_FORGOTTEN})
+sys.exit({_SIGNALED} if signal.sigtimedwait({{signal.SIGUSR1}}, {_LIFE_SECONDS}) else {_TIMED_OUT})
 """
 
 
 def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
-    """Yield what came of each step, up to the first that failed. Files go into `directory`, and are removed.
+    """Yield the result of each step, up to the first that failed. Temporary files are in `directory`.
 
-    A step that failed for want of memory or disk space says nothing about this machine's rights, and fails no check.
+    A step that failed for lack of memory or disk space shows nothing about this machine's rights and fails no check.
     """
     step = "namespaces"
     try:
@@ -81,9 +83,9 @@ def checks(settings: EngineSettings, directory: Path) -> Iterator[Check]:
                 os.kill(trees[-1].kernel_pid, signal.SIGUSR1)
             _wait(exit_path)
             status = os.waitstatus_to_exitcode(int(exit_path.read_text()))
-            if status != _TOLD:
+            if status != _SIGNALED:
                 raise CheckpointError(f"The program ended with status {status} after its resume.")
-            yield Check(step, True, f"It came back and went on{_as_whom()}.", required=True)
+            yield Check(step, True, f"It was resumed and ran on{_as_whom()}.", required=True)
     except (StoreError, HostIncompatible, OSError) as error:
         yield Check(step, None, f"Could not be tried: {error}")
     except GpuCkptError as error:
@@ -100,13 +102,13 @@ _LOST = {
 
 def _failure(step: str, error: GpuCkptError) -> Check:
     cause = f": {error.message}" if step != "namespaces" else f" ({_refused(error)})."
-    mend = mends.find(cause)
-    message = f"{_LOST[step]}{cause} {mend.why}".rstrip()
-    return Check(step, False, message, mend.fix, required=True)
+    remedy = remedies.find(cause)
+    message = f"{_LOST[step]}{cause} {remedy.why}".rstrip()
+    return Check(step, False, message, remedy.fix, required=True)
 
 
 def _refused(error: GpuCkptError) -> str:
-    """Return which step of gpuckpt-init failed, with Linux's reason, as it is told in the error's parentheses."""
+    """Return the failed step of gpuckpt-init with Linux's reason, from the parentheses of the error's message."""
     _, _, rest = error.message.partition("(")
     return rest.rpartition(")")[0] or error.message
 
@@ -116,9 +118,9 @@ def _system_calls(tree: Tree) -> Check:
     refused = [f"{name} ({error})" for name, error in answers.items() if error]
     if not refused:
         return Check("system calls", True, f"Allowed: {', '.join(answers)}.", required=True)
-    mend = mends.find()
-    message = f"{_LOST['system calls']}: {', '.join(refused)}. {mend.why}".rstrip()
-    return Check("system calls", False, message, mend.fix, required=True)
+    remedy = remedies.find()
+    message = f"{_LOST['system calls']}: {', '.join(refused)}. {remedy.why}".rstrip()
+    return Check("system calls", False, message, remedy.fix, required=True)
 
 
 def _namespaces(tree: Tree) -> str:
@@ -145,12 +147,12 @@ def _wait(path: Path, text: str = "") -> None:
         return path.exists() and text in path.read_text()
 
     if not launch.wait_until(there, timeout=_SECONDS):
-        raise CheckpointError(f"The program said nothing for {_SECONDS} s.")
+        raise CheckpointError(f"The program printed nothing for {_SECONDS} s.")
 
 
 @contextmanager
 def _scratch(directory: Path) -> Iterator[Path]:
-    """Yield a directory of the trial's own, and remove those of trials that were killed."""
+    """Yield a temporary directory for the trial, and remove those of killed trials."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     for left in directory.glob(f"{_PREFIX}*"):
         with suppress(OSError):
@@ -164,7 +166,7 @@ def _scratch(directory: Path) -> Iterator[Path]:
 
 @contextmanager
 def _subjects() -> Iterator[list[Tree]]:
-    """Yield a list for the trees that are started, and kill all of them at the end."""
+    """Yield a list for started trees, and kill all of them at the end."""
     trees: list[Tree] = []
     try:
         yield trees

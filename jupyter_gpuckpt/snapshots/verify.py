@@ -1,4 +1,4 @@
-"""Is a snapshot whole? Every chunk of it is read the way a resume reads it, and compared with its digest."""
+"""Verification of a snapshot: every chunk is read as in a resume and compared with its digest."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..snapshot_records import Verification
 from ..store import manifests
 from ..store.local import LocalStore
 
-#: Damage that is told in words; of a disk that is gone every chunk would be.
+#: The most problems that are listed; on a failed disk every chunk would be one.
 MOST_PROBLEMS = 100
 
 
 def verify(
     store: LocalStore, snapshot_id: str, *, threads: int, cancelled: threading.Event
 ) -> Verification:
-    """Read it in `threads` threads, a chunk at a time each. What is damaged is part of the answer.
+    """Read all chunks in `threads` threads, each one chunk at a time. Damage is part of the result.
 
     A damaged chunk is stored again by the next save that meets it. Raises SnapshotNotFound, FormatTooNew, OperationCancelled
     as soon as `cancelled` is set.
@@ -37,7 +37,7 @@ def verify(
     def check(digest: bytes) -> None:
         nonlocal checked, damaged
         if cancelled.is_set():
-            raise OperationCancelled("The verification was cancelled.")
+            raise OperationCancelled("The verification was canceled.")
         try:
             length, problem = len(store.load(digest)), ""
         except StoreError as error:
@@ -61,8 +61,8 @@ def verify(
 
 
 def _in_order(store: LocalStore, digests: set[bytes]) -> list[bytes]:
-    """As they lie on the disk."""
+    """Return the digests in the order of the disk."""
     try:
         return store.locate(digests).digests
-    except StoreError:  # one is missing; which it is, reading each of them says
+    except StoreError:  # a chunk is missing; reading each of them shows which
         return list(digests)

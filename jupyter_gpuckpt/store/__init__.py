@@ -1,1 +1,1 @@
-"""Where snapshots are kept: packs of chunks, manifests, a catalog."""
+"""The store of snapshots: packs of chunks, manifests, a catalog."""

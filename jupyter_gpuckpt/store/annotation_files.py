@@ -1,7 +1,7 @@
-"""Files of annotations: title, note, pin and deletion, which a user may change after a save.
+"""Files of annotations: title, note, pin, deletion and last use, which change after a save.
 
-A manifest never changes, so this lies beside it, in `manifests/<snapshot>.annotations`: JSON, replaced as a whole. A snapshot
-without that file is as its manifest says. The file goes after the manifest; one without a manifest means nothing.
+A manifest never changes, so annotations are in a file beside it, `manifests/<snapshot>.annotations`: JSON, replaced as a whole.
+Without that file the manifest's values apply. The file is removed after the manifest; one without a manifest is ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _VERSION = 1
 
 
 class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a user changed of a snapshot; None where the manifest still holds.
+    """The changes of a snapshot since its save; None where the manifest's value applies.
 
     Times are seconds since the epoch; 0: not deleted.
     """
@@ -33,29 +33,31 @@ class Annotations(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     note: str | None = None
     pinned: bool | None = None
     deleted_at: float = 0.0
-    #: When a deleted snapshot goes for good.
+    #: The time at which a deleted snapshot may be removed for good.
     kept_until: float = 0.0
+    #: The time of the last resume from it; 0: none is known.
+    used_at: float = 0.0
 
     @property
     def deleted(self) -> bool:
-        """True while the snapshot is kept only so that its deletion can be undone."""
+        """Whether the snapshot is deleted and kept only so that the deletion can be undone."""
         return self.deleted_at > 0
 
     def over(self, info: SnapshotInfo) -> SnapshotInfo:
-        """Return `info`, which is the manifest's, with these changes."""
+        """Return `info`, from the manifest, with these changes applied."""
         stated = {"title": self.title, "note": self.note, "pinned": self.pinned}
         changes = {name: value for name, value in stated.items() if value is not None}
         return msgspec.structs.replace(info, **changes) if changes else info
 
 
 class _File(Annotations, frozen=True, omit_defaults=True, gc=False):
-    """Annotations as they are stored."""
+    """The stored form of annotations."""
 
     version: int = 0
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
-    """Return the path of this snapshot's annotations. Raises SnapshotNotFound for what cannot be an id."""
+    """Return the path of this snapshot's annotations. Raises SnapshotNotFound for an invalid id."""
     return manifests.path_of(directory, snapshot_id).with_suffix(SUFFIX)
 
 
@@ -69,7 +71,7 @@ def read(path: Path) -> Annotations:
     except FileNotFoundError:
         return Annotations()
     except msgspec.DecodeError as error:
-        logger.warning("%s is damaged, so that snapshot stays: %s", path, error)
+        logger.warning("%s is damaged, so that snapshot is kept: %s", path, error)
         return Annotations(pinned=True)
 
 
@@ -81,7 +83,7 @@ def parse(name: str, data: bytes) -> Annotations:
             f"{name} has format version {found.version}; this version of jupyter-gpuckpt reads up to {_VERSION}.",
             hint="Upgrade jupyter-gpuckpt.",
         )
-    if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until))):
+    if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until, found.used_at))):
         raise msgspec.DecodeError("a time in it is none")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
     return Annotations(**fields)

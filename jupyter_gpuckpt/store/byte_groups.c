@@ -1,4 +1,4 @@
-/* byte-groups: the bytes of numbers sorted by their place in the number, and back; and whether that is worth a try.
+/* byte-groups: group the bytes of numbers by their place in the number, and ungroup them; estimate whether grouping pays.
  *
  * Sign and exponent of floats repeat, the rest of them is noise: side by side they hide each other from zstd, apart they do
  * not. `width` is 2, 4 or 8, a group is all bytes of one place. The other side is grouping.py.
@@ -35,7 +35,7 @@ static inline __m128i dwords(__m128i a, __m128i b, int high) {
     return _mm_castps_si128(high ? _mm_shuffle_ps(x, y, 0xdd) : _mm_shuffle_ps(x, y, 0x88));
 }
 
-/* How many numbers it did, a multiple of 16. */
+/* Return how many numbers were done, a multiple of 16. */
 static size_t group_fast(int width, const byte *from, byte *to, size_t count) {
     size_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -122,7 +122,7 @@ static inline float log2_of(float x) {
     return exponent + (-0.33333333f * bits.f + 2.0f) * bits.f - 1.66666667f;
 }
 
-/* What an entropy coder would make of bytes so distributed, in bits. */
+/* Estimate the size in bits of `total` bytes with these counts after entropy coding. */
 static float coded_bits(const unsigned short *counts, unsigned total) {
     float sum = 0, kinds = -1;
     for (int i = 0; i < 256; i++) {
@@ -130,7 +130,7 @@ static float coded_bits(const unsigned short *counts, unsigned total) {
         sum += count * log2_of(count < 1 ? 1 : count);
         kinds += count < 1 ? 0 : 1;
     }
-    /* Few samples look more regular than they are (Miller and Madow). */
+    /* The entropy of few samples is underestimated (Miller and Madow). */
     float bits = (float)total * log2_of((float)total) - sum + kinds * 0.7213f, most = (float)total * 8;
     return bits > most ? most : bits;
 }

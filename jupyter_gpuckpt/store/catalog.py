@@ -1,8 +1,8 @@
 """The index of chunks in packs, kept in the store's database; it can be rebuilt from the packs at any time.
 
-The packs are the truth. At every opening the catalog is compared with the folder: packs that it does not know are indexed (after a
+The packs are authoritative. At every opening the catalog is compared with the folder: packs that it does not know are indexed (after a
 crash between a pack and its registration, or with a catalog that is missing, damaged or from a backup), packs that are gone are
-dropped. Callers ask for many digests at once. Changes of many rows are divided into turns of a few hundred, with turns of other
+dropped. Callers look up many digests at once. Changes of many rows are divided into turns of a few hundred, with turns of other
 threads in between; after a crash the next opening starts such a change again.
 """
 
@@ -45,9 +45,9 @@ class Catalog:
         self._condemned: set[str] = set()
         #: Packs whose registration failed, with their lengths. Some of their chunks may be known, so they are removed by sweeps.
         self._half_registered: dict[str, int] = {}
-        # One thread at a time: numbers of packs are reused.
+        # Only one thread may purge at a time, because numbers of packs are reused.
         self._purging = threading.Lock()
-        #: Counts how often known chunks changed their place.
+        #: The number of times that known chunks changed their place.
         self.moves = 0
         self.database = Database(path, self._reconcile)
         self.database.run(self._reconcile)
@@ -69,7 +69,7 @@ class Catalog:
     def locate(self, digests: Collection[bytes]) -> Places:
         """Return the places of those of `digests` that the store has, in several turns."""
         numbers: dict[str, int] = {}
-        # In the order of the table: neighbors are on the same page.
+        # Batches follow the order of the table, in which neighbors are on the same page.
         parts = [
             self._places(numbers, partial(rows.select, LOCATE, batch))
             for batch in batches(sorted(digests))
@@ -91,7 +91,7 @@ class Catalog:
                 places = rows_of("".join(text for (text,) in ask(connection) if text))
             except ValueError as error:
                 raise broken(str(error)) from error
-            # Numbers of our own: by the next turn the catalog's may belong to other packs.
+            # The result has its own pack numbers: by the next turn the catalog's may belong to other packs.
             known, places["pack"] = np.unique(places["pack"], return_inverse=True)
             names = [
                 name for batch in batches(known.tolist()) for name in rows.names(connection, batch)
@@ -103,7 +103,7 @@ class Catalog:
         return self.database.run(find)
 
     def add_pack(self, name: str, length: int, entries: Iterable[Entry]) -> None:
-        """Register a sealed pack. Chunks that the catalog has keep their place, unless they are damaged there."""
+        """Register a sealed pack. Known chunks keep their place, unless they are damaged there."""
         entries = list(entries)
         if self.database.run(partial(rows.begin, name, Contents.of(entries))):
             try:
@@ -113,8 +113,15 @@ class Catalog:
                 self._half_registered[name] = length
                 raise
 
+    def link(self, path: Path) -> None:
+        """Make a sealed pack of another store a part of this one."""
+        if not self.names({path.stem}):
+            entries = packs.read_index(path)
+            packs.link(path, self.path_of(path.stem))
+            self.add_pack(path.stem, path.stat().st_size, entries)
+
     def discard(self, pack: packs.PackFile) -> None:
-        """Remove a new pack, unless it is entered (by a rebuild, or in part): others may rely on it then, and a sweep removes it."""
+        """Remove a new pack, unless it is registered (by a rebuild, or in part): then others may rely on it, and a sweep removes it."""
 
         def discard(connection: sqlite3.Connection) -> None:
             if not rows.is_entered(connection, pack.name):
@@ -128,7 +135,7 @@ class Catalog:
     def begin_move(
         self, name: str, entries: Iterable[Entry], old: Iterable[str], newest: Newest
     ) -> bool:
-        """Announce that chunks move from the packs `old` to the new pack `name`: `insert` moves them, `finish` ends the move.
+        """Register that chunks will move from the packs `old` to the new pack `name`: `insert` moves them, `finish` ends the move.
 
         Until then nothing that is needed may be removed from either. After a crash in between the chunks count as moved. Return
         False, and announce nothing, if the database was rebuilt after `newest`: the new pack may have been removed since.
@@ -147,7 +154,7 @@ class Catalog:
         return self.database.run(begin)
 
     def insert(self, name: str, entries: Iterable[Entry], *, replace: bool = False) -> None:
-        """Enter chunks of a pack that was begun; with `replace` also those that are known elsewhere."""
+        """Enter chunks of a pack that was begun; with `replace` even those that are known elsewhere."""
 
         def insert(batch: list[Entry], connection: sqlite3.Connection) -> None:
             # Without `replace` only chunks move that are damaged or gone, which no record mentions.
@@ -158,12 +165,12 @@ class Catalog:
         self.database.change(sorted(entries), insert)
 
     def finish(self, name: str, length: int, old: Iterable[str] = ()) -> None:
-        """End the registration of a pack whose chunks are all entered; those that moved came from the packs `old`."""
+        """Complete the registration of a pack whose chunks are all entered. `old`: the packs from which chunks were moved."""
         ended = [(one,) for one in (name, *old)]
 
         def finish(connection: sqlite3.Connection) -> None:
             connection.execute("UPDATE packs SET length = ? WHERE name = ?", (length, name))
-            # Other packs may still be moving.
+            # Moves of other packs may still be in progress.
             connection.executemany("DELETE FROM moving WHERE name = ?", ended)
 
         self.database.run(finish)
@@ -181,20 +188,20 @@ class Catalog:
         return self.database.run(partial(rows.names_among, among))
 
     def _all_packs(self) -> Iterator[tuple[str, int]]:
-        """Yield name and length of all packs, in several turns; the length is 0 while a pack is being registered."""
+        """Yield name and length of all packs, in several turns; the length of a pack that is being registered is 0."""
         last = 0
         while found := self.database.run(partial(rows.packs_after, last)):
             last = found[-1][0]
             yield from ((name, length) for _, name, length in found)
 
     def condemn(self, name: str, newest: Newest) -> bool:
-        """Let the pack count as gone and return True; return False if a snapshot recorded after `newest` may need it."""
+        """Mark a pack as gone and return True; return False if a snapshot recorded after `newest` may need it."""
 
         def condemn(connection: sqlite3.Connection) -> bool:
             if newer_needs(name, newest, self.database.remakes, connection):
                 return False
             self.moves += 1
-            # Nothing is written to the disk, which may be full: after a crash here nothing is removed.
+            # The mark is only in memory, because the disk may be full: after a crash here no pack is removed.
             rows.drop(connection, name)
             self._condemned.add(name)
             return True
@@ -213,7 +220,7 @@ class Catalog:
                     path.unlink()
                     freed += length
                 left.pop()
-            # Rows go after files: on a full disk SQLite has no room before.
+            # Rows are deleted after files, because on a full disk SQLite needs the room that the files free.
             packs.sync_directory(self._packs)
         finally:
             self.database.run(partial(rows.spare, left))
@@ -226,7 +233,7 @@ class Catalog:
         return freed
 
     def purge(self, stop: threading.Event | None = None) -> None:
-        """Delete the rows of packs that are gone, which nobody uses any more, until `stop` is set."""
+        """Delete the unused rows of packs that are gone, until `stop` is set."""
         with self._purging:
             while True:
                 remakes = self.database.remakes
@@ -252,7 +259,7 @@ class Catalog:
 
     @property
     def untidy(self) -> bool:
-        """True if there is something to purge."""
+        """Whether there are rows to purge."""
         return self.database.run(rows.first_gone) is not None
 
     def path_of(self, pack: str) -> Path:
@@ -275,7 +282,7 @@ class Catalog:
         contents = made
 
         def keep(connection: sqlite3.Connection) -> None:
-            # Bitmaps that were made with other contents mean nothing.
+            # Bitmaps that were made with other contents are invalid.
             forget_needing(connection, [name])
             query = "SELECT 1 FROM packs WHERE id = ? AND name = ?"
             if connection.execute(query, (pack, name)).fetchone():
@@ -285,7 +292,7 @@ class Catalog:
         return contents
 
     def numbers(self, name: str) -> NDArray[Any] | None:
-        """Return the column `numbers` of `contents`, which is quick to read."""
+        """Return only the column `numbers` of `contents`, which is faster to read."""
 
         found = self.database.run(partial(rows.numbers_of, name))
         numbers = unsealed(str(found[0]), found[1]) if found else None
@@ -299,7 +306,7 @@ class Catalog:
 
         def mark(connection: sqlite3.Connection) -> None:
             self.moves += 1
-            # It may soon be stored elsewhere.
+            # The chunk may soon be stored elsewhere.
             forget_needing(connection, rows.holders(connection, [digest]))
             connection.execute("UPDATE chunks SET damaged = 1 WHERE digest = ?", (digest,))
 
@@ -310,11 +317,11 @@ class Catalog:
             logger.warning("The damage of chunk %s was not noted: %s", digest.hex(), error)
 
     def rebuild(self) -> None:
-        """Delete the catalog and index all packs anew."""
+        """Delete the catalog and index all packs again."""
         self.database.remake()
 
     def _reconcile(self, connection: sqlite3.Connection) -> None:
-        """Make the catalog agree with the folder."""
+        """Update the catalog to match the folder of packs."""
         self.moves += 1
         found = {
             path.stem: path.stat().st_size
@@ -330,7 +337,7 @@ class Catalog:
             connection.execute("DELETE FROM moving")
         for name in gone:
             rows.drop(connection, name)
-            # This frees the name for a file with other contents.
+            # Renaming the row frees the name for a file with other contents.
             connection.execute("UPDATE packs SET name = 'gone-' || id WHERE name = ?", (name,))
         connection.commit()
         new = sorted(found.keys() - (known.keys() - begun - set(gone)))

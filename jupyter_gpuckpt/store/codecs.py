@@ -1,8 +1,7 @@
 """Codecs of chunks in packs: their numbers, which are part of the format, and their decompression.
 
-Numbers are only ever added. What writes a new one for the first time after a release raises `model.FORMAT_VERSION`, so that older
-releases refuse such snapshots by name; a reader that meets a number it does not know all the same says that the format is newer
-and does not take the chunk for damaged.
+Numbers are only ever added. A change that writes a new one must raise `model.FORMAT_VERSION`, so that older releases refuse such
+snapshots with a clear error; a reader that still finds an unknown number reports a newer format, not a damaged chunk.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from blake3 import blake3
 from . import grouping
 from .scratch import Scratch
 
-#: The chunk as it is.
+#: The uncompressed chunk.
 RAW = 0
-#: One zstd frame that holds the whole chunk and says its length.
+#: One zstd frame that contains the whole chunk and states its length.
 ZSTD = 1
-#: By the width in bytes of the numbers that the chunk seems to consist of: their bytes grouped by place in the number, lowest
-#: address first. One byte whose bits say which groups are stored as they are; these groups; the bytes after the last whole number;
-#: a zstd frame, which says its length, for each of the other groups.
+#: Codecs by the width in bytes of the numbers that the chunk seems to consist of: their bytes are grouped by place in the number,
+#: lowest address first. Layout: one byte whose bits mark the groups that are stored raw; these groups; the bytes after the last
+#: whole number; for each of the other groups a zstd frame, which states its length.
 GROUPED = {2: 2, 4: 3, 8: 4}
 
 _WIDTHS = {codec: width for width, codec in GROUPED.items()}
 
-#: Bytes in a digest.
+#: The length of a digest in bytes.
 DIGEST_BYTES = 32
 
-#: More than any writer puts into a chunk; bounds the memory that a damaged record can make its reader allocate.
+#: The limit of a chunk's length, larger than any writer's; it bounds what a damaged record can make a reader allocate.
 MOST_CHUNK_BYTES = 64 << 20
 
 # A decompression context serves one thread at a time and is costly to make.
@@ -37,7 +36,7 @@ _of_thread = threading.local()
 
 
 class CodecError(Exception):
-    """A payload that contradicts its codec or length; the caller knows which chunk it belongs to."""
+    """The error of a payload that contradicts its codec or length; the caller knows the chunk."""
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -46,11 +45,11 @@ def digest_of(data: bytes | memoryview) -> bytes:
 
 
 class UnknownCodecError(CodecError):
-    """A codec of a newer version; the payload need not be damaged."""
+    """The error of a codec of a newer version; the payload need not be damaged."""
 
 
 class Decompressor:
-    """Decompressor of chunks, for one thread at a time."""
+    """A decompressor of chunks, for one thread at a time."""
 
     def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor()
@@ -78,7 +77,7 @@ class Decompressor:
         if not len(target):
             return
         try:
-            # Without `with` and close(): this way of writing to our memory holds the GIL for the shortest time.
+            # It avoids `with` and close(), because this way of filling the buffer holds the GIL for the shortest time.
             reader = self._zstd.stream_reader(frames, read_across_frames=True)
             got = reader.readinto(target)
         except zstandard.ZstdError as error:
@@ -107,10 +106,25 @@ def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> byte
     return bytes(decompressor.unpack(codec, memoryview(payload), raw_length, target))
 
 
+def digest_of_stored(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes:
+    """Return the digest of the chunk whose `payload` was stored with `codec`; thread-safe. Raises CodecError.
+
+    It takes no fresh memory, which would take longer than the digest.
+    """
+    _check(codec, payload, raw_length)
+    if codec == RAW:
+        return digest_of(payload)
+    if not hasattr(_of_thread, "verifier"):
+        _of_thread.verifier = Decompressor(), Scratch()
+    decompressor, memory = _of_thread.verifier
+    target = memory.get(raw_length)
+    return digest_of(decompressor.unpack(codec, memoryview(payload), raw_length, target))
+
+
 def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
     """Raise CodecError unless the payload states this length.
 
-    The length decides how much is allocated, and whether zstd writes straight to the target.
+    The stated length decides how much zstd allocates, and whether it writes directly to the target.
     """
     if raw_length > MOST_CHUNK_BYTES:
         raise CodecError(f"{raw_length} bytes are more than a chunk has")
@@ -130,7 +144,7 @@ def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
 
 
 def _grouped_length(width: int, payload: memoryview, raw_length: int) -> int:
-    """Return `raw_length` if the groups in `payload` have the lengths that follow from it. Raises CodecError."""
+    """Return `raw_length` if the groups in `payload` have matching lengths. Raises CodecError."""
     count, rest = divmod(raw_length, width)
     mask = payload[0] if len(payload) else 0
     frames = 1 + mask.bit_count() * count + rest

@@ -1,8 +1,8 @@
-"""Removal of packs that nothing refers to: mark and sweep of whole packs (`repack.py` rewrites those that are needed in part).
+"""Removal of unreferenced packs: mark and sweep of whole packs (`repack.py` rewrites those that are partly needed).
 
-Saves, lists and other deletions go on meanwhile: marking takes no lock of the store. What a save relies on is under a lease until
-its snapshot is recorded, so each candidate is checked again under the store's lock, against leases and newer records, before it
-counts as gone.
+Saves, lists and other deletions continue meanwhile, because marking takes no lock of the store. Chunks that a save relies on are under
+a lease until its snapshot is recorded; so each candidate is checked again under the store's lock, against leases and newer records,
+before it counts as gone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def needed_by_all(records: Records) -> Needs | None:
-    """Return what any snapshot needs; None if a manifest cannot be read, since what it needs is unknown."""
+    """Return the chunks that any snapshot needs; None if a manifest cannot be read, because its needs are unknown."""
 
     def give_up(error: StoreError | OSError) -> None:
         raise error
@@ -33,7 +33,7 @@ def needed_by_all(records: Records) -> Needs | None:
 
 
 class Collector:
-    """Remover of the unneeded packs of one store. `lock` is the store's, which guards the leases."""
+    """A collector of the unneeded packs of one store. `lock`: the store's, which guards the leases."""
 
     def __init__(
         self, records: Records, *, catalog: Catalog, leases: Leases, lock: threading.RLock
@@ -42,12 +42,12 @@ class Collector:
         self._alone = threading.Lock()
 
     def run(self) -> int:
-        """Remove every pack of which no manifest and no lease needs a chunk; return how many bytes became free.
+        """Remove every pack of which no manifest and no lease needs a chunk; return the number of bytes freed.
 
         Nothing is removed if a manifest cannot be read. Raises OSError, sqlite3.OperationalError.
         """
         with self._alone:
-            # In this order: a need of one of these packs is either in the mark, or in a record newer than `newest`.
+            # The order matters: a need of one of these packs is either marked, or in a record newer than `newest`.
             newest, there = self._records.newest(), self._catalog.lengths()
             needed = needed_by_all(self._records)
             if needed is None:
@@ -58,7 +58,7 @@ class Collector:
             if not condemned:
                 return 0
             freed = self._catalog.remove(condemned)
-        logger.info("Removed %d packs of %d bytes that nothing refers to.", len(condemned), freed)
+        logger.info("Removed %d unreferenced packs, %d bytes.", len(condemned), freed)
         return freed
 
     def _condemn(self, name: str, newest: Newest) -> bool:

@@ -1,4 +1,4 @@
-"""Contents of packs as columns: one row per chunk, in the order of their offsets."""
+"""The contents of packs as columns: one row per chunk, in the order of their offsets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Contents(NamedTuple):
 
     @classmethod
     def of(cls, entries: Iterable[Entry]) -> Contents:
-        """Return the contents of a pack that has these entries."""
+        """Return the contents of a pack with these entries."""
         ordered = sorted(entries, key=lambda entry: entry.offset)
         numbers = np.array([tuple(entry[1:]) for entry in ordered], _NUMBERS)
         return cls(numbers, b"".join(entry.digest for entry in ordered))
 
     @classmethod
     def of_index(cls, index: bytes) -> Contents:
-        """Return the contents of a pack that has this index (`packs.index_of`)."""
+        """Return the contents of a pack with this index (`packs.index_of`)."""
         rows = np.frombuffer(index, INDEX_ROW)
         rows = rows[np.argsort(rows["offset"], kind="stable")]
         numbers = np.empty(len(rows), _NUMBERS)

@@ -20,19 +20,19 @@ from typing import TypeVar
 
 logger = logging.getLogger(__name__)
 
-#: Rows that a turn changes at first, and at least; how many it changes later depends on the time that turns take.
+#: The number of rows that a turn changes at first, and at least; it is adapted to the time that turns take.
 _CHANGES, _LEAST_CHANGES = 200, 25
-#: A turn that changes rows should not take longer than this, nor much less.
+#: The target duration of a turn that changes rows.
 _TURN_SECONDS = 0.01
 
 _Result = TypeVar("_Result")
 _Item = TypeVar("_Item")
 
-#: Version 1 had no tables `contents` and `snapshots`, which are filled as they are needed.
+#: The version of the schema. Version 1 had no tables `contents` and `snapshots`, which are filled on demand.
 _SCHEMA_VERSION = 2
 _READABLE = frozenset({0, 1, _SCHEMA_VERSION})
 # A pack of length 0 is being registered. `moving`: packs whose chunks are being moved to another pack. `gone`: removed packs whose
-# rows are still to be deleted; a new process finds out by itself which those are.
+# rows are still to be deleted; a new process computes this table again.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS packs (id INTEGER PRIMARY KEY, name TEXT UNIQUE NOT NULL, length INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks (
@@ -46,9 +46,9 @@ CREATE TABLE IF NOT EXISTS snapshots (
 CREATE TABLE IF NOT EXISTS moving (name TEXT PRIMARY KEY);
 CREATE TEMP TABLE IF NOT EXISTS gone (pack INTEGER PRIMARY KEY);
 """
-#: The oldest SQLite allows 999 parameters in a statement.
+#: The number of parameters in a statement; the oldest supported SQLite allows 999.
 BATCH = 500
-# At most. With SQLite's default of 2 MB pages are read repeatedly when a resume looks up 100,000 chunks.
+# The limit of SQLite's cache. With its default of 2 MB, pages are read repeatedly when a resume looks up 100,000 chunks.
 _CACHE_KIB = 64 << 10
 # A checkpoint of SQLite's default of 1000 pages takes 20 ms and more, for which all threads wait. In a large store every changed
 # row is on a page of its own, so there are as many pages as rows in a turn, and some.
@@ -59,7 +59,7 @@ _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLI
 class Database:
     """The database in the file `path`; thread-safe.
 
-    `remade` fills a new database, in the turn in which the old one turned out to be broken. Raises sqlite3.OperationalError and
+    `remade` fills a new database, in the turn in which the old one was found to be broken. Raises sqlite3.OperationalError and
     OSError, which the store translates.
     """
 
@@ -68,7 +68,7 @@ class Database:
         self._lock = threading.RLock()
         # FIFO turnstile: acquired before `_lock`, released as soon as `_lock` is held.
         self._queue = threading.Lock()
-        #: How often the file was rebuilt: row numbers change their meaning with it. To be read in a turn.
+        #: The number of rebuilds of the file: row numbers are valid only for the same count. Read it in a turn.
         self.remakes = 0
         self._unfinished = False
         self._rows = _CHANGES
@@ -100,7 +100,7 @@ class Database:
         *,
         most: int = _CHANGES,
     ) -> None:
-        """Run `work` on all `items`, in turns of at most so many items: fewer where turns take long.
+        """Run `work` on all `items`, in turns of at most `most` items, fewer if turns take long.
 
         In a large store, or on a slow disk, a changed row takes longer, and others wait for the whole turn.
         """
@@ -117,7 +117,7 @@ class Database:
         connection.execute(f"PRAGMA wal_autocheckpoint = {pages}")
 
     def _timed(self, work: Callable[[sqlite3.Connection], _Result]) -> tuple[_Result, float]:
-        """Run `work` in a turn; return its result and how long others had to wait for the turn."""
+        """Run `work` in a turn; return its result and the turn's duration, for which others had to wait."""
         # Fairness: a page fault must not starve behind the many turns of a bulk lookup.
         with self._queue:
             self._lock.acquire()
@@ -157,16 +157,16 @@ class Database:
         self._unfinished = False
 
     def _open(self) -> sqlite3.Connection:
-        # Created by us, since SQLite would give it the umask's mode.
+        # The file is created here, because SQLite would apply the umask to its mode.
         self._path.touch(mode=0o600)
         connection = sqlite3.connect(self._path, check_same_thread=False)
         try:
-            # Exclusive: no shared memory file, so that WAL works on network file systems too.
+            # Exclusive mode needs no shared memory file, so that WAL works on network file systems, too.
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA temp_store = MEMORY")
-            # Damage is found where it is met: looking through all of a large file would hold up the opening.
+            # Damage is detected on access: a check of the whole file would delay the opening of a large store.
             connection.execute("PRAGMA cell_size_check = ON")
             connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
             self._set_checkpoint(connection)
@@ -181,7 +181,7 @@ class Database:
         return connection
 
     def _replace(self, error: Exception | None) -> None:
-        logger.warning("The catalog %s is made again: %s", self._path, error or "asked for")
+        logger.warning("The catalog %s is rebuilt: %s", self._path, error or "requested")
         for suffix in ("", "-wal", "-shm", "-journal"):
             self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
         self._connection = self._open()
@@ -195,12 +195,12 @@ def batches(items: Iterable[_Item], size: int = 0) -> Iterator[list[_Item]]:
 
 
 def sealed(name: str, data: bytes) -> bytes:
-    """Return `data` with a checksum in front; SQLite notices a damaged structure, not damaged bytes."""
+    """Return `data` with a checksum prepended; SQLite detects a damaged structure, but not damaged bytes."""
     return zlib.crc32(data, zlib.crc32(name.encode())).to_bytes(4, "big") + data
 
 
 def unsealed(name: str, data: bytes | None) -> bytes | None:
-    """Return what `sealed` was given under this name; None where name or checksum do not match."""
+    """Return the data that `sealed` got for this name; None if name or checksum do not match."""
     if not isinstance(data, bytes) or sealed(name, data[4:]) != data:
         return None
     return data[4:]
@@ -215,7 +215,7 @@ def broken(why: str) -> sqlite3.DatabaseError:
 
 def _is_broken(error: sqlite3.DatabaseError) -> bool:
     code: int | None = getattr(error, "sqlite_errorcode", None)
-    if code is None:  # of the sqlite3 module itself: text that is none
+    if code is None:  # an error of the sqlite3 module itself, e.g. invalid UTF-8
         return isinstance(error, sqlite3.OperationalError)
     return code & 0xFF in _BROKEN
 

@@ -1,4 +1,4 @@
-"""Translation of errors of the operating system and of SQLite to the store's own."""
+"""Translation of errors of the operating system and of SQLite to the store's errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def free_bytes(path: Path) -> int:
 
 @contextmanager
 def store_errors(root: Path, needed_bytes: int = 0) -> Iterator[None]:
-    """Turn errors of the disk into `StoreFull` or `StoreUnavailable`; `needed_bytes` is what was about to be written."""
+    """Convert disk errors to `StoreFull` or `StoreUnavailable`; `needed_bytes`: the size of the failed write."""
     try:
         yield
     except OSError as error:
@@ -29,7 +29,7 @@ def store_errors(root: Path, needed_bytes: int = 0) -> Iterator[None]:
 
 
 def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
-    """Return the store's error for `error`, which came up anywhere below `root`."""
+    """Return the store's error for `error`, which occurred below `root`."""
     if is_disk_full(error):
         return _full(root, needed_bytes)
     return StoreUnavailable(
@@ -41,7 +41,7 @@ def disk_error(root: Path, error: OSError, needed_bytes: int = 0) -> StoreError:
 
 def catalog_error(root: Path, error: sqlite3.OperationalError) -> StoreError:
     """Return the store's error for an error of SQLite."""
-    # Errors of the sqlite3 module itself, or of ours, have neither code nor name.
+    # Errors of the sqlite3 module itself, or of this package, have neither code nor name.
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL:
         return _full(root, 0)
     return StoreUnavailable(

@@ -1,4 +1,4 @@
-"""Python interface of byte_groups.c, which groups the bytes of numbers by their place in the number, so that equal ones are neighbors.
+"""The Python interface of byte_groups.c, which groups the bytes of numbers by their place, so that similar bytes are neighbors.
 
 All functions are thread-safe and release the GIL. Widths are 2, 4 and 8 bytes.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-#: Widths of the numbers that are looked for.
+#: The widths in bytes of the numbers that are considered.
 WIDTHS = (2, 4, 8)
 
 _LIBRARY = Path(__file__).with_name("byte-groups.so")
@@ -23,7 +23,7 @@ def group(width: int, data: memoryview, into: memoryview) -> None:
 
 
 def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: memoryview) -> None:
-    """Fill `into` with numbers put together from their groups. Raises ValueError if there are too few bytes.
+    """Fill `into` with numbers assembled from their groups. Raises ValueError if there are too few bytes.
 
     Groups whose bit is set in `mask` come from `these`, which ends with the bytes after the last whole number, the others from
     `those`.
@@ -38,9 +38,9 @@ def ungroup(width: int, mask: int, these: memoryview, those: memoryview, into: m
 
 
 def expected_sizes(data: memoryview, enough: float) -> tuple[float, dict[int, float]] | None:
-    """Estimate how far an entropy coder shrinks a sample of `data` as it is, and grouped by each width, as shares of 1.
+    """Estimate the ratio to which an entropy coder shrinks a sample of `data`: ungrouped, and grouped by each width.
 
-    Return None if the best width does not reach the share `enough` of what is reached without grouping.
+    Return None if the best grouped ratio is above `enough` times the ungrouped one.
     """
     sizes = (ctypes.c_float * 4)()
     if not _library().grouped_sizes(_address(data), len(data), enough, sizes):

@@ -1,4 +1,4 @@
-"""Indexing of packs that the catalog does not know: one that a crash left, or all of them when the catalog was lost.
+"""Indexing of packs that the catalog does not know: one that a crash left, or all of them if the catalog was lost.
 
 The contents of every pack are entered first, then the chunks in the order of their digests, a range of digests at a time: each page
 of the table is written once, however many packs there are.
@@ -59,12 +59,12 @@ def index_packs(connection: sqlite3.Connection, paths: dict[str, Path]) -> None:
 
 
 def contents_of(path: Path) -> Contents | None:
-    """Return what the pack's index says, or its records where the index is damaged; None where neither can be read."""
+    """Return a pack's contents from its index, or from its records if the index is damaged; None if neither can be read."""
     try:
         try:
             return Contents.of_index(packs.index_of(path))
         except ObjectCorrupt as error:
-            logger.warning("%s What can be verified in it is used.", error)
+            logger.warning("%s Its verifiable records are used.", error)
             return Contents.of(packs.scan(path))
     except FormatTooNew as error:
         logger.warning("%s Its chunks are not available.", error)
@@ -86,7 +86,7 @@ def _enter(connection: sqlite3.Connection, names: Iterable[str], low: int, high:
         chosen = np.flatnonzero((prefixes >= low) & (prefixes < high))
         parts.append((digests[chosen], contents.numbers[chosen], np.full(len(chosen), pack)))
     digests, numbers, places = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # Stable: copies stay in the order of their packs.
+    # A stable sort keeps copies in the order of their packs.
     order = np.argsort(digests, kind="stable")
     if connection.execute("SELECT 1 FROM snapshots WHERE needs IS NOT NULL LIMIT 1").fetchone():
         forget_needing(connection, rows.holders(connection, _bytes(digests)))
@@ -101,5 +101,5 @@ def _enter(connection: sqlite3.Connection, names: Iterable[str], low: int, high:
 
 
 def _bytes(digests: NDArray[Any]) -> list[bytes]:
-    """Return the digests in full length: as numpy strings they would lose trailing zeros."""
+    """Return the digests as bytes of full length; numpy strings would lose trailing zeros."""
     return list(map(bytes, digests.view(f"V{DIGEST_BYTES}").tolist()))

@@ -1,8 +1,8 @@
-"""Leases on chunks that must stay although no manifest refers to them, because an operation in flight relies on them.
+"""Leases on chunks that must not be removed although no manifest refers to them, because a running operation relies on them.
 
-A writer has a lease on every chunk that it wrote or was told is there. The lease outlives the writer until a manifest that covers
-it is published, so that no deletion in between removes a chunk; a lease whose manifest never comes expires. Readers have leases on
-what they read.
+A writer has a lease on every chunk that it wrote or found in the store. The lease outlives the writer until a manifest that covers
+it is published, so that no deletion in between removes a chunk; without such a manifest the lease expires. Readers have leases on
+the chunks that they read.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection
 
-#: Between the end of a writer and its manifest lie seconds; after this long the operation has failed.
+#: The time after a writer's end at which its lease expires: a manifest follows within seconds, or the operation has failed.
 PUBLISH_SECONDS = 1800.0
 
 
 class Lease:
-    """Digests of chunks that may not be removed."""
+    """A lease: digests of chunks that must not be removed."""
 
     def __init__(self) -> None:
         self.digests: set[bytes] = set()
-        #: None while its holder is at work.
+        #: The time of its expiry; None while its holder works.
         self.ends: float | None = None
 
 
@@ -38,7 +38,7 @@ class Leases:
         return lease
 
     def await_publication(self, lease: Lease) -> None:
-        """Let the lease expire unless a manifest is published in time: its holder has finished."""
+        """Start the expiry of a lease whose holder has finished; `published` ends it before."""
         lease.ends = self._clock() + PUBLISH_SECONDS
 
     def release(self, lease: Lease) -> None:
@@ -47,7 +47,7 @@ class Leases:
             self._leases.remove(lease)
 
     def published(self, digests: set[bytes]) -> None:
-        """End the leases that waited for a manifest that refers to `digests`."""
+        """End the leases that waited for a manifest with these `digests`."""
         self._leases = [
             lease for lease in self._leases if lease.ends is None or not lease.digests <= digests
         ]

@@ -1,8 +1,8 @@
-"""The list of snapshots, cached for as long as the files on the disk are the same, because lists are asked for often.
+"""The list of snapshots, cached while the files on disk are unchanged, because it is requested often.
 
 It is first filled from the records (`records.py`) of manifests whose files have not changed.
 
-Nothing here locks files: the code that changes them does (`local.py`).
+This module locks no files; the code that changes them does (`local.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ import msgspec
 
 from ..errors import StoreError
 from ..model import SnapshotInfo
-from . import annotation_files, manifests
+from . import annotation_files, manifests, stub_files
 from .annotation_files import Annotations
-from .records import Records, identities_in, identity_of
+from .records import Records, identities_in, identity_of, joint_identity
+from .stub_files import Stub
 
 logger = logging.getLogger(__name__)
 
+#: Suffixes of files beside a manifest that affect its entry in lists.
+_BESIDE = (annotation_files.SUFFIX, stub_files.SUFFIX)
+
 
 class Listed(msgspec.Struct, frozen=True, gc=False):
-    """A snapshot in a list: `info` has the annotations' title, note and pin."""
+    """A snapshot in a list: `info` has the annotations' title, note and pin. `stub`: None if its chunks are here."""
 
     info: SnapshotInfo
     annotations: Annotations
+    stub: Stub | None = None
 
 
 class Listing:
@@ -34,27 +39,28 @@ class Listing:
 
     def __init__(self, directory: Path, records: Records) -> None:
         self._directory, self._records = directory, records
-        self._known: dict[str, tuple[tuple[str, str], Listed | None]] = {}
+        self._known: dict[str, tuple[tuple[str, ...], Listed | None]] = {}
         self._on_record: dict[str, tuple[str, SnapshotInfo]] | None = None
 
     def all(self) -> list[Listed]:
         """Return all snapshots, newest first, deleted ones included.
 
-        What cannot be read is logged and left out. Raises OSError if nothing can be read.
+        Unreadable snapshots are logged and left out. Raises OSError if none can be read.
         """
         identities = identities_in(self._directory)
         names = [name for name in identities if name.endswith(manifests.SUFFIX)]
         found, broken = list[Listed](), None
         for name in names:
-            beside = name.removesuffix(manifests.SUFFIX) + annotation_files.SUFFIX
+            stem = name.removesuffix(manifests.SUFFIX)
+            beside = (identities.get(stem + suffix, "") for suffix in _BESIDE)
             try:
-                listed = self._look(name, (identities[name], identities.get(beside, "")))
+                listed = self._look(name, (identities[name], *beside))
             except OSError as error:
                 logger.warning("A snapshot is left out of the list: %s", error)
                 broken = error
             else:
                 found += [listed] if listed else []
-        if broken and not found:  # it is not one file, it is the disk
+        if broken and not found:  # not a single file but the disk has failed
             raise broken
         for name in set(self._known) - identities.keys():
             self._known.pop(name, None)
@@ -63,8 +69,8 @@ class Listing:
     def find(self, snapshot_id: str) -> Listed | None:
         """Return this snapshot; None if it is not there or cannot be read. Raises OSError."""
         path = manifests.path_of(self._directory, snapshot_id)
-        beside = path.with_suffix(annotation_files.SUFFIX)
-        return self._look(path.name, (identity_of(path), identity_of(beside)))
+        beside = (identity_of(path.with_suffix(suffix)) for suffix in _BESIDE)
+        return self._look(path.name, (identity_of(path), *beside))
 
     def get(self, snapshot_id: str) -> Listed:
         """Return this snapshot, which must not be deleted. Raises SnapshotNotFound, OSError."""
@@ -74,21 +80,21 @@ class Listing:
         return listed
 
     def alter(self, listed: Listed, changes: dict[str, Any]) -> Listed:
-        """Change annotations, durably on return; return the snapshot as it is then. Raises FormatTooNew, OSError."""
+        """Change annotations, durably on return; return the changed snapshot. Raises FormatTooNew, OSError."""
         path = annotation_files.path_of(self._directory, listed.info.snapshot_id)
-        before = annotation_files.read(path)  # raises what is only logged for lists
+        before = annotation_files.read(path)  # raises errors that are only logged for lists
         altered = msgspec.structs.replace(before, **changes)
         if altered != before:
             annotation_files.write(path, altered)
-        return Listed(altered.over(listed.info), altered)
+        return Listed(altered.over(listed.info), altered, listed.stub)
 
-    def _look(self, name: str, identity: tuple[str, str]) -> Listed | None:
+    def _look(self, name: str, identity: tuple[str, ...]) -> Listed | None:
         known = self._known.get(name)
         if known is None or known[0] != identity:
             if self._on_record is None:
                 self._on_record = self._records.infos()
             recorded, info = self._on_record.pop(name.removesuffix(manifests.SUFFIX), ("", None))
-            if recorded != identity[0]:
+            if recorded != joint_identity(identity[0], identity[2]):
                 info = None
             known = self._known[name] = (identity, _read(self._directory / name, info))
         return known[1]
@@ -103,8 +109,10 @@ def _read(path: Path, info: SnapshotInfo | None) -> Listed | None:
             logger.warning("A snapshot is left out of the list: %s", error)
         return None
     try:
-        said = annotation_files.read(beside)
+        annotations = annotation_files.read(beside)
     except (StoreError, OSError) as error:
-        logger.warning("That snapshot stays as it is: %s", error)
-        said = Annotations(pinned=True)
-    return Listed(said.over(info), said)
+        logger.warning("That snapshot is not changed: %s", error)
+        annotations = Annotations(pinned=True)
+    return Listed(
+        annotations.over(info), annotations, stub_files.read(path.with_suffix(stub_files.SUFFIX))
+    )

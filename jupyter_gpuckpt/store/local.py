@@ -3,8 +3,9 @@
 packs/<time>-<random>.pack    chunks (packs.py)
 manifests/<snapshot>.manifest one per snapshot, written last (manifests.py)
 manifests/<snapshot>.annotations what its user changed since (annotation_files.py)
-catalog.sqlite                which pack holds which chunk; can be made again (catalog.py)
-lock                          keeps it to one process (lock.py)
+manifests/<snapshot>.stub     its chunks lie in a remote (stub_files.py)
+catalog.sqlite                which pack holds which chunk; can be rebuilt (catalog.py)
+lock                          restricts the store to one process (lock.py)
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any, Self
 
 import msgspec
 
-from ..errors import ConfigurationError, ObjectCorrupt, StoreError, StoreFull
+from ..errors import ObjectCorrupt, StoreError, StoreFull
 from ..model import Manifest, SnapshotInfo
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, StoreUsage
-from . import annotation_files, faults, leftovers, manifests, packs
+from . import annotation_files, faults, folders, leftovers, manifests, packs, stub_files
 from .catalog import Catalog
 from .codecs import CodecError, UnknownCodecError, decompress, digest_of
 from .collect import Collector
@@ -38,6 +39,7 @@ from .records import Records
 from .repack import Repacking
 from .space import Space
 from .staging import Staged, Staging, exists
+from .stubs import Stubs
 from .upkeep import Upkeep
 from .weights import Weights
 from .writer import PACK_BYTES, PackWriter
@@ -60,29 +62,23 @@ class LocalStore:
         pack_bytes: int = PACK_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: Called for every change, in any thread, once it is on the disk.
+        #: A callback for every change, called in any thread once the change is on disk.
         self.on_change: Callable[[SnapshotChange], None] = lambda change: None
         self.root = root
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
         self._leases = Leases(clock)
-        # Guards what decides whether a chunk stays: answers of the catalog together with leases. Held for milliseconds.
+        # Guards decisions whether a chunk is removed (catalog look-ups together with leases). Held for milliseconds.
         self._lock = threading.RLock()
         # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
         self._rebuilt = False
         with store_errors(root):
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._packs.exists() and any(p.name != "lock" for p in root.iterdir()):
-                raise ConfigurationError(
-                    f"{root} holds other files, so it is not used as a snapshot store.",
-                    hint="Choose a directory that is empty, or that does not exist yet.",
-                )
-            _make_directory(root)
+            folders.prepare(root, self._packs)
             store_lock = StoreLock(root / "lock")
             try:
                 for directory in (self._packs, self._manifests):
-                    _make_directory(directory)
+                    folders.make(directory)
                 leftovers.remove(self._packs, self._manifests)
                 self._catalog = Catalog(root / "catalog.sqlite", self._packs)
                 self._records = Records(self._manifests, self._catalog)
@@ -92,6 +88,8 @@ class LocalStore:
                 raise
         self._listing = Listing(self._manifests, self._records)
         self._staging = Staging(self._records, self._leases, self._lock)
+        #: The snapshots whose chunks are only in a remote.
+        self.stubs = Stubs(self._manifests, self._listing, self._staging, self._changing)
         self._collector = Collector(
             self._records, catalog=self._catalog, leases=self._leases, lock=self._lock
         )
@@ -133,7 +131,7 @@ class LocalStore:
         with store_errors(self.root):
             found = self._catalog.locate(digests)
             if len(found) < len(set(digests)) and not self._rebuilt:
-                # A pack or rows are missing; the packs themselves are indexed again, once.
+                # A pack or rows are missing; all packs are indexed again, once.
                 self._rebuilt = True
                 self._catalog.rebuild()
                 found = self._catalog.locate(digests)
@@ -155,15 +153,20 @@ class LocalStore:
         """Return the path of a pack that `locate` named; it may be gone by the time it is read."""
         return self._catalog.path_of(pack)
 
+    def link_pack(self, path: Path) -> None:
+        """Make a pack of another store a part of this one; a sweep removes it unless its chunks are held or needed."""
+        with store_errors(self.root):
+            self._catalog.link(path)
+
     def read_run(self, path: str, offset: int, into: memoryview) -> int:
         """Fill `into` from `offset` of the pack at this path; return the bytes read, fewer where it is truncated or gone.
 
-        For readers of many chunks that lie next to each other; nothing is checked.
+        It is for readers of many neighboring chunks; the bytes are not checked.
         """
         with store_errors(self.root):
             return packs.read_run(Path(path), offset, into)
 
-    def read(self, digest: bytes) -> tuple[int, bytes, int]:
+    def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return codec, payload and raw length of a chunk; the record's header is compared, the caller checks the digest.
 
         Raises ObjectCorrupt if the chunk is not there or its record is damaged.
@@ -209,7 +212,7 @@ class LocalStore:
                 self._leases.release(lease)
 
     def publish(self, manifest: Manifest) -> None:
-        """Make the snapshot exist, durably once this returns. Raises as `staged` does."""
+        """Publish a snapshot; it exists durably on return. Raises as `staged` does."""
         with self.staged(manifest) as staged:
             staged.publish()
 
@@ -232,7 +235,7 @@ class LocalStore:
                     if not staged.published:
                         return
             except StoreFull:
-                # The snapshot will not exist: the chunks that were stored for it are removed.
+                # The snapshot will not exist, so the leases on its chunks end.
                 with self._lock:
                     self._leases.published(digests)
                 self.sweep()
@@ -257,7 +260,7 @@ class LocalStore:
             return manifests.path_of(self._manifests, snapshot_id).read_bytes()
 
     def snapshots(self, kernel_id: str | None = None) -> list[SnapshotInfo]:
-        """Return what lists show of all snapshots or of one kernel's, newest first; damaged manifests are logged and left out."""
+        """Return the entries of all snapshots or of one kernel's, newest first; damaged manifests are logged and left out."""
         with store_errors(self.root):
             found = [one.info for one in self._listing.all() if not one.annotations.deleted]
         return [info for info in found if kernel_id in {None, info.kernel_id}]
@@ -290,7 +293,7 @@ class LocalStore:
                     with store_errors(self.root):
                         gone = self._listing.alter(self._listing.get(snapshot_id), changes)
                 except StoreFull:
-                    logger.warning("The disk is full: snapshot %s goes at once.", snapshot_id)
+                    logger.warning("The disk is full: snapshot %s is removed at once.", snapshot_id)
                 else:
                     self._tell(gone.info, SnapshotChangeKind.REMOVED)
                     return now + undo_seconds
@@ -298,7 +301,7 @@ class LocalStore:
         return now
 
     def undelete(self, snapshot_id: str) -> SnapshotInfo:
-        """Undo a deletion; do nothing if there was none. Raises SnapshotNotFound when it is too late."""
+        """Undo a deletion; do nothing if there was none. Raises SnapshotNotFound if it is too late."""
         with self._changing, store_errors(self.root):
             listed = self._listing.find(snapshot_id)
             if listed is not None and not listed.annotations.deleted:
@@ -311,19 +314,17 @@ class LocalStore:
 
     def purge(self) -> list[str]:
         """Remove the deleted snapshots whose time is over; return their ids."""
-        now = time.time()
-        # A deletion that is due cannot be undone any more.
-        due = [one for one in self.deleted() if one.annotations.kept_until <= now]
-        ids = [one.info.snapshot_id for one in due]
-        if ids:
+        # A deletion that is due can no longer be undone.
+        due = [one for one in self.deleted() if one.annotations.kept_until <= time.time()]
+        if ids := [one.info.snapshot_id for one in due]:
             self.delete(*ids)
         return ids
 
     def delete(self, *snapshot_ids: str) -> int:
-        """Remove snapshots for good, readable or not, and what only they needed; return how many bytes became free.
+        """Remove snapshots for good, readable or not, and the chunks that only they needed; return the number of bytes freed.
 
-        Chunks stay that other snapshots share or that an operation in flight relies on, and so may, for a while, chunks that lie
-        among those. Raises SnapshotNotFound, and then removes none.
+        Chunks that other snapshots share or that a running operation relies on are kept, and so may be, for a while, chunks in the
+        same packs. Raises SnapshotNotFound, and then removes none.
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._changing, store_errors(self.root):
@@ -334,25 +335,30 @@ class LocalStore:
             listed = [self._listing.find(snapshot_id) for snapshot_id in snapshot_ids]
             for path in paths:
                 path.unlink()
-                # After it, or a crash in between would bring a deleted snapshot back.
+                # These go after the manifest, or a crash in between would list a deleted snapshot again.
                 path.with_suffix(annotation_files.SUFFIX).unlink(missing_ok=True)
+                path.with_suffix(stub_files.SUFFIX).unlink(missing_ok=True)
             packs.sync_directory(self._manifests)
             self._records.forget(identities)
         for snapshot_id, one in zip(snapshot_ids, listed, strict=True):
             if one is None or not one.annotations.deleted:  # else `mark_deleted` has reported it
                 kernel_id = one.info.kernel_id if one else ""
                 self.on_change(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.REMOVED))
+        return self.collect()
+
+    def collect(self) -> int:
+        """Remove unneeded packs and rewrite those of which little is needed; return the number of bytes freed."""
         freed = self.sweep()
         try:
             with store_errors(self.root):
                 if written := self._repacking.run():
                     freed += self.sweep() - written
         except StoreError as error:
-            logger.warning("Packs of which little is needed stay as they are: %s", error)
+            logger.warning("Packs of which little is needed are not rewritten: %s", error)
         return freed
 
     def sweep(self) -> int:
-        """Remove the packs that nothing refers to; return how many bytes became free."""
+        """Remove unreferenced packs; return the number of bytes freed."""
         with store_errors(self.root):
             return self._collector.run()
 
@@ -361,9 +367,9 @@ class LocalStore:
         return Weights(self.root, self._catalog, self._records)
 
     def space(self) -> StoreUsage:
-        """Return what the snapshots take; counts anew if there are other snapshots than the last time, so call it in a thread."""
+        """Return the disk use of the snapshots. It counts again if the snapshots have changed, so call it in a thread."""
         with store_errors(self.root):
-            return self._space.of(self.snapshots())
+            return self._space.of(self.snapshots(), self.stubs.all())
 
     def verify(self, snapshot_id: str) -> None:
         """Read and check every chunk of a snapshot. Raises ObjectCorrupt for the first that is damaged."""
@@ -373,7 +379,7 @@ class LocalStore:
                 self.load(place.digest)
 
     def free_bytes(self) -> int:
-        """Return how many bytes can still be written to the store's disk."""
+        """Return the number of bytes that can still be written to the store's disk."""
         with store_errors(self.root):
             return faults.free_bytes(self.root)
 
@@ -389,12 +395,6 @@ def _close(upkeep: Upkeep, catalog: Catalog, lock: StoreLock) -> None:
     try:
         catalog.close()
     except sqlite3.Error as error:
-        logger.warning("The catalog was not closed well; the next opening checks it: %s", error)
+        logger.warning("The catalog was not closed cleanly; the next opening checks it: %s", error)
     finally:
         lock.release()
-
-
-def _make_directory(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_mode & 0o077:
-        path.chmod(0o700)

@@ -21,11 +21,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class StoreLock:
-    """Lock of a store, held from construction to `release` or to the end of the process.
+    """The lock of a store, held from construction to `release` or to the end of the process.
 
-    The lock is the kernel's (flock, which NFS carries to its server); what the file says only names the holder. A file that
-    names another host although the lock was free is reported in the log: either that host crashed, or the file system does
-    not carry locks between hosts.
+    It is a flock, which NFS passes to its server; the file's content only names the holder. A file that names another host although
+    the lock was free is reported in the log: either that host crashed, or the file system does not share locks between hosts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,6 +64,15 @@ class StoreLock:
             return decoding.from_json(os.pread(self._descriptor, 4096, 0), dict[str, object])
         except msgspec.DecodeError:
             return {}
+
+
+def names_another_host(path: Path) -> bool:
+    """Return whether the last holder of a store's lock was on another host, and has not released it."""
+    try:
+        found = decoding.from_json(path.read_bytes()[:4096], dict[str, object])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return False
+    return (found.get("host"), found.get("boot")) != (socket.gethostname(), _boot())
 
 
 def _boot() -> str:

@@ -1,7 +1,7 @@
-"""Bounds on the memory that decoding a manifest takes, checked before it is decoded: it may come from anybody, in an archive.
+"""Bounds on the memory that decoding a manifest takes, checked before it is decoded: a manifest from an archive is untrusted.
 
-A few bytes can stand for many: compressed, and as MessagePack, in which an empty list is one byte and takes 56 in memory. What
-this version writes stays far below these bounds: digests do not compress, and neighbouring chunks of zeros are one.
+A few bytes can decode to many: by compression, and in MessagePack, where an empty list is one byte and takes 56 in memory. Manifests
+of this version stay far below these bounds: digests do not compress, and neighboring chunks of zeros are merged.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ import msgspec
 
 from .. import decoding
 
-#: A manifest has some 40 bytes for each chunk, which is a quarter of a megabyte of memory as a rule.
+#: The limit of a manifest. It has some 40 bytes per chunk, which usually stands for a quarter of a megabyte of memory.
 _MOST_BYTES = 1 << 30
-#: Before compression it may have this many bytes, and so many for each byte after.
+#: The decompressed size may be this many bytes, plus this many per compressed byte.
 _FREE_BYTES, _BYTES_PER_BYTE = 32 << 20, 8
-#: So many lists of chunks, and chunks, cost nothing to speak of; beyond, each has at least these bytes.
+#: The number of streams and chunks that are always allowed; beyond it, each must have at least this many bytes.
 _FREE_ITEMS, _STREAM_BYTES, _CHUNK_BYTES = 1 << 16, 64, 16
-#: Everything but chunks: values, from this length on.
+#: The size of everything but chunks above which values are counted, and the most values.
 _UNCOUNTED_BYTES, _MOST_VALUES = 1 << 20, 2_000_000
 _MOST_FIELDS = 100
 
-#: Of MessagePack: how many bytes after the first byte say a length or count, or are the value.
+#: MessagePack types: the number of bytes after the first one that hold a length or count, or the value.
 _STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _EXTENSIONS = {0xC7: 1, 0xC8: 2, 0xC9: 4}
 _LISTS, _MAPS = {0xDC: 2, 0xDD: 4}, {0xDE: 2, 0xDF: 4}
@@ -40,18 +40,18 @@ _FIXED = {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17, **_NUMBERS}
 
 
 class _StreamOutline(msgspec.Struct):
-    """Where the chunks of a stream lie in the manifest."""
+    """The outline of a stream: the undecoded bytes of its chunks."""
 
     chunks: msgspec.Raw
 
 
 def most_bytes(compressed: int) -> int:
-    """Return how long a manifest of so many compressed bytes may be."""
+    """Return the limit of the decompressed size of a manifest of this many compressed bytes."""
     return min(_MOST_BYTES, _FREE_BYTES + _BYTES_PER_BYTE * compressed)
 
 
 def require_bounded(body: bytes) -> None:
-    """Raise msgspec.DecodeError for a manifest that has more values than its length warrants, or is no manifest."""
+    """Raise msgspec.DecodeError for a manifest that has more values than its length justifies, or that is not a manifest."""
     if _items(body) > _MOST_FIELDS:
         raise msgspec.DecodeError("too many fields")
     parts = decoding.from_msgpack(body, dict[str, msgspec.Raw])
@@ -69,7 +69,7 @@ def require_bounded(body: bytes) -> None:
 
 
 def _items(data: bytes) -> int:
-    """Return how many items the list or map says that it has."""
+    """Return the number of items that a list or map states."""
     first = data[0] if data else 0xC0
     if 0x80 <= first < 0xA0:
         return first & 0x0F
@@ -78,7 +78,7 @@ def _items(data: bytes) -> int:
 
 
 def _values(data: bytes, most: int) -> int:
-    """Return how many values there are in one, itself included. Raises msgspec.DecodeError for more than `most`."""
+    """Return the number of nested values, the outer one included. Raises msgspec.DecodeError for more than `most`."""
     at, count, left = 0, 0, 1
     while left and at < len(data):
         count += 1

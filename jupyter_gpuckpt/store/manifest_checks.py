@@ -1,7 +1,7 @@
-"""Whether a manifest makes sense, and what it says stays where a kernel's own things are.
+"""Validation of manifests: consistency, and paths confined to the kernel's own mounts.
 
-A manifest may come from anybody (an import), and one on the disk may have been put there. Every reader passes here. What a
-resume writes outside of the kernel's own mounts is in CRIU's images as well, with which `engine.placing` compares it.
+A manifest is untrusted: it may be imported, and one on disk may have been placed there. Every reader checks it here. Files that
+a resume writes outside of the kernel's own mounts are also named in CRIU's images, with which `engine.placing` compares them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import socket
 import stat
 from collections.abc import Iterator
 
+from ..chunk_parts import PART_BYTES
 from ..ids import is_id
 from ..model import (
     FORMER_SCRATCH,
     LINK_REMAP,
-    PART_BYTES,
     SCRATCH,
     CapturedFile,
     Chunk,
@@ -30,29 +30,33 @@ from ..model import (
 from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
-#: Of the kernel's own tmpfs: the keeper, its secrets, and the library that is preloaded into it.
+#: The allowed files on the kernel's scratch: the keeper, its secrets, and the library that is preloaded into it.
 _SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
 _ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
+#: Here every machine has its own files. To read some of them never ends.
+_SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
+#: Of a whole file: BLAKE3, in hexadecimal.
+_FILE_DIGEST = re.compile("[0-9a-f]{64}")
 _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 
-#: The last second of the year 9999, which is the last that has a date.
+#: The last second of the year 9999, the last that `datetime` supports.
 LATEST = 253402300799.0
 _MOST_PIDS = 1 << 22
 _MOST_ID = (1 << 32) - 2
 _MOST_TIME_NS = (1 << 63) - 1
 _MOST_PORT = 65535
-#: Of an address behind the host: port, and for IPv6 flow and scope.
+#: The numbers in an address after the host: port, and for IPv6 flow and scope.
 _ADDRESS_NUMBERS = 3
 _MOST_UNREAD_BYTES = 1 << 28
 _MOST_FLAGS, _MOST_OPTION = (1 << 32) - 1, (1 << 31) - 1
 _MOST_LENGTH = 1 << 60
-#: Of all images together but those that have streams of their own.
+#: The limit of all images together, except those with streams of their own.
 _MOST_IMAGES_BYTES = 1 << 28
 
 
 def problem_of_info(info: SnapshotInfo) -> str:
-    """Return what is wrong with a snapshot's entry in lists; an empty string if nothing is."""
+    """Return the problem of a snapshot's entry in lists; an empty string if there is none."""
     if not (is_id(info.snapshot_id) and is_id(info.kernel_id)):
         return "an id in it is none"
     if not is_time(info.created) or not all(
@@ -63,22 +67,22 @@ def problem_of_info(info: SnapshotInfo) -> str:
 
 
 def is_time(seconds: float) -> bool:
-    """Return whether these are seconds since the epoch that have a date."""
+    """Return whether these are seconds since the epoch that `datetime` supports."""
     return 0 <= seconds <= LATEST
 
 
 def problem_of(manifest: Manifest) -> str:
-    """Return what is wrong with a manifest; an empty string if nothing is."""
+    """Return the problem of a manifest; an empty string if there is none."""
     return next(_problems(manifest), "")
 
 
 def is_link(record: CapturedFile) -> bool:
-    """Return whether it is one of CRIU's links, which lies beside a file of the user."""
+    """Return whether a captured file is one of CRIU's links, which are beside the user's files."""
     return posixpath.basename(record.path).startswith(LINK_REMAP)
 
 
 def is_private(path: str, *, private_shm: bool) -> bool:
-    """Return whether a path lies in a file system that the kernel has for itself."""
+    """Return whether a path is in a file system that is private to the kernel."""
     return _on_scratch(path) or (private_shm and path.startswith(_SHM))
 
 
@@ -106,6 +110,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from (f"stream {one.name!r} is not sound" for one in manifest.streams if not _sound(one))
     yield from _problems_of_images(manifest, streams)
     yield from _problems_of_captured(manifest.captured, manifest.launch.private_shm, streams)
+    yield from _problems_of_kept(manifest, streams)
     for path in (path for process in manifest.gpu for path in process.staging):
         if not _STAGING.fullmatch(path) or f"gpu{path}" not in streams:
             yield f"memory of a GPU would be written to {path!r}"
@@ -136,7 +141,7 @@ def _sound(stream: Stream) -> bool:
 
 
 def _is_composed(chunk: Chunk) -> bool:
-    """Return whether the parts of a chunk make up its length and lie in what can be stored chunks."""
+    """Return whether the parts of a chunk add up to its length and lie within possible stored chunks."""
     if len(chunk.parts) % PART_BYTES:
         return False
     parts = list(chunk.stored())
@@ -161,7 +166,7 @@ def _is_connection(connection: TcpConnection) -> bool:
 
 
 def _is_address(parts: list[str | int]) -> bool:
-    """Return whether it is an address as Python's sockets have it, with a number for the host, not a name to be resolved."""
+    """Return whether this is an address of Python's sockets whose host is numeric, so that no name is resolved."""
     host, *numbers = parts or [0]
     if not isinstance(host, str) or not 1 <= len(numbers) <= _ADDRESS_NUMBERS:
         return False
@@ -201,11 +206,25 @@ def _problems_of_captured(
         elif not _may_lie_there(record, private_shm):
             yield f"{path} is none of the kernel's own files"
         elif not _may_be(record, kinds, streams):
-            yield f"{path} would be what no file of a kernel is"
+            yield f"{path} is not a file that a kernel can have"
         kinds[path] = record.kind
     for path in kinds:
         if any(kinds.get(parent, "directory") != "directory" for parent in _parents(path)):
             yield f"{path} lies in what is no directory"
+
+
+def _problems_of_kept(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
+    paths = {record.path for record in manifest.captured}
+    for file in manifest.kept:
+        if not _is_plain(file.path) or file.path.startswith(_SYSTEM):
+            yield f"{file.path!r} is no path of a file that travels"
+        elif file.path in paths:
+            yield f"{file.path} is in it twice"
+        elif streams.get(file.stream) != file.length or not _FILE_DIGEST.fullmatch(file.digest):
+            yield f"the content of {file.path} is not in it"
+        elif file.mode & ~0o777:
+            yield f"{file.path} is not a file that a kernel can have"
+        paths.add(file.path)
 
 
 def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
@@ -217,8 +236,8 @@ def _may_lie_there(record: CapturedFile, private_shm: bool) -> bool:
 
 
 def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]) -> bool:
-    """Return whether kind, mode, owner, time and content are those of a file that only holds data."""
-    # A group that is handed on to what is made in a directory gives nobody any right.
+    """Return whether kind, mode, owner, time and content are those of a plain data file."""
+    # setgid on a directory only passes its group to new files, so it is harmless.
     harmless = 0o1777 | (stat.S_ISGID if record.kind == "directory" else 0)
     fits = {
         "directory": True,

@@ -1,12 +1,13 @@
 """Manifest files: magic, format version, digest of the body, body (the manifest as msgpack, compressed).
 
-The header stays as it is in every later version, so that any reader can name the version of what it cannot read.
+The header is the same in every later version, so that any reader can report the version of a file that it cannot read.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ import msgspec
 import zstandard
 
 from .. import decoding, ids
+from ..chunk_parts import part_digests
 from ..errors import FormatTooNew, ManifestInvalid, SnapshotNotFound
 from ..model import (
     COMPOSED_VERSION,
@@ -21,14 +23,13 @@ from ..model import (
     Manifest,
     SnapshotInfo,
     Stream,
-    part_digests,
 )
 from . import manifest_bounds, manifest_checks
 from .codecs import DIGEST_BYTES, digest_of
 from .packs import sync_directory
 
 SUFFIX = ".manifest"
-#: Follows the name of a manifest that is being written; whatever is called so when a store opens was cut off.
+#: The suffix of a file that is being written; one that exists when a store opens is incomplete.
 TEMPORARY = ".tmp"
 
 _HEADER = struct.Struct(f"<8sI{DIGEST_BYTES}s")
@@ -43,14 +44,15 @@ class Listed(msgspec.Struct):
 
 
 class References(msgspec.Struct):
-    """The part of a manifest that says which chunks the snapshot needs."""
+    """The part of a manifest with the chunks that the snapshot needs."""
 
     info: SnapshotInfo
     streams: list[Stream]
 
-    def digests(self) -> set[bytes]:
-        """Return the digests of all stored chunks that the snapshot needs, also for parts of others."""
-        chunks = [chunk for stream in self.streams for chunk in stream.chunks]
+    def digests(self, names: Collection[str] | None = None) -> set[bytes]:
+        """Return the digests of all stored chunks, sources of parts included, that the snapshot or its streams `names` need."""
+        streams = [stream for stream in self.streams if names is None or stream.name in names]
+        chunks = [chunk for stream in streams for chunk in stream.chunks]
         found = {chunk.digest for chunk in chunks if not chunk.parts}
         found.update(*(part_digests(chunk.parts) for chunk in chunks if chunk.parts))
         return found - {b""}
@@ -60,7 +62,7 @@ _Part = TypeVar("_Part", Manifest, Listed, References)
 
 
 def path_of(directory: Path, snapshot_id: str) -> Path:
-    """Return the path of this snapshot's manifest. Raises SnapshotNotFound for what cannot be an id: it may come from a URL."""
+    """Return the path of this snapshot's manifest. Raises SnapshotNotFound for an invalid id, which may come from a URL."""
     ids.require({"snapshot_id": snapshot_id})
     return directory / (snapshot_id + SUFFIX)
 
@@ -68,7 +70,7 @@ def path_of(directory: Path, snapshot_id: str) -> Path:
 def stage(directory: Path, manifest: Manifest) -> tuple[Path, Manifest]:
     """Write the manifest under a temporary name; return that file and the manifest as it was read back from it.
 
-    It is durable when this returns; `commit` gives it its name. The caller checks whether it is sound (`snapshots.rehearsal`).
+    The file is durable on return; `commit` renames it. The caller checks whether the snapshot is sound (`snapshots.rehearsal`).
     Raises OSError, ManifestInvalid; then nothing is left.
     """
     path = path_of(directory, manifest.info.snapshot_id)
@@ -89,7 +91,7 @@ def encoded(manifest: Manifest) -> bytes:
 
 
 def to_share(manifest: Manifest, content: bytes) -> bytes:
-    """Return the content of a manifest's file for another store: without the environment where an older version wrote that into it."""
+    """Return the content of a manifest's file for another store, without the environment that older versions included."""
     launch = manifest.launch.written_down()
     if launch == manifest.launch:
         return content
@@ -102,7 +104,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def write_temporary(path: Path, content: bytes) -> Path:
-    """Write a file beside `path` that `commit` gives this name. Raises OSError; then nothing is left."""
+    """Write a temporary file beside `path`, which `commit` renames to `path`. Raises OSError; then nothing is left."""
     temporary = path.with_name(path.name + TEMPORARY)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     try:
@@ -117,7 +119,7 @@ def write_temporary(path: Path, content: bytes) -> Path:
 
 
 def commit(temporary: Path) -> None:
-    """Give a file of `write_temporary` its name, durably. Raises OSError."""
+    """Rename a file of `write_temporary` to its final name, durably. Raises OSError."""
     try:
         temporary.rename(temporary.with_name(temporary.name.removesuffix(TEMPORARY)))
     except OSError:
@@ -139,7 +141,7 @@ def read(path: Path, kind: type[_Part]) -> _Part:
 
 
 def not_found(snapshot_id: str) -> SnapshotNotFound:
-    """Return the error for a snapshot that is not there."""
+    """Return the error for a snapshot that does not exist."""
     return SnapshotNotFound(
         f"There is no snapshot {snapshot_id}.",
         hint="It may have been deleted; list the snapshots again.",
@@ -147,7 +149,7 @@ def not_found(snapshot_id: str) -> SnapshotNotFound:
 
 
 def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """Return what `read` returns for this content of `path`."""
+    """Parse and verify the content `data` of `path`; return and raise as `read` does."""
     part = _decoded(path, data, kind)
     problem = manifest_checks.problem_of_info(part.info)
     if not problem and isinstance(part, Manifest):
@@ -163,7 +165,7 @@ def references(manifest: Manifest) -> set[bytes]:
 
 
 def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """Return the decoded content of `path`, without checking whether it is sound."""
+    """Return the decoded content of `path`, without validating it."""
     snapshot_id = path.name.removesuffix(SUFFIX)
     if len(data) < _HEADER.size:
         raise _invalid(path, "it is truncated")
@@ -186,7 +188,7 @@ def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
         manifest_bounds.require_bounded(unpacked)
         part = decoding.from_msgpack(unpacked, kind)
     except (zstandard.ZstdError, msgspec.MsgspecError) as error:
-        raise _invalid(path, f"it does not make sense ({error})") from error
+        raise _invalid(path, f"it cannot be decoded ({error})") from error
     if part.info.snapshot_id != snapshot_id:
         raise _invalid(path, f"it is that of snapshot {part.info.snapshot_id}")
     return part

@@ -1,7 +1,7 @@
 """The chunks that a snapshot needs, as a bitmap per pack with one bit for each of its chunks, in the order of `contents.py`.
 
-Packs are known by their names, which are never reused. A pack of 2,500 chunks takes 313 bytes in the record of each snapshot that
-needs something in it, so the bitmaps of ten thousand snapshots take some megabytes.
+Packs are identified by their names, which are never reused. A pack of 2,500 chunks takes 313 bytes in the record of each snapshot that
+needs a chunk of it, so the bitmaps of ten thousand snapshots take some megabytes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .. import decoding
 #: Bitmaps by pack (`np.packbits`, lowest bit first).
 Needs = dict[str, NDArray[np.uint8]]
 
-#: For more packs than this every snapshot is assumed to need one of them.
+#: The number of packs above which every snapshot is assumed to need one of them.
 _ASK_FOR_EACH = 20
 
 
 class Newest(NamedTuple):
-    """The latest record at some moment.
+    """The number of the latest record at some moment.
 
     `remakes`: the database's count at that moment; numbers start again when it is rebuilt.
     """
@@ -34,7 +34,7 @@ class Newest(NamedTuple):
 
 
 def pack_bits(chosen: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return a truth value per chunk of a pack as bits."""
+    """Pack one truth value per chunk of a pack into bits."""
     return np.packbits(chosen, bitorder="little")
 
 
@@ -51,7 +51,7 @@ def add(total: Needs, more: Needs) -> None:
 
 
 def union(all_needs: Iterable[Needs]) -> Needs:
-    """Return the chunks that are in any of these."""
+    """Return the union of these needs."""
     total: Needs = {}
     for needs in all_needs:
         add(total, needs)
@@ -59,18 +59,18 @@ def union(all_needs: Iterable[Needs]) -> Needs:
 
 
 def encoded(needs: Needs) -> bytes:
-    """Return `needs` as bytes in which the names of packs can be searched for."""
+    """Encode `needs` as bytes in which SQL can search for the names of packs."""
     return msgspec.msgpack.encode({name: needs[name].tobytes() for name in sorted(needs)})
 
 
 def decoded(data: bytes) -> Needs:
-    """Return what `encoded` was given."""
+    """Return the needs that `encoded` got."""
     found = decoding.from_msgpack(data, dict[str, bytes])
     return {name: np.frombuffer(bits, np.uint8) for name, bits in found.items()}
 
 
 def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> None:
-    """Clear the needs of the snapshots that need something in one of these packs; their manifests are read again."""
+    """Clear the recorded needs of snapshots that need a chunk of one of these packs; their manifests are read again."""
     if len(packs) > _ASK_FOR_EACH:
         connection.execute("UPDATE snapshots SET needs = NULL")
         return
@@ -81,7 +81,7 @@ def forget_needing(connection: sqlite3.Connection, packs: Collection[str]) -> No
 
 
 def newer_needs(pack: str, newest: Newest, remakes: int, connection: sqlite3.Connection) -> bool:
-    """Return whether a snapshot recorded after `newest` may need something in this pack. `remakes`: the database's count now."""
+    """Return whether a snapshot recorded after `newest` may need a chunk of this pack. `remakes`: the database's present count."""
     if newest.remakes != remakes:
         return True
     query = "SELECT 1 FROM snapshots WHERE number > ? AND (needs IS NULL OR instr(needs, ?))"

@@ -1,4 +1,4 @@
-"""Packs as streams: made of chunks of the store for an export, and read from an archive.
+"""Packs as streams: assembled from chunks of the store for an export, and read from an archive.
 
 In either direction only some chunks are in memory at a time, and each is compared with its digest.
 """
@@ -10,16 +10,16 @@ from pathlib import Path
 
 from ..errors import ArchiveInvalid, ObjectCorrupt
 from . import packs
-from .codecs import MOST_CHUNK_BYTES, CodecError, UnknownCodecError, decompress, digest_of
+from .codecs import MOST_CHUNK_BYTES, CodecError, UnknownCodecError, digest_of_stored
 from .packs import HEADER_BYTES, RECORD_BYTES, Entry
 from .writer import Record
 
-#: Returns the next bytes of a stream, exactly as many as are asked for.
+#: A function that returns the next bytes of a stream, exactly as many as requested.
 Take = Callable[[int], bytes]
 
 
 class PackPlan:
-    """A pack to be made of chunks of the store, of which digests and lengths are known. `length`: that of the pack."""
+    """A plan of a pack to be assembled from chunks of known digests and lengths. `length`: the pack's."""
 
     def __init__(self, chunks: Sequence[Entry]) -> None:
         end = HEADER_BYTES
@@ -30,7 +30,9 @@ class PackPlan:
         self._end = packs.file_end(self._entries, end)
         self.length = end + len(self._end)
 
-    def pieces(self, read: Callable[[bytes], tuple[int, bytes, int]]) -> Iterator[bytes]:
+    def pieces(
+        self, read: Callable[[bytes], tuple[int, bytes | memoryview, int]]
+    ) -> Iterator[bytes]:
         """Yield the pack in pieces; `read` returns codec, payload and raw length of a chunk. Raises ObjectCorrupt."""
         yield packs.file_header()
         for entry in self._entries:
@@ -45,7 +47,7 @@ class PackPlan:
                     hint="Try again.",
                 )
             yield packs.record_header(entry)
-            yield payload
+            yield bytes(payload)
         yield self._end
 
 
@@ -65,14 +67,14 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
         entry = packs.parse_record_header(take(RECORD_BYTES), offset)
         offset += RECORD_BYTES
         if entry is None:
-            break  # the index, which repeats what the records say
+            break  # the index follows, which repeats the records' headers
         most = min(MOST_CHUNK_BYTES, length - offset)
         if entry.stored_length > most or entry.raw_length > MOST_CHUNK_BYTES:
             raise _invalid(name, "a chunk in it is longer than can be")
         payload = take(entry.stored_length)
         offset += entry.stored_length
         try:
-            intact = digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest
+            intact = digest_of_stored(entry.codec, payload, entry.raw_length) == entry.digest
         except UnknownCodecError as error:
             raise packs.chunk_too_new(entry.digest, entry.codec) from error
         except CodecError as error:
@@ -80,7 +82,7 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
                 name, f"chunk {entry.digest.hex()[:16]} cannot be read: {error}"
             ) from error
         if not intact:
-            raise _invalid(name, f"chunk {entry.digest.hex()[:16]} is not what its digest says")
+            raise _invalid(name, f"chunk {entry.digest.hex()[:16]} does not match its digest")
         yield Record(entry.digest, payload, entry.raw_length, entry.codec)
     while offset < length:
         offset += len(take(min(MOST_CHUNK_BYTES, length - offset)))

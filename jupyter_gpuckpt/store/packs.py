@@ -3,7 +3,7 @@
     header    magic, version
     record *  magic, codec, stored length, raw length, digest; payload
     index     one entry per record
-    trailer   where the index begins, how many entries, its digest, magic
+    trailer   offset of the index, number of entries, digest of the index, magic
 
 A pack describes itself: the catalog can be rebuilt from indexes alone, and where an index is damaged, from the headers of the
 records. All numbers are little-endian. The numbers of codecs are defined in codecs.py.
@@ -12,8 +12,10 @@ records. All numbers are little-endian. The numbers of codecs are defined in cod
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
+import shutil
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -28,10 +30,10 @@ import numpy as np
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..model import FORMAT_VERSION
 from ..pwrite import pwrite_all
-from .codecs import MOST_CHUNK_BYTES, CodecError, decompress, digest_of
+from .codecs import MOST_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
 
 SUFFIX = ".pack"
-#: Prefix of the names of packs that are being written; a file with it that is there when a store opens is incomplete.
+#: The prefix of packs that are being written; a file with it that exists when a store opens is incomplete.
 TEMPORARY = "tmp-"
 
 _HEADER = struct.Struct("<8sI4x")
@@ -44,9 +46,9 @@ _TRAILER_MAGIC = b"GPUCKIX\n"
 
 # linux/fs.h
 _SYNC_FILE_RANGE_WRITE = 2
-#: asm-generic/mman-common.h, since Linux 5.14; fails where an access would raise SIGBUS.
+#: MADV_POPULATE_READ (asm-generic/mman-common.h, Linux 5.14) fails where an access would raise SIGBUS.
 _MADV_POPULATE_READ = 22
-# Two pieces each; pwritev takes 1024 (IOV_MAX).
+# Each record has two pieces, and pwritev takes 1024 (IOV_MAX).
 _RECORDS_PER_CALL = 512
 
 #: A row of an index, for numpy.
@@ -73,7 +75,7 @@ class Entry(NamedTuple):
 
 
 def new_name() -> str:
-    """Return a name for a new pack; names sort by age, also in a copy of the store whose files have other times."""
+    """Return a name for a new pack; names sort by age, even in a copy of the store whose files have other times."""
     return f"{time.time_ns():016x}-{token_hex(8)}"
 
 
@@ -90,7 +92,7 @@ class PackFile:
         self._path = directory / (TEMPORARY + name + SUFFIX)
         self._end = HEADER_BYTES
         self.entries: list[Entry] = []
-        #: How many threads are writing.
+        #: The number of threads that are writing.
         self.in_flight = 0
         self._descriptor = os.open(
             self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
@@ -122,12 +124,12 @@ class PackFile:
             start, end = group[0].offset - RECORD_BYTES, group[-1].offset + group[-1].stored_length
             written = os.pwritev(self._descriptor, pieces, start)
             if written < end - start:
-                # A nearly full disk accepts a part.
+                # A nearly full disk accepts only a part of the bytes.
                 pwrite_all(self._descriptor, b"".join(pieces)[written:], start + written)
             _write_back(self._descriptor, start, end - start)
 
     def seal(self) -> int:
-        """Write the index, sync everything to the disk, give the file its final name; return its length. Raises OSError."""
+        """Write the index, sync the file, rename it to its final name; return its length. Raises OSError."""
         entries = sorted(self.entries, key=lambda entry: entry.offset)
         pwrite_all(self._descriptor, file_end(entries, self._end), self._end)
         os.fsync(self._descriptor)
@@ -168,7 +170,7 @@ def index_of(path: Path) -> bytes:
         file.seek(length - _TRAILER.size)
         start, count, digest, magic = _TRAILER.unpack(file.read(_TRAILER.size))
         if magic != _TRAILER_MAGIC or start + count * _INDEX.size + _TRAILER.size != length:
-            raise _damaged(path, "its end is missing or altered")
+            raise _damaged(path, "its trailer is missing or altered")
         file.seek(start)
         index = file.read(count * _INDEX.size)
     if digest_of(index) != digest:
@@ -181,17 +183,17 @@ def index_of(path: Path) -> bytes:
         and (rows["stored_length"] <= most - offsets).all()
         and rows["raw_length"].max() <= MOST_CHUNK_BYTES
     ):
-        raise _damaged(path, "its index leads elsewhere")
+        raise _damaged(path, "its index points outside its records")
     return index
 
 
 def scan(path: Path) -> Iterator[Entry]:
     """Yield the entries of a pack whose index cannot be used, from the headers of its records; every payload is verified.
 
-    Ends at the first header that is invalid. Raises FormatTooNew, OSError.
+    It ends at the first invalid header. Raises FormatTooNew, OSError.
     """
     with path.open("rb") as file:
-        with suppress(ObjectCorrupt):  # the header's own bytes may be what is damaged
+        with suppress(ObjectCorrupt):  # the file's header may be the damaged part
             check_header(path, file.read(HEADER_BYTES))
         offset = HEADER_BYTES + RECORD_BYTES
         file.seek(HEADER_BYTES)
@@ -203,23 +205,23 @@ def scan(path: Path) -> Iterator[Entry]:
                 return
             payload = file.read(entry.stored_length)
             with suppress(CodecError):
-                if digest_of(decompress(entry.codec, payload, entry.raw_length)) == entry.digest:
+                if digest_of_stored(entry.codec, payload, entry.raw_length) == entry.digest:
                     yield entry
             offset += entry.stored_length + RECORD_BYTES
 
 
-def read_payload(path: Path, entry: Entry) -> bytes:
+def read_payload(path: Path, entry: Entry) -> memoryview:
     """Return the payload of `entry`, after comparing the record's header. Raises ObjectCorrupt, OSError."""
     length = RECORD_BYTES + entry.stored_length
     record = bytearray(length)
     got = read_run(path, entry.offset - RECORD_BYTES, memoryview(record))
     if got != length or record[:RECORD_BYTES] != record_header(entry):
         raise damaged_chunk(path, entry.digest, "its record is missing, truncated or altered")
-    return bytes(memoryview(record)[RECORD_BYTES:])
+    return memoryview(record)[RECORD_BYTES:]
 
 
 def read_run(path: Path, offset: int, into: memoryview) -> int:
-    """Fill `into` from `offset` of a pack; return the bytes read, fewer where the pack ends or is gone. Raises OSError."""
+    """Fill `into` from `offset` of a pack; return the number of bytes read, fewer if the pack ends or is gone. Raises OSError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -236,14 +238,14 @@ def read_run(path: Path, offset: int, into: memoryview) -> int:
 def map_run(path: Path, start: int, end: int) -> memoryview | None:
     """Map the bytes from `start` to `end` of a pack; return None if that fails, and `read_run` finds the reason.
 
-    Writing to the memory does not change the file. If the file is truncated or becomes unreadable later, an access raises SIGBUS:
-    only for processes that may die.
+    Writing to the memory does not change the file. If the file is truncated or becomes unreadable later, an access raises SIGBUS, so
+    use it only in processes that may die.
     """
     begin = start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     try:
         with path.open("rb", buffering=0) as file:
             found = mmap.mmap(file.fileno(), end - begin, access=mmap.ACCESS_COPY, offset=begin)
-        # The first call starts reading all of it, the second waits for that.
+        # The first call starts reading the whole range, the second waits for it.
         found.madvise(mmap.MADV_WILLNEED)
         found.madvise(_MADV_POPULATE_READ)
     except (OSError, ValueError):
@@ -277,6 +279,22 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def link(path: Path, to: Path) -> None:
+    """Give a sealed pack a second name, or copy it where the disk has no links, or they lead to another disk. Raises OSError."""
+    with suppress(FileExistsError):
+        try:
+            os.link(path, to)
+        except OSError as error:
+            if error.errno not in {errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK}:
+                raise
+            temporary = to.with_name(TEMPORARY + to.name)
+            shutil.copyfile(path, temporary)
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.rename(to)
+    sync_directory(to.parent)
+
+
 def file_header() -> bytes:
     """Return the header of a pack."""
     return _HEADER.pack(_HEADER_MAGIC, FORMAT_VERSION)
@@ -290,7 +308,7 @@ def record_header(entry: Entry) -> bytes:
 
 
 def parse_record_header(header: bytes, offset: int) -> Entry | None:
-    """Return the entry of the record that begins with `header` at `offset`; None where no record begins, as after the last."""
+    """Return the entry of the record that begins with `header` at `offset`; None if no record begins there."""
     magic, codec, stored_length, raw_length, digest = _RECORD.unpack(header)
     if magic != _RECORD_MAGIC:
         return None

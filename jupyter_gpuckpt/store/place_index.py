@@ -1,4 +1,4 @@
-"""An index of the places of all chunks in memory, used while many snapshots are recorded: asking the catalog takes several times as long.
+"""An in-memory index of the places of all chunks, several times faster than the catalog when many snapshots are recorded.
 
 It takes 21 bytes per chunk: only the first 8 bytes of digests are kept.
 """
@@ -18,9 +18,9 @@ _DIGEST_START = np.dtype(">u8")
 
 
 class Located(NamedTuple):
-    """Places of chunks as columns, damaged ones included.
+    """The places of chunks as columns, damaged ones included.
 
-    `pack`: index into `names`. `whole`: every chunk that was asked for is there and not known to be damaged.
+    `pack`: index into `names`. `whole`: every requested chunk exists and is not known to be damaged.
     """
 
     names: list[str]
@@ -30,9 +30,9 @@ class Located(NamedTuple):
 
 
 class PlaceIndex:
-    """The places of all chunks at the moment of its making.
+    """An index of the places of all chunks at the moment of its construction.
 
-    `moves`: the catalog's count before; answers are right while that count is the same. Reading ends early when `stop` is set, and
+    `moves`: the catalog's count before; results are valid while that count is the same. Reading ends early when `stop` is set, and
     the index is not `usable` then.
     """
 
@@ -53,7 +53,7 @@ class PlaceIndex:
         self._keys, self._pack = self._keys[order], self._pack[order]
         self._offset, self._damaged = self._offset[order], self._damaged[order]
         self._names = list(numbers)
-        #: True if it is complete, and no two digests have the same first bytes.
+        #: Whether the index is complete, and no two digests have the same first bytes.
         self.usable = bool(np.all(self._keys[1:] != self._keys[:-1]))
         self.usable &= stop is None or not stop.is_set()
 

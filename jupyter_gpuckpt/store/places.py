@@ -1,6 +1,6 @@
-"""A table that says where each of many chunks lies: in which pack, at which offset.
+"""A table of the places of many chunks: pack and offset.
 
-A GB has 4,000 chunks, and an object of Python for each would hold the GIL at the wrong moment of a resume.
+A GB has 4,000 chunks, and a Python object for each would hold the GIL too long during a resume.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PLACE = np.dtype(
         ("damaged", "u1"),
     ]
 )
-#: Beginning of a query that returns one text with the places of all chunks that are asked for, in hexadecimal digits.
+#: The beginning of a query that returns one text with the places of all requested chunks, in hexadecimal digits.
 LOCATE = (
     "SELECT group_concat(printf('%016x', offset) || hex(digest) || "
     "printf('%08x%08x%02x%016x%08x%02x', stored_length, raw_length, codec, pack, checksum, damaged), '') "
@@ -55,7 +55,7 @@ class Location(NamedTuple):
 
 
 class Places:
-    """Places of chunks in the order in which they lie on the disk. `packs`: names of the packs, which `pack` indexes."""
+    """A table of places of chunks, in the order of the disk. `packs`: names of the packs, which `pack` indexes."""
 
     def __init__(self, parts: Sequence[PlaceRows], packs: Sequence[str]) -> None:
         rows = np.concatenate([np.empty(0, PLACE), *parts])
@@ -97,5 +97,5 @@ def rows_of(written: str) -> PlaceRows:
 def checksum_of(
     offset: int, digest: bytes, stored_length: int, raw_length: int, codec: int, pack: int
 ) -> int:
-    """Return the checksum of a row of the catalog; SQLite notices a damaged structure, not a damaged number."""
+    """Return the checksum of a row of the catalog; SQLite detects a damaged structure, but not a damaged number."""
     return zlib.crc32(_CHECKED.pack(offset, digest, stored_length, raw_length, codec, pack))

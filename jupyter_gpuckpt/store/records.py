@@ -1,7 +1,8 @@
-"""Records of snapshots in the database: what lists show, and which chunks they need, without reading manifests.
+"""Records of snapshots in the database: their entries in lists and the chunks that they need, without reading manifests.
 
-The manifests are the truth. A record is used while its manifest's file is the one that it was made from; otherwise it is made again.
-A record has no needs if a chunk is missing or damaged, because the next save may store that chunk anywhere.
+The manifests are authoritative. A record is valid while the files of its manifest and stub (`stubs.py`) are the ones from which it was
+made; otherwise it is made again. A stub needs only the streams that it keeps. A record has no needs if a chunk is missing or damaged,
+because the next save may store that chunk anywhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from .. import decoding
 from ..errors import SnapshotNotFound, StoreError
 from ..model import SnapshotInfo
-from . import manifests
+from . import manifests, stub_files
 from .catalog import Catalog
 from .database import sealed, unsealed
 from .needs import Needs, Newest, add, chosen_of, decoded, encoded, newer_needs, pack_bits
@@ -33,16 +34,16 @@ logger = logging.getLogger(__name__)
 
 # A record with other fields was written by another version and may lack some.
 _FIELDS = ",".join(SnapshotInfo.__struct_fields__)
-# From so many snapshots on it is worth building an index of all chunks first.
+# The number of snapshots from which building an index of all chunks first pays off.
 _MANY = 100
-# Snapshots read in one turn: each has some kilobytes.
+# The number of snapshots read in one turn: each has some kilobytes.
 _AT_ONCE = 50
-# Without their needs.
+# The same without their needs.
 _INFOS_AT_ONCE = 500
 
 
 class _Found(NamedTuple):
-    """Chunks as bitmaps per pack. `whole`: all are there. `moves`: the catalog's count when they were looked up."""
+    """The result of a look-up, as bitmaps per pack. `whole`: all chunks exist. `moves`: the catalog's count at the look-up."""
 
     needs: Needs
     whole: bool
@@ -58,7 +59,7 @@ class Records:
         self._index: PlaceIndex | None = None
 
     def infos(self) -> dict[str, tuple[str, SnapshotInfo]]:
-        """Return, for every recorded snapshot, what lists show and the identity of the manifest that it comes from."""
+        """Return, for every recorded snapshot, the identity of its manifest and its entry in lists."""
 
         found: dict[str, tuple[str, SnapshotInfo]] = {}
         last = 0
@@ -67,7 +68,7 @@ class Records:
             for _, name, identity, data in rows:
                 info = unsealed(name + identity + _FIELDS, data)
                 if info is not None:
-                    with suppress(msgspec.DecodeError):  # of another version
+                    with suppress(msgspec.DecodeError):  # a record of another version
                         found[name] = (identity, decoding.from_msgpack(info, SnapshotInfo))
         return found
 
@@ -81,19 +82,20 @@ class Records:
         return self._catalog.database.run(read)
 
     def add(self, info: SnapshotInfo, digests: Collection[bytes]) -> Needs:
-        """Record a snapshot that was just published; return what it needs of what the store has."""
+        """Record a snapshot that was just published; return those of its chunks that the store has."""
         return self._add(info, digests, self.identity(info.snapshot_id))
 
     def _add(self, info: SnapshotInfo, digests: Collection[bytes], identity: str) -> Needs:
-        """Record what was read of a manifest when its file was `identity`."""
+        """Record the content of a manifest whose file had this `identity`."""
         while True:
             found = self._look_up(digests)
             if self._catalog.database.run(partial(self._put, info, identity, found)):
                 return found.needs
 
     def identity(self, snapshot_id: str) -> str:
-        """Return what tells a snapshot's manifest from another one of the same id; empty if there is none. Raises OSError."""
-        return identity_of(manifests.path_of(self._manifests, snapshot_id))
+        """Return the identity of a snapshot's manifest and stub files; empty if there is no manifest. Raises OSError."""
+        path = manifests.path_of(self._manifests, snapshot_id)
+        return joint_identity(identity_of(path), identity_of(path.with_suffix(stub_files.SUFFIX)))
 
     def forget(self, gone: dict[str, str]) -> None:
         """Delete the records of snapshots that are gone; `gone`: their ids, with the identities that their manifests had.
@@ -105,11 +107,11 @@ class Records:
             self._catalog.database.run(
                 lambda connection: connection.executemany(query, gone.items())
             )
-        except sqlite3.OperationalError as error:  # on a full disk; `all` finds them
+        except sqlite3.OperationalError as error:  # the disk may be full; `all` finds the records
             logger.warning("Snapshots that are gone stay on record for now: %s", error)
 
     def of(self, snapshot_id: str) -> Needs:
-        """Return what a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
+        """Return the chunks that a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""
         identity = self.identity(snapshot_id)
 
         def read(connection: sqlite3.Connection) -> list[_Row]:
@@ -128,7 +130,7 @@ class Records:
         unreadable: Callable[[StoreError | OSError], None] = lambda error: None,
         stop: threading.Event | None = None,
     ) -> Iterator[tuple[str, Needs]]:
-        """Yield every snapshot and what it needs of what the store has; record those that are not recorded yet.
+        """Yield every snapshot with those of its chunks that the store has; record those that are not recorded yet.
 
         `unreadable` is called with the error of each manifest that cannot be read, and may raise. Once `stop` is set the next item
         comes soon.
@@ -143,7 +145,8 @@ class Records:
         while rows := self._catalog.database.run(partial(_rows_after, last)):
             last = rows[-1].number
             for row in rows:
-                identity = identities.get(row.name + manifests.SUFFIX)
+                stub = identities.get(row.name + stub_files.SUFFIX, "")
+                identity = joint_identity(identities.get(row.name + manifests.SUFFIX, ""), stub)
                 needs = row.read() if row.identity == identity else None
                 if needs and not needs.keys() <= packs:
                     packs = self._catalog.names()
@@ -152,7 +155,7 @@ class Records:
                 if needs is not None and row.name in waiting:
                     waiting.remove(row.name)
                     yield row.name, needs
-                elif identity is None:
+                elif row.name + manifests.SUFFIX not in identities:
                     stale[row.name] = row.identity
         gone = {name: was for name, was in stale.items() if not self.identity(name)}
         if gone:
@@ -170,7 +173,7 @@ class Records:
         try:
             for name in sorted(waiting):
                 try:
-                    # One thread at a time: what another thread has read meanwhile is recorded.
+                    # Only one thread reads at a time; snapshots that another thread read meanwhile are recorded.
                     with self._reading:
                         if len(waiting) >= _MANY and self._index is None:
                             index = self._index = PlaceIndex(self._catalog, stop)
@@ -185,7 +188,7 @@ class Records:
                 self._index = None
 
     def newer_needs(self, pack: str, newest: Newest) -> bool:
-        """Return whether a snapshot recorded after `newest` may need something in this pack."""
+        """Return whether a snapshot recorded after `newest` may need a chunk of this pack."""
         database = self._catalog.database
         return database.run(lambda c: newer_needs(pack, newest, database.remakes, c))
 
@@ -210,7 +213,7 @@ class Records:
 
     @property
     def complete(self) -> bool:
-        """True if every snapshot is recorded."""
+        """Whether every snapshot is recorded."""
 
         def read(connection: sqlite3.Connection) -> set[str]:
             rows = connection.execute("SELECT name FROM snapshots WHERE needs IS NOT NULL")
@@ -220,11 +223,13 @@ class Records:
         return there <= self._catalog.database.run(read)
 
     def _read(self, snapshot_id: str) -> Needs:
-        # Before it is read: content and identity of two different files are never combined.
+        # The identity is read first, so that content and identity of two different files are never combined.
         identity = self.identity(snapshot_id)
         path = manifests.path_of(self._manifests, snapshot_id)
         found = manifests.read(path, manifests.References)
-        return self._add(found.info, found.digests(), identity)
+        stub = stub_files.read(path.with_suffix(stub_files.SUFFIX))
+        digests = found.digests(stub.keeps if stub else None)
+        return self._add(found.info, digests, identity)
 
     def _look_up(self, digests: Collection[bytes]) -> _Found:
         index, moves = self._index, self._catalog.moves
@@ -270,9 +275,9 @@ class Records:
         if not identity or identity != self.identity(name):
             return True
         needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
-        told = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
+        record = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
         # An existing record keeps its number: a snapshot that lacks a chunk is recorded again each time that it is read.
-        row = (told, needs, name, identity)
+        row = (record, needs, name, identity)
         query = "UPDATE snapshots SET info = ?, needs = ? WHERE name = ? AND identity = ?"
         if not connection.execute(query, row).rowcount:
             query = (
@@ -292,7 +297,7 @@ class _Row(NamedTuple):
     needs: bytes | None
 
     def read(self) -> Needs | None:
-        """Return what the snapshot needs, if that is recorded and intact."""
+        """Return the snapshot's needs, if they are recorded and intact."""
         name = self.name + self.identity
         data = unsealed(name, self.needs)
         if data is None or unsealed(name + _FIELDS, self.info) is None:
@@ -334,12 +339,17 @@ def _moved(needs: Needs, moves: dict[str, NDArray[np.int64]], name: str, count: 
 
 
 def identity_of(path: Path | os.DirEntry[str]) -> str:
-    """Return what tells a file from another one of the same name; empty if there is none. Raises OSError."""
+    """Return the identity of a file, which differs for another file of the same name; empty if there is none. Raises OSError."""
     try:
         facts = path.stat()
     except FileNotFoundError:
         return ""
     return f"{facts.st_ino}-{facts.st_size}-{facts.st_mtime_ns}"
+
+
+def joint_identity(manifest: str, stub: str) -> str:
+    """Return a snapshot's identity from those of its files; `stub` is empty if its chunks are here."""
+    return f"{manifest}+{stub}" if manifest and stub else manifest
 
 
 def identities_in(directory: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Rewriting of packs of which little is needed: the needed chunks go into a new pack, and the rest becomes free.
+"""Rewriting of packs of which little is needed: the needed chunks are copied to a new pack, and the rest is freed.
 
 Without this, one chunk that outlives its snapshot would keep a pack of hundreds of megabytes, and a kernel that is saved over
 and over would fill the disk, however few of its snapshots are kept.
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..errors import ObjectCorrupt
 from . import packs
 from .catalog import Catalog
-from .codecs import CodecError, decompress, digest_of
+from .codecs import CodecError, digest_of_stored
 from .collect import needed_by_all
 from .leases import Lease, Leases
 from .needs import Newest, chosen_of
@@ -25,12 +25,12 @@ from .records import Records
 
 logger = logging.getLogger(__name__)
 
-#: A pack is rewritten when less than this share of it is needed: for every byte that is copied at least one becomes free.
+#: The share of needed bytes below which a pack is rewritten: for every byte that is copied at least one is freed.
 WORTH_IT = 0.5
 
 
 class Repacking:
-    """Rewriter of the packs of one store. `lock` is the store's, which guards the leases."""
+    """A rewriter of the packs of one store. `lock`: the store's, which guards the leases."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Repacking:
         self._move(pack, old)
         self._catalog.finish(pack.name, length, old)
         self._release(lease)
-        logger.info("Wrote %d packs anew, as one of %d bytes.", len(old), length)
+        logger.info("Rewrote %d packs as one of %d bytes.", len(old), length)
         return length
 
     def _move(self, pack: PackFile, old: dict[str, list[Entry]]) -> None:
@@ -148,18 +148,18 @@ class Repacking:
             return self._leases.any_of(digests)
 
     def _copy(self, name: str, entries: list[Entry], pack: PackFile) -> bool:
-        """Copy these chunks into the new pack; return whether all of them are there now."""
+        """Copy these chunks into the new pack; return whether all could be copied."""
         for entry in entries:
             try:
                 payload = packs.read_payload(self._catalog.path_of(name), entry)
-                intact = digest_of(decompress(entry.codec, payload, entry.raw_length))
+                intact = digest_of_stored(entry.codec, payload, entry.raw_length)
             except (ObjectCorrupt, CodecError) as error:
                 logger.warning("Pack %s stays as it is: %s", name, error)
                 return False
             if intact != entry.digest:
                 logger.warning("Pack %s stays as it is: a chunk is damaged.", name)
                 return False
-            # Only intact chunks: a copy of a damaged one would count as repaired.
+            # Only intact chunks are copied: a copy of a damaged one would count as repaired.
             placed = pack.reserve(entry.digest, entry.stored_length, entry.raw_length, entry.codec)
             pack.write([placed], [payload])
             pack.entries.append(placed)

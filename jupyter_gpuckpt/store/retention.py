@@ -1,7 +1,7 @@
-"""Retention: which snapshots may be removed, as a pure function of the snapshots, of what is in use, and of the user's policy.
+"""Retention: a pure function of the snapshots, those in use and the user's policy that decides which snapshots may be removed.
 
-Semantics are those of restic's `forget`: a snapshot stays if any keep rule holds of it, and `keep_within` counts back from the
-kernel's latest snapshot instead of from now, so that a notebook nobody opened for a month loses nothing.
+The semantics are those of restic's `forget`: a snapshot is kept if any keep rule applies to it, and `keep_within` counts back from the
+kernel's latest snapshot instead of from now, so that a notebook that was not opened for a month loses nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ..model import RetentionPolicy, SnapshotInfo
 from ..protocol import Verdict
 
 NEEDED = "a kernel needs it"
-LATEST = "the latest of a kernel that can go on from it"
+LATEST = "the latest snapshot of a kernel that is resumed from it"
 PINNED = "it is pinned"
 MANUAL = "taken by hand"
 NO_RULE = "no rule is set"
@@ -23,13 +23,13 @@ NOT_KEPT = "no rule keeps it"
 
 
 class Scales(Protocol):
-    """Measures what snapshots take together, with shared chunks counted once (`store/weights.py`)."""
+    """Scales that measure the joint size of snapshots, counting shared chunks once (`store/weights.py`)."""
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes that this snapshot takes in addition to those that were put on."""
+        """Return the bytes that this snapshot takes in addition to those already put on."""
 
-    def put_on(self, info: SnapshotInfo) -> None:
-        """Count this snapshot among those that stay."""
+    def add(self, info: SnapshotInfo) -> None:
+        """Add this snapshot to those that are kept."""
 
 
 class Unshared:
@@ -39,7 +39,7 @@ class Unshared:
         """Return the bytes of all chunks that it refers to."""
         return info.sizes.stored_bytes
 
-    def put_on(self, info: SnapshotInfo) -> None:
+    def add(self, info: SnapshotInfo) -> None:
         """Do nothing."""
 
 
@@ -53,11 +53,11 @@ def judge(
 ) -> list[Verdict]:
     """Return the verdict on each of `snapshots`, newest first.
 
-    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each stays.
+    `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept.
 
-    `scales` are used only where `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are put on first,
-    then the others from the newest on. So an old snapshot weighs at least what its removal frees. One that weighs nothing
-    stays; from the first that does not fit on, all others are removed.
+    `scales` are used only if `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are put on first, then the
+    others from the newest on. So an old snapshot weighs at least what its removal frees. One that weighs nothing is kept; from the
+    first that does not fit, all others are removed.
     """
     ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
     exempt = _exempt(ordered, policy)
@@ -69,12 +69,12 @@ def judge(
     over = set[str]()
     if policy.max_bytes:
         wanted = [info for info in ordered if info.snapshot_id in kept]
-        over = _over_budget(wanted, held, policy.max_bytes, scales or Unshared())
+        over = over_budget(wanted, held, policy.max_bytes, scales or Unshared())
     return [_verdict(info, policy, kept, over) for info in ordered]
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
-    """Return, by id, why no rule applies to a snapshot; these do not count for the rules of others either."""
+    """Return, by id, the reasons why no rule applies to a snapshot; such snapshots do not count for the rules of others."""
     exempt: dict[str, str] = {}
     for info in ordered:
         if info.pinned:
@@ -87,7 +87,7 @@ def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[st
 def _needed(
     ordered: Iterable[SnapshotInfo], needed: Collection[str], living: Collection[str]
 ) -> dict[str, str]:
-    """Return, by id, why a snapshot stays whatever the rules say."""
+    """Return, by id, the reasons why snapshots are kept regardless of the rules."""
     held: dict[str, str] = {}
     seen: set[str] = set()
     for info in ordered:
@@ -107,7 +107,7 @@ def _by_kernel(infos: Iterable[SnapshotInfo]) -> Iterator[list[SnapshotInfo]]:
 
 
 def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
-    """Return, by id, why the rules keep a snapshot of this one kernel; `infos` is newest first."""
+    """Return, by id, the reasons why the rules keep snapshots of one kernel; `infos` is newest first."""
     if not policy.keep_last and not policy.keep_within_seconds:
         return {info.snapshot_id: NO_RULE for info in infos}
     kept = {}
@@ -120,15 +120,15 @@ def _kept_by_rules(infos: list[SnapshotInfo], policy: RetentionPolicy) -> dict[s
     return kept
 
 
-def _over_budget(
+def over_budget(
     wanted: list[SnapshotInfo], held: Collection[str], max_bytes: int, scales: Scales
 ) -> set[str]:
-    """Return the ids of snapshots that the rules keep but that exceed `max_bytes`; `wanted` is newest first."""
+    """Return the ids of `wanted` snapshots over `max_bytes`; earlier ones have priority, those in `held` are always kept."""
     total = 0
     for info in wanted:
         if info.snapshot_id in held:
             total += scales.weight(info)
-            scales.put_on(info)
+            scales.add(info)
     over: set[str] = set()
     for info in wanted:
         if info.snapshot_id in held:
@@ -138,7 +138,7 @@ def _over_budget(
             over.add(info.snapshot_id)
         else:
             total += weight
-            scales.put_on(info)
+            scales.add(info)
     return over
 
 

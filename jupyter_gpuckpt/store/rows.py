@@ -14,7 +14,7 @@ from .database import batches, broken, sealed, unsealed
 from .packs import Entry
 from .places import checksum_of
 
-#: Packs that are listed in one turn.
+#: The number of packs that are listed in one turn.
 _PACKS_AT_ONCE = 1000
 
 _NAMES = "SELECT id, name FROM packs WHERE"
@@ -35,7 +35,7 @@ Placed = tuple[Entry, int]
 def select(query: str, digests: Collection[bytes], connection: sqlite3.Connection) -> list[Any]:
     """Return the rows of `query` for these digests.
 
-    A query should return one row for many digests: between rows the sqlite3 module releases the GIL, and has to wait for it again.
+    A query should return one row for many digests: between rows the sqlite3 module releases the GIL and has to wait for it again.
     """
     found = []
     for batch in batches(digests):
@@ -45,7 +45,7 @@ def select(query: str, digests: Collection[bytes], connection: sqlite3.Connectio
 
 
 def parts() -> Iterator[Bounds]:
-    """Yield the bounds of the parts of the table of chunks, each for one turn: of ten million chunks 2,400."""
+    """Yield the bounds of the parts of the table of chunks, each for one turn; ten million chunks have 2,400 parts."""
     bounds = [(first << 4).to_bytes(2, "big") for first in range(1 << 12)]
     return pairwise([*bounds, b"\xff" * (DIGEST_BYTES + 1)])
 
@@ -101,7 +101,7 @@ def contents_of(name: str, connection: sqlite3.Connection) -> _Columns | None:
 
 
 def just_kept(connection: sqlite3.Connection, name: str) -> tuple[int, Contents]:
-    """Return number and contents of a pack that was entered before, by the same work."""
+    """Return number and contents of a pack that the same transaction has entered."""
     found = contents_of(name, connection)
     columns = [unsealed(str(found[0]), column) for column in found[1:]] if found else []
     if found is None or columns[0] is None or columns[1] is None:
@@ -117,7 +117,7 @@ def numbers_of(name: str, connection: sqlite3.Connection) -> tuple[int, bytes] |
 
 
 def begin(name: str, contents: Contents, connection: sqlite3.Connection) -> bool:
-    """Enter a pack; return whether its chunks are still to be entered, which a rebuild in between may have done."""
+    """Enter a pack; return False if a rebuild in between has already entered its chunks."""
     found = connection.execute("SELECT length FROM packs WHERE name = ?", (name,)).fetchone()
     if found is None:
         put_pack(connection, name, 0, contents)
@@ -131,7 +131,7 @@ def is_entered(connection: sqlite3.Connection, name: str) -> bool:
 
 
 def put_pack(connection: sqlite3.Connection, name: str, length: int, contents: Contents) -> int:
-    """Enter a pack without its chunks, unless it is there; return its number."""
+    """Enter a pack without its chunks, unless it exists; return its number."""
     query = "INSERT OR IGNORE INTO packs (name, length) VALUES (?, ?)"
     connection.execute(query, (name, length))
     pack = number_of(connection, name)
@@ -187,14 +187,14 @@ def first_gone(connection: sqlite3.Connection) -> int | None:
     return found[0] if found else None
 
 
-#: Items, how many of them one turn may delete at most, and the work that deletes some.
+#: Items to delete, the most that one turn may delete, and the function that deletes some of them.
 Deletion = tuple[Iterable[Any], int, Callable[[list[Any], sqlite3.Connection], None]]
 
 
 def deletions(pack: int, digests: bytes | None) -> Iterator[Deletion]:
-    """Yield what is to be deleted of a pack that is gone.
+    """Yield the deletions for a pack that is gone.
 
-    `digests`: those of its chunks, where they are known. The work does nothing if another pack has the number by then.
+    `digests`: those of its chunks; None if unknown. The caller must check that the database was not rebuilt in between.
     """
     if digests is None:
         yield parts(), 1, partial(_delete_between, pack)

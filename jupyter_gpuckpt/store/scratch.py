@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class Scratch:
-    """Reusable memory of one worker: every `get` returns the same memory again."""
+    """A reusable buffer of one worker: every `get` returns the same memory again."""
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
@@ -16,7 +16,7 @@ class Scratch:
         """Return writable, page-aligned memory with undefined content."""
         if len(self._memory) < length:
             fresh = mmap.mmap(-1, length)
-            # Fewer page faults; where the system has no huge pages, small ones do.
+            # Huge pages reduce page faults; without them small pages work, too.
             with suppress(OSError):
                 fresh.madvise(mmap.MADV_HUGEPAGE)
             self._memory = memoryview(fresh)

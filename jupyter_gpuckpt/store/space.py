@@ -1,12 +1,12 @@
-"""The space that the snapshots of a store take: how much they share, how much each name has, and how it grew.
+"""The disk space of a store's snapshots: how much they share, the share of each name, and the growth.
 
-The records (`records.py`) say which name needs which chunk; the result is cached until there are other snapshots.
+The records (`records.py`) show which name needs which chunk; the result is cached until the snapshots change.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,12 @@ from .catalog import Catalog
 from .needs import Needs, add, chosen_of
 from .records import Records
 
-#: Points of the growth, at most.
+#: The most points of the growth curve.
 MOST_POINTS = 60
 
 
 class Space:
-    """Counter of the space in one store. Thread-safe. `root` and `manifests_directory` are its folders."""
+    """A counter of the disk space in one store. Thread-safe. `root` and `manifests_directory` are its folders."""
 
     def __init__(
         self, root: Path, manifests_directory: Path, catalog: Catalog, records: Records
@@ -35,11 +35,15 @@ class Space:
         self._lock = threading.Lock()
         self._known: tuple[frozenset[tuple[str, str]], _Shares] | None = None
 
-    def of(self, snapshots: Iterable[SnapshotInfo]) -> StoreUsage:
-        """Return what `snapshots`, which are all there are, take. Raises OSError, sqlite3.OperationalError."""
+    def of(self, snapshots: Iterable[SnapshotInfo], far: Collection[str] = ()) -> StoreUsage:
+        """Return the disk use of `snapshots`, which must be all; only remotes have the chunks of those in `far`.
+
+        Raises OSError, sqlite3.OperationalError.
+        """
         by_name: dict[str, list[SnapshotInfo]] = {}
         infos = sorted(snapshots, key=lambda info: info.created)
-        for info in infos:
+        here = [info for info in infos if info.snapshot_id not in far]
+        for info in here:
             by_name.setdefault(info.name, []).append(info)
         shares = self._shares(by_name)
         names = [
@@ -60,8 +64,10 @@ class Space:
             raw_bytes=sum(one.raw_bytes for one in names),
             unique_bytes=shares.unique_bytes,
             snapshots=len(infos),
+            far_snapshots=len(infos) - len(here),
+            far_bytes=sum(i.sizes.stored_bytes for i in infos if i.snapshot_id in far),
             by_name=sorted(names, key=lambda one: (-one.stored_bytes, one.name)),
-            growth=growth(infos),
+            growth=growth(here),
         )
 
     def _shares(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
@@ -73,7 +79,7 @@ class Space:
 
     def _count(self, by_name: dict[str, list[SnapshotInfo]]) -> _Shares:
         name_of = {info.snapshot_id: name for name in by_name for info in by_name[name]}
-        # For every pack, what each name needs in it.
+        # For every pack, the chunks that each name needs.
         packs: dict[str, Needs] = {}
         for snapshot_id, needs in self._records.all():
             name = name_of.get(snapshot_id)
@@ -89,7 +95,7 @@ class Space:
 
 
 class _Shares:
-    """Sums of what each name needs, and of what only one name needs."""
+    """The sums of the bytes that each name needs, and of those that only one name needs."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.stored = dict.fromkeys(names, 0)
@@ -97,7 +103,7 @@ class _Shares:
         self.stored_bytes = self.unique_bytes = 0
 
     def count(self, numbers: NDArray[Any], wanted: Needs) -> None:
-        """Add one pack, of which each name needs some chunks."""
+        """Add one pack. `wanted`: the chunks of it that each name needs."""
         stored = numbers["stored_length"].astype(np.int64)
         chosen = {name: chosen_of(bits, len(numbers)) for name, bits in wanted.items()}
         times = np.sum(list(chosen.values()), axis=0)
@@ -109,7 +115,7 @@ class _Shares:
 
 
 def growth(infos: list[SnapshotInfo]) -> list[Growth]:
-    """Return how much `infos`, oldest first, added one after the other; the last point is always that of the last one."""
+    """Return the growth by `infos`, oldest first; the last point is always that of the last snapshot."""
     total, points = 0, []
     for info in infos:
         total += info.sizes.new_bytes

@@ -1,4 +1,4 @@
-"""Staging of snapshots: a manifest is on the disk under a temporary name before its snapshot exists."""
+"""Staging of snapshots: a manifest is on disk under a temporary name before its snapshot exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Self
 
 from ..errors import SnapshotExists
 from ..model import Manifest, SnapshotInfo
-from . import manifests
+from . import manifests, stub_files
 from .faults import store_errors
 from .leases import Leases
 from .records import Records
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Staged:
-    """A manifest on the disk under a temporary name; `manifest` is what was read back from there.
+    """A staged manifest, on disk under a temporary name; `manifest`: the record that was read back from there.
 
     Use as a context manager: leaving it without `publish` removes the file, and the file that a crash leaves is removed by the
     next opening of the store. The constructor raises OSError.
@@ -29,7 +29,7 @@ class Staged:
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
         self._file, self.manifest = manifests.stage(directory, manifest)
-        #: True if it has its final name; if `publish` raised all the same, a power cut may undo that.
+        #: Whether the file has its final name; if `publish` raised nevertheless, a power cut may undo that.
         self.published = False
 
     def __enter__(self) -> Self:
@@ -40,13 +40,15 @@ class Staged:
             self._file.unlink(missing_ok=True)
 
     def publish(self) -> None:
-        """Make the snapshot exist, durably once this returns. Raises StoreFull, StoreUnavailable."""
+        """Publish the snapshot; it exists durably on return. Raises StoreFull, StoreUnavailable."""
         directory = self._file.parent
         with store_errors(directory):
+            path = manifests.path_of(directory, self.manifest.info.snapshot_id)
             try:
+                # A file that an earlier snapshot of this id left would make the new one a stub.
+                stub_files.remove(path.with_suffix(stub_files.SUFFIX))
                 manifests.commit(self._file)
             except OSError:
-                path = manifests.path_of(directory, self.manifest.info.snapshot_id)
                 self.published = path.exists()
                 raise
         self.published = True
@@ -74,20 +76,20 @@ class Staging:
 
     @contextmanager
     def recorded(self, staged: Staged, digests: set[bytes]) -> Iterator[None]:
-        """Allow `staged` to be published inside, and record the snapshot afterwards if it was."""
+        """Let `staged` be published inside the block, and record the snapshot afterwards if it was."""
         try:
             with staged:
                 yield
         finally:
             if staged.published:
-                self._record(staged.manifest.info, digests)
+                self.record(staged.manifest.info, digests)
 
-    def _record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
-        """Record a snapshot that was just published: the record protects its chunks from then on, instead of leases."""
+    def record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
+        """Record a snapshot that was just published or is whole again; from then on the record, not a lease, protects its chunks."""
         try:
             self._records.add(info, digests)
         except (OSError, sqlite3.OperationalError) as error:
-            # Its manifest will be read. A collect in progress has not seen that manifest, so a lease outlasts it.
+            # Its manifest will be read later. A running collection has not seen that manifest, so a lease must outlast it.
             logger.warning("Snapshot %s is not on record yet: %s", info.snapshot_id, error)
             with self._lock:
                 self._leases.await_publication(self._leases.take(digests))
@@ -97,7 +99,7 @@ class Staging:
 
 
 def exists(snapshot_id: str) -> SnapshotExists:
-    """Return the error for a snapshot that exists already."""
+    """Return the error for a snapshot that already exists."""
     return SnapshotExists(
         f"There is a snapshot {snapshot_id} in the store already.",
         hint="It is the same one: use it, undo its deletion, or delete it first.",

@@ -1,6 +1,6 @@
-"""Background work after the opening of a store; it takes long in a large store, and nobody waits for it.
+"""Background work after the opening of a store, which may take long in a large store.
 
-Snapshots without a record get one (all of them when the catalog was lost or is of an older version), and rows of packs that are
+Snapshots without a record get one (all of them if the catalog was lost or is of an older version), and rows of packs that are
 gone are deleted.
 """
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Upkeep:
-    """The thread that does this work; it is started only if there is any."""
+    """The background thread of a store; it is started only if there is work."""
 
     def __init__(self, catalog: Catalog, records: Records) -> None:
         self._catalog, self._records = catalog, records
@@ -40,6 +40,6 @@ class Upkeep:
                 if self._stop.is_set():
                     return
         except Exception as error:
-            # What is not recorded is read when it is asked for.
+            # Snapshots without a record are read on demand.
             level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
             logger.log(level, "Not all snapshots are on record: %s", error)

@@ -21,19 +21,19 @@ from .records import Records
 
 
 class Weights:
-    """Scales of one store, for one call of `retention.judge`; slow, so to be used in a thread."""
+    """The scales of one store, for one call of `retention.judge`; they are slow, so use them in a thread."""
 
     def __init__(self, root: Path, catalog: Catalog, records: Records) -> None:
         self._root, self._catalog, self._records = root, catalog, records
         self._on: Needs = {}
         self._lengths: dict[str, NDArray[Any] | None] = {}
-        #: The needs that were read last: a snapshot that is weighed is usually put on next.
+        #: The needs that were read last, cached because a weighed snapshot is usually put on next.
         self._read: tuple[str, Needs] = ("", {})
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes that this snapshot takes in addition to those that were put on.
+        """Return the bytes that this snapshot takes in addition to those already put on.
 
-        For one that cannot be read, return all bytes that its record states.
+        For an unreadable snapshot, return all bytes that its record states.
         """
         try:
             needs = self._needs(info)
@@ -42,11 +42,11 @@ class Weights:
         with store_errors(self._root):
             return sum(self._weight(pack, bits) for pack, bits in needs.items())
 
-    def put_on(self, info: SnapshotInfo) -> None:
-        """Count this snapshot among those that stay."""
+    def add(self, info: SnapshotInfo) -> None:
+        """Add this snapshot to those that are kept."""
         try:
             add(self._on, self._needs(info))
-        except StoreError:  # what it shares with others is unknown
+        except StoreError:  # the chunks that it shares are unknown
             return
 
     def _weight(self, pack: str, bits: NDArray[np.uint8]) -> int:

@@ -18,9 +18,9 @@ from .packs import Entry, PackFile, new_name
 
 logger = logging.getLogger(__name__)
 
-#: A pack is closed when it has reached this size; the last write may exceed it.
+#: The size at which a pack is closed; the last write may exceed it.
 PACK_BYTES = 256 << 20
-#: Packs that one writer fills at the same time, at most.
+#: The most packs that one writer fills at the same time.
 _OPEN_PACKS = 4
 
 
@@ -34,9 +34,9 @@ class Record(NamedTuple):
 
 
 class PackWriter:
-    """Writer of packs, made by `LocalStore.writer` and used as a context manager.
+    """A writer of packs, created by `LocalStore.writer` and used as a context manager.
 
-    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was asked for and found, or appended, stays in
+    `known`, `has`, `append` and `append_all` are thread-safe. Every chunk that was looked up and found, or appended, stays in
     the store until a manifest that refers to it is published (or, after an error, until the writer is left). A full pack is
     synced to the disk in the background while the next one fills, so the disk is never idle. An error there is raised by the
     next `append_all` or by `finish`.
@@ -62,7 +62,7 @@ class PackWriter:
             self._lease: Lease = leases.take()
         self._lock = threading.Lock()
         self._written: dict[bytes, int] = {}
-        # Asked for and not found: `append` does not ask again.
+        # Chunks that were looked up and not found; `append` does not look them up again.
         self._absent: set[bytes] = set()
         # Packs with room; a thread takes one that no other writes to, because writes to one file exclude each other.
         self._open: list[PackFile] = []
@@ -74,7 +74,7 @@ class PackWriter:
         self._finished = False
 
     def known(self, digests: Collection[bytes]) -> dict[bytes, int]:
-        """Return those of `digests` that need not be appended, with their stored lengths. One call for many is cheap."""
+        """Return those of `digests` that need not be appended, with their stored lengths. It is cheap for many digests at once."""
         with self._lock:
             found = {d: self._written[d] for d in digests if d in self._written}
         rest = [digest for digest in digests if digest not in found]
@@ -98,7 +98,7 @@ class PackWriter:
         return self.append_all([Record(digest, payload, raw_length, codec)])
 
     def append_all(self, records: Sequence[Record]) -> int:
-        """Write chunks next to each other; return the bytes added, 0 for a chunk that is there or that another thread writes.
+        """Write chunks next to each other; return the bytes added, 0 for a chunk that exists or that another thread is writing.
 
         Payloads are not kept. If another thread's write of the same chunk fails, `finish` raises.
         """
@@ -134,7 +134,7 @@ class PackWriter:
         return sum(entry.stored_length for entry in entries)
 
     def finish(self) -> None:
-        """Sync everything to the disk and register it; may be called again."""
+        """Sync all packs to the disk and register them; may be called again."""
         if self._finished:
             return
         self._seal_rest()
@@ -198,7 +198,7 @@ class PackWriter:
                 pack.discard()
                 return
             with self._store_lock:
-                # Leased before others can see them, a rebuild included: a sweep must not remove what this writer relies on.
+                # Chunks are leased before others, including a rebuild, can see them: a sweep must not remove them.
                 self._lease.digests.update(entry.digest for entry in pack.entries)
             with store_errors(self._root, pack.length):
                 length = pack.seal()
@@ -213,7 +213,7 @@ class PackWriter:
     def _abandon(self, error: BaseException | None) -> None:
         full = isinstance(error, StoreFull)
         if full:
-            # Packs that are not sealed are removed; nobody can rely on them yet.
+            # Packs that are not sealed are removed; no other operation can rely on them yet.
             with self._lock:
                 for pack in (*self._closing, *self._open):
                     pack.discard()
@@ -223,7 +223,7 @@ class PackWriter:
         for seal in self._seals:
             late = seal.exception()
             if late is not None and late is not error:
-                logger.warning("Chunks of a save that was given up are not kept: %s", late)
+                logger.warning("Chunks of a failed save are not kept: %s", late)
         with self._store_lock:
             self._leases.release(self._lease)
         if full:
@@ -231,5 +231,5 @@ class PackWriter:
                 self._sweep()
             except StoreError as late:
                 logger.warning(
-                    "Packs of a save that found the store full are still there: %s", late
+                    "Packs of a save that found the store full could not be removed: %s", late
                 )

@@ -6,9 +6,9 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from jupyter_gpuckpt import door_secrets
+from jupyter_gpuckpt import manager_secrets
 from jupyter_gpuckpt.model import LaunchSpec
 
 if TYPE_CHECKING:
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
     from jupyter_gpuckpt.daemon_settings import Settings
 
+OnLostLease = Literal["auto", "continue", "pause"]
 
-def launch_spec(
+
+def launch_spec(  # noqa: PLR0913 - all but the first three by name
     kernel_id: str,
     command: Sequence[str],
     arguments: Mapping[str, Any],
@@ -25,6 +27,9 @@ def launch_spec(
     log_path: Path,
     private_shm: bool,
     io_uring: bool,
+    gpu_lane: bool,
+    on_lost_lease: OnLostLease,
+    keep_files: list[str],
     own_ports: list[int],
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
@@ -36,7 +41,7 @@ def launch_spec(
     if not cwd.is_dir():
         raise NotADirectoryError(f"The kernel's working directory does not exist: {cwd}")
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    public, secrets = door_secrets.parted(jupyter)
+    public, secrets = manager_secrets.parted(jupyter)
     return LaunchSpec(
         kernel_id=kernel_id,
         argv=[_program(command[0], env, cwd), *(os.path.expanduser(a) for a in command[1:])],  # noqa: PTH111
@@ -46,6 +51,9 @@ def launch_spec(
         umask=_umask(),
         private_shm=private_shm,
         io_uring=io_uring,
+        gpu_lane=gpu_lane,
+        on_lost_lease=on_lost_lease,
+        keep_files=list(keep_files),
         own_ports=own_ports,
         jupyter=public,
         secrets=secrets,

@@ -1,7 +1,8 @@
 """Who owns the kernels that this process launches.
 
 A Jupyter server with our extension sets the attribute `gpuckpt_owner` on its multi kernel manager to an object of the
-shape `KernelOwner`; the provisioner and the extension know nothing else of each other. Everywhere else (nbclient,
+shape `KernelOwner`; the provisioner and the extension know nothing else of each other. The manager of a batch run's kernel has the
+attribute itself. Everywhere else (nbclient,
 papermill, jupyter console) the provisioner makes a `ScriptOwner`: the daemon ends its kernel when this process is gone.
 """
 
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, Hold, this_owner
 from jupyter_gpuckpt.errors import HostError
-from jupyter_gpuckpt.protocol import Event, Kernel, OwnerKind, Position, SuspendedKernel
+from jupyter_gpuckpt.protocol import Event, Kernel, Owner, OwnerKind, Position, SuspendedKernel
 
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
@@ -73,12 +74,12 @@ class KernelOwner(Protocol):
 
 
 class ScriptOwner:
-    """This process as the owner of one kernel, which does not outlive it."""
+    """This process as the owner of one kernel, which does not outlive it unless `owner` says so."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, owner: Owner | None = None) -> None:
         self.settings = settings
         self.notice_given = False
-        self._owner = this_owner(OwnerKind.SCRIPT)
+        self._owner = owner or this_owner(OwnerKind.SCRIPT)
         self._lock = threading.Lock()
         self._client: Client | None = None
         self._hold: Hold | None = None
@@ -102,9 +103,9 @@ class ScriptOwner:
         """Return nothing: a script chose this provisioner itself."""
         return ""
 
-    def adoption(self, kernel_id: str) -> None:
+    def adoption(self, kernel_id: str) -> SuspendedKernel | None:
         """Return nothing: kernels of scripts end with them."""
-        return
+        return None
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
         """Return nothing: nobody takes the kernel over."""

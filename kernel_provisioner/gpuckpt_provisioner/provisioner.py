@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from jupyter_client.connect import LocalPortCache
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Bool
+from traitlets import Bool, Enum, List, Unicode, default
 
-from jupyter_gpuckpt import calls, door_secrets
+from jupyter_gpuckpt import calls, manager_secrets
 from jupyter_gpuckpt.config import GpuCkptDaemon
 from jupyter_gpuckpt.errors import (
     DaemonUnavailable,
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
     from jupyter_gpuckpt.client import Client
     from jupyter_gpuckpt.protocol import Kernel, Position, SuspendedKernel
+
+    from .launch_spec import OnLostLease
 
 _T = TypeVar("_T")
 
@@ -63,6 +65,36 @@ class GpuCkptProvisioner(LocalProvisioner):
         help="""Whether programs in kernels may use io_uring. A kernel cannot be saved while one does. Without it they fall back
         to epoll, as on the many systems where io_uring is switched off.""",
     ).tag(config=True)
+
+    gpu_lane = Bool(
+        False,
+        help="""Whether a library is loaded into kernels that takes GPU memory of 2 MB and more from the driver in a form that can
+        be handed to another process. A save then stops a kernel for less than a second, whatever its GPU memory. Programs in such
+        kernels cannot share GPU memory with other processes by CUDA IPC (`torch.multiprocessing` with tensors on the GPU). Default: whether
+        the environment variable JUPYTER_GPUCKPT_GPU_LANE is 1.""",
+    ).tag(config=True)
+
+    on_lost_lease = Enum(
+        ["auto", "continue", "pause"],
+        "auto",
+        help="""What is done with a kernel that runs here when another machine has taken its session over: `continue` lets it run on
+        as a branch, `pause` suspends it on this machine, and `jupyter gpuckpt resume` goes on with it as a branch. `auto`
+        continues kernels of a Jupyter server, whose users see it, and pauses those of scripts (papermill, nbclient), whose
+        results nobody may want twice.""",
+    ).tag(config=True)
+
+    keep_files = List(
+        Unicode(),
+        help="""Files that travel with snapshots, for resumes on machines where they are missing or others: patterns of paths that
+        are absolute, begin with `~/`, or are relative to the folder in which the kernel is started. `*` stands for any
+        characters, `/` as well, so `/*` is every file. A snapshot has those that match and that the kernel has open or mapped and
+        does not write to, programs and libraries too. A resumed kernel has such a file as it was; the files of the machine stay
+        as they are.""",
+    ).tag(config=True)
+
+    @default("gpu_lane")
+    def _default_gpu_lane(self) -> bool:
+        return os.environ.get("JUPYTER_GPUCKPT_GPU_LANE") == "1"
 
     #: Said once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
@@ -91,7 +123,7 @@ class GpuCkptProvisioner(LocalProvisioner):
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
             return await super().pre_launch(**kwargs)
-        described = door_secrets.joined(self._saved.jupyter, self._saved.secrets)
+        described = manager_secrets.joined(self._saved.jupyter, self._saved.secrets)
         self._load_connection(described["connection_info"])
         return {"cmd": [], "env": kwargs.get("env", {})}
 
@@ -137,6 +169,9 @@ class GpuCkptProvisioner(LocalProvisioner):
             log_path=path,
             private_shm=self.private_shm,
             io_uring=self.io_uring,
+            gpu_lane=self.gpu_lane,
+            on_lost_lease=cast("OnLostLease", self.on_lost_lease),
+            keep_files=self.keep_files,
             own_ports=self._ports,
             jupyter=jupyter,
         )
@@ -171,11 +206,12 @@ class GpuCkptProvisioner(LocalProvisioner):
         return cast("KernelManager", self.parent)
 
     def _owner_here(self) -> KernelOwner:
-        """Return the server's owner where there is one, else one for this process."""
+        """Return the batch run's or the server's owner where there is one, else one for this process."""
         if self._owner is None:
             # The manager's parent is the multi kernel manager of a server; scripts have none.
             of_server = getattr(getattr(self.parent, "parent", None), "gpuckpt_owner", None)
-            self._owner = of_server or ScriptOwner(GpuCkptDaemon(parent=self).settings())
+            of_run = getattr(self.parent, "gpuckpt_owner", None)
+            self._owner = of_run or of_server or ScriptOwner(GpuCkptDaemon(parent=self).settings())
         return self._owner
 
     def _notice(self, error: GpuCkptError) -> None:
@@ -221,7 +257,7 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     def described_manager(self) -> dict[str, Any]:
         """Return what a later server's manager needs of this one's, without what is secret: the daemon has that."""
-        return door_secrets.parted(saved_manager(self._manager))[0]
+        return manager_secrets.parted(saved_manager(self._manager))[0]
 
     # ---- liveness ----------------------------------------------------------------------------------------------------
 

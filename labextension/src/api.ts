@@ -15,8 +15,10 @@ import type {
   IComparison,
   IErrorRecord,
   IKernel,
+  INotice,
   IOperation,
   IProgress,
+  IShutDown,
   ISnapshot,
   IStore,
   IVerification,
@@ -30,7 +32,7 @@ const NAMESPACE = 'api/gpuckpt';
 /** How long the server may hold one question about an operation. */
 const WAIT_SECONDS = 20;
 
-/** The same where somebody watches its progress. */
+/** The same while a user watches its progress. */
 const WATCH_SECONDS = 1;
 
 /** How often, and how many seconds apart, a lost server is asked again about an operation. */
@@ -59,6 +61,12 @@ export class GpuCkptError extends Error implements IErrorRecord {
 
   /** The operation was cancelled, e.g. a save by a suspend; the server's word. */
   static readonly CANCELLED = 'operation_cancelled';
+
+  /** Another machine runs the session. */
+  static readonly SESSION_HELD = 'session_held';
+
+  /** Another machine has taken the session over. */
+  static readonly SESSION_LOST = 'session_lost';
 }
 
 /**
@@ -141,6 +149,26 @@ export class GpuCkptApi {
     };
   }
 
+  /** Ask a running operation to stop and to undo what it did. */
+  cancel(operationId: string): Promise<IOperation> {
+    return this._send('POST', at`operations/${operationId}/cancel`, {});
+  }
+
+  /** Keep an idle kernel from being suspended for now. */
+  keepRunning(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/keep_running`, {});
+  }
+
+  /** The kernels whose shutdown can be undone. */
+  async shutDowns(): Promise<IShutDown[]> {
+    return (await this._get<{ kernels: IShutDown[] }>('shut_down')).kernels;
+  }
+
+  /** Take a kernel's shutdown back. */
+  undoShutdown(kernelId: string): Promise<JSONObject> {
+    return this._send('POST', at`kernels/${kernelId}/undo_shutdown`, {});
+  }
+
   /** Wait until an operation has ended; a server that is away for a while (a restart) is asked again. */
   async finish(
     operation: IOperation,
@@ -200,13 +228,13 @@ export class GpuCkptApi {
     return this._send('POST', at`snapshots/${snapshotId}/verify`, {});
   }
 
-  /** Where a browser downloads a snapshot. */
-  exportUrl(snapshotId: string): string {
-    const path = at`snapshots/${snapshotId}/export`;
+  /** Where a browser downloads a snapshot; `name`: that of the file, without its suffix. */
+  exportUrl(snapshotId: string, name: string): string {
+    const path = at`snapshots/${snapshotId}/export?name=${name}`;
     return URLExt.join(this._settings.baseUrl, NAMESPACE, path);
   }
 
-  /** Put what was exported into the store. */
+  /** Import an exported archive into the store. */
   async import(file: Blob): Promise<void> {
     await request<JSONValue>(
       'snapshots/import',
@@ -219,7 +247,7 @@ export class GpuCkptApi {
     );
   }
 
-  /** What became since a snapshot of the files that its kernel had open. */
+  /** The changes since a snapshot of the files that its kernel had open. */
   changes(snapshotId: string): Promise<IChanges> {
     return this._get(at`snapshots/${snapshotId}/changes`);
   }
@@ -235,23 +263,38 @@ export class GpuCkptApi {
     return (await this._get<{ remotes: IRemote[] }>('remotes')).remotes;
   }
 
-  /** What lies in a remote. */
+  /** The snapshots in a remote, by session. */
   farSessions(remote: string): Promise<IFarListing> {
     return this._get(at`remotes/${remote}/sessions`);
   }
 
-  /** What a fetch would move, and what keeps the kernel from being resumed here. */
+  /** The size of a fetch, and the obstacles to resuming the kernel here. */
   fetchEstimate(place: IFarPlace): Promise<IFetchEstimate> {
     return this._get(`${farPath(place)}${at`?session_id=${place.sessionId}`}`);
   }
 
-  /** Start bringing a snapshot here; with `force` although it could not be resumed here. */
-  fetch(place: IFarPlace, force: boolean): Promise<IOperation> {
-    const body = { session_id: place.sessionId, force };
+  /**
+   * Start bringing a snapshot here; with `force` although it could not be resumed here, with `takeOver` although another machine
+   * may run its session.
+   */
+  fetch(
+    place: IFarPlace,
+    force: boolean,
+    takeOver = false
+  ): Promise<IOperation> {
+    const body: JSONObject = { session_id: place.sessionId, force };
+    if (takeOver) {
+      body.take_over = true;
+    }
     return this._send('POST', `${farPath(place)}/fetch`, body);
   }
 
-  /** What the store holds. */
+  /** The notices that this machine will go. */
+  async notices(): Promise<INotice[]> {
+    return (await this._get<{ notices: INotice[] }>('notices')).notices;
+  }
+
+  /** The disk use of the store. */
   store(): Promise<IStore> {
     return this._get('store');
   }

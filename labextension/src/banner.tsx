@@ -1,16 +1,16 @@
 // The notice above a notebook whose kernel is suspended.
 
-import { ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
+import { FittedBanner } from './fitted-banner';
 import { suspendIcon } from './icons';
 import { kernelIdOf, watchKernel } from './notebooks';
 import { suspendedTexts } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
-export class SuspendedBanner extends ReactWidget {
+export class SuspendedBanner extends FittedBanner {
   constructor(
     private readonly _panel: NotebookPanel,
     private readonly _states: IKernelStates,
@@ -20,7 +20,7 @@ export class SuspendedBanner extends ReactWidget {
     private readonly _trans: TranslationBundle
   ) {
     super();
-    this.addClass('jp-GpuCkptBanner');
+    this.addClass('jp-GpuCkptSuspended');
     watchKernel(_panel, _states, () => this._follow());
     _settings.changed.connect(this._follow, this);
   }
@@ -37,7 +37,7 @@ export class SuspendedBanner extends ReactWidget {
       return null;
     }
     return (
-      <>
+      <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <suspendIcon.react tag="span" stylesheet="menuItem" aria-hidden />
         <span role="status" className="jp-GpuCkptBanner-text">
           {suspendedTexts(kernel, trans).join(' ')}
@@ -63,7 +63,7 @@ export class SuspendedBanner extends ReactWidget {
         >
           {trans.__('History')}
         </button>
-      </>
+      </div>
     );
   }
 

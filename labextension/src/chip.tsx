@@ -15,6 +15,18 @@ import {
 } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
+/** What is wrong with the connection to a kernel, or that it is being restarted; null: its state counts. */
+function connectionLabel(
+  panel: NotebookPanel,
+  trans: TranslationBundle
+): string | null {
+  const kernel = panel.sessionContext.session?.kernel;
+  if (kernel && kernel.connectionStatus !== 'connected') {
+    return trans.__('Connecting');
+  }
+  return kernel?.status.endsWith('restarting') ? trans.__('Restarting') : null;
+}
+
 export class StateChip extends ReactWidget {
   constructor(
     private readonly _panel: NotebookPanel,
@@ -41,12 +53,14 @@ export class StateChip extends ReactWidget {
     }
     const trans = this._trans;
     const { operation, managed, state } = kernel;
-    const label = managed ? stateLabel(state, trans) : trans.__('No snapshots');
+    const label =
+      connectionLabel(this._panel, trans) ??
+      (managed ? stateLabel(state, trans) : trans.__('Cannot be saved'));
     const percent = operation && percentOf(operation.progress);
     const caption = [
       stateCaption(kernel, trans),
       usageTexts(kernel, trans).join(', '),
-      operation ? progressText(operation.progress) : ''
+      operation ? progressText(operation.progress, trans) : ''
     ];
     return (
       <>

@@ -1,4 +1,4 @@
-// A button that runs a command, and says why where it cannot.
+// A button that runs a command, or shows why it cannot.
 
 import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -11,8 +11,10 @@ export function CommandButton(props: {
   args: ReadonlyPartialJSONObject;
   icon?: LabIcon;
   label: string;
+  /** The kernel or snapshot, where there is such a button for each. */
+  about?: string;
 }): JSX.Element | null {
-  const { commands, id, args, icon, label } = props;
+  const { commands, id, args, icon, label, about } = props;
   if (!commands.isVisible(id, args)) {
     return null;
   }
@@ -23,6 +25,7 @@ export function CommandButton(props: {
       type="button"
       className="jp-GpuCkptAction"
       aria-disabled={!isEnabled}
+      aria-label={about && `${label}: ${about}`}
       title={commands.caption(id, args)}
       onClick={() => isEnabled && void commands.execute(id, args)}
     >

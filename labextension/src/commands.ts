@@ -65,25 +65,27 @@ const needed: Partial<Record<Action, OperationKind>> = {
 /** The names of the actions. */
 export function actionLabel(action: Action, trans: TranslationBundle): string {
   const labels: Record<Action, string> = {
-    save: trans.__('Save Session'),
-    saveAs: trans.__('Save Session As…'),
-    suspend: trans.__('Suspend Session'),
-    resume: trans.__('Resume Session'),
-    park: trans.__('Park GPU'),
-    branch: trans.__('Branch Session'),
-    history: trans.__('Session History')
+    save: trans.__('Save Snapshot'),
+    saveAs: trans.__('Save Snapshot As…'),
+    suspend: trans.__('Suspend Kernel'),
+    resume: trans.__('Resume Kernel'),
+    park: trans.__('Park Kernel (Free GPU Memory)'),
+    branch: trans.__('Branch into a New Notebook'),
+    history: trans.__('Snapshot History')
   };
   return labels[action];
 }
 
 function actionCaption(action: Action, trans: TranslationBundle): string {
   const captions: Record<Action, string> = {
-    save: trans.__('Save the kernel’s memory and carry on'),
-    saveAs: trans.__('Save under a name, so that the snapshot stays'),
-    suspend: trans.__('Save the kernel’s memory and stop its process'),
-    resume: trans.__('Bring the kernel back'),
-    park: trans.__('Move GPU memory to main memory until the next cell'),
-    branch: trans.__('Start a second kernel with this state, in a copy'),
+    save: trans.__('Save a snapshot (kernel keeps running)'),
+    saveAs: trans.__('Save a snapshot with a name, which pins it'),
+    suspend: trans.__('Save the kernel to disk and free its memory and GPU'),
+    resume: trans.__('Continue the kernel where it was suspended'),
+    park: trans.__('Move GPU memory to RAM until the next cell'),
+    branch: trans.__(
+      'Start a second kernel with this state, in a copy of the notebook'
+    ),
     history: trans.__('Show the snapshots of this kernel')
   };
   return captions[action];

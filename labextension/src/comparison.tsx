@@ -30,7 +30,7 @@ function Comparison(props: {
   const rows = [
     ...changed.map(row => ({ ...row, what: trans.__('changed') })),
     ...added.map(now => row(now.name, null, now, trans.__('new'))),
-    ...removed.map(then => row(then.name, then, null, trans.__('gone')))
+    ...removed.map(then => row(then.name, then, null, trans.__('deleted')))
   ];
   return (
     <div className="jp-GpuCkptDialog">
@@ -56,17 +56,11 @@ function Comparison(props: {
           </tbody>
         </table>
       ) : (
-        <p>{trans.__('No variable is known to have changed.')}</p>
+        <p>{trans.__('No variables changed.')}</p>
       )}
-      <p>
-        {trans._n(
-          '%1 variable is as it was.',
-          '%1 variables are as they were.',
-          same
-        )}
-      </p>
+      <p>{trans._n('%1 unchanged', '%1 unchanged', same)}</p>
       {unknown.length > 0 ? (
-        <p>{trans.__('Not comparable: %1', unknown.join(', '))}</p>
+        <p>{trans.__('Could not be compared: %1', unknown.join(', '))}</p>
       ) : null}
     </div>
   );

@@ -8,9 +8,9 @@ export interface IUpload {
   /** `waiting` also while it is tried again. */
   state: 'waiting' | 'uploading' | 'uploaded' | 'failed';
   done_bytes: number;
-  /** At most what has to be sent. */
+  /** An upper bound of the bytes to be sent. */
   total_bytes: number;
-  /** Why it failed; of one that is waiting, what the last attempt failed with. */
+  /** The error of a failed upload, or of the last attempt of a waiting one. */
   error: IErrorRecord | null;
 }
 
@@ -34,13 +34,15 @@ export interface IFarSnapshot {
   here: boolean;
 }
 
-/** What a remote has of one notebook: its snapshots, newest first. */
+/** The snapshots of one notebook in a remote, newest first. */
 export interface IFarSession {
   session_id: string;
   host_name: string;
   /** Relative to the root of its server. */
   path: string;
   title: string;
+  /** The machine that has the right to run it, whether it lives or not; older servers do not say it. */
+  leased_to?: string;
   snapshots: IFarSnapshot[];
 }
 

@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import type { IFetchEstimate, IUpload } from './far-protocol';
 import { formatAge, formatBytes, formatShare, nameOfPath } from './format';
+import type { ISnapshot } from './protocol';
 import type { IFarChoice } from './remotes';
 import { explain } from './texts';
 
@@ -63,6 +64,22 @@ export function uploadCaption(
   return [texts[state] ?? remote, ...reason].join(' ');
 }
 
+/** Where a snapshot's content is, and how far its uploads are; '' where it goes to no remote. */
+export function uploadsCaption(
+  { uploads, far_only }: Pick<ISnapshot, 'uploads' | 'far_only'>,
+  trans: TranslationBundle
+): string {
+  const found = uploads.map(upload => uploadCaption(upload, trans));
+  if (far_only !== null) {
+    found.unshift(
+      far_only
+        ? trans.__('Stored only in %1. Resuming downloads it.', far_only)
+        : trans.__('Stored only in a remote. Resuming downloads it.')
+    );
+  }
+  return found.join('\n');
+}
+
 /** The name that the user knows a far session by. */
 export function farTitle(
   { session, snapshot }: IFarChoice,
@@ -78,11 +95,11 @@ export function movedText(
 ): string {
   return here_bytes > 0
     ? trans.__(
-        '%1 to fetch, %2 are on this machine already.',
+        '%1 to download; %2 already on this machine.',
         formatBytes(move_bytes),
         formatBytes(here_bytes)
       )
-    : trans.__('%1 to fetch.', formatBytes(move_bytes));
+    : trans.__('%1 to download.', formatBytes(move_bytes));
 }
 
 /** Where and when a snapshot was taken, and how much memory its kernel needs. */

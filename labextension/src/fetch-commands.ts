@@ -5,10 +5,11 @@ import type { CommandRegistry } from '@lumino/commands';
 
 import type { GpuCkptApi } from './api';
 import { GpuCkptError } from './api';
-import type { IFarPlace, IFetchEstimate } from './far-protocol';
+import type { IFarPlace, IFarSession, IFetchEstimate } from './far-protocol';
 import { farTitle } from './far-texts';
 import { tellFailure } from './notices';
 import type { Operations } from './operations';
+import type { IOperation } from './protocol';
 
 export const fetchCommandId = 'gpuckpt:fetch-snapshot';
 
@@ -71,11 +72,9 @@ export class FetchActions {
     const { remote } = place;
     const name = farTitle({ remote, session, snapshot }, this._trans);
     const force = obstacles.length > 0;
-    const fetched = await this._operations.fetch(
-      this._api.fetch(place, force),
-      name
-    );
-    if (fetched === null || force) {
+    const started = await this._begin(place, force, name, session);
+    const fetched = started && (await this._operations.fetch(started(), name));
+    if (!fetched || force) {
       return;
     }
     const resumed = await this._operations.resumeInto(
@@ -87,6 +86,31 @@ export class FetchActions {
     if (resumed?.path) {
       this._openNotebook(resumed.path);
     }
+  }
+
+  /** Ask the server to begin; null if another machine runs the session and the user leaves it there. */
+  private async _begin(
+    place: IFarPlace,
+    force: boolean,
+    name: string,
+    { leased_to }: IFarSession
+  ): Promise<(() => Promise<IOperation>) | null> {
+    const started = this._api.fetch(place, force);
+    try {
+      await started;
+    } catch (error) {
+      const isHeld =
+        error instanceof GpuCkptError &&
+        error.code === GpuCkptError.SESSION_HELD;
+      if (isHeld) {
+        const { mayTakeOver } = await import('./fetch-dialog');
+        return (await mayTakeOver(name, leased_to ?? '', this._trans))
+          ? () => this._api.fetch(place, force, true)
+          : null;
+      }
+    }
+    // A failure is told with the operation's others.
+    return () => started;
   }
 
   private async _estimate(place: IFarPlace): Promise<IFetchEstimate | null> {

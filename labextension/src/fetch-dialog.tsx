@@ -61,6 +61,26 @@ export async function mayFetch(
   return button.accept;
 }
 
+/** Ask whether a session is resumed here although another machine may still run it. */
+export async function mayTakeOver(
+  name: string,
+  machine: string,
+  trans: TranslationBundle
+): Promise<boolean> {
+  const { button } = await showDialog({
+    title: trans.__('Take over %1?', name),
+    body: trans.__(
+      'The machine %1 may still run it. What it does from now on is kept as a separate session.',
+      machine || trans.__('that has it')
+    ),
+    buttons: [
+      Dialog.cancelButton(),
+      Dialog.warnButton({ label: trans.__('Take Over') })
+    ]
+  });
+  return button.accept;
+}
+
 function Sentences(props: { texts: string[] }): JSX.Element {
   return (
     <ul className="jp-GpuCkptDialog-files">

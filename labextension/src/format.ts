@@ -33,14 +33,23 @@ export function formatAge(time: number): string {
 
 /** A time: today's by the clock, others with their date. */
 export function formatMoment(time: number): string {
+  return formatted(time, 'short');
+}
+
+function formatted(time: number, timeStyle: 'short' | 'medium'): string {
   const moment = new Date(time * 1000);
   const language = document.documentElement.lang || 'en';
   const today = moment.toDateString() === new Date().toDateString();
-  const form: Intl.DateTimeFormatOptions = { timeStyle: 'short' };
+  const form: Intl.DateTimeFormatOptions = { timeStyle };
   return new Intl.DateTimeFormat(
     language,
     today ? form : { ...form, dateStyle: 'medium' }
   ).format(moment);
+}
+
+/** A time to the second, by which two that follow each other are told apart. */
+export function formatInstant(time: number): string {
+  return formatted(time, 'medium');
 }
 
 /** A share of a whole: "64%". */

@@ -7,22 +7,28 @@ import type {
 import { ILayoutRestorer } from '@jupyterlab/application';
 import { ICommandPalette, IToolbarWidgetRegistry } from '@jupyterlab/apputils';
 import { IFileBrowserFactory } from '@jupyterlab/filebrowser';
+import { ILauncher } from '@jupyterlab/launcher';
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import { INotebookTracker } from '@jupyterlab/notebook';
 import { IRunningSessionManagers } from '@jupyterlab/running';
-import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 
-import { GpuCkptApi, GpuCkptError } from './api';
+import { GpuCkptApi } from './api';
 import { SuspendedBanner } from './banner';
 import { StateChip } from './chip';
 import { actions, addCommands, commandIds } from './commands';
 import { addFetchCommand, FetchActions } from './fetch-commands';
+import { followIdleKernels } from './idle-notice';
 import { KernelActions } from './kernel-actions';
+import { followState } from './kernel-indicator';
 import { KeptOutput } from './kept-output';
-import { KernelStates } from './model';
+import { LostSessionBanner } from './lost-session';
+import { MachineNotices } from './machine-notices';
+import { NoticeBanner } from './notice-banner';
 import { Operations } from './operations';
+import type { IKernel } from './protocol';
+import { settings, snapshots, states } from './providers';
 import { askAgainAfterOutages } from './reconnection';
 import { Remotes } from './remotes';
 import { SuspendedKernels } from './running';
@@ -30,88 +36,19 @@ import { SessionButton } from './session-button';
 import { SessionsPanel } from './sessions-panel';
 import { SnapshotActions } from './snapshot-actions';
 import { addSnapshotCommands, importCommandId } from './snapshot-commands';
-import { Snapshots } from './snapshots';
 import { OperationStatus } from './status';
 import { Targets } from './targets';
 import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
-import { UserSettings } from './user-settings';
+import { Undo } from './undo';
+import { addWelcomeCard } from './welcome';
 
 export { IKernelStates, ISnapshots, IUserSettings } from './tokens';
 
 /** The domain of all translations. */
 const DOMAIN = 'jupyter_gpuckpt';
 
-/** Opens the panel, where `kernelId` says, at that kernel. */
+/** Opens the panel, at the kernel `kernelId` if it is given. */
 const SHOW_SESSIONS = 'gpuckpt:show-sessions';
-
-const states: JupyterFrontEndPlugin<IKernelStates> = {
-  id: 'jupyter-gpuckpt:states',
-  description: 'Knows the state of every kernel under the engine.',
-  autoStart: true,
-  optional: [INotebookTracker],
-  provides: IKernelStates,
-  activate: (app: JupyterFrontEnd, tracker: INotebookTracker | null) => {
-    const { events, kernels, serverSettings } = app.serviceManager;
-    const api = new GpuCkptApi(serverSettings);
-    const states = new KernelStates(api, events.stream);
-    askAgainAfterOutages(app.serviceManager, async () => {
-      await states.refreshAll();
-      return states.problem('')?.code !== GpuCkptError.UNREACHABLE;
-    });
-    // The end of a kernel that may still be called back is no event.
-    kernels.runningChanged.connect((_, models) => {
-      const listed = new Set(models.map(({ id }) => id));
-      if (states.all().some(({ kernel_id }) => !listed.has(kernel_id))) {
-        void states.refreshAll();
-      }
-    });
-    // A (re)connected kernel may be new, and events may have been lost with the connection.
-    tracker?.widgetAdded.connect((_, { sessionContext }) => {
-      sessionContext.connectionStatusChanged.connect((_, status) => {
-        const kernelId = sessionContext.session?.kernel?.id;
-        if (status === 'connected' && kernelId) {
-          void states.refresh(kernelId);
-        }
-      });
-    });
-    return states;
-  }
-};
-
-const snapshots: JupyterFrontEndPlugin<ISnapshots> = {
-  id: 'jupyter-gpuckpt:snapshots',
-  description: 'Knows the snapshots of the user.',
-  autoStart: true,
-  provides: ISnapshots,
-  activate: (app: JupyterFrontEnd) => {
-    const { events, serverSettings } = app.serviceManager;
-    const api = new GpuCkptApi(serverSettings);
-    const snapshots = new Snapshots(api, events.stream);
-    askAgainAfterOutages(app.serviceManager, async () => {
-      if (snapshots.list !== null) {
-        await snapshots.refresh();
-      }
-      return snapshots.problem?.code !== GpuCkptError.UNREACHABLE;
-    });
-    return snapshots;
-  }
-};
-
-const settings: JupyterFrontEndPlugin<IUserSettings> = {
-  id: 'jupyter-gpuckpt:settings',
-  description: 'Reads what the user has chosen.',
-  autoStart: true,
-  optional: [ISettingRegistry],
-  provides: IUserSettings,
-  activate: (_: JupyterFrontEnd, registry: ISettingRegistry | null) => {
-    const settings = new UserSettings();
-    registry?.load('jupyter-gpuckpt:settings').then(
-      loaded => settings.follow(loaded),
-      reason => console.warn('The defaults are used:', reason)
-    );
-    return settings;
-  }
-};
 
 const commands: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:commands',
@@ -139,18 +76,42 @@ const commands: JupyterFrontEndPlugin<void> = {
     const operations = new Operations(states, settings, trans);
     const openNotebook = (path: string) =>
       void commands.execute('docmanager:open', { path });
+    const panelAt = (path: string) =>
+      tracker?.find(({ context }) => context.path === path);
+    const saveNotebook = async (path: string) => {
+      const context = panelAt(path)?.context;
+      if (context?.model.dirty) {
+        // JupyterLab says by itself why it failed.
+        await context.save().catch(() => undefined);
+      }
+      return !context?.model.dirty;
+    };
+    const reconnect = (path: string, id: string) => {
+      const panel = panelAt(path);
+      if (panel) {
+        void panel.sessionContext.changeKernel({ id });
+      } else if (path.endsWith('.ipynb')) {
+        openNotebook(path);
+      }
+    };
+    const undo = new Undo(snapshots.api, operations, reconnect, trans);
+    undo.follow(serviceManager.events.stream);
+    followIdleKernels(states, snapshots.api, operations, trans);
     const kernelActions = new KernelActions(
       states,
       operations,
       settings,
       kernelId => void commands.execute(SHOW_SESSIONS, { kernelId }),
       openNotebook,
+      saveNotebook,
       trans
     );
     const selectedPath = () =>
       files?.tracker.currentWidget?.selectedItems().next().value?.path ?? null;
     const { sessions } = serviceManager;
     const targets = new Targets(states, tracker, sessions, selectedPath, trans);
+    const isBusy = (path: string) =>
+      [...sessions.running()].some(session => session.path === path);
     const notify = addCommands(commands, targets, states, kernelActions, trans);
     tracker?.currentChanged.connect(notify);
     tracker?.widgetAdded.connect((_, panel) => {
@@ -158,16 +119,25 @@ const commands: JupyterFrontEndPlugin<void> = {
     });
     const snapshotActions = new SnapshotActions(
       snapshots,
+      states,
       operations,
       kernelActions,
+      undo,
       settings,
       trans
     );
-    addSnapshotCommands(commands, snapshots, states, snapshotActions, trans);
+    addSnapshotCommands(
+      commands,
+      snapshots,
+      states,
+      isBusy,
+      snapshotActions,
+      trans
+    );
     const fetchActions = new FetchActions(
       snapshots.api,
       operations,
-      path => [...sessions.running()].some(session => session.path === path),
+      isBusy,
       openNotebook,
       trans
     );
@@ -211,7 +181,8 @@ const toolbar: JupyterFrontEndPlugin<void> = {
 
 const banner: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:banner',
-  description: 'Shows a notice above notebooks whose kernel is suspended.',
+  description:
+    'Says above notebooks that a kernel is suspended, was taken over, or that the machine will be shut down.',
   autoStart: true,
   requires: [INotebookTracker, IKernelStates, IUserSettings],
   optional: [ITranslator],
@@ -223,10 +194,24 @@ const banner: JupyterFrontEndPlugin<void> = {
     translator: ITranslator | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
-    const { commands } = app;
+    const { commands, serviceManager } = app;
+    const { events, serverSettings } = serviceManager;
+    const api = new GpuCkptApi(serverSettings);
+    const notices = new MachineNotices(api, events.stream);
+    askAgainAfterOutages(serviceManager, () => notices.refresh());
     tracker.widgetAdded.connect((_, panel) => {
+      followState(panel, states);
       const execute = (id: string) =>
         void commands.execute(id, { panelId: panel.id });
+      panel.contentHeader.addWidget(new NoticeBanner(notices, trans));
+      panel.contentHeader.addWidget(
+        new LostSessionBanner(
+          panel,
+          states,
+          () => void commands.execute('docmanager:save-as'),
+          trans
+        )
+      );
       panel.contentHeader.addWidget(
         new SuspendedBanner(
           panel,
@@ -270,6 +255,8 @@ const panel: JupyterFrontEndPlugin<void> = {
       trans
     });
     tracker?.currentChanged.connect(() => panel.update());
+    // What can be restored depends on which notebooks have a kernel.
+    app.serviceManager.sessions.runningChanged.connect(() => panel.update());
     shell.add(panel, 'left', { rank: 350, type: 'Sessions' });
     restorer?.add(panel, panel.id);
     commands.addCommand(SHOW_SESSIONS, {
@@ -300,17 +287,18 @@ const running: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:running',
   description: 'Lists suspended kernels in the Running panel.',
   autoStart: true,
-  requires: [IRunningSessionManagers, IKernelStates],
-  optional: [ITranslator],
+  requires: [IKernelStates],
+  // Not every application has a list of what runs.
+  optional: [IRunningSessionManagers, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    managers: IRunningSessionManagers,
     states: IKernelStates,
+    managers: IRunningSessionManagers | null,
     translator: ITranslator | null
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { commands, serviceManager } = app;
-    managers.add(
+    managers?.add(
       new SuspendedKernels(
         states,
         serviceManager,
@@ -322,18 +310,46 @@ const running: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const welcome: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpuckpt:welcome',
+  description: 'Leads from the launcher back to suspended kernels.',
+  autoStart: true,
+  requires: [IKernelStates],
+  optional: [ILauncher, ITranslator],
+  activate: (
+    app: JupyterFrontEnd,
+    states: IKernelStates,
+    launcher: ILauncher | null,
+    translator: ITranslator | null
+  ) => {
+    const trans = (translator ?? nullTranslator).load(DOMAIN);
+    const { commands } = app;
+    if (launcher) {
+      const open = (kernel: IKernel | null) =>
+        void (kernel?.path.endsWith('.ipynb')
+          ? commands.execute('docmanager:open', { path: kernel.path })
+          : commands.execute(SHOW_SESSIONS, {}));
+      addWelcomeCard(launcher, commands, states, open, trans);
+    }
+  }
+};
+
 const status: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:status',
   description: 'Shows the operation in flight in the status bar.',
   autoStart: true,
-  requires: [IStatusBar, IKernelStates],
-  optional: [ITranslator],
+  requires: [IKernelStates],
+  // Notebook 7 has none.
+  optional: [IStatusBar, ITranslator],
   activate: (
     app: JupyterFrontEnd,
-    statusBar: IStatusBar,
     states: IKernelStates,
+    statusBar: IStatusBar | null,
     translator: ITranslator | null
   ) => {
+    if (statusBar === null) {
+      return;
+    }
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { commands } = app;
     const item = new OperationStatus(
@@ -370,6 +386,7 @@ const plugins: JupyterFrontEndPlugin<unknown>[] = [
   banner,
   panel,
   running,
+  welcome,
   status,
   output
 ];

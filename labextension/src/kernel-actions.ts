@@ -1,4 +1,4 @@
-// What the commands on a kernel do, with the questions that the user wants to be asked before.
+// The actions of the commands on a kernel, with their confirmation dialogs.
 
 import { Dialog, InputDialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -16,6 +16,8 @@ export class KernelActions {
     private readonly _settings: IUserSettings,
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
+    /** Writes the notebook at a path to disk if it is open and has changes; gives false if that failed. */
+    private readonly _saveNotebook: (path: string) => Promise<boolean>,
     private readonly _trans: TranslationBundle
   ) {}
 
@@ -50,16 +52,32 @@ export class KernelActions {
     }
   }
 
-  /** Start a second kernel from a snapshot and show its notebook. */
+  /** Start a second kernel from a snapshot and show its notebook: a copy of that at `path`, which is saved first. */
   async branchFrom(
     snapshotId: string,
-    name: string
+    name: string,
+    path: string
   ): Promise<IOperation | null> {
+    if (!(await this._saveNotebook(path))) {
+      return null;
+    }
     const operation = await this._operations.branch(snapshotId, name);
     if (operation?.path) {
       this._openNotebook(operation.path);
     }
     return operation;
+  }
+
+  /** Resume a snapshot of a kernel that has ended into its own notebook, and show it. */
+  async resumeInto(
+    snapshotId: string,
+    path: string,
+    name: string
+  ): Promise<void> {
+    const resumed = await this._operations.resumeInto(path, snapshotId, name);
+    if (resumed?.path) {
+      this._openNotebook(resumed.path);
+    }
   }
 
   private async _saveAs(
@@ -68,13 +86,13 @@ export class KernelActions {
   ): Promise<IOperation | null> {
     const trans = this._trans;
     const { button, value } = await InputDialog.getText({
-      title: trans.__('Save the Session of %1', name),
-      label: trans.__('Name of the snapshot; one with a name is kept'),
+      title: trans.__('Save a Snapshot of %1', name),
+      label: trans.__('Name (named snapshots are pinned)'),
       okLabel: trans.__('Save')
     });
     return button.accept
       ? this._operations.run('save', kernelId, name, {
-          name: value?.trim() ?? ''
+          body: { name: value?.trim() ?? '' }
         })
       : null;
   }
@@ -84,7 +102,7 @@ export class KernelActions {
     const { button } = await showDialog({
       title: trans.__('Suspend %1?', name),
       body: trans.__(
-        'Its kernel is saved and its process ends, so that memory and GPU are free. Running a cell brings it back.'
+        'The kernel is saved to disk and its memory and GPU are freed. Running a cell resumes it.'
       ),
       buttons: [
         Dialog.cancelButton(),
@@ -105,6 +123,8 @@ export class KernelActions {
       ? kernel.snapshot_id
       : (await this._operations.run('save', kernelId, name))?.result
           ?.snapshot_id;
-    return snapshotId ? this.branchFrom(snapshotId, name) : null;
+    return snapshotId
+      ? this.branchFrom(snapshotId, name, kernel?.path ?? '')
+      : null;
   }
 }

@@ -1,4 +1,4 @@
-// A live kernel in the panel: what it uses, what can be done to it, and its snapshots.
+// A live kernel in the panel: its resources, its actions and its snapshots.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { caretDownIcon, caretRightIcon } from '@jupyterlab/ui-components';
@@ -20,7 +20,7 @@ import {
 } from './texts';
 import { Timeline } from './timeline';
 
-/** What has a button of its own. */
+/** The commands that have their own buttons. */
 type Main = 'save' | 'suspend' | 'resume';
 
 interface IProps {
@@ -43,6 +43,13 @@ export function KernelCard(props: IProps): JSX.Element {
       card.current?.querySelector('button')?.focus();
     }
   }, [revealed]);
+  // Snapshots that come later push it out of sight.
+  const isLoaded = context.snapshots.list !== null;
+  React.useEffect(() => {
+    if (revealed) {
+      card.current?.scrollIntoView({ block: 'nearest' });
+    }
+  }, [isLoaded]);
 
   const name = kernelName(kernel, trans);
   const args = { kernelId: kernel.kernel_id };
@@ -89,7 +96,7 @@ export function KernelCard(props: IProps): JSX.Element {
         >
           {kernel.managed
             ? stateLabel(kernel.state, trans)
-            : trans.__('No snapshots')}
+            : trans.__('Cannot be saved')}
         </span>
         {kernel.managed ? (
           <MenuButton label={trans.__('More for %1', name)} open={showMenu} />
@@ -119,12 +126,14 @@ export function KernelCard(props: IProps): JSX.Element {
               args={args}
               icon={icons[action]}
               label={labels[action]}
+              about={name}
             />
           ))}
           {kernel.path.endsWith('.ipynb') ? (
             <button
               type="button"
               className="jp-GpuCkptAction"
+              aria-label={trans.__('Open %1', name)}
               onClick={() => openNotebook(kernel.path)}
             >
               {trans.__('Open')}
@@ -155,7 +164,7 @@ function OperationBar(props: {
   trans: TranslationBundle;
 }): JSX.Element {
   const { operation, name, trans } = props;
-  const text = progressText(operation.progress);
+  const text = progressText(operation.progress, trans);
   return (
     <div className="jp-GpuCkptProgress">
       <progress

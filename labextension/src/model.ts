@@ -124,6 +124,13 @@ export class KernelStates implements IKernelStates, IDisposable {
     }
   }
 
+  async cancel(kernelId: string): Promise<void> {
+    const operation = this._kernels.get(kernelId)?.operation;
+    if (operation) {
+      await this._api.cancel(operation.operation_id);
+    }
+  }
+
   async finish(
     started: Promise<IOperation>,
     onProgress?: (progress: IProgress) => void

@@ -19,7 +19,7 @@ export async function editNote(
     focusNodeSelector: 'textarea',
     buttons: [
       Dialog.cancelButton(),
-      Dialog.okButton({ label: trans.__('Keep') })
+      Dialog.okButton({ label: trans.__('Save') })
     ]
   });
   return button.accept ? (value ?? '').trim() : null;

@@ -1,4 +1,4 @@
-// What the plugins ask of an open notebook.
+// Queries of open notebooks for the plugins.
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
 
@@ -26,10 +26,13 @@ export function watchKernel(
     }
   };
   states.changed.connect(onChanged);
-  panel.sessionContext.kernelChanged.connect(react);
+  const { kernelChanged, statusChanged, connectionStatusChanged } =
+    panel.sessionContext;
+  const signals = [kernelChanged, statusChanged, connectionStatusChanged];
+  signals.forEach(signal => signal.connect(react));
   panel.disposed.connect(() => {
     states.changed.disconnect(onChanged);
-    panel.sessionContext.kernelChanged.disconnect(react);
+    signals.forEach(signal => signal.disconnect(react));
   });
   react();
 }

@@ -6,9 +6,15 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { GpuCkptError } from './api';
 import { explain } from './texts';
 
+/** How long something can be undone from its notification, in milliseconds. */
+export const SHOW_UNDO = 30000;
+
 /** How long the end of an operation stays on the screen, in milliseconds. */
 const SHOW_SUCCESS = 8000;
 const SHOW_FAILURE = 30000;
+
+/** JupyterLab cuts the messages of notifications off after so many characters. */
+const LONGEST = 140;
 
 /** Say that something failed, with its hint; `id`: the notification of its progress, or ''. */
 export function tellFailure(
@@ -22,10 +28,20 @@ export function tellFailure(
     return;
   }
   const sentences = explain(error, trans);
-  conclude(id, `${headline}: ${sentences.join(' ')}`, 'error', [
-    // JupyterLab cuts long messages off, so that the hint may be seen there only.
+  conclude(id, failureText(headline, sentences), 'error', [
     detailsAction(headline, sentences, error, trans)
   ]);
+}
+
+/** The headline with cause and hint. Of what is too long the cause is cut, so that the hint is seen; both are in the details. */
+export function failureText(headline: string, sentences: string[]): string {
+  const [cause, ...hints] = sentences;
+  const hint = hints.join(' ');
+  const whole = `${headline}: ${[cause, hint].filter(Boolean).join(' ')}`;
+  const room = LONGEST - headline.length - hint.length - 4;
+  return whole.length <= LONGEST || room < 20
+    ? whole
+    : `${headline}: ${cause.slice(0, room).trimEnd()}… ${hint}`.trimEnd();
 }
 
 /** Say that something came with warnings, which a button shows. */

@@ -7,14 +7,26 @@ import type { JSONObject } from '@lumino/coreutils';
 import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
 import { conclude, tellFailure, tellWithDetails } from './notices';
+import { Pace } from './pace';
 import type { IEnd, IOperation, IProgress, OperationKind } from './protocol';
-import { doneText, failedText, progressText, startedText } from './texts';
+import {
+  doneText,
+  failedText,
+  leftText,
+  progressText,
+  startedText
+} from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
 /** What the server does by operations of other kinds. */
 const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
   branch: true,
   roll_back: true
+};
+
+const CAN_BE_CANCELED: Partial<Record<OperationKind, true>> = {
+  save: true,
+  suspend: true
 };
 
 export class Operations {
@@ -27,7 +39,7 @@ export class Operations {
   }
 
   /**
-   * Save, suspend, resume ... the kernel of the notebook `name`.
+   * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: what the notification of a success offers.
    *
    * @returns the operation, or null if it failed; the user has been told.
    */
@@ -35,12 +47,17 @@ export class Operations {
     kind: OperationKind,
     kernelId: string,
     name: string,
-    body?: JSONObject
+    { body, undo }: { body?: JSONObject; undo?: () => Promise<void> } = {}
   ): Promise<IOperation | null> {
-    return this._tell(kind, name, follow => {
-      follow(kernelId);
-      return this._states.run(kind, kernelId, body);
-    });
+    return this._tell(
+      kind,
+      name,
+      follow => {
+        follow(kernelId);
+        return this._states.run(kind, kernelId, body);
+      },
+      undo
+    );
   }
 
   /** Start a second kernel from a snapshot of the notebook `name`; as `run`. */
@@ -73,13 +90,19 @@ export class Operations {
     });
   }
 
+  /** Tell of the next operation on a kernel although this page does not ask for it. */
+  expect(kernelId: string): void {
+    this._expected.add(kernelId);
+  }
+
   private async _tell(
     kind: OperationKind,
     name: string,
     start: (
       follow: (kernelId: string) => void,
       show: (progress: IProgress) => void
-    ) => Promise<IOperation>
+    ) => Promise<IOperation>,
+    undo?: () => Promise<void>
   ): Promise<IOperation | null> {
     const trans = this._trans;
     const started = startedText(kind, name, trans);
@@ -88,14 +111,28 @@ export class Operations {
       ? ''
       : Notification.emit(started, 'in-progress', { autoClose: false });
     let followed = '';
-    const show = (progress: IProgress) => {
-      const message = [started, progressText(progress)].filter(Boolean);
-      Notification.update({ id, message: message.join(' ') });
+    const show = (progress: IProgress, left = '') => {
+      const message = [started, progressText(progress, trans), left];
+      Notification.update({ id, message: message.filter(Boolean).join(' ') });
+    };
+    const pace = new Pace();
+    const cancel: Notification.IAction = {
+      label: trans.__('Cancel'),
+      callback: event => {
+        // The notification stays for what becomes of it.
+        event.preventDefault();
+        // One that is over meanwhile is not there to be canceled.
+        void this._states.cancel(followed).catch(() => undefined);
+      }
     };
     const showProgress = () => {
       const operation = this._states.get(followed)?.operation;
       if (operation && (operation.kind === kind || kind in MADE_OF_OTHERS)) {
-        show(operation.progress);
+        const left = pace.of(operation)?.left ?? null;
+        show(operation.progress, leftText(left, trans));
+        if (kind in CAN_BE_CANCELED) {
+          Notification.update({ id, actions: [cancel] });
+        }
       }
     };
     this._states.changed.connect(showProgress);
@@ -103,7 +140,7 @@ export class Operations {
       const operation = await start(kernelId => {
         followed = kernelId;
       }, show);
-      this._tellSuccess(id, doneText(operation, name, trans), operation);
+      this._tellSuccess(id, doneText(operation, name, trans), operation, undo);
       return operation;
     } catch (error) {
       if (!(error instanceof GpuCkptError)) {
@@ -118,7 +155,8 @@ export class Operations {
   }
 
   private _tellOfOther(end: IEnd): void {
-    if (this._settings.choices.notifications !== 'all') {
+    const isExpected = this._expected.delete(end.kernel_id);
+    if (this._settings.choices.notifications !== 'all' && !isExpected) {
       return;
     }
     const name = nameOfPath(end.name, this._trans);
@@ -134,13 +172,24 @@ export class Operations {
   private _tellSuccess(
     id: string,
     message: string,
-    { result }: Pick<IOperation, 'result'>
+    { result }: Pick<IOperation, 'result'>,
+    undo?: () => Promise<void>
   ): void {
     const warnings = result?.warnings ?? [];
     if (warnings.length > 0) {
       tellWithDetails(id, message, warnings, this._trans);
     } else if (this._settings.choices.notifications !== 'failures') {
-      conclude(id, message, 'success');
+      conclude(
+        id,
+        message,
+        'success',
+        undo
+          ? [{ label: this._trans.__('Undo'), callback: () => void undo() }]
+          : []
+      );
     }
   }
+
+  /** The kernels of which the next operation is told. */
+  private readonly _expected = new Set<string>();
 }

@@ -91,6 +91,8 @@ export interface IKernel {
   /** Why it is not managed, or why a resume failed. */
   reason: string | null;
   hint: string | null;
+  /** The code of its last error. */
+  error_code: string | null;
   /** What a resume would use. */
   snapshot_id: string | null;
   /** The operation in flight. */
@@ -109,6 +111,12 @@ export interface IKernel {
   resume_seconds: number | null;
   /** What its snapshot holds while it is suspended. */
   suspended_bytes: number;
+  /** When it will be suspended because it is idle; null: not soon. */
+  suspends_at: number | null;
+  /** Whether a cell that is sent to it resumes it. */
+  cells_resume: boolean;
+  /** Whether it was suspended in the middle of a cell. */
+  cell_paused: boolean;
   /** The snapshot that it was branched from. */
   parent_snapshot_id: string | null;
 }
@@ -165,6 +173,8 @@ export interface ISnapshot {
   host_name: string;
   /** One for each remote to which it went, goes or is to go. */
   uploads: IUpload[];
+  /** The remote that alone has its content; empty: not known which. null: it is here. */
+  far_only: string | null;
 }
 
 /** What a user may change of a snapshot. */
@@ -234,11 +244,34 @@ export interface IStore {
   growth: { time: number; stored_bytes: number }[];
 }
 
+/** A kernel whose shutdown can be undone. */
+export interface IShutDown {
+  kernel_id: string;
+  kernel_name: string;
+  /** Of its notebook; empty if it had none. */
+  path: string;
+  ends_at: number;
+}
+
 /** A snapshot came, changed or went; it comes as an event. */
 export interface ISnapshotEvent {
   snapshot_id: string;
   kernel_id: string;
   change: 'added' | 'changed' | 'removed' | 'restored';
+}
+
+/** The machine of this server will go, or stays after all (`withdrawn`). */
+export interface INotice {
+  id: string;
+  kind:
+    'reclaim' | 'stop' | 'maintenance' | 'rebalance' | 'shutdown' | 'requested';
+  /** From when it was told; null: not known. */
+  seconds_left: number | null;
+  /** Whether snapshots on its disk can be read afterwards. */
+  disk_survives: boolean;
+  /** Whether kernels are being suspended for it. */
+  is_due: boolean;
+  withdrawn: boolean;
 }
 
 /** A kernel as the server tells it; an older server tells less. */
@@ -256,6 +289,7 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   managed: false,
   reason: null,
   hint: null,
+  error_code: null,
   snapshot_id: null,
   operation: null,
   path: '',
@@ -266,6 +300,9 @@ const UNKNOWN_KERNEL: Omit<IKernel, 'kernel_id'> = {
   gpu_utilization: null,
   resume_seconds: null,
   suspended_bytes: 0,
+  suspends_at: null,
+  cells_resume: true,
+  cell_paused: false,
   parent_snapshot_id: null
 };
 
@@ -289,5 +326,6 @@ const UNKNOWN_SNAPSHOT: Omit<ISnapshot, 'snapshot_id'> = {
   frozen_seconds: 0,
   seconds: 0,
   host_name: '',
-  uploads: []
+  uploads: [],
+  far_only: null
 };

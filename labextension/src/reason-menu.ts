@@ -18,7 +18,15 @@ export function openMenu(
   menu.addClass('jp-GpuCkptMenu');
   ids.forEach(command => menu.addItem({ command, args }));
   // Its command runs after it is closed.
-  menu.aboutToClose.connect(() => void setTimeout(() => menu.dispose(), 0));
+  const focused = document.activeElement;
+  menu.aboutToClose.connect(() => {
+    setTimeout(() => {
+      menu.dispose();
+      if (document.activeElement === document.body) {
+        (focused as HTMLElement | null)?.focus();
+      }
+    }, 0);
+  });
   const { left, bottom } = anchor.getBoundingClientRect();
   menu.open(left, bottom);
 }

@@ -1,4 +1,4 @@
-// What the remotes have, asked for when somebody looks.
+// The snapshots in remotes, requested when a user looks at them.
 
 import type { ISignal } from '@lumino/signaling';
 import { Signal } from '@lumino/signaling';
@@ -55,7 +55,7 @@ export class Remotes {
     }
   }
 
-  /** Ask which remotes there are, and each of them what it has. */
+  /** Request the list of remotes, and the snapshots in each of them. */
   refresh(): Promise<void> {
     this._asking ??= this._ask().finally(() => {
       this._asking = null;

@@ -1,4 +1,4 @@
-// The question before a kernel goes back to an older snapshot.
+// The question before a snapshot is restored.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -15,13 +15,13 @@ export async function mayGoBack(
   trans: TranslationBundle
 ): Promise<boolean> {
   const { button } = await showDialog({
-    title: trans.__('Go back to %1?', snapshotTitle(snapshot)),
+    title: trans.__('Restore %1?', snapshotTitle(snapshot)),
     body: (
       <div className="jp-GpuCkptDialog">
         {obstacles.length > 0 ? (
           <>
             <p role="alert">
-              {trans.__('It cannot be resumed here as things are:')}
+              {trans.__('This snapshot cannot be restored now:')}
             </p>
             <ul className="jp-GpuCkptDialog-files">
               {obstacles.map(obstacle => (
@@ -32,7 +32,7 @@ export async function mayGoBack(
         ) : null}
         <p>
           {trans.__(
-            'The kernel’s memory becomes what it was %1. What it is now is kept as a snapshot first.',
+            'The kernel’s variables return to what they were %1. The current state is saved first. Cells and outputs do not change.',
             formatAge(snapshot.created)
           )}
         </p>
@@ -40,8 +40,8 @@ export async function mayGoBack(
           <>
             <p>
               {trans._n(
-                'A file that the kernel writes to is not as it was, and stays as it is:',
-                '%1 files that the kernel writes to are not as they were, and stay as they are:',
+                'This file changed since the snapshot and will not be restored:',
+                'These files changed since the snapshot and will not be restored:',
                 files.length
               )}
             </p>
@@ -59,7 +59,7 @@ export async function mayGoBack(
         ? [Dialog.cancelButton({ label: trans.__('Close') })]
         : [
             Dialog.cancelButton(),
-            Dialog.okButton({ label: trans.__('Go Back') })
+            Dialog.okButton({ label: trans.__('Restore') })
           ]
   });
   return button.accept;

@@ -21,10 +21,10 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     private readonly _trans: TranslationBundle
   ) {
     this.name = _trans.__('Suspended Kernels');
-    this.shutdownLabel = _trans.__('Delete');
-    this.shutdownAllLabel = _trans.__('Delete All');
+    this.shutdownLabel = _trans.__('Discard');
+    this.shutdownAllLabel = _trans.__('Discard All');
     this.shutdownAllConfirmationText = _trans.__(
-      'Are you sure you want to delete all suspended kernels? Their snapshots stay until retention removes them.'
+      'Discard all suspended kernels? Their snapshots stay in the history.'
     );
     _states.changed.connect(() => this._onChanged());
   }

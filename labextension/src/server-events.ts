@@ -1,12 +1,13 @@
 // What the server's event stream tells, told apart.
 
-import type { IEnd, IKernel, ISnapshotEvent } from './protocol';
+import type { IEnd, IKernel, INotice, ISnapshotEvent } from './protocol';
 
 const OURS = 'https://events.jupyter.org/jupyter_gpuckpt';
 
 export const KERNEL_EVENT_SCHEMA = `${OURS}/kernel/v1`;
 export const OPERATION_EVENT_SCHEMA = `${OURS}/operation/v1`;
 export const SNAPSHOT_EVENT_SCHEMA = `${OURS}/snapshot/v1`;
+export const NOTICE_EVENT_SCHEMA = `${OURS}/notice/v1`;
 
 /** Jupyter's own: a kernel was started, interrupted, restarted or shut down. */
 export const KERNEL_ACTION_SCHEMA =
@@ -31,6 +32,11 @@ export function isEndEvent(event: object): event is IEnd {
 /** Whether `event` tells that a snapshot came, changed or went. */
 export function isSnapshotEvent(event: object): event is ISnapshotEvent {
   return is(event, SNAPSHOT_EVENT_SCHEMA, 'snapshot_id', 'change');
+}
+
+/** Whether `event` tells that this machine will go, or stays after all. */
+export function isNoticeEvent(event: object): event is INotice {
+  return is(event, NOTICE_EVENT_SCHEMA, 'id', 'kind');
 }
 
 /** Whether `event` tells what was done to a kernel through Jupyter. */

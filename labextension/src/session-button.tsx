@@ -1,4 +1,4 @@
-// The split button in the notebook's toolbar: what is wanted most, and a menu with the rest.
+// The split button in the notebook's toolbar: the main action, and a menu with the others.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -53,7 +53,7 @@ export class SessionButton extends ReactWidget {
         <ToolbarButtonComponent
           className="jp-GpuCkptButton-menu"
           icon={caretDownEmptyThinIcon}
-          tooltip={this._trans.__('Save, suspend, park, branch …')}
+          tooltip={this._trans.__('Save, suspend, restore, branch…')}
           aria-haspopup="menu"
           onClick={this._openMenu}
         />

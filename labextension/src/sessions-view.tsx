@@ -1,4 +1,4 @@
-// What the panel "Sessions" shows: live kernels with their snapshots, snapshots of ended ones, the store.
+// The content of the panel "Sessions": live kernels with their snapshots, snapshots of ended ones, the store.
 
 import * as React from 'react';
 
@@ -56,10 +56,10 @@ export default function SessionsView(props: {
         </p>
       ) : null}
       <section aria-labelledby="jp-gpuckpt-kernels">
-        <h3 id="jp-gpuckpt-kernels">{trans.__('Live kernels')}</h3>
+        <h3 id="jp-gpuckpt-kernels">{trans.__('Kernels')}</h3>
         {kernels.length === 0 ? (
           <p className="jp-GpuCkptSessions-none">
-            {trans.__('No kernel runs or is suspended.')}
+            {trans.__('No kernels are running or suspended.')}
           </p>
         ) : null}
         <ul className="jp-GpuCkptSessions-list">

@@ -1,4 +1,4 @@
-// What the commands on a snapshot do, with the questions that the user wants to be asked before.
+// The actions of the commands on a snapshot, with their confirmation dialogs.
 
 import {
   Dialog,
@@ -6,26 +6,27 @@ import {
   Notification,
   showDialog
 } from '@jupyterlab/apputils';
+import { PathExt } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
 import { GpuCkptError } from './api';
 import { nameOfPath } from './format';
 import type { KernelActions } from './kernel-actions';
-import { conclude, tellFailure, tellWithDetails } from './notices';
+import { conclude, SHOW_UNDO, tellFailure, tellWithDetails } from './notices';
 import type { Operations } from './operations';
 import type { ISnapshot } from './protocol';
 import type { SnapshotAction } from './snapshot-commands';
 import { snapshotTitle, verifiedText } from './snapshot-texts';
-import type { ISnapshots, IUserSettings } from './tokens';
-
-/** How long a deletion can be undone from its notification, in milliseconds; the server's own time is longer. */
-const SHOW_UNDO = 30000;
+import type { IKernelStates, ISnapshots, IUserSettings } from './tokens';
+import type { Undo } from './undo';
 
 export class SnapshotActions {
   constructor(
     private readonly _snapshots: ISnapshots,
+    private readonly _states: IKernelStates,
     private readonly _operations: Operations,
     private readonly _kernelActions: KernelActions,
+    private readonly _undo: Undo,
     private readonly _settings: IUserSettings,
     private readonly _trans: TranslationBundle
   ) {}
@@ -83,7 +84,11 @@ export class SnapshotActions {
       case 'goBack':
         return this._goBack(snapshot);
       case 'branch':
-        await this._kernelActions.branchFrom(id, this._notebook(snapshot));
+        await this._kernelActions.branchFrom(
+          id,
+          this._notebook(snapshot),
+          snapshot.name
+        );
         return;
       case 'compare': {
         const comparison = await this._snapshots.api.compare(id, kernelId);
@@ -120,8 +125,24 @@ export class SnapshotActions {
         return;
       }
     }
-    const name = this._notebook(snapshot);
-    await this._operations.run('roll_back', kernel_id, name, { snapshot_id });
+    const name = this._trans.__(
+      '%1 to %2',
+      this._notebook(snapshot),
+      snapshotTitle(snapshot)
+    );
+    const kernel = this._states.get(kernel_id);
+    if (kernel === undefined) {
+      await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
+      return;
+    }
+    // What a kernel without a process is lies in a snapshot already.
+    const saved = ['suspended', 'lost'].includes(kernel.state)
+      ? kernel.snapshot_id
+      : null;
+    await this._operations.run('roll_back', kernel_id, name, {
+      body: { snapshot_id },
+      undo: this._undo.ofRestore(snapshot, saved)
+    });
   }
 
   private async _rename(snapshot: ISnapshot): Promise<void> {
@@ -171,11 +192,19 @@ export class SnapshotActions {
   /** The browser downloads it as it comes, however big it is. */
   private async _export(snapshot: ISnapshot): Promise<void> {
     const link = document.createElement('a');
-    link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id);
+    const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;
+    link.href = this._snapshots.api.exportUrl(snapshot.snapshot_id, name);
     link.download = '';
     document.body.appendChild(link);
     link.click();
     link.remove();
+    Notification.info(
+      this._trans.__(
+        'Exporting %1: your browser downloads it. The file contains everything that is in the kernel’s memory.',
+        snapshotTitle(snapshot)
+      ),
+      { autoClose: SHOW_UNDO }
+    );
   }
 
   private async _delete(snapshot: ISnapshot): Promise<void> {
@@ -184,7 +213,7 @@ export class SnapshotActions {
     if (this._settings.choices.confirmDelete) {
       const { button } = await showDialog({
         title: trans.__('Delete the snapshot %1?', name),
-        body: trans.__('This can be undone for a moment.'),
+        body: trans.__('You can undo this for 30 seconds.'),
         buttons: [
           Dialog.cancelButton(),
           Dialog.warnButton({ label: trans.__('Delete') })
@@ -213,7 +242,7 @@ export class SnapshotActions {
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
-      const headline = this._trans.__('It could not be undone');
+      const headline = this._trans.__('Could not restore the snapshot');
       tellFailure('', headline, error, this._trans);
     }
   }
@@ -225,7 +254,7 @@ export class SnapshotActions {
   private _failed(action: SnapshotAction, name: string): string {
     const trans = this._trans;
     const texts: Record<SnapshotAction, string> = {
-      goBack: trans.__('Going back to %1 failed', name),
+      goBack: trans.__('Restoring %1 failed', name),
       branch: trans.__('Branching %1 failed', name),
       compare: trans.__('Comparing %1 failed', name),
       details: trans.__('Showing %1 failed', name),

@@ -1,4 +1,4 @@
-// The commands on a snapshot: go back to it, branch it, compare, describe, check, take away.
+// The commands on a snapshot: restore it, branch it, compare, describe, check, take away.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -57,11 +57,13 @@ export function addSnapshotCommands(
   commands: CommandRegistry,
   snapshots: ISnapshots,
   states: IKernelStates,
+  /** Whether a notebook has a kernel. */
+  isBusy: (path: string) => boolean,
   actions: SnapshotActions,
   trans: TranslationBundle
 ): void {
   const labels: Record<SnapshotAction, string> = {
-    goBack: trans.__('Resume Here'),
+    goBack: trans.__('Restore This Snapshot'),
     branch: trans.__('Branch into a New Notebook'),
     compare: trans.__('Compare Variables with Now'),
     details: trans.__('Details'),
@@ -79,8 +81,8 @@ export function addSnapshotCommands(
     const refusalOf = (args: ReadonlyPartialJSONObject) => {
       const snapshot = find(args);
       return snapshot
-        ? snapshotRefusal(action, snapshot, states, trans)
-        : trans.__('This snapshot is gone.');
+        ? snapshotRefusal(action, snapshot, states, isBusy, trans)
+        : trans.__('This snapshot was deleted.');
     };
     commands.addCommand(snapshotCommandIds[action], {
       label: labels[action],
@@ -98,7 +100,7 @@ export function addSnapshotCommands(
   }
   commands.addCommand(importCommandId, {
     label: trans.__('Import Snapshot…'),
-    caption: trans.__('Put an exported snapshot into the store'),
+    caption: trans.__('Import a snapshot that was exported'),
     describedBy: { args: { type: 'object', properties: {} } },
     execute: () => actions.import()
   });
@@ -109,21 +111,27 @@ export function snapshotRefusal(
   action: SnapshotAction,
   snapshot: ISnapshot,
   states: IKernelStates,
+  isBusy: (path: string) => boolean,
   trans: TranslationBundle
 ): string | null {
   const kernel = states.get(snapshot.kernel_id);
   switch (action) {
     case 'goBack':
-      return kernel
-        ? refusal('roll_back', snapshot.kernel_id, states, trans)
-        : trans.__('Its kernel has ended; branch it into a new notebook.');
+      if (kernel) {
+        return refusal('roll_back', snapshot.kernel_id, states, trans);
+      }
+      return isBusy(snapshot.name)
+        ? trans.__(
+            'Its notebook has another kernel: shut that down first, or branch into a new notebook.'
+          )
+        : null;
     case 'compare':
       return kernel?.state === 'running'
         ? null
-        : trans.__('Its kernel does not run now.');
+        : trans.__('Its kernel is not running.');
     case 'delete':
       return isNeeded(snapshot, states)
-        ? trans.__('Its kernel is suspended and would be lost without it.')
+        ? trans.__('Its kernel is suspended and needs this snapshot.')
         : null;
     default:
       return null;

@@ -4,7 +4,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import { uploadCaption } from './far-texts';
+import { uploadsCaption } from './far-texts';
 import { formatBytes, formatMoment, formatSeconds } from './format';
 import type { ISnapshot } from './protocol';
 import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
@@ -16,28 +16,25 @@ export async function showSnapshot(
 ): Promise<void> {
   const facts: [string, string][] = [
     [trans.__('Taken'), formatMoment(snapshot.created)],
-    [trans.__('Why'), causeCaption(snapshot.cause, trans)],
+    [trans.__('Why'), causeCaption(snapshot, trans)],
     [trans.__('Notebook'), snapshot.name],
     [trans.__('Note'), snapshot.note],
     [trans.__('Memory'), formatBytes(snapshot.raw_bytes)],
     [
-      trans.__('Of it GPU'),
+      trans.__('GPU memory'),
       snapshot.gpu_bytes > 0 ? formatBytes(snapshot.gpu_bytes) : ''
     ],
-    [trans.__('In the store'), sizeText(snapshot, trans)],
+    [trans.__('Disk use'), sizeText(snapshot, trans)],
     [
       trans.__('Took'),
       trans.__(
-        '%1, of which the kernel stood still %2',
+        '%1 (kernel paused %2)',
         formatSeconds(snapshot.seconds),
         formatSeconds(snapshot.frozen_seconds)
       )
     ],
     [trans.__('Machine'), snapshot.host_name],
-    [
-      trans.__('Remotes'),
-      snapshot.uploads.map(upload => uploadCaption(upload, trans)).join(' ')
-    ],
+    [trans.__('Remotes'), uploadsCaption(snapshot, trans)],
     [trans.__('Id'), snapshot.snapshot_id]
   ];
   await showDialog({
@@ -56,11 +53,11 @@ export async function showSnapshot(
         </dl>
         {snapshot.variables.length > 0 ? (
           <table className="jp-GpuCkptTable">
-            <caption>{trans.__('Biggest variables')}</caption>
+            <caption>{trans.__('Largest variables')}</caption>
             <thead>
               <tr>
                 <th scope="col">{trans.__('Name')}</th>
-                <th scope="col">{trans.__('Kind')}</th>
+                <th scope="col">{trans.__('Type')}</th>
                 <th scope="col">{trans.__('Value')}</th>
                 <th scope="col">{trans.__('Size')}</th>
               </tr>

@@ -4,9 +4,9 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 
 import {
   formatBytes,
+  formatInstant,
   formatMoment,
-  formatSeconds,
-  formatShare
+  formatSeconds
 } from './format';
 import type {
   Cause,
@@ -17,46 +17,54 @@ import type {
   IVerification
 } from './protocol';
 
-/** The name of a snapshot: what its user gave it, else when it was taken. */
+/** The name of a snapshot: its title, else the time at which it was taken. */
 export function snapshotTitle(snapshot: ISnapshot): string {
-  return snapshot.title || formatMoment(snapshot.created);
+  return snapshot.title || formatInstant(snapshot.created);
 }
 
 /** Why a snapshot was taken, in a word. */
-export function causeLabel(cause: Cause, trans: TranslationBundle): string {
+export function causeLabel(
+  { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
+  trans: TranslationBundle
+): string {
   const labels: Record<Cause, string> = {
-    manual: trans.__('manual'),
+    manual: reason === 'suspend' ? trans.__('suspended') : trans.__('saved'),
     idle: trans.__('idle'),
-    shutdown: trans.__('shutdown'),
-    reclaim: trans.__('reclaim'),
+    shutdown: trans.__('server stopped'),
+    reclaim: trans.__('machine reclaimed'),
     autosave: trans.__('autosave'),
-    rollback: trans.__('before a rollback'),
+    rollback: trans.__('before a restore'),
     restart: trans.__('before a restart')
   };
   return labels[cause] ?? cause;
 }
 
 /** Why a snapshot was taken, in a sentence. */
-export function causeCaption(cause: Cause, trans: TranslationBundle): string {
+export function causeCaption(
+  { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
+  trans: TranslationBundle
+): string {
   const captions: Record<Cause, string> = {
-    manual: trans.__('Somebody asked for it.'),
-    idle: trans.__('Its kernel was idle and was suspended.'),
-    shutdown: trans.__('The server was stopped.'),
-    reclaim: trans.__('The machine was reclaimed.'),
-    autosave: trans.__('It is one of the periodic saves.'),
-    rollback: trans.__('Its kernel was about to go back to an older snapshot.'),
-    restart: trans.__('Its kernel was about to be restarted.')
+    manual:
+      reason === 'suspend'
+        ? trans.__('Suspended by you')
+        : trans.__('Saved by you'),
+    idle: trans.__('Suspended because the kernel was idle'),
+    shutdown: trans.__('Suspended because the server stopped'),
+    reclaim: trans.__('Suspended because the machine was reclaimed'),
+    autosave: trans.__('Saved automatically'),
+    rollback: trans.__('Saved before another snapshot was restored'),
+    restart: trans.__('Saved before the kernel was restarted')
   };
   return captions[cause] ?? '';
 }
 
-/** What a snapshot takes of the store: "120 MB, 8 MB of it new". */
+/** A snapshot's share of the disk: "120 MB on disk (8 MB new)". */
 export function sizeText(snapshot: ISnapshot, trans: TranslationBundle) {
   return trans.__(
-    '%1 stored, %2 of it new, %3 shared with older snapshots',
+    '%1 on disk (%2 new)',
     formatBytes(snapshot.stored_bytes),
-    formatBytes(snapshot.new_bytes),
-    formatBytes(Math.max(0, snapshot.stored_bytes - snapshot.new_bytes))
+    formatBytes(snapshot.new_bytes)
   );
 }
 
@@ -73,10 +81,10 @@ export function changedFileText(
 ): string {
   switch (file.change) {
     case 'removed':
-      return trans.__('%1 is gone', file.path);
+      return trans.__('%1 was deleted', file.path);
     case 'smaller':
       return trans.__(
-        '%1 is smaller than it was: %2, was %3',
+        '%1 is smaller: %2, was %3',
         file.path,
         formatBytes(file.length_now ?? 0),
         formatBytes(file.length_then ?? 0)
@@ -86,7 +94,7 @@ export function changedFileText(
   }
 }
 
-/** What a verification found. */
+/** The result of a verification. */
 export function verifiedText(
   name: string,
   found: IVerification,
@@ -94,12 +102,12 @@ export function verifiedText(
 ): string {
   return found.ok
     ? trans.__(
-        '%1 is intact: %2 read in %3',
+        '%1 is intact: %2 checked in %3',
         name,
         formatBytes(found.checked_bytes),
         formatSeconds(found.seconds)
       )
-    : trans.__('%1 is damaged and cannot be resumed.', name);
+    : trans.__('%1 is damaged and cannot be restored.', name);
 }
 
 /** How much sharing and compression save, in a line each. */
@@ -109,14 +117,13 @@ export function savingTexts(store: IStore, trans: TranslationBundle) {
     ? []
     : [
         trans.__(
-          'Sharing saves %1: %2 of memory, each part kept once, are %3.',
-          formatShare(raw_bytes - unique_bytes, raw_bytes),
+          'Deduplication: %1 → %2',
           formatBytes(raw_bytes),
           formatBytes(unique_bytes)
         ),
         trans.__(
-          'Compression saves %1: these are stored as %2.',
-          formatShare(unique_bytes - stored_bytes, unique_bytes),
+          'Compression: %1 → %2',
+          formatBytes(unique_bytes),
           formatBytes(stored_bytes)
         )
       ];

@@ -8,8 +8,15 @@ import { Signal } from '@lumino/signaling';
 import * as React from 'react';
 
 import { formatBytes } from './format';
+import { Pace } from './pace';
 import type { IKernel, IOperation } from './protocol';
-import { kernelName, percentOf, progressText, startedText } from './texts';
+import {
+  kernelName,
+  leftText,
+  percentOf,
+  progressText,
+  startedText
+} from './texts';
 import type { IKernelStates } from './tokens';
 
 /** The width of the bar in pixels. */
@@ -56,8 +63,8 @@ export class OperationStatus extends ReactWidget {
     const others = this._busy.length - 1;
     const source = [
       started,
-      progressText(operation.progress),
-      this._rate(operation),
+      progressText(operation.progress, trans),
+      this._pace(operation),
       others > 0 ? trans.__('(+%1)', others) : ''
     ];
     const percent = percentOf(operation.progress);
@@ -77,18 +84,16 @@ export class OperationStatus extends ReactWidget {
     );
   }
 
-  /** How fast this stage goes on, from what has been told of it. */
-  private _rate({ operation_id, progress }: IOperation): string {
-    const { stage, done_bytes, seconds } = progress;
-    const first = this._first;
-    if (first?.operation_id !== operation_id || first.stage !== stage) {
-      this._first = { operation_id, stage, done_bytes, seconds };
-      return '';
-    }
-    const passed = seconds - first.seconds;
-    const done = done_bytes - first.done_bytes;
-    return passed > 0 && done > 0
-      ? this._trans.__('%1/s', formatBytes(done / passed))
+  /** How fast this stage goes on, and how long it takes. */
+  private _pace(operation: IOperation): string {
+    const pace = this._known.of(operation);
+    return pace
+      ? [
+          this._trans.__('%1/s', formatBytes(pace.rate)),
+          leftText(pace.left, this._trans)
+        ]
+          .filter(Boolean)
+          .join(' ')
       : '';
   }
 
@@ -99,12 +104,6 @@ export class OperationStatus extends ReactWidget {
   }
 
   private _busy: IKernel[] = [];
-  /** What was told first of the stage that is shown. */
-  private _first: {
-    operation_id: string;
-    stage: string;
-    done_bytes: number;
-    seconds: number;
-  } | null = null;
+  private readonly _known = new Pace();
   private readonly _activeChanged = new Signal<this, void>(this);
 }

@@ -25,7 +25,7 @@ export function StorePicture({ store, trans }: IProps): JSX.Element {
       className="jp-GpuCkptStore"
       aria-labelledby="jp-gpuckpt-store-title"
     >
-      <h3 id="jp-gpuckpt-store-title">{trans.__('Store')}</h3>
+      <h3 id="jp-gpuckpt-store-title">{trans.__('Disk use')}</h3>
       <p title={store.path}>
         {trans.__(
           '%1 on disk, %2 free',
@@ -108,7 +108,7 @@ function Growth({ store, trans }: IProps) {
     <figure className="jp-GpuCkptStore-growth">
       <svg
         role="img"
-        aria-label={trans.__('Growth of the store. %1', text)}
+        aria-label={trans.__('Disk use over time. %1', text)}
         viewBox={`0 0 ${WIDTH} ${HEIGHT}`}
         preserveAspectRatio="none"
       >
@@ -134,8 +134,8 @@ function together(shares: IStoreShare[], name: string): IStoreShare {
 
 function caption(share: IStoreShare, trans: TranslationBundle): string {
   return trans._n(
-    '%2: %1 snapshot, %3 would be free without it',
-    '%2: %1 snapshots, %3 would be free without them',
+    '%2: %1 snapshot; deleting it frees %3',
+    '%2: %1 snapshots; deleting them frees %3',
     share.snapshots,
     share.name,
     formatBytes(share.exclusive_bytes)

@@ -34,7 +34,7 @@ export function stateLabel(
   return labels[state] ?? state;
 }
 
-/** What a kernel's state means, in a sentence. */
+/** The meaning of a kernel's state, in a sentence. */
 export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   if (!kernel.managed) {
     return notManaged(kernel, trans);
@@ -44,17 +44,15 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   }
   switch (kernel.state) {
     case 'suspended':
-      return trans.__(
-        'The kernel is kept on disk and uses neither memory nor GPU.'
-      );
+      return trans.__('The kernel is saved on disk and uses no memory or GPU.');
     case 'parked':
       return trans.__(
-        'The kernel runs; its GPU memory is kept in main memory until it is needed.'
+        'The kernel runs. Its GPU memory is in RAM until the next cell.'
       );
     case 'lost':
-      return trans.__('The kernel’s process ended without being suspended.');
+      return trans.__('The kernel’s process ended before it was suspended.');
     default:
-      return trans.__('The kernel runs under the engine and can be saved.');
+      return trans.__('The kernel can be saved.');
   }
 }
 
@@ -71,7 +69,7 @@ export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
   const texts: string[] = [];
   if (kernel.state === 'suspended') {
     if (kernel.suspended_bytes > 0) {
-      texts.push(trans.__('%1 kept', formatBytes(kernel.suspended_bytes)));
+      texts.push(trans.__('%1 saved', formatBytes(kernel.suspended_bytes)));
     }
     return texts;
   }
@@ -99,15 +97,21 @@ export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
     const size = formatBytes(kernel.suspended_bytes);
     texts.push(
       kernel.resume_seconds === null
-        ? trans.__('%1 are kept.', size)
+        ? trans.__('%1 saved.', size)
         : trans.__(
-            '%1 are kept; a resume takes about %2.',
+            '%1 saved. Resuming takes about %2.',
             size,
             formatSeconds(kernel.resume_seconds)
           )
     );
   }
-  texts.push(trans.__('Running a cell resumes it.'));
+  if (kernel.cell_paused) {
+    texts.push(trans.__('A cell is paused; Resume continues it.'));
+  } else if (kernel.cells_resume) {
+    texts.push(trans.__('Running a cell resumes it.'));
+  } else {
+    texts.push(trans.__('Press Resume before you run a cell.'));
+  }
   return texts;
 }
 
@@ -119,18 +123,70 @@ export function percentOf(progress: IProgress): number | null {
     : null;
 }
 
-/** Stage and percentage of an operation, e.g. "writing pages 42%". */
-export function progressText(progress: IProgress): string {
+/** The words for the server's stages. */
+function stageText(stage: string, trans: TranslationBundle): string {
+  switch (stage) {
+    case 'preflight':
+      return trans.__('Checking');
+    case 'waiting for gpu work':
+      return trans.__('Waiting for the GPU');
+    case 'gpu checkpoint':
+    case 'gpu release':
+      return trans.__('Copying GPU memory');
+    case 'freeze':
+      return trans.__('Pausing');
+    case 'capture':
+    case 'thaw':
+      return trans.__('Copying memory');
+    case 'store':
+      return trans.__('Writing to disk');
+    case 'rehearsal':
+      return trans.__('Verifying');
+    case 'namespaces':
+    case 'images':
+      return trans.__('Preparing');
+    case 'restore':
+    case 'pages':
+    case 'gpu files':
+      return trans.__('Loading memory');
+    case 'gpu restore':
+      return trans.__('Loading GPU memory');
+    case 'fetch':
+      return trans.__('Downloading');
+    case 'commit':
+    case 'stop':
+    case 'let go':
+      return trans.__('Finishing');
+    default:
+      return stage;
+  }
+}
+
+/** Stage and percentage of an operation, e.g. "Writing to disk 42%". */
+export function progressText(
+  progress: IProgress,
+  trans: TranslationBundle
+): string {
   const percent = percentOf(progress);
   return [
-    progress.stage.replace(/[_-]/g, ' '),
+    stageText(progress.stage, trans),
     percent === null ? '' : `${percent}%`
   ]
     .filter(Boolean)
     .join(' ');
 }
 
-/** What is being done to `name`. */
+/** How long a stage still takes; '' where that is not known or less than a glance. */
+export function leftText(
+  seconds: number | null,
+  trans: TranslationBundle
+): string {
+  return seconds !== null && seconds >= 2
+    ? trans.__('(about %1 left)', formatSeconds(seconds))
+    : '';
+}
+
+/** The running operation on `name`. */
 export function startedText(
   kind: OperationKind,
   name: string,
@@ -143,13 +199,13 @@ export function startedText(
     park: trans.__('Parking %1…', name),
     unpark: trans.__('Unparking %1…', name),
     branch: trans.__('Branching %1…', name),
-    roll_back: trans.__('Rolling %1 back…', name),
+    roll_back: trans.__('Restoring %1…', name),
     fetch: trans.__('Fetching %1…', name)
   };
   return texts[kind];
 }
 
-/** What a successful operation did to `name`, and what it freed. */
+/** The result of a successful operation on `name`, and the memory that it freed. */
 export function doneText(
   { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
   name: string,
@@ -163,18 +219,18 @@ export function doneText(
   switch (kind) {
     case 'save':
       return trans.__(
-        'Saved %1: kernel stood still %2, %3 new, %4 in all',
+        'Saved %1: paused %2 · %3 on disk (%4 new)',
         name,
         formatSeconds(result.frozen_seconds),
-        formatBytes(result.new_bytes),
-        formatBytes(result.stored_bytes)
+        formatBytes(result.stored_bytes),
+        formatBytes(result.new_bytes)
       );
     case 'suspend': {
       const ram = formatBytes(Math.max(0, result.raw_bytes - result.gpu_bytes));
       const stored = formatBytes(result.stored_bytes);
       return result.gpu_bytes > 0
         ? trans.__(
-            'Suspended %1: %2 on the GPU and %3 RAM freed, %4 stored in %5',
+            'Suspended %1 in %5: freed %2 of GPU memory and %3 of RAM · %4 on disk',
             name,
             gpu,
             ram,
@@ -182,7 +238,7 @@ export function doneText(
             seconds
           )
         : trans.__(
-            'Suspended %1: %2 RAM freed, %3 stored in %4',
+            'Suspended %1 in %4: freed %2 of RAM · %3 on disk',
             name,
             ram,
             stored,
@@ -190,12 +246,9 @@ export function doneText(
           );
     }
     case 'resume':
-    case 'roll_back': {
-      const back = formatBytes(result.raw_bytes);
-      return kind === 'resume'
-        ? trans.__('Resumed %1: %2 back in %3', name, back, seconds)
-        : trans.__('Rolled %1 back: %2 back in %3', name, back, seconds);
-    }
+      return trans.__('Resumed %1 in %2', name, seconds);
+    case 'roll_back':
+      return trans.__('Restored %1 in %2', name, seconds);
     case 'branch':
       return trans.__(
         'Branched %1 into %2 in %3',
@@ -205,11 +258,16 @@ export function doneText(
       );
     case 'park':
       return result.gpu_bytes > 0
-        ? trans.__('Parked %1: %2 on the GPU freed in %3', name, gpu, seconds)
+        ? trans.__(
+            'Parked %1 in %3: freed %2 of GPU memory',
+            name,
+            gpu,
+            seconds
+          )
         : doneInShort(kind, name, trans);
     case 'fetch':
       return trans.__(
-        'Fetched %1: %2 in %3',
+        'Fetched %1 in %3: %2',
         name,
         formatBytes(result.new_bytes),
         seconds
@@ -231,7 +289,7 @@ function doneInShort(
     park: trans.__('Parked %1', name),
     unpark: trans.__('Unparked %1', name),
     branch: trans.__('Branched %1', name),
-    roll_back: trans.__('Rolled %1 back', name),
+    roll_back: trans.__('Restored %1', name),
     fetch: trans.__('Fetched %1', name)
   };
   return texts[kind];
@@ -246,14 +304,14 @@ export function failedText(
 ): string {
   if (error.code === GpuCkptError.CANCELLED) {
     const cancelled: Record<OperationKind, string> = {
-      save: trans.__('Saving %1 was cancelled', name),
-      suspend: trans.__('Suspending %1 was cancelled', name),
-      resume: trans.__('Resuming %1 was cancelled', name),
-      park: trans.__('Parking %1 was cancelled', name),
-      unpark: trans.__('Unparking %1 was cancelled', name),
-      branch: trans.__('Branching %1 was cancelled', name),
-      roll_back: trans.__('Rolling %1 back was cancelled', name),
-      fetch: trans.__('Fetching %1 was cancelled', name)
+      save: trans.__('Saving %1 was canceled', name),
+      suspend: trans.__('Suspending %1 was canceled', name),
+      resume: trans.__('Resuming %1 was canceled', name),
+      park: trans.__('Parking %1 was canceled', name),
+      unpark: trans.__('Unparking %1 was canceled', name),
+      branch: trans.__('Branching %1 was canceled', name),
+      roll_back: trans.__('Restoring %1 was canceled', name),
+      fetch: trans.__('Fetching %1 was canceled', name)
     };
     return cancelled[kind];
   }
@@ -264,24 +322,24 @@ export function failedText(
     park: trans.__('Parking %1 failed', name),
     unpark: trans.__('Unparking %1 failed', name),
     branch: trans.__('Branching %1 failed', name),
-    roll_back: trans.__('Rolling %1 back failed', name),
+    roll_back: trans.__('Restoring %1 failed', name),
     fetch: trans.__('Fetching %1 failed', name)
   };
   return failed[kind];
 }
 
-/** The sentences of an error: what is wrong, and what helps. */
+/** The sentences of an error: its cause and a remedy. */
 export function explain(error: IErrorRecord, trans: TranslationBundle) {
   switch (error.code) {
     case GpuCkptError.UNREACHABLE:
       return [
         trans.__('The Jupyter server does not answer.'),
-        trans.__('The state is shown again as soon as it does.')
+        trans.__('This page reconnects by itself.')
       ];
     case GpuCkptError.NO_EXTENSION:
       return [
-        trans.__('The server extension jupyter_gpuckpt does not run here.'),
-        trans.__('`jupyter server extension list` says why.')
+        trans.__('The server extension jupyter_gpuckpt is not running.'),
+        trans.__('Run `jupyter server extension list` to see why.')
       ];
     default:
       return [error.message, error.hint ?? ''].filter(Boolean);
@@ -310,7 +368,7 @@ export function refusal(
   }
   const inFlight = states.inFlight(kernelId);
   if (inFlight !== null && !(inFlight === 'save' && kind === 'suspend')) {
-    return trans.__('An operation on this kernel is in flight.');
+    return busyText(inFlight, trans);
   }
   if (allowed[kind].includes(kernel.state)) {
     if (kernel.state === 'lost' && kernel.snapshot_id === null) {
@@ -332,8 +390,23 @@ export function refusal(
     case 'lost':
       return trans.__('This kernel was lost.');
     default:
-      return trans.__('This kernel is changing its state.');
+      return trans.__('Please wait: this kernel is changing its state.');
   }
+}
+
+/** What an operation in flight keeps others waiting for. */
+function busyText(kind: OperationKind, trans: TranslationBundle): string {
+  const texts: Record<OperationKind, string> = {
+    save: trans.__('Please wait: this kernel is being saved.'),
+    suspend: trans.__('Please wait: this kernel is being suspended.'),
+    resume: trans.__('Please wait: this kernel is being resumed.'),
+    park: trans.__('Please wait: this kernel is being parked.'),
+    unpark: trans.__('Please wait: this kernel is being unparked.'),
+    branch: trans.__('Please wait: this kernel is being branched.'),
+    roll_back: trans.__('Please wait: a snapshot is being restored.'),
+    fetch: trans.__('Please wait: a snapshot is being fetched.')
+  };
+  return texts[kind];
 }
 
 /** In which states what can be done to a kernel. A suspend pre-empts a save. */
@@ -351,7 +424,7 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
 
 function notManaged(kernel: IKernel, trans: TranslationBundle): string {
   const sentence = kernel.reason
-    ? trans.__('This kernel does not run under the engine: %1', kernel.reason)
-    : trans.__('This kernel does not run under the engine.');
+    ? trans.__('This kernel cannot be saved: %1', kernel.reason)
+    : trans.__('This kernel cannot be saved.');
   return [sentence, kernel.hint].filter(Boolean).join(' ');
 }

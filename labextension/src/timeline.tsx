@@ -76,6 +76,8 @@ function SnapshotCard(props: {
   const { states, commands, trans } = context;
   const title = snapshotTitle(snapshot);
   const args = { snapshotId: snapshot.snapshot_id };
+  const kernel = states.get(snapshot.kernel_id);
+  const isHere = kernel?.snapshot_id === snapshot.snapshot_id;
   const showMenu = (anchor: Element) =>
     openMenu(
       commands,
@@ -111,18 +113,22 @@ function SnapshotCard(props: {
         </time>
         <span>{formatBytes(snapshot.raw_bytes)}</span>
         {snapshot.gpu_bytes > 0 ? (
-          <span>{trans.__('%1 on GPU', formatBytes(snapshot.gpu_bytes))}</span>
+          <span>{trans.__('%1 GPU', formatBytes(snapshot.gpu_bytes))}</span>
         ) : null}
-        <span
-          className="jp-GpuCkptCause"
-          title={causeCaption(snapshot.cause, trans)}
-        >
-          {causeLabel(snapshot.cause, trans)}
+        <span className="jp-GpuCkptCause" title={causeCaption(snapshot, trans)}>
+          {causeLabel(snapshot, trans)}
         </span>
-        <UploadBadge uploads={snapshot.uploads} trans={trans} />
+        <UploadBadge snapshot={snapshot} trans={trans} />
         {isNeeded(snapshot, states) ? (
           <span className="jp-GpuCkptCause" data-needed>
-            {trans.__('suspended here')}
+            {trans.__('current')}
+          </span>
+        ) : isHere ? (
+          <span
+            className="jp-GpuCkptCause"
+            title={trans.__('The kernel continues from this snapshot.')}
+          >
+            {trans.__('you are here')}
           </span>
         ) : null}
       </div>
@@ -137,7 +143,8 @@ function SnapshotCard(props: {
           id={snapshotCommandIds.goBack}
           args={args}
           icon={resumeIcon}
-          label={trans.__('Resume Here')}
+          label={trans.__('Restore This Snapshot')}
+          about={title}
         />
         <CommandButton
           commands={commands}
@@ -145,13 +152,14 @@ function SnapshotCard(props: {
           args={args}
           icon={branchIcon}
           label={trans.__('Branch')}
+          about={title}
         />
       </div>
     </li>
   );
 }
 
-/** What is new in a snapshot beside what it shares with older ones. */
+/** The new bytes of a snapshot, beside those that it shares with older ones. */
 function SharedBar(props: { snapshot: ISnapshot; text: string }) {
   const { stored_bytes, new_bytes } = props.snapshot;
   if (stored_bytes === 0) {

@@ -15,7 +15,7 @@ import type {
   SnapshotChanges
 } from './protocol';
 
-/** What is known of every kernel, and the operations on them. */
+/** The state of every kernel, and the operations on them. */
 export interface IKernelStates {
   /** Emitted with the kernel's id when something about a kernel changed; with '' when any may have. */
   readonly changed: ISignal<IKernelStates, string>;
@@ -62,6 +62,9 @@ export interface IKernelStates {
     onStarted?: (operation: IOperation) => void,
     notebook?: string
   ): Promise<IOperation>;
+
+  /** Ask the operation in flight on a kernel to stop and to undo what it did. */
+  cancel(kernelId: string): Promise<void>;
 
   /** Wait for the end of an operation that this page has asked for; as `run`. */
   finish(
@@ -112,7 +115,7 @@ export const ISnapshots = new Token<ISnapshots>(
   'The snapshots of the user, and the store that they lie in.'
 );
 
-/** What the user has chosen; see schema/settings.json. */
+/** The user's settings; see schema/settings.json. */
 export interface IChoices {
   defaultAction: 'save' | 'suspend';
   askForTitle: boolean;

@@ -1,24 +1,30 @@
-// Whether a snapshot is in a remote, or on its way.
+// Whether a snapshot is in a remote, only there, or on its way.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
 
-import type { IUpload } from './far-protocol';
-import { uploadCaption, uploadLabel, weightiest } from './far-texts';
+import { uploadLabel, uploadsCaption, weightiest } from './far-texts';
+import type { ISnapshot } from './protocol';
 
 export function UploadBadge(props: {
-  uploads: IUpload[];
+  snapshot: ISnapshot;
   trans: TranslationBundle;
 }): JSX.Element | null {
-  const { uploads, trans } = props;
-  const shown = weightiest(uploads);
-  return shown === null ? null : (
+  const { snapshot, trans } = props;
+  const shown = weightiest(snapshot.uploads);
+  const isFar = snapshot.far_only !== null;
+  if (shown === null && !isFar) {
+    return null;
+  }
+  return (
     <span
       className="jp-GpuCkptCause"
-      data-upload={shown.state}
-      title={uploads.map(upload => uploadCaption(upload, trans)).join('\n')}
+      data-upload={isFar ? 'far' : shown?.state}
+      title={uploadsCaption(snapshot, trans)}
     >
-      {uploadLabel(shown, trans)}
+      {isFar || shown === null
+        ? trans.__('not on this disk')
+        : uploadLabel(shown, trans)}
     </span>
   );
 }

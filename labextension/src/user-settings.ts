@@ -1,4 +1,4 @@
-// What the user has chosen, from JupyterLab's settings.
+// The user's choices in JupyterLab's settings.
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { ISignal } from '@lumino/signaling';

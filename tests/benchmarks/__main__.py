@@ -33,6 +33,7 @@ BENCHMARKS = {
     "data": "data",
     "event-loop": "event_loop",
     "store": "store",
+    "far": "far",
     "others": "others",
     "gpu-driver": "gpu_driver",
     "gpu-kernel": "gpu_kernel",

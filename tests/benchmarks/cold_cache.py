@@ -28,7 +28,7 @@ def evict(paths: Iterable[Path]) -> None:
 
 
 def cached(path: Path) -> float:
-    """The share of a file's pages that are in memory (man mincore)."""
+    """Return the share of a file's pages that are in memory (man mincore)."""
     length = path.stat().st_size
     if not length:
         return 0.0

@@ -95,7 +95,7 @@ def _round(memory: np.ndarray, sink: _Memory, threads: int) -> tuple[float, floa
 
 
 def _memory_folder(length: int) -> Path:
-    """A folder on a tmpfs if twice that fits, else on the disk."""
+    """Return a folder on a tmpfs if twice that fits, else on the disk."""
     shm = Path("/dev/shm")
     fits = shm.is_dir() and shutil.disk_usage(shm).free > 2 * length
     return Path(tempfile.mkdtemp(prefix="gpuckpt-bench-", dir=shm if fits else room.folder()))

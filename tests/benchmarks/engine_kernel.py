@@ -38,7 +38,7 @@ _SECONDS = 300
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """A directory on the disk, removed at the end."""
+    """Yield a directory on the disk, removed at the end."""
     path = Path(tempfile.mkdtemp(prefix="gpuckpt-bench-", dir=folder()))
     try:
         yield path
@@ -47,14 +47,14 @@ def scratch() -> Iterator[Path]:
 
 
 def settings(directory: Path, threads: int = 0) -> EngineSettings:
-    """The engine as the daemon has it. Raises Skipped where it cannot run."""
+    """Return the engine as the daemon has it. Raises Skipped where it cannot run."""
     criu = doctor.find_criu()
     if criu is None:
         raise Skipped("freezing kernels needs a CRIU (make setup)")
     threads = threads or min(cores(), 16)
     # As the daemon does: inits are reaped by us, and a process waits that makes the others.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    worker_processes.warm_up(threads)
+    worker_processes.warm_up(GB, threads)
     return EngineSettings(
         criu, directory / "spill", threads, user_namespace=not privileges.suffice()
     )
@@ -92,7 +92,7 @@ class EngineKernel:
     def save(
         self, store: LocalStore, progress: Progress | None = None, *, stop: bool = False
     ) -> Manifest:
-        """A snapshot in `store`; the kernel runs on, unless `stop` makes it a suspend."""
+        """Return a snapshot in `store`; the kernel runs on, unless `stop` makes it a suspend."""
         return save(
             self.tree,
             self.spec,
@@ -141,13 +141,13 @@ class EngineKernel:
         launch.kill(self.tree)
 
     def exit_path(self) -> Path:
-        """A fresh file for the exit status of its next process."""
+        """Return a fresh file for the exit status of its next process."""
         return self.directory / f"exit-{time.monotonic_ns()}"
 
 
 @contextmanager
 def engine_kernel(directory: Path, setup: str) -> Iterator[EngineKernel]:
-    """A kernel that has run `setup`; its files lie in `directory`."""
+    """Yield a kernel that has run `setup`; its files lie in `directory`."""
     engine = settings(directory)
     file, connection = write_connection_file(str(directory / "kernel.json"))
     ports = [connection[f"{name}_port"] for name in ("shell", "iopub", "stdin", "control", "hb")]

@@ -20,7 +20,7 @@ from jupyter_gpuckpt.client import Client
 
 @contextmanager
 def daemon() -> Iterator[Client]:
-    """A connected client; this process's environment points to the daemon's directories until the end."""
+    """Yield a connected client; this process's environment points to the daemon's directories until the end."""
     directory = Path(tempfile.mkdtemp(prefix="gpuckpt-bench-"))
     before = dict(os.environ)
     os.environ.update(

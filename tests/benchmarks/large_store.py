@@ -31,7 +31,7 @@ _LIBRARY_SHARE = 0.05
 
 
 def make(root: Path, chunks: int) -> None:
-    """A store of about `chunks` chunks in `root`, as if its catalog had been lost."""
+    """Make a store of about `chunks` chunks in `root`, without a catalog."""
     notebooks = max(1, chunks // _CHUNKS_PER_NOTEBOOK)
     per_notebook = chunks // notebooks
     first = int(per_notebook / (1 + _CHANGED * (SNAPSHOTS_PER_NOTEBOOK - 1)))
@@ -54,11 +54,13 @@ def make(root: Path, chunks: int) -> None:
             )
 
 
-def manifest(snapshot_id: str, name: str, digests: np.ndarray) -> Manifest:
-    """A snapshot of these chunks."""
+def manifest(
+    snapshot_id: str, name: str, digests: np.ndarray, chunk_bytes: int = CHUNK_BYTES
+) -> Manifest:
+    """Return a snapshot of these chunks."""
     number = int.from_bytes(digests[0].tobytes()[:3], "big")
-    size = len(digests) * CHUNK_BYTES
-    found = [Chunk(digest, CHUNK_BYTES) for digest in map(bytes, digests.tolist())]
+    size = len(digests) * chunk_bytes
+    found = [Chunk(digest, chunk_bytes) for digest in map(bytes, digests.tolist())]
     info = SnapshotInfo(
         snapshot_id, f"kernel-of-{name}", 1e9 + number, "save", name=name, sizes=Sizes(size, size)
     )
@@ -66,7 +68,7 @@ def manifest(snapshot_id: str, name: str, digests: np.ndarray) -> Manifest:
 
 
 def payload(number: int) -> bytes:
-    """The bytes of a chunk."""
+    """Return the bytes of a chunk."""
     return struct.pack("<Q", number) * (CHUNK_BYTES // 8)
 
 

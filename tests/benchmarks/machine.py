@@ -38,12 +38,12 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def cores() -> int:
-    """The processors that this process may use."""
+    """Return the processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def wide(budget: float) -> float | None:
-    """A budget that holds on 16 cores only; None where there are fewer."""
+    """Return a budget that holds on 16 cores only; None where there are fewer."""
     return budget if cores() >= WIDE_CORES else None
 
 
@@ -53,7 +53,7 @@ def thread_counts() -> list[int]:
 
 
 def here() -> Machine:
-    """This machine, now."""
+    """Return this machine, now."""
     criu = next(criu_program.candidates(), None)
     return Machine(
         cores=cores(),

@@ -24,7 +24,7 @@ def float32(rng, size):
 
 
 def bfloat16(rng, size):
-    """The same in the upper halves of float32, as bfloat16 is defined."""
+    """Return the same numbers as bfloat16, which is the upper half of float32."""
     return (float32(rng, size * 2).view(np.uint32) >> 16).astype(np.uint16)
 
 
@@ -44,7 +44,7 @@ KINDS = {"text": text, "float32": float32, "bfloat16": bfloat16, "zeros": zeros,
 
 
 def fill(size, kinds, seed=1):
-    """An array of `size` bytes (rounded up to whole blocks), its blocks of these kinds in turn."""
+    """Return an array of `size` bytes (rounded up to whole blocks), its blocks of these kinds in turn."""
     rng = np.random.default_rng(seed)
     blocks = -(-size // _BLOCK)
     memory = np.empty(blocks * _BLOCK, np.uint8)

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from jupyter_gpuckpt.engine.tree import launch
 from jupyter_gpuckpt.model import LaunchSpec
-from tests.users.user import ALICE, User
+from tests import uids
+from tests.users.user import User
 
 from . import engine_kernel
 from .measured import Row, ratios
@@ -90,7 +91,7 @@ def run() -> Iterator[Row]:
     if os.geteuid():
         raise Skipped("being root and a user at once takes root")
     samples: dict[tuple[str, str], list[float]] = {}
-    with User(0) as root, User(ALICE) as user:
+    with User(0) as root, User(uids.first()) as user:
         shells = {"root": root, "an ordinary user": user}
         for shell in shells.values():
             shell.run(STEPS)

@@ -38,7 +38,7 @@ class Failed(Exception):  # noqa: N818 - what the benchmark reports
 
 
 def python_of(package: str) -> Path:
-    """The interpreter of an environment that has `package`, made now if there is none. Raises Failed."""
+    """Return the interpreter of an environment that has `package`, made now if there is none. Raises Failed."""
     place = _ENVIRONMENTS / package
     python, done = place / "bin" / "python", place / "complete"
     if not done.exists():
@@ -90,7 +90,7 @@ class Session(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """A kernel without a past."""
+        """Start a new kernel."""
 
     @abstractmethod
     def save(self) -> int:
@@ -102,7 +102,7 @@ class Session(ABC):
 
     @abstractmethod
     def come_back(self) -> None:
-        """A kernel that has what was saved."""
+        """Start a kernel that has the saved state."""
 
     @abstractmethod
     def interrupt(self) -> None:
@@ -113,18 +113,18 @@ class Session(ABC):
         """Nothing of it runs any more."""
 
     def run(self, code: str) -> None:
-        """A cell; what went wrong is raised."""
+        """Run a cell; raise its error."""
         self._execute(code, _CELL_SECONDS)
 
     def ask(self, code: str) -> str:
-        """The value of the last expression of `code`, as text, or what went wrong."""
+        """Return the value of the last expression of `code`, as text, or what went wrong."""
         try:
             return self.answer(code)
         except Failed as error:
             return f"{error}"
 
     def answer(self, code: str) -> str:
-        """The value of the last expression of `code`, as text."""
+        """Return the value of the last expression of `code`, as text."""
         return self._execute(code, _REST_SECONDS)
 
     def _execute(self, code: str, seconds: float) -> str:
@@ -165,7 +165,7 @@ class Plain(Session):
         )
 
     def start(self) -> None:
-        """A fresh process."""
+        """Start a new process."""
         client = BlockingKernelClient(
             connection_file=str(self.folder / f"kernel-{uuid.uuid4()}.json")
         )
@@ -227,7 +227,7 @@ class Plain(Session):
         }
 
     def _kept_bytes(self, path: Path) -> int:
-        """The length of a file that is on the disk for sure."""
+        """Sync a file to the disk and return its length."""
         if not path.exists():
             raise Failed("nothing was written")
         with path.open("rb") as file:
@@ -247,7 +247,7 @@ class Dill(Plain):
         return self._kept_bytes(path)
 
     def come_back(self) -> None:
-        """A fresh kernel that loads it."""
+        """Start a new kernel that loads the saved state."""
         self.start()
         self.run(f"import dill\ndill.load_module({str(self.folder / 'session.dill')!r})")
 
@@ -260,23 +260,23 @@ class Kishu(Plain):
     _commit = ""
 
     def start(self) -> None:
-        """A fresh kernel with Kishu attached."""
+        """Start a new kernel with Kishu attached."""
         super().start()
         path = str(self.folder / "notebook.ipynb")
         self.run(f"from kishu import init_kishu\ninit_kishu({path!r})")
 
     def save(self) -> int:
-        """What it did after the last cell. (One made by hand is no better: its checkout misses variables of that cell.)"""
+        """Return the size of Kishu's commit of the last cell; the checkout of an explicit commit misses variables of that cell."""
         self._commit = self._value("_kishu._kishu_branch.get_head().commit_id").strip("'")
         return self._kept_bytes(self.folder / "notebook.kishudb")
 
     def come_back(self) -> None:
-        """A fresh kernel that checks the commit out, in a cell: asked silently it does not answer again in some cases."""
+        """Start a new kernel that checks the commit out, in a cell: after a silent request it sometimes does not answer again."""
         self.start()
         self.run(f"_kishu.checkout({self._commit!r})")
 
     def _value(self, expression: str) -> str:
-        """Evaluated as Kishu's own commands do: silently, so that it is no cell."""
+        """Return the value of an expression, evaluated silently as by Kishu's own commands, so that it is no cell."""
         reply = self.client.execute_interactive(
             "",
             silent=True,
@@ -321,7 +321,7 @@ class Ours(Session):
         self._kernel_id = ""
 
     def start(self) -> None:
-        """A kernel under the engine."""
+        """Start a kernel under the engine."""
         self._open = kernel("", cwd=str(self.folder))
         self._kernel_id, self.client = self._open.__enter__()
 
@@ -331,7 +331,7 @@ class Ours(Session):
         return result.sizes.stored_bytes
 
     def leave(self) -> None:
-        """The suspend has ended it."""
+        """Do nothing: the suspend has ended the kernel."""
 
     def come_back(self) -> None:
         """Resume, up to the first reply."""

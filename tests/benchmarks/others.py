@@ -70,7 +70,7 @@ class _Result:
 
 
 def _reference(notebook: Notebook) -> tuple[dict[str, str], float]:
-    """The right answers, and how long the cells take."""
+    """Return the right answers, and how long the cells take."""
     with scratch() as folder:
         session = Plain(folder)
         try:
@@ -113,7 +113,7 @@ def _measure(
 def _ask_again(
     session: Session, notebook: Notebook, right: dict[str, str], result: _Result
 ) -> None:
-    """A restore that fails may have brought some of it back: it is asked as well."""
+    """Restore, and compare the variables even after an error, because some may have been restored."""
     try:
         result.back = _timed(session.come_back)
     except Failed as error:

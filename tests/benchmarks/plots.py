@@ -24,7 +24,7 @@ _PLAIN = {"svg.hashsalt": "gpuckpt", "svg.fonttype": "none", "font.size": 9}
 
 
 def draw_all(folder: Path) -> Iterator[Path]:
-    """A picture beside every report in `folder` that has charts."""
+    """Draw a picture beside every report in `folder` that has charts; yield the paths."""
     for path in sorted(folder.glob("*.json")):
         report = reports.read(path)
         if any(row.chart for row in report.rows):
@@ -32,7 +32,7 @@ def draw_all(folder: Path) -> Iterator[Path]:
 
 
 def draw(report: Report, folder: Path) -> Path:
-    """The picture of a report, as NAME.svg in `folder`."""
+    """Draw the picture of a report as NAME.svg in `folder`; return its path."""
     charts: dict[str, list[Row]] = {}
     for row in report.rows:
         if row.chart:
@@ -69,7 +69,7 @@ def _draw_chart(panel: Axes, title: str, rows: list[Row]) -> None:
 
 
 def _draw_lines(panel: Axes, rows: list[Row]) -> None:
-    """A line per series; bars at each point from the least to the most that was measured."""
+    """Draw a line per series, with bars from the least to the greatest measurement at each point."""
     for series, found in groupby(sorted(rows, key=lambda row: row.series), lambda row: row.series):
         points = sorted(found, key=lambda row: float(row.x))
         middle = [row.median for row in points]
@@ -86,7 +86,7 @@ def _draw_lines(panel: Axes, rows: list[Row]) -> None:
 
 
 def _draw_bars(panel: Axes, rows: list[Row]) -> None:
-    """A group of bars per x, a colour per series."""
+    """Draw a group of bars per x, a color per series."""
     places = list(dict.fromkeys(str(row.x) for row in rows))
     series = list(dict.fromkeys(row.series for row in rows))
     width = 0.8 / len(series)

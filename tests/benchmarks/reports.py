@@ -42,10 +42,10 @@ def write(report: Report, folder: Path) -> Path:
 
 
 def read(path: Path) -> Report:
-    """A report that `write` wrote. Raises msgspec.ValidationError for anything else."""
+    """Read a report that `write` wrote. Raises msgspec.ValidationError for anything else."""
     return msgspec.json.decode(path.read_bytes(), type=Report)
 
 
 def now() -> str:
-    """The time as reports have it."""
+    """Return the current time in the format of reports."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

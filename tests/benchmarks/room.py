@@ -20,7 +20,7 @@ class Skipped(Exception):  # noqa: N818 - an outcome
 
 
 def fitting(wanted_gb: list[float], *, memory: float, disk: float) -> list[float]:
-    """The sizes that fit, when one takes so many times its size of memory and of disk at most.
+    """Return the sizes that fit. `memory`, `disk`: how many times its size a benchmark takes of each.
 
     The largest that fits takes the place of those that do not, if it is worth a row of its own. Raises Skipped when none does.
     """

@@ -82,7 +82,7 @@ def run() -> Iterator[Row]:
 
 
 def _ours(kernel: EngineKernel, root: Path, seconds: dict[str, list[float]]) -> list[bytes]:
-    """A save into a new store; what is in its packs."""
+    """Save into a new store; return the bytes of its packs."""
     os.sync()  # nobody writes for somebody else
     progress = Progress()
     began = time.monotonic()
@@ -106,7 +106,7 @@ def _bare(packs: list[bytes], path: Path) -> float:
 
 
 def _theirs(kernel: EngineKernel, place: Path, seconds: dict[str, list[float]]) -> int:
-    """A dump and its archive; the archive's bytes."""
+    """Make a dump and an archive of it; return the archive's bytes."""
     os.sync()
     images, archive = place / "images", place / "images.tar.zst"
     began = time.monotonic()

@@ -48,7 +48,7 @@ def run() -> Iterator[Row]:
 
 
 def measure(root: Path, size: int) -> Iterator[Row]:
-    """The rows of a store that is there, whose catalog may be missing."""
+    """Yield the rows of an existing store, whose catalog may be missing."""
     scale = max(1.0, size / MILLION)
     with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         first = pool.apply(_first, (root,))
@@ -120,7 +120,7 @@ def _publish(store: LocalStore, digests: list[bytes], snapshot_id: str) -> None:
 
 @contextmanager
 def _probes(store: LocalStore, digests: list[bytes]) -> Iterator[dict[str, float]]:
-    """The longest that anybody waits inside, in seconds: who saves, who looks at a list, who publishes."""
+    """Yield the longest waits inside the block, in seconds: of look-ups, lists and publishes."""
     random, done = Random(1), threading.Event()
     waits: dict[str, float] = {}
 

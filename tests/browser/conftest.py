@@ -28,6 +28,14 @@ CHROMIUM_OPTIONS = [
 ]
 
 
+#: A notification goes when the animation of its progress bar ends.
+LASTING = """document.addEventListener('DOMContentLoaded', () => {
+  const style = document.createElement('style');
+  style.textContent = '.Toastify__progress-bar { animation-play-state: paused !important; }';
+  document.head.append(style);
+});"""
+
+
 @pytest.fixture(scope="module")
 def sync_api():
     """Playwright's synchronous interface."""
@@ -39,7 +47,7 @@ def sync_api():
 @pytest.fixture
 def expect(sync_api):
     """Playwright's assertions, which wait."""
-    sync_api.expect.set_options(timeout=30_000)
+    sync_api.expect.set_options(timeout=120_000)
     return sync_api.expect
 
 
@@ -67,9 +75,11 @@ def lab_server(tmp_path_factory):
 
 @pytest.fixture
 def context(chromium, request, tmp_path):
-    """What pages are opened in. An error in a page fails the test."""
+    """Yield the browser context in which pages are opened. An error in a page fails the test."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
-    context.set_default_timeout(30_000)
+    context.set_default_timeout(120_000)
+    # Else a notification may be gone before a slow machine has looked.
+    context.add_init_script(LASTING)
     errors = []
 
     def note(error):
@@ -88,8 +98,10 @@ def context(chromium, request, tmp_path):
 
 @pytest.fixture
 def open_notebook(context, expect, lab_server):
-    """Opens a notebook made of cells: `open_notebook("a.ipynb", "x = 1", "x")`; without cells one that is there; `tab`: in
-    another page."""
+    """Return a function that opens a notebook with these cells: `open_notebook("a.ipynb", "x = 1", "x")`.
+
+    Without cells it opens an existing one; with `tab` in another page.
+    """
     page = context.new_page()
 
     def open_notebook(name, *cells, kernel="python3", place="lab/tree", tab=False):

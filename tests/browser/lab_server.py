@@ -1,5 +1,7 @@
-"""A JupyterLab server with folders and a daemon of its own; it runs the bundle of this checkout, however the Python package is
-installed. It serves Notebook 7, too."""
+"""A JupyterLab server with folders and a daemon of its own, which also serves Notebook 7.
+
+It runs the bundle of this checkout, however the Python package is installed.
+"""
 
 import json
 import os
@@ -23,8 +25,8 @@ from tests.programs import python_module
 ROOT = Path(__file__).parent.parent.parent
 BUNDLE = ROOT / "jupyter_gpuckpt" / "labextension"
 
-START_DEADLINE = 60
-STOP_DEADLINE = 60
+START_DEADLINE = 120
+STOP_DEADLINE = 120
 
 #: A kernelspec that asks for the stock provisioner by name.
 PLAIN_KERNEL = "plain-python"
@@ -41,11 +43,11 @@ def running_lab(*folders):
 
 
 @contextmanager
-def started_lab(folder):
-    """A server that may not be up yet."""
+def started_lab(folder, within=()):
+    """Yield a server that may still be starting. `within`: a command that runs the command after it, e.g. in namespaces."""
     # A socket's path is short, so this one does not lie below the tests' folder.
     runtime_dir = Path(tempfile.mkdtemp(prefix="gpuckpt-"))
-    server = LabServer(folder, runtime_dir)
+    server = LabServer(folder, runtime_dir, within)
     try:
         yield server
     finally:
@@ -57,8 +59,8 @@ def started_lab(folder):
 class LabServer:
     """A running JupyterLab and its folders."""
 
-    def __init__(self, folder, runtime_dir):
-        self.folder, self.runtime_dir = folder, runtime_dir
+    def __init__(self, folder, runtime_dir, within=()):
+        self.folder, self.runtime_dir, self._within = folder, runtime_dir, within
         self.root_dir = folder / "root"
         self.port, self.token = free_port(), secrets.token_hex(16)
         self.url = f"http://127.0.0.1:{self.port}"
@@ -67,7 +69,7 @@ class LabServer:
         self.process = self.start()
 
     def start(self):
-        """A new process, on the same port and with the same folders."""
+        """Start a new process on the same port and with the same folders."""
         arguments = [
             "--no-browser",
             "--ip=127.0.0.1",
@@ -81,7 +83,7 @@ class LabServer:
             arguments.append("--ServerApp.allow_root=True")
         with self.log.open("ab") as output:
             return subprocess.Popen(
-                [*python_module("jupyterlab"), *arguments],
+                [*self._within, *python_module("jupyterlab"), *arguments],
                 env={**environment(self.folder, self.runtime_dir), "JUPYTER_TOKEN": self.token},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -90,10 +92,10 @@ class LabServer:
             )
 
     def get(self, path):
-        """The JSON that `path` answers."""
+        """Return the JSON that `path` answers."""
         headers = {"Authorization": f"token {self.token}"}
         request = urllib.request.Request(f"{self.url}/{path}", headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=120) as response:
             return json.load(response)
 
     def log_tail(self):
@@ -119,14 +121,19 @@ class LabServer:
             self.process.kill()
             self.process.wait()
 
+    def end_without_goodbye(self):
+        """Kill the server, its daemon and its kernels, as a machine that is switched off."""
+        end_processes_of(self.runtime_dir)
+        self.process.wait(STOP_DEADLINE)
+
     def restart(self):
-        """A new server on the same port, when the old one has ended or has been told to."""
+        """Start a new server on the same port after the old one has ended."""
         self.stop()
         self.process = self.start()
         self.wait_until_up()
 
     def write_notebook(self, name, *cells, kernel="python3"):
-        """A notebook with these code cells."""
+        """Write a notebook with these code cells."""
         notebook = {
             "cells": [
                 {
@@ -147,7 +154,7 @@ class LabServer:
 
 
 def environment(folder, runtime_dir):
-    """The tests' own, with every folder of Jupyter's replaced."""
+    """Return this process's environment with every folder of Jupyter's replaced."""
     folders = {
         "JUPYTER_CONFIG_DIR": "config",
         "JUPYTER_DATA_DIR": "data",
@@ -178,7 +185,7 @@ def end_processes_of(runtime_dir):
 
 
 def write_folders(folder):
-    """The server's root, this checkout's bundle, quiet settings, and a kernel that is not under the engine."""
+    """Write the server's root, this checkout's bundle, quiet settings, and a kernelspec outside of the engine."""
     (folder / "root").mkdir()
     extensions = folder / "data" / "labextensions"
     extensions.mkdir(parents=True)

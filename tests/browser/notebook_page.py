@@ -16,13 +16,13 @@ IS_ENABLED = "id => window.jupyterapp.commands.isEnabled(id)"
 
 #: What can be done to a kernel: the command, and its name in the menu of the toolbar's button.
 ACTIONS = {
-    "save": ("gpuckpt:save-kernel", "Save Session"),
-    "save as": ("gpuckpt:save-kernel-as", "Save Session As…"),
-    "suspend": ("gpuckpt:suspend-kernel", "Suspend Session"),
-    "resume": ("gpuckpt:resume-kernel", "Resume Session"),
-    "park": ("gpuckpt:park-kernel", "Park GPU"),
-    "branch": ("gpuckpt:branch-kernel", "Branch Session"),
-    "history": ("gpuckpt:show-history", "Session History"),
+    "save": ("gpuckpt:save-kernel", "Save Snapshot"),
+    "save as": ("gpuckpt:save-kernel-as", "Save Snapshot As…"),
+    "suspend": ("gpuckpt:suspend-kernel", "Suspend Kernel"),
+    "resume": ("gpuckpt:resume-kernel", "Resume Kernel"),
+    "park": ("gpuckpt:park-kernel", "Park Kernel (Free GPU Memory)"),
+    "branch": ("gpuckpt:branch-kernel", "Branch into a New Notebook"),
+    "history": ("gpuckpt:show-history", "Snapshot History"),
 }
 
 
@@ -38,7 +38,7 @@ class NotebookPage:
         #: The state chip in the toolbar.
         self.chip = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptChip-content")
         #: The notice above the cells.
-        self.banner = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptBanner")
+        self.banner = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptSuspended")
         #: The toolbar's button: its main part, and the one that opens the menu.
         button = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptButton jp-button")
         self.main_button, self.menu_button = button.first, button.last
@@ -101,7 +101,7 @@ class NotebookPage:
             )
 
     def snapshots(self):
-        """The snapshots of this notebook's kernel, as the panel shows them."""
+        """Return the snapshots of this notebook's kernel, as the panel shows them."""
         return self.sessions.locator(f"[data-kernel='{self.kernel_id()}'] .jp-GpuCkptSnapshot")
 
     def execute(self, command, **arguments):

@@ -34,8 +34,8 @@ def test_nothing_is_in_the_way_of_anybody(open_notebook, expect, axe):
     expect(notebook.snapshots()).to_have_count(2)
     for theme in reversed(THEMES):
         wear(notebook, theme)
-        examine(axe, notebook, *OURS, ".jp-GpuCkptBanner")
-    notebook.snapshots().first.get_by_role("button", name="Resume Here").click()
+        examine(axe, notebook, *OURS, ".jp-GpuCkptSuspended")
+    notebook.snapshots().first.get_by_role("button", name="Restore This Snapshot").click()
     expect(notebook.page.locator(".jp-Dialog")).to_be_visible()
     examine(axe, notebook, ".jp-Dialog-content")
     notebook.page.keyboard.press("Escape")

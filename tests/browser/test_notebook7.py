@@ -20,7 +20,7 @@ def test_a_notebook_is_suspended_and_resumed_and_its_history_is_shown(open_noteb
     expect(notebook.chip).to_have_text("Suspended")
     expect(notebook.toasts).to_contain_text("Suspended seven.ipynb")
     notebook.banner.get_by_role("button", name="History").click()
-    expect(notebook.snapshots()).to_contain_text("suspended here")
+    expect(notebook.snapshots()).to_contain_text("current")
     notebook.banner.get_by_role("button", name="Resume").click()
     expect(notebook.chip).to_have_text("Running")
     notebook.run_cell(1, "42")

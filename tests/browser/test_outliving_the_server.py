@@ -6,28 +6,48 @@ import pytest
 
 pytestmark = pytest.mark.browser
 
-COUNT = "import time\nfor number in range(600):\n    print(number)\n    time.sleep(0.02)"
-EVERYTHING = [str(number) for number in range(600)]
+#: Ends when the test has made a file.
+COUNT = """import pathlib, time
+number, stop = 0, pathlib.Path(STOP)
+while not stop.exists():
+    print(number)
+    number += 1
+    time.sleep(0.02)"""
 
 
-def expect_everything(notebook, index, expect):
-    """The cell has ended and shows each line once, in order."""
+@pytest.fixture
+def stop(lab_server, request):
+    """Return a file, and a cell that prints until it exists."""
+    path = lab_server.root_dir / f"{request.node.name}.stop"
+    return path, COUNT.replace("STOP", repr(str(path)))
+
+
+def expect_everything(notebook, index, expect, stop):
+    """Check that a cell with output ends and has shown each line once, in order; return the number of lines."""
+    expect(notebook.cell(index)).to_contain_text("50")
+    stop.touch()
     prompt = notebook.cell(index).locator(".jp-InputPrompt")
-    expect(prompt).to_have_text(re.compile(r"\[\d+\]:"), timeout=60_000)
-    assert notebook.output(index).split() == EVERYTHING
+    expect(prompt).to_have_text(re.compile(r"\[\d+\]:"), timeout=180_000)
+    shown = notebook.output(index).split()
+    assert shown == [str(number) for number in range(len(shown))]
+    return str(len(shown))
 
 
-def test_a_cell_shows_all_it_prints_over_a_reload(open_notebook, expect):
-    notebook = open_notebook("reload.ipynb", COUNT).require_engine()
+def test_a_cell_shows_all_it_prints_over_a_reload(open_notebook, expect, stop):
+    path, count = stop
+    notebook = open_notebook("reload.ipynb", count).require_engine()
     notebook.start_cell(0)
     expect(notebook.cell(0)).to_contain_text("50")
     notebook.page.on("dialog", lambda dialog: dialog.accept())  # it has unsaved changes
     notebook.reload()
-    expect_everything(notebook, 0, expect)
+    expect_everything(notebook, 0, expect, path)
 
 
-def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, lab_server, expect):
-    busy = open_notebook("busy.ipynb", COUNT, "print(number)").require_engine()
+def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(
+    open_notebook, lab_server, expect, stop
+):
+    path, count = stop
+    busy = open_notebook("busy.ipynb", count, "print(number)").require_engine()
     busy.page.keyboard.press("Control+s")
     lab_server.write_notebook("other.ipynb", "x = 41; print(x)", "print(x + 1)")
     page = busy.page
@@ -48,17 +68,17 @@ def test_file_shut_down_loses_no_notebook_and_a_busy_one_goes_on(open_notebook, 
 
     page.on("dialog", lambda dialog: dialog.accept())
     busy.reload()
-    expect_everything(busy, 0, expect)
-    busy.run_cell(1, "599")
+    busy.run_cell(1, expect_everything(busy, 0, expect, path))
     other.reload()
     other.run_cell(1, "42")
 
 
 @pytest.mark.slow
 def test_an_open_page_connects_again_by_itself_and_shows_the_rest(
-    open_notebook, lab_server, expect
+    open_notebook, lab_server, expect, stop
 ):
-    notebook = open_notebook("open.ipynb", COUNT, "print(number)").require_engine()
+    path, count = stop
+    notebook = open_notebook("open.ipynb", count, "print(number)").require_engine()
     notebook.start_cell(0)
     expect(notebook.cell(0)).to_contain_text("50")
     lab_server.restart()
@@ -66,5 +86,4 @@ def test_an_open_page_connects_again_by_itself_and_shows_the_rest(
     dismiss = notebook.page.get_by_role("dialog").get_by_role("button").last
     if dismiss.is_visible():
         dismiss.click()
-    expect_everything(notebook, 0, expect)
-    notebook.run_cell(1, "599")
+    notebook.run_cell(1, expect_everything(notebook, 0, expect, path))

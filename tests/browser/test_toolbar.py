@@ -1,16 +1,26 @@
 """What a user sees and presses in a notebook's toolbar."""
 
+import os
 import re
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.browser.lab_server import environment
+from tests.programs import python_module
+
 pytestmark = pytest.mark.browser
 
 
+#: Whether one part of the page ends above another.
+ENDS_ABOVE = """([one, other]) =>
+  one.getBoundingClientRect().bottom <= other.getBoundingClientRect().top"""
+
+
 def processes_of(kernel_id):
-    """The processes whose command line holds the kernel's connection file, in every PID namespace below ours."""
+    """Return the processes whose command line holds the kernel's connection file, in every PID namespace below ours."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -23,7 +33,7 @@ def processes_of(kernel_id):
 
 
 def expect_gone(kernel_id):
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while processes_of(kernel_id) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert processes_of(kernel_id) == []
@@ -37,7 +47,7 @@ def test_save_says_what_it_did_and_the_kernel_carries_on(open_notebook, expect):
 
     notebook.press("save")
     expect(notebook.toasts).to_contain_text(
-        re.compile(r"Saved save\.ipynb: kernel stood still .* s, .*B new, .*B in all")
+        re.compile(r"Saved save\.ipynb: paused .* s · .*B on disk \(.*B new\)")
     )
     expect(notebook.chip).to_have_text("Running")
     notebook.run_cell(1, "42")
@@ -52,7 +62,7 @@ def test_suspend_ends_the_process_and_resume_brings_it_back(open_notebook, expec
     notebook.press("suspend")
     expect(notebook.chip).to_have_text("Suspended")
     expect(notebook.toasts).to_contain_text(
-        re.compile(r"Suspended suspend\.ipynb: .*B RAM freed, .*B stored in .* s")
+        re.compile(r"Suspended suspend\.ipynb in .* s: freed .*B of RAM · .*B on disk")
     )
     expect(notebook.banner).to_be_visible()
     notebook.expect_enabled("resume")
@@ -75,9 +85,21 @@ def test_a_reloaded_page_shows_the_suspended_kernel_and_can_resume_it(open_noteb
 
     notebook.reload()
     expect(notebook.chip).to_have_text("Suspended")
+    # Jupyter's own indicators do not say "Idle".
+    circle = notebook.page.locator(".jp-Notebook-ExecutionIndicator").first
+    expect(circle).to_have_attribute("data-status", "disconnected")
     expect(notebook.toasts).to_have_count(0)
     assert notebook.kernel_id() == kernel_id
     expect_gone(kernel_id)
+
+    # At 200 % all of the banner is seen.
+    notebook.page.set_viewport_size({"width": 640, "height": 400})
+    history = notebook.banner.get_by_role("button", name="History")
+    expect(history).to_be_visible()
+    notebook.page.wait_for_function(
+        ENDS_ABOVE, arg=[history.element_handle(), notebook.cell(0).element_handle()]
+    )
+    notebook.page.set_viewport_size({"width": 1280, "height": 800})
 
     notebook.banner.get_by_role("button", name="Resume").click()
     expect(notebook.chip).to_have_text("Running")
@@ -89,10 +111,10 @@ def test_a_kernel_that_is_not_under_the_engine_says_why_it_cannot_be_saved(open_
     expect(notebook.chip).to_have_attribute("data-state", "unmanaged")
     notebook.expect_enabled()
     expect(notebook.main_button).to_have_attribute("aria-disabled", "true")
-    why = re.compile(r"This kernel does not run under the engine: .+")
+    why = re.compile(r"This kernel cannot be saved: .+")
     expect(notebook.main_button).to_have_attribute("title", why)
     notebook.menu_button.click()
-    for label in ("Save Session", "Suspend Session", "Resume Session"):
+    for label in ("Save Snapshot", "Suspend Kernel", "Resume Kernel"):
         item = notebook.page.get_by_role("menuitem", name=label, exact=True)
         expect(item.locator(".lm-Menu-itemLabel")).to_have_attribute("title", why)
     notebook.page.keyboard.press("Escape")
@@ -110,16 +132,16 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
 
     page.get_by_role("menuitem", name="Kernel", exact=True).click()
     menu = page.locator(".lm-MenuBar-menu")
-    expect(menu.get_by_role("menuitem", name="Branch Session")).to_be_visible()
-    menu.get_by_role("menuitem", name="Suspend Session").click()
+    expect(menu.get_by_role("menuitem", name="Branch into a New Notebook")).to_be_visible()
+    menu.get_by_role("menuitem", name="Suspend Kernel").click()
     expect(notebook.chip).to_have_text("Suspended")
     expect(notebook.banner).to_contain_text("Running a cell resumes it.")
 
     notebook.execute("filebrowser:activate")
     page.locator(".jp-DirListing-item", has_text="ways.ipynb").click(button="right")
     menu = page.locator(".lm-Menu")
-    expect(menu.get_by_role("menuitem", name="Suspend Session")).to_have_count(0)
-    menu.get_by_role("menuitem", name="Resume Session").click()
+    expect(menu.get_by_role("menuitem", name="Suspend Kernel")).to_have_count(0)
+    menu.get_by_role("menuitem", name="Resume Kernel").click()
     expect(notebook.chip).to_have_text("Running")
 
     # By the keyboard alone: the button is reached, its menu opened, an entry chosen.
@@ -127,15 +149,48 @@ def test_the_same_by_keyboard_menu_palette_and_file_browser(open_notebook, expec
     while not notebook.menu_button.evaluate("button => button === document.activeElement"):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("menuitem", name="Save Session As…")).to_be_visible()
+    expect(page.get_by_role("menuitem", name="Save Snapshot As…")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(notebook.menu_button).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("menuitem", name="Save Snapshot As…")).to_be_visible()
     for _ in range(3):
         page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     expect(notebook.chip).to_have_text("Suspended")
 
     notebook.execute("apputils:activate-command-palette")
-    page.keyboard.type("resume session")
-    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Resume Session")
+    page.keyboard.type("free gpu")
+    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Free GPU Memory")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("resume kernel")
+    expect(page.locator(".lm-CommandPalette-item").first).to_contain_text("Resume Kernel")
     page.keyboard.press("Enter")
     expect(notebook.chip).to_have_text("Running")
     notebook.run_cell(1, "42")
+
+
+def test_a_notice_that_the_machine_goes_counts_down_above_the_notebook(
+    lab_server, open_notebook, expect
+):
+    def notice(*words):
+        environ = environment(lab_server.folder, lab_server.runtime_dir)
+        command = [*python_module("jupyter_gpuckpt.cli"), "notice", *words]
+        subprocess.run(command, env=environ, check=True, stdin=subprocess.DEVNULL)
+
+    notebook = open_notebook("notice.ipynb", "1").require_engine()
+    banner = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptNotice")
+    expect(banner).to_be_hidden()
+    # So early that no kernel is suspended yet.
+    notice("--within", "100000s", "--no-wait")
+    try:
+        expect(banner).to_contain_text("This machine will be shut down in 27:4")
+        expect(banner).to_contain_text("only what is uploaded to a remote survives")
+        assert banner.bounding_box()["height"] > 20
+        before = banner.inner_text()
+        expect(banner).not_to_have_text(before)
+        if folder := os.environ.get("GPUCKPT_SCREENSHOTS"):
+            notebook.page.screenshot(path=Path(folder) / "notice.png")
+    finally:
+        notice("--withdraw")
+    expect(banner).to_be_hidden()

@@ -12,11 +12,11 @@ import pytest
 KERNEL = """
 import sys
 from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel(startup_timeout=60)
+manager, client = start_new_kernel(startup_timeout=180)
 print(manager.kernel_id, flush=True)
 for line in sys.stdin:
     # The reply alone: right after a resume the channel of outputs may not be connected yet.
-    reply = client.execute("", user_expressions={"it": line}, reply=True, timeout=60)
+    reply = client.execute("", user_expressions={"it": line}, reply=True, timeout=180)
     print(reply["content"]["user_expressions"]["it"]["data"]["text/plain"], flush=True)
 client.stop_channels()
 manager.shutdown_kernel(now=True)
@@ -50,7 +50,7 @@ class Kernel:
 
     def end(self):
         self._program.stdin.close()
-        self._program.wait(60)
+        self._program.wait(180)
         self._program.stdout.close()
 
 
@@ -65,7 +65,7 @@ def gpuckpt(daemon_env):
             capture_output=True,
             env=daemon_env,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr

@@ -24,6 +24,9 @@ COMMANDS = [
     "verify",
     "export",
     "import",
+    "move",
+    "execute",
+    "notice",
     "prune",
     "remote",
 ]

@@ -16,7 +16,7 @@ from tests.conftest import wait_for
 
 @pytest.fixture
 def library(short_dir):
-    """A library for a kernel to load."""
+    """Return a library for a kernel to load."""
     found = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     name = find_library("z")
     path = next(line.split()[-1] for line in found.splitlines() if line.split()[:1] == [name])
@@ -79,7 +79,7 @@ def test_a_kernel_moves_to_another_machine(
     none = gpuckpt_json("remote", "fetch", "share", "nothing", status=5)["error"]
     assert none["code"] == "snapshot_not_found"
 
-    # The folder takes snapshots of the first machine only, and this one is there.
+    # What came from there does not go there again.
     [status] = gpuckpt_json("remote", "status", "share")["remotes"]
     assert (status["uploaded"], status["waiting"], status["trouble"]) == (1, 0, None)
 
@@ -88,3 +88,83 @@ def test_a_kernel_moves_to_another_machine(
     assert (back["kernel_id"], back["state"]) == (kernel.id, "running")
     assert worth(daemon_env, kernel.id, "(x + 1, mine.zlibVersion() != 0)") == "(42, True)"
     end(gpuckpt_json, back["pid"])
+
+
+def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
+    kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir
+):
+    kernel.worth("globals().update(x=41)")
+    gpuckpt("save", kernel.id)
+    [snapshot] = gpuckpt_json("list")["snapshots"]
+    snapshot_id = snapshot["snapshot_id"]
+    share = ["share", f"file://{short_dir}/share"]
+    phrase = joined(daemon_env, *share)
+    gpuckpt("remote", "upload", "share", snapshot_id)
+
+    def sessions():
+        return gpuckpt_json("remote", "sessions", "share")["sessions"]
+
+    wait_for(lambda: sessions()[0]["leased_to"])
+    heads, row = gpuckpt("remote", "sessions", "share").stdout.splitlines()
+    assert "LEASED TO" in heads
+    assert row.count(socket.gethostname()) == 2
+    other = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] + "/other"
+    first, daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"], other
+    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    refused = gpuckpt_json("remote", "fetch", "share", snapshot_id, status=6)["error"]
+    assert refused["code"] == "session_held"
+    assert f"runs on machine {socket.gethostname()}, since" in refused["message"]
+    assert "--take-over" in refused["hint"]
+    assert gpuckpt_json("list")["snapshots"] == []
+    assert "runs on machine" in gpuckpt("remote", "fetch", "share", snapshot_id, "--check").stderr
+    gpuckpt("remote", "fetch", "share", snapshot_id, "--take-over")
+    gpuckpt("resume", snapshot_id, "--take-over")
+    [back] = gpuckpt_json("ps")["kernels"]
+    assert worth(daemon_env, kernel.id, "x") == "41"
+
+    # What the first one goes on with is a branch, and it knows.
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = first
+    kernel.worth("globals().update(x=42)")
+    gpuckpt("save", kernel.id)
+    wait_for(lambda: len(sessions()) == 2)
+    wait_for(lambda: gpuckpt_json("ps")["kernels"][0]["error"])
+    assert gpuckpt_json("ps")["kernels"][0]["error"]["code"] == "session_lost"
+    assert "as a branch" in gpuckpt("ps").stderr
+    # Nothing of the branch is in the session that was taken over; the pause has made one more snapshot of it.
+    assert min(len(one["snapshots"]) for one in sessions()) == 1
+    assert {one["snapshots"][0]["kernel_id"] for one in sessions()} == {kernel.id}
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = other
+    end(gpuckpt_json, back["pid"])
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = first
+
+
+def test_a_kernel_is_moved_or_is_as_it_was(kernel, gpuckpt, gpuckpt_json, daemon_env, short_dir):
+    kernel.worth("globals().update(x=41)")
+    assert gpuckpt_json("move", kernel.id, status=2)["error"]["code"] == "configuration"
+    share = ["share", f"file://{short_dir}/share"]
+    phrase = joined(daemon_env, *share)
+    # The remote is asked before anything is done; what goes wrong later is undone.
+    assert gpuckpt_json("move", kernel.id, "--to", "other", status=2)
+    epoch = short_dir / "share/epoch"
+    epoch.write_text("This is none.")
+    failed = gpuckpt("move", kernel.id, status=7)
+    assert f"Kernel {kernel.id} was not moved; here it is running." in failed.stderr
+    assert "It is safe" not in failed.stdout
+    assert kernel.worth("x + 1") == "42"
+    epoch.unlink()
+
+    moved = gpuckpt("move", kernel.id[:8])
+    assert moved.stdout.endswith("It is safe to close this machine.\n")
+    assert "remote fetch share" in moved.stderr
+    [here] = gpuckpt_json("ps")["kernels"]
+    assert here["state"] == "suspended"
+    again = gpuckpt_json("move", kernel.id)["moved"]
+    assert (again["snapshot_id"], again["is_released"]) == (here["snapshot_id"], True)
+    other = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] + "/other"
+    first, daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = daemon_env["JUPYTER_GPUCKPT_DATA_DIR"], other
+    joined(daemon_env, *share, "--recovery-phrase", phrase=phrase)
+    [session] = gpuckpt_json("remote", "sessions", "share")["sessions"]
+    assert session["leased_to"] == ""
+    assert gpuckpt("remote", "fetch", "share", again["snapshot_id"])
+    daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = first
+    kernel.kill()

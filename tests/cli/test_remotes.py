@@ -5,11 +5,26 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import stat
 
+import msgspec
 import pytest
 
-from jupyter_gpuckpt.cli import app
+from jupyter_gpuckpt import file_locks
+from jupyter_gpuckpt.cli import app, remotes
+from jupyter_gpuckpt.cli import remote_keys as remote_commands
+from jupyter_gpuckpt.daemon import remote_keys
+from jupyter_gpuckpt.daemon.upload_line import record_path
+from jupyter_gpuckpt.daemon.upload_queue import Uploaded, read_uploaded, write_uploaded
+from jupyter_gpuckpt.errors import KeyUnavailable
+from jupyter_gpuckpt.store.far import journal, keyring
+from jupyter_gpuckpt.store.far.buckets import open_bucket
+from jupyter_gpuckpt.store.far.journal import Journal, path_of
+from jupyter_gpuckpt.store.far.remotes import Remotes
+from jupyter_gpuckpt.store.far.sessions import Facts
+from jupyter_gpuckpt.store.far.upload import Uploader
+from tests.far.installations import Reader, save, some_chunks, store_of
 
 
 @pytest.fixture
@@ -23,17 +38,17 @@ def test_a_folder_is_added_tested_listed_and_forgotten(data_dir, tmp_path, capsy
     assert app.main(["remote", "add", "share", url, "--upload-rate", "20M"]) == 0
     out, err = capsys.readouterr()
     assert re.search("creates objects without overwriting +yes", out)
-    assert "only this machine may write" in err
+    assert "only this machine" not in err
     assert "Recovery phrase:" in out
     assert app.main(["remote", "list", "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["remotes"]
     assert found["remote"]["url"] == url
     assert found["remote"]["upload_rate"] == 20_000_000
-    assert found["remote"]["capabilities"]["compare_and_swap"] is False
+    assert found["remote"]["capabilities"]["compare_and_swap"] is True
     assert app.main(["remote", "test", "share"]) == 0
     capsys.readouterr()
     assert app.main(["remote", "list"]) == 0
-    assert "usable, 1 warning" in capsys.readouterr().out
+    assert "usable" in capsys.readouterr().out
     assert app.main(["remote", "rm", "share"]) == 0
     capsys.readouterr()
     assert app.main(["remote", "list"]) == 0
@@ -130,3 +145,153 @@ def test_a_key_file_that_others_can_read_is_refused(data_dir, tmp_path, capsys):
     assert "chmod 600" in capsys.readouterr().err
     key.chmod(0o600)
     assert app.main(words) == 0
+
+
+def _uploaded(data_dir, name, **sessions):
+    """Upload a snapshot of each session: its id, and what it consists of."""
+    opened = remote_keys.opened(data_dir, Remotes(data_dir).get(name))
+    with store_of(data_dir) as store:
+        uploader = Uploader(
+            opened.bucket,
+            opened.keyring,
+            opened.seen,
+            state=remote_keys.state_dir(data_dir, name),
+            machine_id=remote_keys.machine_id(data_dir),
+        )
+        for snapshot_id, chunks in sessions.items():
+            save(store, snapshot_id, *chunks)
+            facts = Facts(f"of-{snapshot_id}", path=f"{snapshot_id}.ipynb")
+            uploader.upload(store, snapshot_id, facts)
+
+
+def is_eviction_free(data_dir):
+    """Whether the daemon may make the copy in the remote `share` the only one."""
+    with file_locks.alone_at_once(file_locks.eviction(data_dir, "share")) as free:
+        return free
+
+
+def test_a_session_is_erased_and_then_everything(data_dir, tmp_path, capsys, monkeypatch):
+    assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
+    one, both, two = some_chunks(1, 2), some_chunks(2, 2), some_chunks(3, 2)
+    _uploaded(data_dir, "share", s1=[*one, *both], s2=[*both, *two])
+    erase = ["remote", "erase", "share"]
+    capsys.readouterr()
+    for named in ("s3", "of-"):
+        assert app.main([*erase, named, "--yes"]) in {2, 5}
+        assert "remote sessions" in (err := capsys.readouterr().err) or "2 sessions" in err
+    assert app.main([*erase, "s1.ipynb"]) == 6
+    assert "Nothing was erased" in capsys.readouterr().err
+    # On a terminal the remote's name has to be typed.
+    typed, free = io.StringIO("yes\n"), []
+
+    def isatty():
+        # While the user thinks, and until it is erased, the daemon must not make the remote's copy the only one.
+        free.append(is_eviction_free(data_dir))
+        return True
+
+    monkeypatch.setattr(typed, "isatty", isatty, raising=False)
+    monkeypatch.setattr("sys.stdin", typed)
+    assert app.main([*erase, "s1"]) == 6
+    assert free == [False]
+    assert is_eviction_free(data_dir)
+    out, err = capsys.readouterr()
+    assert re.search(r"of-s1 +s1.ipynb +\S+ +1 ", err)
+    assert len(Reader(data_dir, "share").listed()) == 2
+    typed.seek(0)
+    typed.write("share\n")
+    typed.seek(0)
+    assert app.main([*erase, "s1"]) == 0
+    out, err = capsys.readouterr()
+    assert "Session of-s1 is erased: 1 snapshots, 2." in out
+    assert "1 packs that other sessions share were written anew" in out
+    assert Reader(data_dir, "share").fetch_all() == {"s2": [*both, *two]}
+    assert set(Remotes(data_dir).get("share").erased) == {"of-s1"}
+    # Whoever asks for it again can have it.
+    _uploaded(data_dir, "share", s4=one)
+    assert app.main([*erase, "--json", "--yes"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert [one["session_id"] for one in done["plan"]["sessions"]] == ["of-s2", "of-s4"]
+    assert done["erased"]["left"] == 0
+    assert [path for path in (tmp_path / "share").rglob("*") if path.is_file()] == []
+    assert Remotes(data_dir).all() == []
+    assert not remote_keys.state_dir(data_dir, "share").exists()
+    # The place is as good as new, for the same name as well.
+    assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
+    _uploaded(data_dir, "share", s5=two)
+    assert Reader(data_dir, "share").fetch_all() == {"s5": two}
+
+
+def test_everything_is_erased_without_a_key_and_after_a_crash(data_dir, tmp_path, capsys):
+    assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
+    _uploaded(data_dir, "share", s1=some_chunks(1, 1))
+    beside = tmp_path / "share/notes/mine.txt"
+    beside.parent.mkdir()
+    beside.write_text("not ours")
+    # As far as it had come when it was killed: nobody has a key to it any more.
+    keyring.destroy(open_bucket(Remotes(data_dir).get("share"), lock_dir=data_dir / "remotes"))
+    with pytest.raises(KeyUnavailable):
+        Reader(data_dir, "share")
+    assert app.main(["remote", "erase", "share", "s1", "--yes"]) == 7
+    capsys.readouterr()
+    assert app.main(["remote", "erase", "share", "--yes"]) == 0
+    out, err = capsys.readouterr()
+    assert "cannot be read" in err
+    assert "is erased" in out
+    assert [path for path in (tmp_path / "share").rglob("*") if path.is_file()] == [beside]
+    assert Remotes(data_dir).all() == []
+
+
+def test_old_versions_and_what_cannot_be_deleted_are_told(data_dir, tmp_path, capsys):
+    assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
+    _uploaded(data_dir, "share", s1=some_chunks(1, 1))
+
+    def versioned(remote):
+        able = msgspec.structs.replace(remote.capabilities, versioned=True)
+        return msgspec.structs.replace(remote, capabilities=able)
+
+    Remotes(data_dir).change("share", versioned)
+    capsys.readouterr()
+    assert app.main(["remote", "erase", "share", "--yes"]) == 0
+    assert "life-cycle rule" in capsys.readouterr().err
+
+
+def test_while_a_remote_is_removed_its_copies_do_not_become_the_only_ones(
+    data_dir, tmp_path, monkeypatch
+):
+    assert app.main(["remote", "add", "share", f"file://{tmp_path}/share"]) == 0
+    free = []
+
+    def asked(*words, **more):
+        free.append(is_eviction_free(data_dir))
+        return remote_commands.ask(*words, **more)
+
+    monkeypatch.setattr(remotes, "ask", asked)
+    assert app.main(["remote", "rm", "share"]) == 0
+    assert free == [False]
+    assert is_eviction_free(data_dir)
+    assert app.main(["remote", "rm", "../share"]) != 0
+    assert [path.name for path in data_dir.glob("**/*evicting")] == ["share.evicting"]
+
+
+def test_nothing_of_a_removed_remote_counts_for_another_of_its_name(data_dir, tmp_path):
+    urls = [f"file://{tmp_path}/{name}" for name in ("one", "other")]
+    content = some_chunks(1, 2)
+    assert app.main(["remote", "add", "share", urls[0]]) == 0
+    _uploaded(data_dir, "share", s1=content)
+    state = remote_keys.state_dir(data_dir, "share")
+    opened = remote_keys.opened(data_dir, Remotes(data_dir).get("share"))
+    unfinished = Journal(path_of(state, "s2"), opened.keyring.public.store_id)
+    write_uploaded(record_path(data_dir, "share"), Uploaded({"s1": 1.0}, 1.0))
+    assert unfinished.epoch is None
+    shutil.copytree(state, tmp_path / "kept")
+    assert app.main(["remote", "rm", "share"]) == 0
+    left = [path for path in (data_dir / "remotes").rglob("*") if path.is_file()]
+    assert [path for path in left if path.stat().st_size] == []
+    # A daemon that was reading it at that moment writes down afterwards what it has seen.
+    shutil.copytree(tmp_path / "kept", state)
+    assert app.main(["remote", "add", "share", urls[1]]) == 0
+    assert journal.unfinished(state) == []
+    assert read_uploaded(record_path(data_dir, "share")) == Uploaded()
+    shutil.rmtree(data_dir / "store")
+    _uploaded(data_dir, "share", s1=content)
+    assert Reader(data_dir, "share").fetch_all() == {"s1": content}

@@ -10,14 +10,14 @@ from tests.conftest import wait_for
 
 
 def worth(env, kernel_id, expression):
-    """What an expression is worth in a kernel, by its connection file."""
+    """Return the value of an expression in a kernel, found by its connection file."""
     path = Path(env["JUPYTER_RUNTIME_DIR"], f"kernel-{kernel_id}.json")
     assert path.stat().st_mode & 0o777 == 0o600
     client = BlockingKernelClient()
     client.load_connection_file(str(path))
     client.start_channels()
-    client.wait_for_ready(30)
-    reply = client.execute("", user_expressions={"it": expression}, reply=True, timeout=30)
+    client.wait_for_ready(180)
+    reply = client.execute("", user_expressions={"it": expression}, reply=True, timeout=180)
     client.stop_channels()
     return reply["content"]["user_expressions"]["it"]["data"]["text/plain"]
 

@@ -14,7 +14,7 @@ def snapshot_id(kernel, gpuckpt_json):
 
 @pytest.fixture
 def elsewhere(daemon_env, short_dir):
-    """Runs the command with another data directory, as on another machine."""
+    """Run the command with another data directory, as on another machine."""
 
     def run(*words, status=0, stdin=subprocess.DEVNULL, place="elsewhere"):
         env = daemon_env | {"JUPYTER_GPUCKPT_DATA_DIR": str(short_dir / place)}
@@ -23,7 +23,7 @@ def elsewhere(daemon_env, short_dir):
             stdin=stdin,
             capture_output=True,
             env=env,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == status, done.stdout + done.stderr

@@ -25,7 +25,7 @@ def test_all_kernels_are_suspended_and_a_report_says_so(kernels, gpuckpt, gpuckp
         assert kernel.worth(f"globals().update(x={number}) or x") == str(number)
     gpuckpt("suspend", first.id)
     # What is suspended already is no kernel that runs.
-    report = gpuckpt_json("suspend", "--all", "--within", "60s")
+    report = gpuckpt_json("suspend", "--all", "--within", "200s")
     (outcome,) = report["kernels"]
     assert (outcome["kernel_id"], outcome["saved"], outcome["error"]) == (second.id, True, None)
     assert outcome["size_bytes"] > 1_000_000
@@ -67,7 +67,7 @@ def test_kernels_of_other_daemons_of_the_same_data_are_suspended_too(
 
 @pytest.fixture
 def slow_daemon(gpuckpt):
-    """A daemon that is not too fast for the test: it has as many threads as processors."""
+    """Start a daemon with as many threads as processors, so that it is not too fast for the test."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     gpuckpt("ps")

@@ -1,4 +1,6 @@
-"""Make snapshots of real programs for `test_snapshots.py`. Run as root from the project's root, on a machine with CRIU:
+"""Make snapshots of real programs for `test_snapshots.py`.
+
+Run it as root from the project's root, on a machine with CRIU:
 
     unshare --uts sh -c 'hostname golden; exec python -m tests.compat.make 0.1.0'
 
@@ -18,12 +20,12 @@ from pathlib import Path
 
 import msgspec
 
+from jupyter_gpuckpt.agent_code import installation
 from jupyter_gpuckpt.engine.settings import EngineSettings
 from jupyter_gpuckpt.host import doctor
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.model import Cause, Manifest, SaveOptions
 from jupyter_gpuckpt.progress import Progress
-from jupyter_gpuckpt.server.kernels.agent import installation
 from jupyter_gpuckpt.snapshots.save import save
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.compat.programs import HERE, KINDS, asked, launched, scripted_gpu

@@ -52,7 +52,7 @@ def launched(
     """Start a program under the engine, in an environment and with paths that say nothing of this machine."""
     program, source = folder / "program", HERE.parent / kind.source
     command = ["gcc", "-Os", "-Wall", "-Werror", "-static", "-s", "-pthread", "-o"]
-    commands.run([*command, str(program), str(source)], timeout=60)
+    commands.run([*command, str(program), str(source)], timeout=300)
     begin = (
         f"mkdir {FOLDER}; cp {program} {FOLDER}/program; head -c 4096 /dev/zero >{FOLDER}/libcuda.so.1;"
         f" exec env -i {FOLDER}/program {' '.join(kind.words)} </dev/null >/dev/null 2>&1"

@@ -19,13 +19,13 @@ from jupyter_gpuckpt.server.kernels import agent
 from jupyter_gpuckpt.server.messages.probe import AGENT_REQUEST, ask
 from tests.conftest import wait_for
 
-SECONDS = 60.0
+SECONDS = 120.0
 VERSIONS = sorted(path.parent for path in Path(__file__).parent.glob("*/agent.txt"))
 
 
 @asynccontextmanager
 async def kernel_with(text: str) -> AsyncIterator[tuple[ServerKernelManager, Cells]]:
-    """A kernel in which an agent runs, and a page of it."""
+    """Yield a kernel in which an agent runs, and a page of it."""
     manager = ServerKernelManager(kernel_name="python3")
     await manager.start_kernel()
     client = manager.client()
@@ -73,7 +73,7 @@ class Cells:
         return reply["content"]["status"]
 
     async def heard_before_a_probe(self, manager):
-        """The requests about which something was said before the agent said that it was probed."""
+        """Return the ids of requests with messages before the agent's answer to a probe."""
         assert await ask(manager, "control", AGENT_REQUEST, {"op": "probe"}, SECONDS)
         heard = set()
         while (message := await self._client.get_iopub_msg(timeout=SECONDS))[

@@ -28,7 +28,7 @@ def recorded(request):
 
 @pytest.fixture
 def server(recorded) -> Iterator[tuple[str, list[dict]]]:
-    """The address of a user's server that answers as one did, and the questions that it gets."""
+    """Yield the address of a user's server that answers as one did, and the questions that it gets."""
     heard: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):

@@ -25,7 +25,7 @@ CASES = [
 
 
 def assert_holds(found, known):
-    """What is known is in it; there may be more by now."""
+    """Check that `found` contains all of `known`; it may contain more."""
     if isinstance(known, dict):
         assert known.keys() <= found.keys()
         for name, value in known.items():

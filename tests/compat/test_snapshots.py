@@ -34,13 +34,13 @@ VERSIONS = sorted(path.parent for path in HERE.glob("*/snapshots.tar"))
 
 @pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
 def version(request: pytest.FixtureRequest) -> Path:
-    """The folder of one version."""
+    """Return the folder of one version."""
     return Path(request.param)
 
 
 @pytest.fixture
 def store(version: Path, tmp_path: Path) -> Iterator[LocalStore]:
-    """A store into which the version's snapshots were imported."""
+    """Yield a store into which the version's snapshots were imported."""
     with LocalStore(tmp_path / "store") as store:
         archive = (version / "snapshots.tar").read_bytes()
         import_archive(store, io.BytesIO(archive).read)

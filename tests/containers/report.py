@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from jupyter_gpuckpt.host import mends
+from jupyter_gpuckpt.host import remedies
 from tests.containers.rows import ROWS
 
 #: Where the lines of trials are kept.
@@ -30,26 +30,26 @@ way: its seccomp filter, which refuses user namespaces or some of what CRIU does
 Write the filter to a file once, where containers are started:
 
 ```sh
-jupyter gpuckpt doctor --seccomp >{mends.SECCOMP_FILE}
+jupyter gpuckpt doctor --seccomp >{remedies.SECCOMP_FILE}
 ```
 
 docker:
 
 ```sh
-{mends.CONTAINER["docker"]}
+{remedies.CONTAINER["docker"]}
 ```
 
 podman:
 
 ```sh
-{mends.CONTAINER["podman"]}
+{remedies.CONTAINER["podman"]}
 ```
 
 Kubernetes, with the file in the kubelet's folder of seccomp profiles. This was not tried on a cluster. Newer versions allow
 `procMount: Unmasked` only together with `hostUsers: false`.
 
 ```yaml
-{mends.CONTAINER["kubernetes"]}
+{remedies.CONTAINER["kubernetes"]}
 ```
 
 The filter is podman's default one, without what it allows for capabilities, and with `chroot`, `kcmp`, `process_madvise` and

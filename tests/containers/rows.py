@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jupyter_gpuckpt.host import mends
+from jupyter_gpuckpt.host import remedies
 
 #: docker's default filter, written by `podman.docker_default`.
 DOCKER_DEFAULT = "--security-opt seccomp=docker-default.json"
-OURS = f"--security-opt seccomp={mends.SECCOMP_FILE}"
+OURS = f"--security-opt seccomp={remedies.SECCOMP_FILE}"
 UNMASKED = "--security-opt unmask=ALL"
 ADMIN = "--cap-add SYS_ADMIN --cap-add SYS_PTRACE --cap-add SYS_TIME --cap-add NET_ADMIN"
 #: As podman's --userns=auto and Kubernetes' hostUsers: false: no id in it is one of the machine's first user namespace.
@@ -19,7 +19,7 @@ CLOSED = (
 )
 
 FILTER = "The container's seccomp filter refuses system calls."
-MASKED = "The container hides parts of its /proc, so Linux lets nobody in it mount another."
+MASKED = "The container hides parts of its /proc, so Linux refuses to mount another one in it."
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def printed(line: str) -> str:
     return line.partition(" run ")[2].removesuffix(" ...")
 
 
-PODMAN, DOCKER = mends.CONTAINER["podman"], mends.CONTAINER["docker"]
+PODMAN, DOCKER = remedies.CONTAINER["podman"], remedies.CONTAINER["docker"]
 
 ROWS = [
     Row("docker", "docker, nothing added", "", ("user namespace", FILTER), DOCKER, engine="docker"),
@@ -138,12 +138,12 @@ ROWS = [
         "the printed line, root without any capability",
         f"--cap-drop ALL {printed(PODMAN)}",
         ("uid_map", "CAP_SETFCAP"),
-        mends.CONTAINER_SETFCAP["podman"],
+        remedies.CONTAINER_SETFCAP["podman"],
     ),
     Row(
         "bare-root-mended",
         "the line that the doctor prints there",
-        f"--cap-drop ALL {printed(mends.CONTAINER_SETFCAP['podman'])}",
+        f"--cap-drop ALL {printed(remedies.CONTAINER_SETFCAP['podman'])}",
     ),
     Row(
         "admin-docker",

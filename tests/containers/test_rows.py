@@ -21,7 +21,7 @@ from tests.containers.rows import ROWS, Row
 
 @pytest.fixture(scope="session")
 def folder(criu: Path) -> Iterator[Path]:
-    """A folder that everybody may enter, which pytest's own are not: users of a container are others."""
+    """Yield a folder that every user may enter: users of a container are others, and pytest's own folders are closed to them."""
     with tempfile.TemporaryDirectory(prefix="gpuckpt-c-") as made:
         Path(made).chmod(0o755)
         yield Path(made)
@@ -29,7 +29,7 @@ def folder(criu: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def podman(folder: Path) -> Podman:
-    """A podman whose containers are ours alone."""
+    """Return a podman whose containers are ours alone."""
     found = Podman(folder)
     if obstacle := found.obstacle():
         missing("podman", obstacle)
@@ -38,7 +38,7 @@ def podman(folder: Path) -> Podman:
 
 @pytest.fixture(scope="session")
 def rootless(folder: Path, podman: Podman) -> Podman:
-    """The podman of an ordinary user."""
+    """Return the podman of an ordinary user."""
     home = folder / "user"  # podman wants paths of at most 50 characters
     home.mkdir()
     found = RootlessPodman(home)
@@ -49,7 +49,7 @@ def rootless(folder: Path, podman: Podman) -> Podman:
 
 @pytest.fixture(scope="session")
 def docker(folder: Path) -> Iterator[Docker]:
-    """A docker daemon of our own."""
+    """Yield a docker daemon of our own."""
     if obstacle := Docker.obstacle():
         missing("docker", obstacle)
     home = folder / "docker"

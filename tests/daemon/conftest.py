@@ -1,4 +1,4 @@
-"""A daemon of the test's own, found and started as doors do it, with real kernels."""
+"""A daemon of the test's own, found and started as clients do it, with real kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,13 @@ from jupyter_gpuckpt import calls, daemon_settings
 from jupyter_gpuckpt.client import Client, starting, this_owner
 from jupyter_gpuckpt.model import SCRATCH, LaunchSpec
 from jupyter_gpuckpt.protocol import OwnerKind
+from jupyter_gpuckpt.snapshot_records import UploadState
+from tests.far import servers
+from tests.far.installations import Reader, add_remote, save, store_of
+from tests.live_files import entries_below
 
+#: For what a loaded machine does.
+LONG = 300.0
 #: Counts in a file, so that a test sees whether it runs, and says when it is interrupted.
 COUNTER = """
 import sys, time
@@ -30,13 +36,23 @@ while True:
         with open(sys.argv[1] + ".interrupted", "w") as file:
             file.write("yes")
 """
+#: Counts in a file, and holds as many random bytes as its second argument says, so that a save takes long enough to be met.
+LARGE = """
+import os, sys, time
+data, count = os.urandom(int(sys.argv[2])), 0
+while True:
+    count += 1
+    with open(sys.argv[1], "w") as file:
+        file.write(str(count))
+    time.sleep(0.01)
+"""
 
 
 @pytest.fixture
 def eventually():
     """Wait until something is true and return it."""
 
-    def wait(condition, seconds=10.0):
+    def wait(condition, seconds=120.0):
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             assert time.monotonic() < deadline, "did not come true in time"
@@ -48,7 +64,7 @@ def eventually():
 
 @pytest.fixture
 def settings(daemon_env, monkeypatch):
-    """The settings of this test's daemon, which is the one that every client of the test's process finds."""
+    """Return the settings of this test's daemon, which is the one that every client of the test's process finds."""
     for name, value in daemon_env.items():
         if name.startswith("JUPYTER_GPUCKPT_"):
             monkeypatch.setenv(name, value)
@@ -108,10 +124,14 @@ def counts(short_dir):
     """Return a function that reads what a counter has counted so far."""
 
     def read(kernel_id):
-        try:
-            return int((short_dir / kernel_id).read_text() or 0)
-        except FileNotFoundError:
-            return 0
+        for _ in range(100):
+            with suppress(FileNotFoundError):
+                if text := (short_dir / kernel_id).read_text():
+                    return int(text)
+                time.sleep(0.01)  # it is just being written
+                continue
+            break
+        return 0
 
     return read
 
@@ -124,6 +144,8 @@ def left_in_scratch():
         "keeper",
         "notify",
         "notify.socket",
+        "hold.socket",
+        "lane",
         "outside-signals.so",
         "secrets",
         "images",
@@ -132,7 +154,7 @@ def left_in_scratch():
     }
 
     def look(init_pid):
-        return {path.name for path in Path(f"/proc/{init_pid}/root{SCRATCH}").rglob("*")} - kept
+        return {path.name for path in entries_below(Path(f"/proc/{init_pid}/root{SCRATCH}"))} - kept
 
     return look
 
@@ -149,3 +171,72 @@ def kernel(client, owner, spec, counts, eventually):
     launched = client.send(calls.launch(owner.owner_id, spec(jupyter={"key": "not-for-the-log"})))
     eventually(lambda: counts(launched.kernel_id))
     return launched
+
+
+@pytest.fixture
+def credentials(monkeypatch):
+    """Have the daemon find those of the server that runs here."""
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def add(settings, short_dir):
+    """Return a function that adds a remote, a folder unless its URL is given."""
+
+    def added(name="far", url="", **fields):
+        return add_remote(settings.data, name, url or f"file://{short_dir}/{name}", **fields)
+
+    return added
+
+
+@pytest.fixture
+def snapshots(settings):
+    """Return a function that makes snapshots before there is a daemon; the last one is the newest."""
+
+    def make(**contents):
+        with store_of(settings.data) as store:
+            for number, (snapshot_id, chunks) in enumerate(contents.items()):
+                save(store, snapshot_id, *chunks, created=1.0 + number)
+
+    return make
+
+
+@pytest.fixture
+def state_of(settings):
+    """Return a function that says how far a snapshot is on its way to a remote; None if it is not to go there."""
+
+    def find(client, snapshot_id, remote="far"):
+        for info in client.send(calls.snapshots()):
+            if info.snapshot_id == snapshot_id:
+                return next((one for one in info.uploads if one.remote == remote), None)
+        return None
+
+    return find
+
+
+@pytest.fixture
+def uploaded(state_of, eventually):
+    """Return a function that waits until a remote has a snapshot."""
+
+    def wait(client, *snapshot_ids, remote="far"):
+        for snapshot_id in snapshot_ids:
+            eventually(
+                lambda one=snapshot_id: (
+                    (found := state_of(client, one, remote)) is not None
+                    and found.state is UploadState.UPLOADED
+                ),
+                LONG,
+            )
+
+    return wait
+
+
+@pytest.fixture
+def reader(settings):
+    """Return a function that opens a remote as another machine would."""
+
+    def opened(name="far"):
+        return Reader(settings.data, name)
+
+    return opened

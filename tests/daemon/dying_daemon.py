@@ -1,6 +1,7 @@
 """A gpuckptd that kills itself with SIGKILL where a test says, in one word in the file $DIE_AT: a stage, or `Class.method`.
 
-At the end of the stage; right after the method has returned. The rest is the daemon as it is.
+At the end of the stage; right after the method has returned. While the file $HOLD exists, operations wait at each of these places,
+once, until the test removes the file $HOLD.held, which has the word. The rest is the daemon as it is.
 """
 
 import functools
@@ -8,21 +9,29 @@ import importlib
 import os
 import signal
 import sys
-from contextlib import contextmanager
+import threading
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from jupyter_gpuckpt.daemon.app import main
 from jupyter_gpuckpt.progress import Progress
 
+holding, held = threading.Lock(), set()
+
 
 def die_here(name):
-    """Kill this process if the test has named `name`."""
-    try:
-        wanted = Path(os.environ["DIE_AT"]).read_text()
-    except FileNotFoundError:
-        return
-    if wanted == name:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Kill this process, or wait, if the test has named `name`."""
+    with suppress(FileNotFoundError):
+        if Path(os.environ["DIE_AT"]).read_text() == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+    with holding:
+        if name not in held and Path(os.environ["HOLD"]).exists():
+            held.add(name)
+            path = Path(os.environ["HOLD"] + ".held")
+            path.write_text(name)
+            while path.exists():
+                time.sleep(0.01)
 
 
 def dying_stages():

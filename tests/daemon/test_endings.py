@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -53,11 +54,13 @@ def test_a_suspended_one_is_forgotten_and_keeps_its_snapshot(client, kernel, eve
 
 
 def test_another_daemon_keeps_to_it(client, kernel, counts, eventually):
-    client.send(calls.end(kernel.kernel_id, 4))
+    ends_at = client.send(calls.end(kernel.kernel_id, 4)).ends_at
     os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
-    assert client.send(calls.kernel(kernel.kernel_id)).ends_at > 0
-    assert stands_still(kernel)
+    with suppress(KernelNotFound):  # where the next daemon came too late
+        assert client.send(calls.kernel(kernel.kernel_id)).ends_at == ends_at
+        assert stands_still(kernel) or time.time() >= ends_at
     eventually(lambda: not processes.alive(kernel.init_pid))
+    assert time.time() >= ends_at
 
 
 def test_another_daemon_can_undo_it(client, kernel, counts, eventually):

@@ -15,13 +15,13 @@ from jupyter_gpuckpt.states import KernelState
 def http(target):
     """Asks the daemon without our client."""
     with httpx.Client(
-        transport=transport.UnixTransport(target.socket), **transport.ANYWHERE
+        transport=transport.UnixTransport(target.socket), timeout=120, **transport.ANYWHERE
     ) as http:
         yield http
 
 
 def hostile(kernel_id):
-    """What is given as an id and would lead elsewhere."""
+    """Return hostile ids, which would lead to other paths."""
     return [
         f"../kernels/{kernel_id}",
         f"..%2Fkernels%2F{kernel_id}",
@@ -87,7 +87,7 @@ def test_a_launch_that_cannot_work_is_refused(http, owner, spec, changes):
     record = msgspec.to_builtins(
         LaunchRequest(owner.owner_id, msgspec.structs.replace(spec(), **changes))
     )
-    answer = http.post("/kernels", json=record, timeout=30)
+    answer = http.post("/kernels", json=record)
     assert 400 <= answer.status_code < 500, answer.text
     assert http.get("/kernels").json() == []
 
@@ -123,7 +123,7 @@ def test_nothing_that_is_asked_is_a_defect(http, kernel, owner):
         ("GET", "/kernels/%", b""),
     ]
     for method, path, body in asked:
-        with http.stream(method, path, content=body, timeout=30) as answer:
+        with http.stream(method, path, content=body) as answer:
             assert answer.status_code < 500, (method, path, body[:80], answer.read())
     assert http.get(here).json()["state"] == "running"
     assert [one["kernel_id"] for one in http.get("/kernels").json()] == [kernel.kernel_id]

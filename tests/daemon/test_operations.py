@@ -1,4 +1,4 @@
-"""Saves, suspends and resumes as clients see them: started, followed, cancelled, refused, undone."""
+"""Saves, suspends and resumes as clients see them: started, followed, canceled, refused, undone."""
 
 import asyncio
 import signal
@@ -23,27 +23,16 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.model import Cause
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
-
-#: Holds memory that does not compress, so that a save takes long enough to be met in flight.
-LARGE = """
-import os, sys, time
-data = [os.urandom(1 << 20) for _ in range(400)]
-count = 0
-while True:
-    count += 1
-    with open(sys.argv[1], "w") as file:
-        file.write(str(count))
-    time.sleep(0.01)
-"""
+from tests.daemon.conftest import LARGE
 
 
 @pytest.fixture
 def large(client, owner, spec, counts, short_dir, eventually):
-    """A kernel whose save takes a while."""
+    """Return a kernel whose save takes a while."""
     kernel_id = "large"
-    argv = [sys.executable, "-c", LARGE, str(short_dir / kernel_id)]
+    argv = [sys.executable, "-c", LARGE, str(short_dir / kernel_id), str(400 << 20)]
     launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id=kernel_id)))
-    eventually(lambda: counts(kernel_id), 30)
+    eventually(lambda: counts(kernel_id))
     return launched
 
 
@@ -280,7 +269,7 @@ def test_the_asynchronous_client_does_the_same(client, settings, spec):
             with pytest.raises(KernelStateConflict):
                 await asynchronous.send(calls.save(kernel.kernel_id))
             await asynchronous.send(calls.kill(kernel.kernel_id))
-            await asyncio.wait_for(ended.wait(), 10)
+            await asyncio.wait_for(ended.wait(), 120)
             listener.cancel()
             return followed, result, heard
 

@@ -54,7 +54,7 @@ def program(client, owner, spec, short_dir, counts, eventually):
         wanted.env.update(env)
         kernel = client.send(calls.launch(owner.owner_id, wanted))
         log = short_dir / f"{kernel.kernel_id}.log"
-        eventually(lambda: counts(kernel.kernel_id) or log.read_text(), 20)
+        eventually(lambda: counts(kernel.kernel_id) or log.read_text())
         assert log.read_text() == ""
         return kernel
 

@@ -12,12 +12,13 @@ import pytest
 
 from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, this_owner
-from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.daemon.owners import GRACE_SECONDS
+from jupyter_gpuckpt.errors import ConfigurationError, GpuCkptError
 from jupyter_gpuckpt.protocol import OwnerKind, SaveRequest
 from jupyter_gpuckpt.states import KernelState
 
-#: A door in a process of its own, so that it can die: launches a kernel, says its pid, waits.
-DOOR = """
+#: A client in a process of its own, so that it can die: launches a kernel, prints its pid, waits.
+OWNER = """
 import sys, time
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, this_owner
@@ -38,12 +39,12 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def door(client, short_dir):
-    """Starts a door with a kernel; gives its process and the pid of the kernel's init."""
+def owner_process(client, short_dir):
+    """Start a client with a kernel; return its process and the pid of the kernel's init."""
     started = []
 
     def start(kind, root="/tmp/a", hub="", suspend=False):
-        argv = [sys.executable, "-c", DOOR, kind, root, hub, str(short_dir / "log")]
+        argv = [sys.executable, "-c", OWNER, kind, root, hub, str(short_dir / "log")]
         process = subprocess.Popen(
             [*argv, "yes" if suspend else ""], stdout=subprocess.PIPE, text=True
         )
@@ -61,8 +62,8 @@ def die(process):
     process.wait()
 
 
-def test_a_script_takes_its_kernel_with_it(client, door, eventually):
-    process, init = door("script")
+def test_a_script_takes_its_kernel_with_it(client, owner_process, eventually):
+    process, init = owner_process("script")
     die(process)
     eventually(lambda: place.start_time(init) is None)
     eventually(lambda: client.send(calls.kernels()) == [])
@@ -70,15 +71,21 @@ def test_a_script_takes_its_kernel_with_it(client, door, eventually):
 
 def test_a_script_may_come_back_at_once(client, owner_of, spec):
     script = this_owner(OwnerKind.SCRIPT)
-    with client.hold(script, lambda event: None):
-        kernel = client.send(calls.launch(script.owner_id, spec()))
-    with client.hold(script, lambda event: None):
-        time.sleep(2.5)
-        assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
+    for _ in range(20):
+        with client.hold(script, lambda event: None):
+            kernel = client.send(calls.launch(script.owner_id, spec()))
+            left = time.monotonic()
+        with client.hold(script, lambda event: None):
+            if time.monotonic() - left > GRACE_SECONDS:
+                continue  # it was not at once
+            time.sleep(2.5)
+            assert client.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING
+            return
+    pytest.fail("the machine is too slow")
 
 
-def test_a_server_leaves_its_kernel(client, door):
-    process, init = door("server")
+def test_a_server_leaves_its_kernel(client, owner_process):
+    process, init = owner_process("server")
     die(process)
     time.sleep(2.5)
     assert place.start_time(init)
@@ -86,8 +93,8 @@ def test_a_server_leaves_its_kernel(client, door):
 
 
 @pytest.mark.parametrize("suspend", [False, True])
-def test_the_next_server_claims_it(client, door, owner_of, suspend):
-    process, _ = door("server", suspend=suspend)
+def test_the_next_server_claims_it(client, owner_process, owner_of, suspend):
+    process, _ = owner_process("server", suspend=suspend)
     die(process)
     with owner_of(client, root_dir="/tmp/a") as heir:
         claimed = client.send(calls.claim(heir.owner_id))
@@ -100,8 +107,10 @@ def test_the_next_server_claims_it(client, door, owner_of, suspend):
         assert client.send(calls.claim(heir.owner_id)) == []
 
 
-def test_who_claims_it_in_the_middle_of_a_suspend_hears_how_it_was_then(client, door, owner_of):
-    process, _ = door("server")
+def test_who_claims_it_in_the_middle_of_a_suspend_hears_how_it_was_then(
+    client, owner_process, owner_of
+):
+    process, _ = owner_process("server")
     die(process)
     then = {"root": "/tmp/a", "sessions": [], "agent": True}
     operation = client.send(calls.suspend("k", SaveRequest(jupyter=then)))
@@ -114,21 +123,21 @@ def test_who_claims_it_in_the_middle_of_a_suspend_hears_how_it_was_then(client, 
 @pytest.mark.parametrize(
     "fields", [{"root_dir": "/tmp/b"}, {"root_dir": "/tmp/a", "hub_server": "other"}]
 )
-def test_another_server_does_not_get_it(client, door, owner_of, fields):
-    process, _ = door("server")
+def test_another_server_does_not_get_it(client, owner_process, owner_of, fields):
+    process, _ = owner_process("server")
     die(process)
     with owner_of(client, **fields) as other:
         assert client.send(calls.claim(other.owner_id)) == []
 
 
-def test_a_living_server_keeps_it(client, door, owner_of):
-    door("server")
+def test_a_living_server_keeps_it(client, owner_process, owner_of):
+    owner_process("server")
     with owner_of(client, root_dir="/tmp/a") as other:
         assert client.send(calls.claim(other.owner_id)) == []
 
 
-def test_a_server_that_lets_go_is_followed_before_its_process_ends(client, door, owner_of):
-    door("server")
+def test_a_server_that_lets_go_is_followed_before_its_process_ends(client, owner_process, owner_of):
+    owner_process("server")
     [kernel] = client.send(calls.kernels())
     with owner_of(client, root_dir="/tmp/a") as heir, owner_of(client, root_dir="/tmp/b") as other:
         assert client.send(calls.claim(heir.owner_id)) == []
@@ -145,11 +154,13 @@ def test_scripts_claim_nothing(client, owner_of):
 
 
 def test_a_daemon_stays_while_somebody_is_connected(settings, owner_of):
-    with Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=2.0)) as client:
+    with (
+        Client.connect(msgspec.structs.replace(settings, idle_exit_seconds=2.0)) as client,
+        owner_of(client),
+    ):
         pid = client.send(calls.handshake()).pid
-        with owner_of(client):
-            time.sleep(5)  # longer than that, which is as long as a first connection may take
-            assert place.start_time(pid)
+        time.sleep(5)  # longer than that, which is as long as a first connection may take
+        assert place.start_time(pid)
 
 
 def listens(path):
@@ -172,18 +183,26 @@ def test_a_connection_is_opened_again_and_says_what_is_there(client, kernel, eve
     count = len(events)
     os.kill(first, signal.SIGKILL)
     # The holding thread notices the loss and starts the next daemon, which recovers the kernel.
-    eventually(lambda: len(events) > count, 20)
+    eventually(lambda: len(events) > count)
     again = events[count].kernel
     assert (again.kernel_id, again.state) == (kernel.kernel_id, KernelState.RUNNING)
     assert client.send(calls.handshake()).pid != first
 
 
-def test_a_loss_is_told_at_once(client, settings):
-    losses = []
-    with client.hold(this_owner(OwnerKind.SERVER), lambda event: None, losses.append):
+def test_a_loss_is_told_at_once(client, spec, eventually):
+    told, owner = [], this_owner(OwnerKind.SERVER)
+
+    def is_loss(one):
+        return isinstance(one, GpuCkptError)
+
+    with client.hold(owner, told.append, told.append):
+        client.send(calls.launch(owner.owner_id, spec()))
+        eventually(lambda: told)
+        first = told[0].position.incarnation
         os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
-        deadline = time.monotonic() + 1
-        while not losses and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert len(losses) == 1
-    assert losses[0].retryable
+        eventually(lambda: any(map(is_loss, told)))
+        eventually(lambda: not is_loss(told[-1]) and told[-1].position.incarnation > first)
+    # Before the next daemon says anything.
+    place = next(number for number, one in enumerate(told) if is_loss(one))
+    assert told[place].retryable
+    assert {one.position.incarnation for one in told[:place]} == {first}

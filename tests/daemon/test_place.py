@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import stat
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from jupyter_gpuckpt import place
 from jupyter_gpuckpt.errors import ConfigurationError, DaemonUnavailable
+from tests import uids
 
 
 def runtime_env(directory, home="/nowhere"):
@@ -70,11 +70,7 @@ def test_a_directory_of_somebody_else_is_refused(short_dir):
         place.runtime_dir(short_dir, runtime_env(short_dir / "run"))
 
 
-#: Ordinary users, who need no name.
-USER, SQUATTER = 61234, 61235
-
-
-def as_user(work):
+def as_user(uid, work):
     """Begin `work` in a process of the user's; gives a function that waits for what it says."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -85,8 +81,8 @@ def as_user(work):
         sys.stdout = sys.stderr = os.fdopen(writer, "w")
         try:
             os.setgroups([])
-            os.setgid(USER)
-            os.setuid(USER)
+            os.setgid(uid)
+            os.setuid(uid)
             print(work())
             sys.stdout.flush()
             status = 0
@@ -105,32 +101,33 @@ def as_user(work):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="being two other users needs root")
 def test_where_somebody_has_taken_the_name_all_use_the_same_other_one(short_dir):
+    user = uids.first() + 50
+    squatter = user + 1
     data = short_dir / "data"
     data.mkdir()
-    os.chown(short_dir, USER, USER)
-    os.chown(data, USER, USER)
-    taken = Path(f"/tmp/gpuckpt-{USER}")
+    os.chown(short_dir, user, user)
+    os.chown(data, user, user)
+    taken = Path(f"/tmp/gpuckpt-{user}")
     taken.mkdir(mode=0o777)
-    os.chown(taken, SQUATTER, SQUATTER)
+    os.chown(taken, squatter, squatter)
     try:
         look = lambda: place.runtime_dir(data, {})  # noqa: E731
-        begun = [as_user(look) for _ in range(4)]
+        begun = [as_user(user, look) for _ in range(4)]
         said = [one() for one in begun]
         [directory] = {Path(lines[-1]) for lines in said}
         assert directory.parent == Path("/tmp")
         status = directory.stat()
-        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (USER, 0o700)
+        assert (status.st_uid, stat.S_IMODE(status.st_mode)) == (user, 0o700)
         # It is said once, by who has made it.
         assert [len(lines) for lines in sorted(said, key=len)] == [1, 1, 1, 2]
         assert any(f"{taken} is not a directory of this user" in lines[0] for lines in said)
         # The name is found where it is free again, too, and never trusted when it is not ours.
         taken.rmdir()
-        assert as_user(look)() == [str(directory)]
-        os.chown(directory, SQUATTER, SQUATTER)
-        assert as_user(look)() == [str(taken)]
+        assert as_user(user, look)() == [str(directory)]
+        os.chown(directory, squatter, squatter)
+        assert as_user(user, look)() == [str(taken)]
     finally:
-        for path in Path("/tmp").glob(f"gpuckpt-{USER}*"):
-            shutil.rmtree(path)
+        uids.remove("/tmp", taken.name)
 
 
 def test_a_directory_under_the_home_directory_is_refused(short_dir):

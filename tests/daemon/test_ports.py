@@ -11,10 +11,12 @@ import pytest
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client
 from jupyter_gpuckpt.states import KernelState
+from tests.ports import unused_port
 
 LISTENER = """
-import socket, sys, time
-time.sleep(float(sys.argv[2]))
+import os, socket, sys, time
+while sys.argv[2] and not os.path.exists(sys.argv[2]):
+    time.sleep(0.01)
 with socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=8) as listener:
     while True:
         with listener.accept()[0] as peer:
@@ -36,13 +38,12 @@ while True:
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    return unused_port()
 
 
 @pytest.fixture
 def launch(client, owner, spec, port):
-    def start(after=0.0):
+    def start(after=""):
         argv = [sys.executable, "-c", LISTENER, str(port), str(after)]
         return client.send(calls.launch(owner.owner_id, spec(argv, own_ports=[port])))
 
@@ -50,7 +51,7 @@ def launch(client, owner, spec, port):
 
 
 def answers(port):
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=120):
         return True
     return False
 
@@ -64,10 +65,14 @@ def taken(port):
     return False
 
 
-def test_nobody_gets_the_ports_of_a_kernel_that_is_just_starting(launch, port, eventually):
-    launch(after=0.5)
+def test_nobody_gets_the_ports_of_a_kernel_that_is_just_starting(
+    launch, port, short_dir, eventually
+):
+    go = short_dir / "go"
+    launch(after=go)
     assert not answers(port)
     assert taken(port)
+    go.touch()
     eventually(lambda: answers(port))
 
 

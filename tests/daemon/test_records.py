@@ -2,15 +2,25 @@
 
 import fcntl
 import os
+import shutil
+import subprocess
 import time
 
 import msgspec
 import pytest
 
 from jupyter_gpuckpt import place
-from jupyter_gpuckpt.daemon.records import KernelRecord, Records, check_kernel_id, recovered
+from jupyter_gpuckpt.daemon.launch_checks import check_kernel_id
+from jupyter_gpuckpt.daemon.records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.recovered import recovered
 from jupyter_gpuckpt.engine.tree.tree import Tree
-from jupyter_gpuckpt.errors import ConfigurationError, DaemonUnavailable
+from jupyter_gpuckpt.errors import (
+    ConfigurationError,
+    DaemonUnavailable,
+    SessionHeld,
+    SessionLost,
+    SnapshotNotFound,
+)
 from jupyter_gpuckpt.model import LaunchSpec, SnapshotInfo
 from jupyter_gpuckpt.protocol import Owner, OwnerKind
 from jupyter_gpuckpt.states import KernelState as S
@@ -27,7 +37,7 @@ def here(tmp_path):
 
 @pytest.fixture
 def elsewhere(here):
-    """A container on the same machine, whose processes cannot be seen from here."""
+    """Return a container on the same machine, whose processes cannot be seen from here."""
     return msgspec.structs.replace(here, namespaces=[1, *here.namespaces[1:]])
 
 
@@ -139,24 +149,45 @@ def everything(record):
     return True
 
 
-def taken_over(tmp_path, here, record):
+def encoded(record):
+    return msgspec.json.encode(record)
+
+
+def written(tmp_path, record):
+    """Write a record as its own daemon does, which has been killed since."""
+    records = Records(tmp_path, record.place)
+    records.write("k", encoded(record), record.state)
+    return records
+
+
+def taken_over(tmp_path, here):
     records = Records(tmp_path, here)
-    records.write("k", msgspec.json.encode(record))
     taken = records.take_over(everything)
     assert all(record.place == here for record in taken)
     assert len(records.mine()) == len(taken)
     return bool(taken)
 
 
+def age_heartbeats(tmp_path, seconds):
+    """Have all heartbeats written so long ago, by the file server's time."""
+    for path in (tmp_path / "shared/heartbeats").iterdir():
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
 @pytest.mark.parametrize("state", [S.RUNNING, S.SUSPENDED])
 def test_a_place_whose_daemon_left_is_taken_over(here, elsewhere, tmp_path, state):
-    assert taken_over(tmp_path, here, make(elsewhere, state))
+    records = Records(tmp_path, elsewhere)
+    records.hold()
+    records.write("k", encoded(make(elsewhere, state)), state)
+    records.release()
+    assert taken_over(tmp_path, here)
 
 
 @pytest.mark.parametrize("state", [S.RUNNING, S.SUSPENDED])
 def test_a_place_whose_daemon_lives_is_left_alone(here, elsewhere, tmp_path, state):
-    Records(tmp_path, elsewhere).hold()
-    assert not taken_over(tmp_path, here, make(elsewhere, state))
+    """Its server has not left either."""
+    written(tmp_path, make(elsewhere, state)).hold()
+    assert not taken_over(tmp_path, here)
 
 
 @pytest.mark.parametrize(
@@ -166,18 +197,168 @@ def test_a_place_whose_daemon_lives_is_left_alone(here, elsewhere, tmp_path, sta
 def test_a_killed_daemon_keeps_its_running_kernels_for_a_while(
     here, elsewhere, tmp_path, state, age, expected
 ):
-    Records(tmp_path, elsewhere)
+    written(tmp_path, make(elsewhere, state))
+    (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
+    if age:
+        age_heartbeats(tmp_path, age)
+    assert taken_over(tmp_path, here) is expected
+
+
+@pytest.mark.parametrize(("age", "expected"), [(0, False), (100, True)])
+def test_so_does_one_of_a_version_without_leases(here, elsewhere, tmp_path, age, expected):
+    written(tmp_path, make(elsewhere, S.RUNNING))
+    shutil.rmtree(tmp_path / "shared")
     lock = tmp_path / "places" / f"{elsewhere.key}.lock"
     lock.touch()
     os.utime(lock, (time.time() - age,) * 2)
-    assert taken_over(tmp_path, here, make(elsewhere, state)) is expected
+    assert taken_over(tmp_path, here) is expected
 
 
 def test_running_kernels_that_can_be_seen_are_taken_over_at_once(here, tmp_path):
     other_cgroup = msgspec.structs.replace(here, cgroup="0::/another")
-    Records(tmp_path, other_cgroup)
+    written(tmp_path, make(other_cgroup, S.RUNNING))
     (tmp_path / "places" / f"{other_cgroup.key}.lock").touch()
-    assert taken_over(tmp_path, here, make(other_cgroup, S.RUNNING))
+    assert taken_over(tmp_path, here)
+
+
+@pytest.mark.parametrize("minutes", [10, -10])
+def test_a_running_kernel_is_never_taken_from_a_live_daemon_whose_clock_differs(
+    here, elsewhere, tmp_path, monkeypatch, minutes
+):
+    """Nor where its lock cannot be seen: it holds none here."""
+    other = written(tmp_path, make(elsewhere, S.RUNNING))
+    (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
+    other.beat()
+    clock = time.time
+    monkeypatch.setattr(time, "time", lambda: clock() + 60 * minutes)
+    assert not taken_over(tmp_path, here)
+
+
+def test_a_suspended_kernel_goes_where_a_user_resumes_it_and_its_daemon_learns_it(
+    here, elsewhere, tmp_path
+):
+    first, second = written(tmp_path, make(elsewhere, S.RUNNING)), Records(tmp_path, here)
+    first.hold()
+    with pytest.raises(SessionHeld, match="is running on another machine"):
+        second.take("k")
+    first.write("k", encoded(make(elsewhere, S.SUSPENDED)), S.SUSPENDED)
+    taken = second.take("k")
+    assert (taken.place, taken.state) == (here, S.SUSPENDED)
+    assert second.take("unknown") is None
+    # Nothing of the first can be written, removed or begun any more.
+    resuming = make(elsewhere, S.RESUMING)
+    with pytest.raises(SessionHeld):
+        first.write("k", encoded(resuming), S.RESUMING)
+    second.write("k", encoded(taken), S.SUSPENDED)
+    with pytest.raises(SessionLost):
+        first.write("k", encoded(resuming), S.RESUMING)
+    assert first.moved() == ["k"]
+    first.forget("k")
+    assert second.mine() == [taken]
+    with pytest.raises(SessionHeld):
+        first.write("k", encoded(make(elsewhere, S.STARTING)), S.STARTING)
+    # And back.
+    second.hold()
+    assert first.take("k").place == elsewhere
+    first.release()
+    second.release()
+
+
+def test_what_brings_its_snapshot_fails_and_the_kernel_stays(here, elsewhere, tmp_path):
+    first, second = written(tmp_path, make(elsewhere, S.SUSPENDED)), Records(tmp_path, here)
+
+    def fail(record):
+        raise SnapshotNotFound("It is nowhere.")
+
+    second.bring = fail
+    with pytest.raises(SnapshotNotFound):
+        second.take("k")
+    assert second.take_over(everything) == []
+    assert [record.place for record in second.all()] == [elsewhere]
+    assert first.moved() == []
+    first.write("k", encoded(make(elsewhere, S.RESUMING)), S.RESUMING)
+    with pytest.raises(SessionHeld):
+        second.take("k")
+
+
+def test_a_daemon_that_stood_still_goes_on_with_a_branch(here, elsewhere, tmp_path):
+    first = written(tmp_path, make(elsewhere, S.RUNNING))
+    (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
+    lost = []
+    first.on_lost = lambda kernel_id, error: lost.append((kernel_id, error.code))
+    age_heartbeats(tmp_path, 100)
+    second = Records(tmp_path, here)
+    [taken] = second.take_over(everything)
+    running = make(elsewhere, S.RUNNING, name="still")
+    first.write("k", encoded(running))
+    assert lost == [("k", "session_lost")]
+    assert second.all() == [taken]
+    # The next daemon of that place finds its own.
+    again = Records(tmp_path, elsewhere)
+    assert again.mine() == [running]
+    again.forget("k")
+    assert Records(tmp_path, elsewhere).mine() == []
+    assert second.all() == [taken]
+
+
+def test_a_late_heartbeat_finds_out_what_was_taken_over(here, elsewhere, tmp_path, monkeypatch):
+    first = written(tmp_path, make(elsewhere, S.RUNNING))
+    (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
+    lost = []
+    first.on_lost = lambda kernel_id, error: lost.append(kernel_id)
+    first.beat()
+    assert lost == []
+    age_heartbeats(tmp_path, 100)
+    assert Records(tmp_path, here).take_over(everything)
+    monkeypatch.setattr(first._leases._leases, "_good_until", 0.0)
+    first.beat()
+    assert lost == ["k"]
+
+
+def test_a_damaged_lease_costs_nothing(here, tmp_path, caplog):
+    first = Records(tmp_path, here)
+    lost = []
+    first.on_lost = lambda kernel_id, error: lost.append(kernel_id)
+    first.write("k", encoded(make(here, S.RUNNING)))
+    (tmp_path / "shared/sessions/k").write_bytes(b"")
+    assert [record.kernel_id for record in Records(tmp_path, here).mine()] == ["k"]
+    assert "sessions/k in the data directory is damaged" in caplog.text
+    # One that runs goes on beside whoever may have it.
+    (tmp_path / "shared/sessions/k").write_bytes(b"")
+    first.write("k", encoded(make(here, S.RUNNING)))
+    assert lost == ["k"]
+
+
+@pytest.fixture
+def views(tmp_path):
+    """Return two ways into one folder, whose file locks do not reach each other."""
+    if shutil.which("bindfs") is None or os.geteuid():
+        pytest.skip("bindfs makes file systems without shared locks")
+    (tmp_path / "home").mkdir()
+    found = [tmp_path / "one", tmp_path / "two"]
+    for view in found:
+        view.mkdir()
+        subprocess.run(["bindfs", tmp_path / "home", view], check=True)
+    yield found
+    for view in found:
+        subprocess.run(["umount", view], check=True)
+
+
+def test_where_locks_do_not_reach_other_hosts_nothing_is_taken_and_the_file_system_is_named(
+    here, elsewhere, views
+):
+    first, second = Records(views[0], elsewhere), Records(views[1], here)
+    first.hold()
+    second.hold()  # for the time of its own
+    first.write("k", encoded(make(elsewhere, S.SUSPENDED)), S.SUSPENDED)
+    first.beat()
+    with pytest.raises(SessionHeld, match=r"locks do not reach .* \(fuse\)"):
+        second.take("k")
+    assert second.take_over(everything) == []
+    assert [record.place for record in second.all()] == [elsewhere]
+    first.release()
+    assert second.take("k")
+    second.release()
 
 
 def test_a_daemon_that_leaves_gives_its_place_up(here, tmp_path):

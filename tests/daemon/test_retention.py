@@ -9,11 +9,12 @@ from jupyter_gpuckpt.errors import SnapshotNotFound
 from jupyter_gpuckpt.model import Cause, RetentionPolicy
 from jupyter_gpuckpt.protocol import SaveRequest
 from jupyter_gpuckpt.states import KernelState
+from tests.live_files import bytes_below
 
 #: Holds random memory; most of it becomes other memory, and a little stays for good, whenever the file `.change` is there.
 CHANGING = """
 import mmap, os, sys, time
-lasting, data, count = [], mmap.mmap(-1, 20 << 20, mmap.MAP_PRIVATE), 0
+lasting, data, count = [], mmap.mmap(-1, int(sys.argv[2]), mmap.MAP_PRIVATE), 0
 while True:
     count += 1
     if os.path.exists(sys.argv[1] + ".change"):
@@ -29,19 +30,29 @@ MB = 1_000_000
 
 
 @pytest.fixture
-def changing(client, owner, spec, counts, short_dir, eventually):
-    argv = [sys.executable, "-c", CHANGING, str(short_dir / "changing")]
-    launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id="changing")))
-    eventually(lambda: counts("changing"), 30)
-    return launched
+def launch(client, owner, spec, counts, short_dir, eventually):
+    """Return a function that launches a kernel whose memory `change` changes."""
+
+    def begin(kernel_id, held_bytes=1 << 20):
+        argv = [sys.executable, "-c", CHANGING, str(short_dir / kernel_id), str(held_bytes)]
+        launched = client.send(calls.launch(owner.owner_id, spec(argv, kernel_id=kernel_id)))
+        eventually(lambda: counts(kernel_id))
+        return launched
+
+    return begin
+
+
+@pytest.fixture
+def kernel(launch):
+    return launch("kernel")
 
 
 @pytest.fixture
 def change(short_dir, eventually):
-    def once():
-        path = short_dir / "changing.change"
+    def once(kernel):
+        path = short_dir / f"{kernel.kernel_id}.change"
         path.touch()
-        eventually(lambda: not path.exists())
+        eventually(lambda: not path.exists(), 60)
 
     return once
 
@@ -56,12 +67,11 @@ def save(client):
 
 
 @pytest.fixture
-def save_changed(save, counts, eventually):
-    """Return a function that saves a counter after a change: a snapshot that is like its neighbors weighs nothing, and stays."""
+def save_changed(save, change):
+    """Return a function that saves a kernel after a change: a snapshot that is like its neighbors weighs nothing, and stays."""
 
     def take(kernel, *arguments, **options):
-        before = counts(kernel.kernel_id)
-        eventually(lambda: counts(kernel.kernel_id) > before)
+        change(kernel)
         return save(kernel, *arguments, **options)
 
     return take
@@ -74,28 +84,29 @@ def ids(client):
 
 @pytest.fixture
 def stored(settings):
-    return lambda: sum(path.stat().st_size for path in (settings.store / "packs").iterdir())
+    return lambda: bytes_below(settings.store / "packs")
 
 
 def test_only_the_last_automatic_saves_stay_and_the_disk_gets_the_rest_back(
-    client, changing, change, save, ids, stored, settings, counts, eventually
+    client, launch, change, save, ids, stored, settings, counts, eventually
 ):
+    changing = launch("changing", 20 << 20)
     policy = RetentionPolicy(keep_last=2)
     manual = save(changing, Cause.MANUAL)
     base = stored()
     assert base < 10 * MB
     taken = []
     for _ in range(5):
-        change()
+        change(changing)
         taken.append(save(changing, retention=policy))
-    eventually(lambda: ids() == [*reversed(taken[-2:]), manual], 30)
+    eventually(lambda: ids() == [*reversed(taken[-2:]), manual])
     # Five saves brought 100 MB; what two of them and the manual one need stays.
-    eventually(lambda: stored() < base + 2 * 21 * MB + 10 * MB, 30)
+    eventually(lambda: stored() < base + 2 * 21 * MB + 10 * MB)
     assert "retention removed" in settings.log_file.read_text()
 
     # The latest of the suspended kernel is the only one that stays, and the kernel is in it.
     last = save(changing, Cause.SHUTDOWN, "suspend", retention=RetentionPolicy(keep_last=1))
-    eventually(lambda: ids() == [last, manual], 30)
+    eventually(lambda: ids() == [last, manual])
     before = counts("changing")
     client.wait(client.send(calls.resume("changing")).operation_id)
     eventually(lambda: counts("changing") > before)
@@ -113,14 +124,13 @@ def test_without_a_policy_nothing_goes(kernel, save, ids, client):
 
 
 def test_what_is_needed_or_pinned_stays_whatever_is_asked(
-    client, owner, spec, counts, kernel, save, save_changed, ids, eventually
+    client, counts, launch, kernel, save, save_changed, ids, eventually
 ):
-    other = client.send(calls.launch(owner.owner_id, spec()))
-    eventually(lambda: counts(other.kernel_id))
+    other = launch("other")
     pinned = save(kernel, Cause.MANUAL, name="before the long run", pinned=True)
     former = save_changed(kernel)
     latest = save_changed(kernel)
-    old = save(other)
+    old = save_changed(other)
     suspended = save_changed(other, Cause.IDLE, "suspend")
     policy = RetentionPolicy(max_bytes=1, manual_too=True)
     planned = client.send(calls.prune(policy, dry_run=True))

@@ -41,8 +41,9 @@ def test_traits_have_the_same_defaults(monkeypatch):
 
 def test_a_trait_wins_over_the_environment(monkeypatch):
     monkeypatch.setenv("JUPYTER_GPUCKPT_DATA_DIR", "/data")
-    expected = Settings("/mine", threads=3, memory_bytes=5)
-    assert GpuCkptDaemon(data_dir="/mine", threads=3, memory_bytes=5).settings() == expected
+    expected = Settings("/mine", threads=3, memory_bytes=5, near_bytes=7)
+    chosen = GpuCkptDaemon(data_dir="/mine", threads=3, memory_bytes=5, near_bytes=7)
+    assert chosen.settings() == expected
 
 
 def test_every_trait_says_what_its_default_is():

@@ -15,6 +15,7 @@ from jupyter_gpuckpt import calls, place
 from jupyter_gpuckpt.client import Client, starting
 from jupyter_gpuckpt.errors import DaemonUnavailable, ToolMissing
 from jupyter_gpuckpt.protocol import PROTOCOL_VERSION, package_version
+from tests.live_files import stats_below
 
 CONNECT = "from jupyter_gpuckpt import calls, client; print(client.Client.connect().send(calls.handshake()).pid)"
 
@@ -29,7 +30,7 @@ def test_ten_clients_at_once_start_one_daemon(settings):
         subprocess.Popen([sys.executable, "-c", CONNECT], stdout=subprocess.PIPE, text=True)
         for _ in range(10)
     ]
-    answers = {process.communicate(timeout=60)[0].strip() for process in clients}
+    answers = {process.communicate(timeout=300)[0].strip() for process in clients}
     assert len(answers) == 1
     assert answers.pop().isdecimal()
 
@@ -38,15 +39,15 @@ def test_daemons_that_are_started_at_once_leave_one(settings, target, eventually
     argv = [sys.executable, "-m", "jupyter_gpuckpt.daemon", "--settings"]
     text = msgspec.json.encode(settings).decode()
     daemons = [subprocess.Popen([*argv, text], stderr=subprocess.PIPE, text=True) for _ in range(5)]
-    eventually(target.socket.exists, 30)
+    eventually(target.socket.exists)
     pid = eventually(lambda: pid_of(settings))
     losers = [process for process in daemons if process.pid != pid]
     assert len(losers) == 4
-    assert [process.communicate(timeout=30)[1] for process in losers] == [""] * 4
+    assert [process.communicate(timeout=300)[1] for process in losers] == [""] * 4
     assert [process.returncode for process in losers] == [0] * 4
     winner = next(process for process in daemons if process.pid == pid)
     winner.terminate()
-    winner.communicate(timeout=30)
+    winner.communicate(timeout=300)
     assert winner.returncode == 0
 
 
@@ -54,8 +55,8 @@ def test_the_socket_is_for_its_owner_alone(client, target):
     assert stat.S_IMODE(target.socket.stat().st_mode) == 0o600
     assert stat.S_IMODE(target.socket.parent.stat().st_mode) == 0o700
     assert stat.S_IMODE(target.settings.data.stat().st_mode) == 0o700
-    for path in target.settings.data.rglob("*"):
-        assert not path.stat().st_mode & 0o077, path
+    for path, status in stats_below(target.settings.data):
+        assert not status.st_mode & 0o077, path
 
 
 def test_the_socket_of_a_killed_daemon_is_in_nobodys_way(client, settings, target):
@@ -86,7 +87,7 @@ def test_the_daemon_outlives_who_started_it(settings):
 
 def test_a_module_in_the_callers_directory_does_not_get_into_the_daemon(settings, short_dir):
     (short_dir / "tornado.py").write_text("raise SystemExit(7)")
-    subprocess.run([sys.executable, "-c", CONNECT], check=True, cwd=short_dir, timeout=60)
+    subprocess.run([sys.executable, "-c", CONNECT], check=True, cwd=short_dir, timeout=300)
 
 
 def test_an_unusable_data_directory_is_named_with_the_way_out(settings):
@@ -99,12 +100,11 @@ def test_an_unusable_data_directory_is_named_with_the_way_out(settings):
     assert "Traceback" not in failure.value.details
 
 
-def test_the_log_of_a_failed_start_is_shown(settings):
-    settings.state.mkdir(parents=True)
-    (settings.state / "takeover.lock").mkdir()
+def test_the_log_of_a_failed_start_is_shown(settings, target):
+    target.socket.mkdir(parents=True)
     with pytest.raises(DaemonUnavailable) as failure:
         Client.connect(settings)
-    assert "takeover.lock" in failure.value.details
+    assert target.socket.name in failure.value.details
     assert str(settings.log_file) in failure.value.hint
 
 
@@ -128,9 +128,10 @@ def test_a_daemon_without_kernels_leaves_on_a_signal(client, eventually, signum)
 )
 def test_another_protocol_version_or_place_is_refused(client, target, change):
     other = msgspec.structs.replace(client.send(calls.handshake()), **change)
-    with pytest.raises(DaemonUnavailable, match="does not fit") as refusal:
+    with pytest.raises(DaemonUnavailable, match=r"version|place") as refusal:
         starting.accepted(other, target.place)
-    assert next(iter(change)) in refusal.value.message
+    assert str(client.send(calls.handshake()).pid) in refusal.value.message
+    assert refusal.value.hint
 
 
 def test_a_handshake_says_who_answers(client, target):
@@ -206,7 +207,7 @@ with Client.connect() as client:
 
 def test_curl_can_speak_to_it(client, target):
     transport = httpx.HTTPTransport(uds=str(target.socket))
-    with httpx.Client(transport=transport, base_url="http://localhost") as http:
+    with httpx.Client(transport=transport, base_url="http://localhost", timeout=120) as http:
         assert http.get("/handshake").json()["pid"] == client.send(calls.handshake()).pid
 
 
@@ -219,7 +220,7 @@ shake = Client.connect().send(calls.handshake())
 print(shake.pid, shake.place)
 """
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode and "Operation not permitted" in done.stderr:
         pytest.skip("no namespace can be made here")
     assert done.returncode == 0, done.stderr

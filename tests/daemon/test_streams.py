@@ -118,12 +118,18 @@ def test_a_slow_reader_gets_a_new_full_state(client, settings, kernel, owner, ev
 def test_who_follows_an_operation_learns_that_the_daemon_was_killed(
     client, owner, kernel, settings
 ):
-    operation = client.send(calls.save(kernel.kernel_id))
-    followed = client.follow(operation.operation_id)
-    next(followed)
-    os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
-    with pytest.raises(DaemonUnavailable):
-        list(followed)
+    for _ in range(20):
+        pid = client.send(calls.handshake()).pid
+        operation = client.send(calls.save(kernel.kernel_id))
+        followed = client.follow(operation.operation_id)
+        next(followed)
+        os.kill(pid, signal.SIGKILL)
+        try:
+            end = list(followed)[-1]
+        except DaemonUnavailable:
+            return
+        assert end.is_over  # it was quicker
+    pytest.fail("every save was over before the daemon was dead")
 
 
 def test_an_owner_learns_from_the_next_daemon_what_became_of_its_operations(
@@ -137,7 +143,7 @@ def test_an_owner_learns_from_the_next_daemon_what_became_of_its_operations(
         found = [e.operation for e in list(events) if e.operation and e.operation.is_over]
         return [one for one in found if one.operation_id == operation.operation_id]
 
-    (told,) = eventually(ended, 30)
+    (told,) = eventually(ended)
     if told.position < before or told.state is OperationState.FAILED:
         assert told.error.code == "daemon_unavailable"
         assert "The kernel is" in told.error.hint
@@ -163,7 +169,7 @@ def test_the_next_server_is_told_of_what_it_claims_and_of_the_end_of_its_operati
             told = [claimed.kernel.operation, *(event.operation for event in list(told_next))]
             return next((one for one in told if one and one.is_over), None)
 
-        end = eventually(ended, 30)
+        end = eventually(ended)
         assert end.operation_id == operation.operation_id
         assert end.state is OperationState.SUCCEEDED
         eventually(lambda: any(event.kernel for event in list(told_next)))

@@ -23,84 +23,17 @@ from jupyter_gpuckpt.remote_records import RemoteVerb
 from jupyter_gpuckpt.snapshot_records import SnapshotChangeKind, UploadState
 from jupyter_gpuckpt.store.far import far_manifests
 from tests.conftest import processes_naming
+from tests.daemon.conftest import LONG
 from tests.far import servers
-from tests.far.installations import Reader, add_remote, ask, save, some_chunks, store_of
+from tests.far.installations import ask, save, some_chunks, store_of
 
-#: For what a loaded machine does.
-LONG = 300.0
 #: Bytes per second: the second pack goes half a minute after the first, with which every process begins at once.
 SLOW = 1_000_000
 #: Chunks that are two packs, or three.
 TWO, THREE = 40, 70
 
 
-@pytest.fixture(autouse=True)
-def _credentials(monkeypatch):
-    """The daemon has those of the server that runs here."""
-    for name, value in servers.s3_variables().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.fixture
-def add(settings, short_dir):
-    """Return a function that adds a remote, a folder unless its URL is given."""
-
-    def added(name="far", url="", **fields):
-        return add_remote(settings.data, name, url or f"file://{short_dir}/{name}", **fields)
-
-    return added
-
-
-@pytest.fixture
-def snapshots(settings):
-    """Return a function that makes snapshots before there is a daemon; the last one is the newest."""
-
-    def make(**contents):
-        with store_of(settings.data) as store:
-            for number, (snapshot_id, chunks) in enumerate(contents.items()):
-                save(store, snapshot_id, *chunks, created=1.0 + number)
-
-    return make
-
-
-@pytest.fixture
-def state_of(settings):
-    """Return a function that says how far a snapshot is on its way to a remote; None if it is not to go there."""
-
-    def find(client, snapshot_id, remote="far"):
-        for info in client.send(calls.snapshots()):
-            if info.snapshot_id == snapshot_id:
-                return next((one for one in info.uploads if one.remote == remote), None)
-        return None
-
-    return find
-
-
-@pytest.fixture
-def uploaded(state_of, eventually):
-    """Return a function that waits until a remote has a snapshot."""
-
-    def wait(client, *snapshot_ids, remote="far"):
-        for snapshot_id in snapshot_ids:
-            eventually(
-                lambda one=snapshot_id: (
-                    (found := state_of(client, one, remote)) is not None
-                    and found.state is UploadState.UPLOADED
-                ),
-                LONG,
-            )
-
-    return wait
-
-
-@pytest.fixture
-def reader(settings):
-    """Return a function that opens a remote as another machine would."""
-
-    def opened(name="far"):
-        return Reader(settings.data, name)
-
-    return opened
+pytestmark = pytest.mark.usefixtures("credentials")
 
 
 def test_a_save_is_uploaded_and_another_store_gets_it_back(
@@ -114,8 +47,8 @@ def test_a_save_is_uploaded_and_another_store_gets_it_back(
     operation = client.send(calls.save(launched.kernel_id, request))
     snapshot_id = client.wait(operation.operation_id).snapshot_id
     uploaded(client, snapshot_id)
-    changes = [one.snapshot for one in events if one.snapshot]
-    assert {one.change for one in changes} == {SnapshotChangeKind.ADDED, SnapshotChangeKind.CHANGED}
+    wanted = {SnapshotChangeKind.ADDED, SnapshotChangeKind.CHANGED}
+    eventually(lambda: {one.snapshot.change for one in list(events) if one.snapshot} == wanted)
     facts = reader().listed()[snapshot_id].facts
     assert (facts.session_id, facts.path) == (launched.kernel_id, "work/notes.ipynb")
     assert (facts.hub_user, facts.server_name) == ("ada", "second")
@@ -178,7 +111,7 @@ def test_a_daemon_that_is_killed_while_it_uploads_goes_on_and_sends_no_pack_twic
 
 
 def packs_in(journal):
-    """The packs that the remote has confirmed."""
+    """Return the packs that the remote has confirmed."""
     with suppress(FileNotFoundError):
         lines = [line for line in journal.read_text().split("\n") if line.endswith("}")]
         told = [json.loads(line) for line in lines]
@@ -265,17 +198,28 @@ def test_a_remote_uploads_by_hand_or_not_for_now_where_its_user_says_so(
     assert (far["automatic"], far["uploaded"], far["waiting"]) == (False, 1, 0)
     assert (other["paused"], other["waiting"]) == (True, 1)
     assert other["waiting_bytes"] == 0  # these records know no sizes
+    assert (far["traffic"]["uploads"], far["traffic"]["kernels"]) == (1, ["of-first"])
+    assert 1 << 20 < far["traffic"]["sent_bytes"] < 2 << 20
+    # A pack, an index, a manifest, a session, and the lists before them.
+    assert 5 <= far["traffic"]["writes"] < 30
+    assert far["traffic"]["reads"] > 2
     assert app.main(["remote", "upload", "none", "first"]) == 2
     assert app.main(["remote", "upload", "far", "none"]) == 5
     assert app.main(["remote", "resume", "other"]) == 0
     eventually(lambda: set(reader("other").listed()) == {"first", "second"}, LONG)
+    # What was erased does not come back, and a remote that was erased is none any more.
+    assert app.main(["remote", "erase", "other", "second", "--yes"]) == 0
+    assert state_of(client, "second", "other") is None
+    assert set(reader("other").listed()) == {"first"}
+    assert app.main(["remote", "erase", "other", "--yes"]) == 0
+    assert [one.remote for one in client.send(calls.uploads())] == ["far"]
 
 
 def test_a_daemon_stays_for_an_upload_at_the_lowest_priority_and_leaves_after_it(
     add, snapshots, reader, settings, eventually
 ):
     snapshots(one=some_chunks(10, TWO))
-    add(upload_rate=10 * SLOW)
+    add(upload_rate=4 * SLOW)
     soon = msgspec.structs.replace(settings, idle_exit_seconds=0.1)
     with Client.connect(soon) as client:
         pid = client.send(calls.handshake()).pid
@@ -316,7 +260,7 @@ def test_an_upload_waits_while_a_user_waits_for_something_else(add, settings, ev
 
 
 def workers(settings):
-    """The processes that upload for a daemon, or for a test."""
+    """Return the processes that upload for a daemon, or for a test."""
     found = processes_naming(Path(settings.data_dir).parent)
     return [pid for pid in found if "upload_worker" in cmdline(pid)]
 

@@ -9,6 +9,7 @@ import pytest
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.daemon.resume_times import ResumeTimes
 from jupyter_gpuckpt.daemon.usage import Usage, differ
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.model import Host, LaunchSpec, Manifest, Sizes, SnapshotInfo
 from jupyter_gpuckpt.progress import Progress, Stage
 from jupyter_gpuckpt.states import KernelState
@@ -33,13 +34,13 @@ while True:
 
 @pytest.fixture
 def settings(settings):
-    """As every test's, but what kernels use is measured often."""
-    return msgspec.structs.replace(settings, measure_every_seconds=0.2)
+    """As every test's, but what kernels use is measured often, and large ones have worker processes."""
+    return msgspec.structs.replace(settings, measure_every_seconds=0.2, threads=2)
 
 
 @pytest.fixture
 def growing(client, owner, spec, short_dir):
-    """Launches a kernel that takes memory; gives its id and a function that says how many megabytes."""
+    """Return a function that launches a kernel; it returns the kernel's id and a setter of its megabytes."""
 
     def launch(name):
         argv = [sys.executable, "-c", GROWING, str(short_dir / name)]
@@ -51,7 +52,7 @@ def growing(client, owner, spec, short_dir):
 
 @pytest.fixture
 def told(events):
-    """What the owner was told of a kernel's memory, in bytes, oldest first."""
+    """Return the sizes of a kernel's memory that its owner received, in bytes, oldest first."""
 
     def read(kernel_id):
         kernels = [event.kernel for event in list(events) if event.kernel]
@@ -67,22 +68,37 @@ def test_an_owner_hears_what_changed_and_nothing_of_what_did_not(
     rests, _ = growing("rests")
     eventually((short_dir / "rests.ready").exists)
     uses = client.send(calls.kernel(rests)).memory_bytes
-    eventually(lambda: not differ(told(rests)[-1], uses))
+    eventually(lambda: told(rests) and not differ(told(rests)[-1], uses))
     heard = len(told(rests))
     for megabytes in (50, 100, 150):
         take(megabytes)
-        eventually(lambda megabytes=megabytes: told(grows)[-1] > megabytes * MB)
+        eventually(lambda megabytes=megabytes: max(told(grows)[-1:], default=0) > megabytes * MB)
     # It was measured as often.
     assert len(told(rests)) == heard
 
 
 def test_who_asks_gets_what_is_used_at_that_moment(client, growing, told, eventually):
     kernel_id, take = growing("asked")
-    eventually(lambda: told(kernel_id)[-1] > 3 * MB)
+    eventually(lambda: max(told(kernel_id)[-1:], default=0) > 3 * MB)
     take(40)
     eventually(lambda: client.send(calls.kernel(kernel_id)).memory_bytes > 40 * MB)
     assert client.send(calls.kernel(kernel_id)).gpu_bytes == 0
     assert client.send(calls.kernel(kernel_id)).gpu_utilization is None
+
+
+def test_worker_processes_wait_for_a_large_kernel_and_for_no_other(
+    client, growing, told, eventually
+):
+    def fork_servers():
+        named = "jupyter_gpuckpt.images.workers.fork_server"
+        daemon = client.send(calls.handshake()).pid
+        return [pid for pid in processes.children(daemon) if named in processes.arguments(pid)]
+
+    kernel_id, take = growing("large")
+    eventually(lambda: told(kernel_id)[-1] > 3 * MB)
+    assert not fork_servers()
+    take(600)
+    eventually(fork_servers, 60)
 
 
 def test_a_suspended_kernel_tells_what_its_snapshot_holds_and_how_long_a_resume_takes(

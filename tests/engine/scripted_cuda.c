@@ -7,8 +7,11 @@
  * and PID.ticks, where its main thread, the user's code, counts. DEVICES: the beginning of two paths. LENGTH: bytes on the GPU.
  * If FOLDER holds libcupti.so.13 or xla_cuda_plugin.so it is mapped as well; device-of-another-library: the first device is open once more, for good;
  * thread-with-host-memory: a thread of the user's writes to memory that CPU and GPU share, without a pause and without the driver.
+ * With SCRIPTED_LANE in its environment libcuda.so.1 is the driver of lane/driver.c, and a thread of the user's launches kernels on
+ * memory of the lane without a pause.
  * For each `spawn` there is a child with a context of its own, for each `fork` one that was forked from this process. */
 #define _GNU_SOURCE
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -50,10 +53,59 @@ static void acquire(void)
 	}
 }
 
-static void checkpoint(void)
+/* The lane's part: the driver's functions as a program gets them, and memory in three pieces. */
+typedef unsigned long long address;
+static long (*counted)(int);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, address *, void *);
+static const size_t pieces[] = {5 << 20, 40 << 20, 2 << 20};
+static address at[3];
+
+/* Every byte of the memory is the number of launches. */
+static void *use_lane(void *unused)
+{
+	(void)unused;
+	for (unsigned char count = 1;; count++)
+		for (int i = 0; i < 3; i++) {
+			address parameters[] = {at[i], pieces[i], 1};
+
+			if (launch((void *)1, 1, 2, 3, 4, 5, 6, 7, (void *)8, parameters, (void *)9))
+				abort();
+			/* The lowest and the highest byte. Only a kernel may read them: the memory may be away now. */
+			parameters[2] = 0;
+			if (launch((void *)1, 1, 2, 3, 4, 5, 6, 7, (void *)8, parameters, (void *)9) ||
+			    parameters[2] != (count | (address)count << 8)) {
+				fprintf(stderr, "piece %d has %llx after %d launches\n", i, parameters[2], count);
+				abort();
+			}
+		}
+}
+
+static void open_lane(const char *path)
+{
+	int (*get)(const char *, void *, int, unsigned long long, int *), status;
+	int (*allocate)(address *, size_t), (*start)(unsigned);
+	void *library = dlopen(path, RTLD_NOW);
+	pthread_t user;
+
+	if (!library || !(counted = dlsym(library, "driver_count")) || !(get = dlsym(library, "cuGetProcAddress_v2")))
+		exit(10);
+	if (get("cuInit", &start, 12000, 0, &status) || get("cuMemAlloc", &allocate, 12000, 0, &status) ||
+	    get("cuLaunchKernel", &launch, 12000, 0, &status) || start(0))
+		exit(11);
+	for (int i = 0; i < 3; i++)
+		if (allocate(&at[i], pieces[i]))
+			exit(12);
+	if (counted(3) || pthread_create(&user, NULL, use_lane, NULL))
+		exit(13);
+}
+
+static int checkpoint(void)
 {
 	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
 
+	/* Memory of the lane must be gone, and no kernel runs. */
+	if (counted && (counted(1) || counted(2) || counted(4)))
+		return -1;
 	if (host) {
 		kept = *host;
 		checked(mmap((void *)host, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
@@ -65,6 +117,7 @@ static void checkpoint(void)
 		munmap(mapped[i], PAGE);
 		close(fds[i]);
 	}
+	return 0;
 }
 
 static int restore(void)
@@ -91,9 +144,7 @@ static void *drive(void *unused)
 	while (read(ask, &what, 1) == 1) {
 		char told = 'k';
 
-		if (what == 'c')
-			checkpoint();
-		else if (restore())
+		if (what == 'c' ? checkpoint() : restore())
 			told = '!';
 		if (write(answer, &told, 1) != 1)
 			exit(4);
@@ -167,6 +218,11 @@ int main(int count, char **words)
 		snprintf(path, sizeof(path), "%s0", devices);
 		if (open(path, O_RDWR) < 0)
 			exit(9);
+	}
+	if (getenv("SCRIPTED_LANE")) { /* not for the children */
+		unsetenv("SCRIPTED_LANE");
+		snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);
+		open_lane(path);
 	}
 	ask = fifo("ask");
 	answer = fifo("answer");

@@ -79,8 +79,11 @@ class Pair:
 
 
 class ScriptedDriver:
-    """`calls`: each step as (step, pid in its own namespace), in the order in which they began. Processes without files in
-    `folder` have no context, as a forked child has none."""
+    """A fake of the driver's checkpoint functions, for processes whose behavior is scripted.
+
+    `calls`: each step as (step, pid in its own namespace), in the order in which they began. Processes without files in
+    `folder` have no context, as a forked child has none.
+    """
 
     CUcheckpointLockArgs = LockArguments
     CUcheckpointRestoreArgs = RestoreArguments
@@ -146,7 +149,7 @@ class ScriptedDriver:
         if not self._is_known(processes.nspid(pid)):
             return Error.CUDA_ERROR_NOT_INITIALIZED, 0
         # It names itself when it begins, which may be a moment after its process is known.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             for tid in processes.threads(pid):
                 if "cuda-driver" in Path(f"/proc/{pid}/task/{tid}/comm").read_text():
@@ -196,16 +199,16 @@ class ScriptedDriver:
         return Error.CUDA_ERROR_UNKNOWN
 
     def memory(self) -> Memory:
-        """What lies in the processes' memory, and so in a snapshot of them."""
+        """Return what lies in the processes' memory, and so in a snapshot of them."""
         return Memory(dict(self.states), dict(self._taken))
 
     def come_back(self, memory: Memory) -> None:
-        """The processes are those of a snapshot that was taken when this was their memory."""
+        """Replace the processes by those of a snapshot with this memory."""
         self.states = dict(memory.states)
         self._taken = dict(memory.taken)
 
     def _told(self, number: int, step: str) -> bytes:
-        """What the process's driver thread answers, once it has done its part."""
+        """Return the answer of the process's driver thread."""
         with _opened(self._folder / f"{number}.ask", os.O_RDWR) as ask:
             os.write(ask, step[:1].lower().encode())
         with _opened(self._folder / f"{number}.answer", os.O_RDWR) as answer:
@@ -251,7 +254,7 @@ class ScriptedNvml:
         self.used[uuid_text], self.others[uuid_text] = {}, 0
 
     def take(self, pid: int) -> dict[str, int]:
-        """What a process holds; it holds nothing any more."""
+        """Return what a process holds; it holds nothing any more."""
         return {each: held.pop(pid) for each, held in self.used.items() if pid in held}
 
     def put(self, pid: int, taken: Mapping[str, int], gpu_map: Mapping[str, str]) -> bool:

@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
         return [pid for pid in launch.pids(self.program.tree) if self.number(pid) in self.numbers()]
 
     def numbers(self):
-        """The same in the kernel's own namespace, in no order."""
+        """Return the same in the kernel's own namespace, in no order."""
         return {int(path.stem) for path in self.folder.glob("*.ticks")}
 
     def number(self, pid):
@@ -60,7 +60,7 @@ class Gpu(NamedTuple):
         return pid
 
     def done(self, number):
-        """The steps of one process."""
+        """Return the steps of one process."""
         return [step for step, pid in self.driver.calls if pid == number]
 
     def check_running(self):
@@ -97,7 +97,9 @@ class Gpu(NamedTuple):
 def executable(tmp_path_factory) -> Path:
     built = tmp_path_factory.mktemp("scripted") / "scripted-cuda"
     source = Path(__file__).with_name("scripted_cuda.c")
-    subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-pthread", "-o", built, source], check=True)
+    subprocess.run(
+        ["gcc", "-O1", "-Wall", "-Werror", "-pthread", "-ldl", "-o", built, source], check=True
+    )
     return built
 
 

@@ -100,7 +100,7 @@ def stack():
         yield resources
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -126,7 +126,7 @@ def test_a_ghost_holds_the_old_memory_while_the_program_rewrites_it(stack, stopp
     if stopped:
         program.stop()
     with Ghost(program.pid) as ghost:
-        assert processes.state(program.pid) == ("T" if stopped else "S")
+        wait_for(lambda: processes.state(program.pid) == ("T" if stopped else "S"))
         assert processes.state(ghost.pid) == "t"
         assert processes.parent(ghost.pid) == program.keeper.pid
         os.kill(program.pid, signal.SIGCONT)

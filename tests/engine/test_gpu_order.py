@@ -270,7 +270,7 @@ def test_where_the_driver_names_foreign_pids_a_process_may_be_on_two_gpus(script
     """In a container's PID namespace nobody finds out whether it is."""
     scripted.nvml.add(OTHER)
     monkeypatch.setattr(privileges, "sees_whole_machine", lambda: False)
-    with pytest.raises(KernelNotCheckpointable, match="does not tell here") as caught:
+    with pytest.raises(KernelNotCheckpointable, match="does not report here") as caught:
         scripted.park(peer_access_off=True)
     assert "--pid=host" in caught.value.hint
     assert not [step for step, _ in scripted.driver.calls if step != "Init"]

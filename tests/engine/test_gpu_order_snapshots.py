@@ -115,13 +115,13 @@ def test_a_save_goes_on_and_its_snapshot_is_of_its_moment(scripted):
 
 @pytest.fixture
 def beside(scripted, monkeypatch):
-    """Calls what it is told when GPU memory is being stored; the driver gives none back before."""
+    """Call what it is told when GPU memory is being stored; the driver gives none back before."""
     called = threading.Event()
     restore = scripted.driver.cuCheckpointProcessRestore
     told = []
 
     def when_it_is_stored(pid, arguments):
-        assert called.wait(20)
+        assert called.wait(120)
         return restore(pid, arguments)
 
     def storing(sources, *args, **kwargs):

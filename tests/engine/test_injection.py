@@ -48,7 +48,7 @@ def target(code, **options):
         process.wait()
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -145,25 +145,35 @@ def test_an_interrupted_call_goes_on_with_the_time_it_had_left(call, stopped):
         result = {CALLS[call]}
         print([result, ctypes.get_errno() if result < 0 else 0, time.monotonic() - began], flush=True)
     """
-    with target(code) as process:
-        assert process.stdout.readline() == "ready\n"
-        ready = time.monotonic()
-        time.sleep(0.1)
-        if stopped:
-            stop(process)
-        while (last := time.monotonic() - ready) < 1.0:
-            with Tracee(process.pid) as tracee:
-                assert tracee.syscall(NR_GETPID) == process.pid
-            time.sleep(0.005)
-        os.kill(process.pid, signal.SIGCONT)
-        if call == "read":
-            process.stdin.write("abc")
-            process.stdin.flush()
-        result, error, seconds = json.loads(process.stdout.readline())
-    # ETIMEDOUT is what futex says when its time is over.
-    assert (result, error) == {"futex": (-1, 110), "read": (3, 0)}.get(call, (0, 0))
-    # A call that began anew at the last injection would take its whole time after that.
-    assert call == "read" or 1.48 < seconds < last + 1.5
+
+    def in_time() -> bool:
+        """Whether the call took no longer than it may; a machine that stands still meanwhile tells nothing."""
+        with target(code) as process:
+            assert process.stdout.readline() == "ready\n"
+            ready = time.monotonic()
+            time.sleep(0.1)
+            if stopped:
+                stop(process)
+            while (last := time.monotonic() - ready) < 1.0:
+                with Tracee(process.pid) as tracee:
+                    assert tracee.syscall(NR_GETPID) == process.pid
+                time.sleep(0.005)
+            os.kill(process.pid, signal.SIGCONT)
+            if call == "read":
+                process.stdin.write("abc")
+                process.stdin.flush()
+            result, error, seconds = json.loads(process.stdout.readline())
+        # ETIMEDOUT is what futex says when its time is over.
+        assert (result, error) == {"futex": (-1, 110), "read": (3, 0)}.get(call, (0, 0))
+        assert call == "read" or seconds > 1.48
+        # A call that began anew at the last injection would take its whole time after that.
+        return call == "read" or seconds < last + 1.5
+
+    for _ in range(20):
+        with contextlib.suppress(ProcessLookupError):  # it ended while the machine stood still
+            if in_time():
+                return
+    pytest.fail("the call took longer each time")
 
 
 def test_a_stopped_process_is_stopped_again_and_a_running_one_runs():

@@ -62,7 +62,7 @@ def target(code, *words, **options):
             process.kill()
 
 
-def wait_for(condition, seconds=10):
+def wait_for(condition, seconds=120):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -109,13 +109,22 @@ def test_held_threads_do_not_move_and_go_on_afterwards(counters):
 
 def test_one_thread_of_a_stopped_process_runs_after_sigcont_the_others_only_when_released(counters):
     process, tids, counts = counters
-    stop(process.pid)
-    with ThreadsHeld(process.pid, tids[2]):
-        os.kill(process.pid, signal.SIGCONT)
-        wait_for(lambda: moved(counts, 0.05)[3])
-        # The GIL may be held by a thread that stands still; what counts is that no other moves.
-        assert [index for index, value in enumerate(moved(counts)) if value] == [3]
-    wait_for(lambda: all(moved(counts)))
+    ran = False
+    for _ in range(30):
+        stop(process.pid)
+        with ThreadsHeld(process.pid, tids[2]):
+            before = counts()
+            os.kill(process.pid, signal.SIGCONT)
+            until = time.monotonic() + 3
+            while time.monotonic() < until and not ran:
+                ran = counts()[3] > before[3] + 10
+                time.sleep(0.01)
+            # What counts is that no other moves.
+            assert [*counts()[:3], *counts()[4:]] == [*before[:3], *before[4:]]
+        wait_for(lambda: all(moved(counts)))
+        if ran:
+            return
+    pytest.fail("it never ran, though a thread that stands still cannot hold the GIL each time")
 
 
 def test_without_sigcont_a_stopped_process_is_stopped_afterwards(counters):
@@ -138,7 +147,8 @@ def test_threads_that_come_and_go_are_all_caught():
                 live = [tid for tid in tids if processes.state(tid) not in (None, "Z", "X")]
                 assert set(live) <= set(held.tids)
                 time.sleep(0.01)
-                assert processes.threads(process.pid) == tids
+                # Those that had ended may be gone.
+                assert set(live) <= set(processes.threads(process.pid)) <= set(tids)
         assert process.poll() is None
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     def stop(done: int, _: int) -> None:
         if done:
             print("stored", flush=True)
-            time.sleep(60)
+            time.sleep(10_000)
 
     with LocalStore(data_dir / "store") as store:
         fetch(opened.bucket, opened.keyring.seal, snapshot, store, stop)

@@ -24,6 +24,7 @@ from jupyter_gpuckpt.store.local import LocalStore
 from tests.conftest import environment, folder_of_a_daemon, processes_naming, wait_for
 from tests.far import servers
 from tests.far.installations import Reader, add_remote, save, some_chunks
+from tests.live_files import stats_below
 
 WHOM = ("daemon", "daemon", "worker", "store", "daemon and store")
 #: A snapshot has so many chunks at most; its packs have 32.
@@ -89,11 +90,11 @@ class World:
 
     def _progress(self) -> list[tuple[str, int]]:
         """Return what changes with every pack that is confirmed, and at an upload's end."""
-        found = []
-        for path in sorted((self.settings.data / "remotes/far").rglob("*.json*")):
-            with suppress(FileNotFoundError):
-                found.append((path.name, path.stat().st_size))
-        return found
+        return sorted(
+            (path.name, status.st_size)
+            for path, status in stats_below(self.settings.data / "remotes/far")
+            if ".json" in path.name
+        )
 
     def kill(self) -> None:
         """Kill somebody, and start again what was killed."""

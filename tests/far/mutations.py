@@ -10,7 +10,7 @@ PER_SOURCE = 25
 
 
 def mutations(chance: Random, data: bytes) -> Iterator[bytes]:
-    """Some copies of `data`, each with a bit flipped, a part cut out, doubled or replaced, or another end; never `data` itself."""
+    """Yield some copies of `data`, each with a bit flipped, a part cut out, doubled or replaced, or another end; never `data` itself."""
     for _ in range(PER_SOURCE):
         start, length = chance.randrange(len(data)), chance.randint(1, 64)
         other = chance.randbytes(length)

@@ -55,7 +55,7 @@ class SeaweedFS:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """The URL while it runs; it ends by SIGKILL."""
+        """Run the server; yield its URL, and kill it at the end."""
         environ = os.environ | s3_variables()
         with running(self._words, self._folder / "log", env=environ) as log:
             wait_for(lambda: takes_objects(self.url), START_SECONDS, log.read_text)
@@ -64,14 +64,14 @@ class SeaweedFS:
 
 @contextmanager
 def seaweedfs(folder: Path) -> Iterator[str]:
-    """A SeaweedFS that runs once; its URL."""
+    """Start a SeaweedFS; yield its URL."""
     with SeaweedFS(folder).running() as url:
         yield url
 
 
 @contextmanager
 def azurite(folder: Path) -> Iterator[str]:
-    """An Azure; the URL of its account."""
+    """Start an Azurite; yield the URL of its account."""
     node = shutil.which("node", path=f"{node_folder()}{os.pathsep}{os.environ['PATH']}")
     if not AZURITE.exists() or node is None:
         missing("azurite", "Azurite is not installed: make .venv/stamps/azurite")
@@ -87,7 +87,7 @@ def azurite(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[str]:
-    """An S3 that overwrites what it was told not to; its URL."""
+    """Start an S3 server that ignores conditions and overwrites; yield its URL."""
     (folder / BUCKET).mkdir()
     port = free_port()
     words = [program("rclone"), "serve", "s3", f"--addr=127.0.0.1:{port}"]
@@ -121,13 +121,13 @@ def make_container(url: str) -> int:
     signature = base64.b64encode(digest).decode()
     headers["Authorization"] = f"SharedKey {AZURE_ACCOUNT}:{signature}"
     return httpx.put(
-        f"{url}/{BUCKET}?restype=container", headers=headers, trust_env=False, timeout=60
+        f"{url}/{BUCKET}?restype=container", headers=headers, trust_env=False, timeout=120
     ).status_code
 
 
 @contextmanager
 def running(words: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator[Path]:
-    """A server while it runs, and where it says something."""
+    """Run a server inside the block; yield the path of its log."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env, cwd=log.parent
@@ -140,7 +140,7 @@ def running(words: list[str], log: Path, env: dict[str, str] | None = None) -> I
 
 
 def status_of(url: str) -> int:
-    """The status of a server's answer to a stranger; 0: there is no answer."""
+    """Return the status of a server's answer to a stranger; 0: there is no answer."""
     try:
         return httpx.get(url, trust_env=False, timeout=10).status_code
     except httpx.TransportError:
@@ -167,7 +167,7 @@ def takes_objects(url: str) -> bool:
 
 
 def program(name: str) -> str:
-    """A program of the environment that the tests run in."""
+    """Return a program of the environment that the tests run in."""
     found = shutil.which(name, path=f"{Path(sys.prefix) / 'bin'}{os.pathsep}{os.environ['PATH']}")
     if found is None:
         missing(name, f"{name} is not installed: pip install 'jupyter_gpuckpt[test]'")

@@ -22,7 +22,7 @@ from jupyter_gpuckpt.store.local import LocalStore
 from tests.unit.test_store_local import manifest
 
 OWN = Secret(HolderKind.FILE, b"o" * 32)
-FACTS = Facts("session-1", hub_user="ada", path="work/notes.ipynb", host_name="first")
+FACTS = Facts("session-1", hub_user="ada lovelace", path="work/notes.ipynb", host_name="first")
 #: Far smaller than in earnest, so that a few hundred kB make several.
 PACK_BYTES = 100_000
 

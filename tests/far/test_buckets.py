@@ -5,25 +5,30 @@ from __future__ import annotations
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import msgspec
 import pytest
-from obstore.exceptions import AlreadyExistsError, GenericError
+from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDeniedError
 from obstore.store import MemoryStore
 
 from jupyter_gpuckpt.errors import (
     AccessDenied,
     ConfigurationError,
+    CredentialsRefused,
     FarObjectInvalid,
     FarObjectMissing,
     StoreUnavailable,
 )
 from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.store.far import buckets
 from jupyter_gpuckpt.store.far.buckets import HEADER_BYTES, Bucket, open_bucket
 from jupyter_gpuckpt.store.far.capabilities import require_usable, try_out, verdict
 from jupyter_gpuckpt.store.far.retries import Retries
+from jupyter_gpuckpt.store.far.shared_folders import file_system_of, locks_reach_all
 from tests.far import servers
 from tests.far.conftest import memory_bucket, quick
+from tests.far.interfering import slow_reader
 from tests.ports import free_port
 
 
@@ -109,7 +114,7 @@ def test_lists_name_what_is_in_a_folder(bucket):
 
 def test_what_is_longer_than_it_can_be_is_not_read(bucket):
     bucket.create("one", content(10_000))
-    with pytest.raises(FarObjectInvalid, match="longer than it can be"):
+    with pytest.raises(FarObjectInvalid, match="is longer than"):
         bucket.get("one", most_bytes=9_999)
 
 
@@ -121,13 +126,11 @@ def test_an_object_without_a_header_cannot_be_written():
 def test_a_good_endpoint_is_found_to_be_good(remote):
     bucket = open_bucket(remote, retries=quick())
     found = try_out(bucket)
-    able = remote.scheme != "file"
-    assert (found.create_only, found.compare_and_swap) == (True, able)
+    assert (found.create_only, found.compare_and_swap) == (True, True)
     assert (found.ranges, found.lists, found.tells_missing, found.deletes) == (True,) * 4
     assert abs(found.clock_ahead_seconds) < 60
     require_usable(msgspec.structs.replace(remote, capabilities=found))
-    words = verdict(found).warnings
-    assert any("only this machine" in one for one in words) is not able
+    assert verdict(found).warnings == []
     assert bucket.list("trial") == []
 
 
@@ -137,7 +140,7 @@ def test_an_endpoint_that_overwrites_is_found_out_and_refused(rclone, monkeypatc
     found = try_out(open_bucket(servers.s3_remote(rclone, "prefix"), retries=quick()))
     assert not found.create_only
     assert not found.compare_and_swap
-    with pytest.raises(ConfigurationError, match="overwrites objects"):
+    with pytest.raises(ConfigurationError, match="condition not to overwrite"):
         require_usable(Remote("bad", "s3://bad", capabilities=found))
 
 
@@ -200,16 +203,85 @@ class Unreliable:
         return answer
 
 
-def test_a_deletion_that_a_policy_forbids_is_said_to_be():
+#: As Azure, and as S3 says it of one of several objects that were to be deleted at once.
+REFUSALS = [
+    AlreadyExistsError("status code: 409 BlobImmutableDueToPolicy"),
+    GenericError("DeleteObjects request failed for key x: Object is WORM (code: AccessDenied)"),
+    PermissionDeniedError("status 403 <Error><Code>AccessDenied</Code></Error>"),
+    GenericError("status 400 <Error><Code>ObjectLocked</Code></Error>"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_a_deletion_that_is_refused_is_said_to_be_and_the_others_are_done(refusal, caplog):
     class Immutable(MemoryStore):
-        def delete(self, paths):
-            raise AlreadyExistsError("status code: 409 BlobImmutableDueToPolicy")
+        def delete(self, path):
+            if "locked" in path:
+                raise refusal
+            super().delete(path)
 
     bucket = Bucket(Immutable(), "immutable", retries=quick())
-    bucket.create("one", content())
-    with pytest.raises(FarObjectInvalid, match="does not let one be deleted"):
+    for name in ("locked/1", "free/1", "locked/2"):
+        bucket.create(name, content())
+    assert bucket.delete(["locked/1", "free/1", "locked/2"]) == ["locked/1", "locked/2"]
+    assert bucket.head("free/1") is None
+    assert "refused to delete 2 object(s)" in caplog.text
+
+
+def test_an_endpoint_that_deletes_nothing_is_found_out():
+    class Immutable(MemoryStore):
+        def delete(self, path):
+            raise REFUSALS[0]
+
+    assert not try_out(Bucket(Immutable(), "immutable", retries=quick())).deletes
+
+
+EXPIRED = "status 400 Bad Request: <Error><Code>ExpiredToken</Code></Error>"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (EXPIRED, "have expired"),
+        ("status 401 <Error><Code>ExpiredAuthenticationToken</Code></Error>", "have expired"),
+        ("status 403 <Error><Code>InvalidAccessKeyId</Code></Error>", "rejects these"),
+        ("status 403 <Error><Code>SignatureDoesNotMatch</Code></Error>", "rejects these"),
+    ],
+)
+def test_credentials_that_expired_or_were_rotated_are_said_to_be(said, words):
+    class Refusing(MemoryStore):
+        def get(self, path):
+            raise GenericError(said)
+
+        delete = get
+
+    bucket = Bucket(Refusing(), "refusing", retries=quick())
+    with pytest.raises(CredentialsRefused, match=words) as caught:
+        bucket.get("one")
+    assert "read again" in caught.value.hint
+    with pytest.raises(CredentialsRefused):
         bucket.delete(["one"])
-    assert not try_out(bucket).deletes
+
+
+def test_an_answer_without_words_may_mean_that_credentials_expired():
+    class Refusing(MemoryStore):
+        def head(self, path):
+            raise GenericError("Server returned non-2xx status code: 400 Bad Request: ")
+
+    with pytest.raises(CredentialsRefused) as caught:
+        Bucket(Refusing(), "refusing", retries=quick()).head("one")
+    assert "may have expired" in caught.value.hint
+
+
+def test_long_content_may_take_longer_to_send_than_an_answer_may_take(monkeypatch):
+    for name, value in servers.s3_variables().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(buckets, "SILENT_SECONDS", 1)
+    with slow_reader(seconds=3.0) as url:
+        bucket = open_bucket(servers.s3_remote(url, "prefix"), retries=Retries(attempts=1))
+        assert bucket.create("packs/one", content(16 << 20))
+        with pytest.raises(StoreUnavailable, match="does not respond"):
+            bucket.get("packs/one")
 
 
 def test_lost_answers_cost_no_write_and_bring_none_twice():
@@ -228,3 +300,46 @@ def test_a_folder_remote_is_a_folder(tmp_path):
     bucket = open_bucket(Remote("one", f"file://{tmp_path}/with%20space"), retries=quick())
     bucket.create("packs/one", content())
     assert (tmp_path / "with space/packs/one").stat().st_size == 1000
+
+
+def test_a_folder_whose_locks_reach_not_everybody_is_for_one_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(buckets, "locks_reach_all", lambda folder: False)
+    remote = Remote("one", f"file://{tmp_path}/share")
+    found = try_out(open_bucket(remote, retries=quick()))
+    assert (found.create_only, found.compare_and_swap) == (True, False)
+    assert any("only this machine may write" in one for one in verdict(found).warnings)
+
+
+def test_the_file_system_of_a_folder_is_known(tmp_path):
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "27 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"
+        "30 27 0:40 / /mnt/my\\040share rw shared:1 - nfs4 host:/share rw,local_lock=none\n"
+        "31 27 0:41 / /mnt/fast rw - fuse.sshfs host: rw\n"
+        "32 27 0:42 / /mnt/fast rw - xfs /dev/vdb rw\n"
+    )
+    assert file_system_of(Path("/mnt/my share/folder"), str(mounts)) == "nfs4"
+    assert file_system_of(Path("/mnt/fast"), str(mounts)) == "xfs"
+    assert file_system_of(Path("/mnt/faster"), str(mounts)) == "ext4"
+    assert not locks_reach_all(Path("/mnt/my share"), str(mounts))
+    assert locks_reach_all(Path("/home"), str(mounts))
+    assert not locks_reach_all(tmp_path, str(tmp_path / "none"))
+
+
+def test_requests_are_counted_as_they_are_billed(bucket):
+    content = os.urandom(1000)
+    assert bucket.create("a", content)
+    assert not bucket.create("a", os.urandom(500))
+    bucket.get("a")
+    bucket.get_range("a", 0, 100)
+    bucket.head("a")
+    with pytest.raises(FarObjectMissing):
+        bucket.get("b")
+    bucket.list("b")
+    bucket.delete(["a"])
+    counted = bucket.counter.traffic
+    # A create that finds somebody else's reads it back.
+    assert counted.reads == 4 + 2
+    assert counted.writes == 3
+    assert counted.sent_bytes == 1500
+    assert counted.received_bytes >= 1100

@@ -11,9 +11,11 @@ from datetime import timedelta
 import pytest
 
 from jupyter_gpuckpt.errors import FarObjectInvalid, GpuCkptError
+from jupyter_gpuckpt.store.far import collect as collecting
 from jupyter_gpuckpt.store.far import epochs, far_manifests
 from jupyter_gpuckpt.store.far.buckets import Bucket
 from jupyter_gpuckpt.store.far.collect import Collected, collect
+from jupyter_gpuckpt.store.far.leases import Leases
 from tests.far.conftest import memory_bucket, quick
 from tests.far.stores import Machine, chunks
 
@@ -23,7 +25,7 @@ FIRST, SECOND = chunks(1, 12), chunks(2, 12)
 
 @pytest.fixture
 def machine(tmp_path):
-    """Gives machines with one remote in memory."""
+    """Return machines with one remote in memory."""
     made = []
     there = memory_bucket()
 
@@ -82,6 +84,18 @@ def test_what_nothing_needs_goes_in_the_epoch_after_it_was_condemned(bucket, tmp
     assert assert_sound(b) == 2
     a.close()
     b.close()
+
+
+def test_heartbeats_of_daemons_that_ended_without_a_word_go_after_a_day(machine, monkeypatch):
+    a = machine()
+    a.save("s1", *FIRST[:1])
+    a.upload("s1")
+    Leases(a.bucket, a.seal, a.sessions, "ended").claim("session-1")
+    collected(a)
+    assert [one.name for one in a.bucket.list("heartbeats")] == ["heartbeats/ended"]
+    monkeypatch.setattr(collecting, "LEAST_AGE", timedelta(seconds=-1))
+    collected(a)
+    assert a.bucket.list("heartbeats") == []
 
 
 def test_young_packs_are_spared(machine):
@@ -226,7 +240,7 @@ def test_a_pack_that_is_about_to_go_is_not_relied_on_although_it_is_still_there(
         if names and names[0].startswith("packs/") and not goes_on.is_set():
             goes_on.set()
             uploading.result(60)
-        delete(names)
+        return delete(names)
 
     a.bucket.create, other.bucket.delete = late, after_the_upload
     with ThreadPoolExecutor(1) as pool:

@@ -65,7 +65,7 @@ def test_a_holder_who_was_removed_does_not_get_in(seen):
     bucket = memory_bucket()
     made(bucket, seen)
     ring = keyring.add_holder(bucket, seen, OWN, "words", WORDS, cost=CHEAP)
-    with pytest.raises(ConfigurationError, match="cannot remove himself"):
+    with pytest.raises(ConfigurationError, match="its own secret"):
         keyring.remove_holder(bucket, seen, WORDS, ring.holder_id)
     with pytest.raises(ConfigurationError, match="no holder"):
         keyring.remove_holder(bucket, seen, OWN, "nobody")
@@ -169,3 +169,19 @@ def test_a_short_passphrase_is_refused():
 
 def test_a_secret_does_not_show():
     assert "horse" not in f"{WORDS!r} {WORDS}"
+
+
+def test_nobody_opens_a_keyring_that_was_destroyed(bucket, tmp_path):
+    seen = Seen(tmp_path / "seen.json")
+    file = Secret(HolderKind.FILE, b"f" * 32)
+    words, recovery = holders.new_recovery_phrase()
+    assert keyring.create(bucket, seen, {"file": file, "paper": recovery})
+    keyring.destroy(bucket)
+    for secret in (file, holders.recovery_phrase(words)):
+        with pytest.raises(KeyUnavailable):
+            keyring.open_with(bucket, seen, secret)
+    # Nor does anybody take the place for an empty one.
+    assert keyring.create(bucket, seen, {"file": file}) is None
+    keyring.destroy(bucket)
+    bucket.delete([keyring.NAME])
+    keyring.destroy(bucket)

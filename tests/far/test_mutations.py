@@ -50,7 +50,7 @@ class World(NamedTuple):
 
 @cache
 def world() -> World:
-    """A remote with one object of each kind."""
+    """Return a remote with one object of each kind."""
     machine = Machine(memory_bucket(), Path(tempfile.mkdtemp(prefix="gpuckpt-")))
     machine.save("s1", *chunks(1, 6))
     snapshot = machine.upload("s1", pack_bytes=1 << 20).snapshot
@@ -64,7 +64,7 @@ def world() -> World:
     readers = {
         "sessions/session-1": lambda: sessions.get("session-1"),
         snapshot.manifest: lambda: far_manifests.read(bucket, seal, snapshot.manifest).manifest(),
-        index: lambda: indexes.FarIndex(indexes._read(bucket, seal, index)),
+        index: lambda: indexes.FarIndex(indexes._opened(seal, index, bucket.get(index).data)),
         epochs.NAME: lambda: epochs.read(bucket, seal, machine.seen),
         epochs.list_name(1): lambda: epochs.read_list(bucket, seal, 1),
     }
@@ -132,7 +132,7 @@ def test_a_sealed_index_of_a_pack_that_leads_elsewhere_is_refused(chance):
     rows = far_packs.rows_of(seal, ref, header, data[-ref.index_length :]).tobytes()
     key, nonce = seal.key_of(ref.name, header), bytes(NONCE_BYTES)
     for changed in mutations(chance, rows):
-        sealed = nonce + key.encrypt(nonce, changed, seal.said_beside(ref.name, header))
+        sealed = nonce + key.encrypt(nonce, changed, seal.associated_data(ref.name, header))
         end = sealed + far_packs._TRAILER.pack(
             len(sealed), len(changed) // far_packs.ROW.itemsize, far_packs._TRAILER_MAGIC
         )
@@ -161,8 +161,9 @@ def _chunks_in(seal, ref, data):
 
 
 def test_an_index_finds_every_chunk_and_no_other():
-    machine, seal, kinds = world()
-    packs = indexes._read(machine.bucket, seal, kinds["indexes"].name)
+    _, seal, kinds = world()
+    found = kinds["indexes"]
+    packs = indexes._opened(seal, found.name, found.data)
     index = indexes.FarIndex(packs)
     ids = [row["id"].tobytes() for row in np.frombuffer(packs[0].rows, far_packs.ROW)]
     assert len(index) == len(ids) == 6
@@ -181,6 +182,6 @@ def test_a_manifest_of_another_snapshot_is_refused():
     with pytest.raises((FarObjectInvalid, ManifestInvalid)):
         other.manifest()
     machine.bucket.overwrite(name, seal.seal_record(name, other))
-    with pytest.raises(FarObjectInvalid, match="does not make sense"):
+    with pytest.raises(FarObjectInvalid, match="a pack in it is impossible"):
         far_manifests.read(machine.bucket, seal, name)
     machine.bucket.overwrite(name, kinds["manifests"].data)

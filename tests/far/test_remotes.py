@@ -9,11 +9,14 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from jupyter_gpuckpt.errors import ConfigurationError, FormatTooNew
-from jupyter_gpuckpt.remote_records import Capabilities, Remote, secrets_in
+from jupyter_gpuckpt.daemon import remote_keys
+from jupyter_gpuckpt.errors import ConfigurationError, FormatTooNew, RemoteNotFound
+from jupyter_gpuckpt.remote_records import Capabilities, Remote, RemoteVerb, secrets_in
+from jupyter_gpuckpt.store.far import capabilities
 from jupyter_gpuckpt.store.far.capabilities import require_usable, verdict
 from jupyter_gpuckpt.store.far.credentials import AwsFile
 from jupyter_gpuckpt.store.far.remotes import Remotes
+from tests.far.installations import add_remote, ask
 
 GOOD = Capabilities(True, True, True, True, True, True)
 
@@ -28,7 +31,7 @@ def test_remotes_are_kept_in_their_order(tmp_path):
     # As a process that runs sees it.
     assert Remotes(tmp_path / "data").all() == [first, second]
     tried = msgspec.structs.replace(first, capabilities=GOOD)
-    remotes.replace(tried)
+    assert remotes.change("first", lambda one: tried) == tried
     assert remotes.get("first") == tried
     remotes.remove("first")
     assert remotes.all() == [second]
@@ -45,6 +48,75 @@ def test_a_name_is_taken_once(tmp_path):
         remotes.get("two")
     with pytest.raises(ConfigurationError, match="There is no remote 'two'"):
         remotes.remove("two")
+
+
+def test_a_remote_that_was_removed_is_not_changed(tmp_path):
+    with pytest.raises(RemoteNotFound):
+        Remotes(tmp_path).change("gone", lambda one: one)
+
+
+@pytest.fixture
+def trying(tmp_path, monkeypatch):
+    """Return a function that sets a change of the remote to be made while it is tested."""
+    add_remote(tmp_path, "share", f"file://{tmp_path}/share")
+    try_out = capabilities.try_out
+
+    def meanwhile(does):
+        def tried(bucket):
+            # Whoever tries it out holds up nobody.
+            does(Remotes(tmp_path))
+            return try_out(bucket)
+
+        monkeypatch.setattr(capabilities, "try_out", tried)
+
+    return meanwhile
+
+
+def test_what_is_changed_while_a_remote_is_tried_out_stays(tmp_path, trying):
+    before = Remotes(tmp_path).get("share")
+    trying(lambda remotes: ask(RemoteVerb.PAUSE, tmp_path, "share"))
+    [view] = ask(RemoteVerb.TEST, tmp_path, "share").remotes
+    assert view.remote == Remotes(tmp_path).get("share")
+    assert view.remote.paused
+    assert view.remote.capabilities.tried_at > before.capabilities.tried_at
+
+
+def test_what_one_endpoint_can_do_is_not_taken_for_what_another_can(tmp_path, trying):
+    elsewhere = Remote("share", f"file://{tmp_path}/elsewhere")
+    trying(lambda remotes: remotes.change("share", lambda one: elsewhere))
+    with pytest.raises(RemoteNotFound, match="another one now"):
+        ask(RemoteVerb.TEST, tmp_path, "share")
+    assert Remotes(tmp_path).get("share") == elsewhere
+
+
+def test_a_remote_that_is_removed_while_it_is_tried_out_stays_removed(tmp_path, trying):
+    trying(lambda remotes: remotes.remove("share"))
+    with pytest.raises(RemoteNotFound):
+        ask(RemoteVerb.TEST, tmp_path, "share")
+    assert Remotes(tmp_path).all() == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"url": "s3://bucket/other"},
+        {"settings": {"endpoint": "https://other.example"}},
+        {"erased": {"kernel": 1.0}},
+    ],
+)
+def test_nothing_is_put_on_record_for_a_remote_that_is_another_one_now(tmp_path, changes):
+    before = Remote("far", "s3://bucket/prefix", {"endpoint": "https://one.example"})
+    remotes = Remotes(tmp_path)
+    remotes.add(before)
+    remotes.change("far", lambda one: msgspec.structs.replace(one, paused=True))
+    with remote_keys.uploading(tmp_path, before):
+        pass
+    remotes.change("far", lambda one: msgspec.structs.replace(one, **changes))
+    with (
+        pytest.raises(RemoteNotFound, match="another one now"),
+        remote_keys.uploading(tmp_path, before),
+    ):
+        pass
 
 
 def test_many_that_add_at_once_lose_nothing(tmp_path):
@@ -85,11 +157,29 @@ def test_a_url_that_cannot_work_or_holds_a_secret_is_refused_without_repeating_i
         ("s3://bucket", {"endpoint": "http://storage.example.com"}),
         ("s3://bucket", {"endpoint": "https://KEY:x@storage.example.com"}),
         ("s3://bucket", {"endpoint": "ftp://storage.example.com"}),
+        ("s3://bucket", {"endpoint": "http://[storage.example.com"}),
+        ("s3://bucket", {"endpoint": "https://storage.example.com:99999999"}),
     ],
 )
 def test_settings_that_are_secret_or_unsafe_are_refused(url, settings):
     with pytest.raises(ConfigurationError):
         Remote("one", url, settings).check()
+
+
+@pytest.mark.parametrize(
+    ("url", "settings", "provider"),
+    [
+        ("s3://bucket", {}, "Amazon S3"),
+        ("s3://bucket", {"endpoint": "https://s3.eu-central-1.amazonaws.com"}, "Amazon S3"),
+        ("s3://bucket", {"endpoint": "https://amazonaws.com.example.org"}, ""),
+        ("gs://bucket", {}, "Google Cloud Storage"),
+        ("az://container", {"account_name": "a"}, "Azure Blob Storage"),
+        ("az://container", {"endpoint": "http://127.0.0.1:10000"}, ""),
+        ("file:///mnt/share", {}, ""),
+    ],
+)
+def test_prices_are_known_of_some_providers(url, settings, provider):
+    assert Remote("one", url, settings).provider == provider
 
 
 def test_an_endpoint_without_encryption_is_taken_at_home_or_by_the_users_word():
@@ -163,7 +253,7 @@ def test_what_nothing_can_replace_is_a_reason_to_refuse(lacking):
                 remote, capabilities=msgspec.structs.replace(GOOD, **{lacking: False})
             )
         )
-    with pytest.raises(ConfigurationError, match="never tried"):
+    with pytest.raises(ConfigurationError, match="never tested"):
         require_usable(Remote("one", "s3://bucket"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from obstore.store import MemoryStore
+from obstore.exceptions import PermissionDeniedError
 
 from jupyter_gpuckpt.errors import (
     ConfigurationError,
@@ -30,10 +31,10 @@ from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.far import epochs, far_manifests, indexes, keyring
 from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
 from jupyter_gpuckpt.store.far.fetch import GAP_BYTES, RUN_BYTES
-from jupyter_gpuckpt.store.far.journal import Journal
+from jupyter_gpuckpt.store.far.journal import Journal, unfinished
 from jupyter_gpuckpt.store.far.retries import Retries
 from tests.far import servers
-from tests.far.conftest import memory_bucket, quick
+from tests.far.conftest import CopyingStore, memory_bucket, quick
 from tests.far.stores import FACTS, OWN, Machine, chunks
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files
@@ -46,7 +47,7 @@ PACKS = 3
 
 @pytest.fixture
 def machine(tmp_path):
-    """Gives machines with one remote, in memory unless another is given."""
+    """Return machines with one remote, in memory unless another is given."""
     made = []
     there = memory_bucket()
 
@@ -91,7 +92,7 @@ def test_the_remote_holds_nothing_that_can_be_read(machine):
     found = [one for name in names for one in a.bucket.list(name)]
     everything = b"".join(a.bucket.get(one.name).data for one in found)
     assert len(found) > 5
-    for secret in (*FIRST, *map(digest_of, FIRST), b"notes.ipynb", b"ada"):
+    for secret in (*FIRST, *map(digest_of, FIRST), b"notes.ipynb", b"ada lovelace"):
         assert secret[:100] not in everything
 
 
@@ -184,7 +185,7 @@ class Failing(Bucket):
 def test_an_upload_that_failed_is_listed_nowhere_and_goes_on_where_it_was(
     machine, left, tmp_path, monkeypatch
 ):
-    a = machine("a", Failing(MemoryStore(), "failing", retries=quick()))
+    a = machine("a", Failing(CopyingStore(), "failing", retries=quick()))
     a.save("s1", *FIRST)
     assert a.keyring
     monkeypatch.setattr(Failing, "left", left)
@@ -355,6 +356,46 @@ def test_many_indexes_become_few(machine, monkeypatch):
         assert b.upload(f"s{number}").sent.packs == 0
 
 
+def test_each_index_is_received_once(machine, monkeypatch):
+    a, b = machine(), machine("b")
+    received = []
+
+    def upload(number):
+        b.save(f"s{number}", *chunks(number, 1))
+        before = b.bucket.counter.traffic.received_bytes
+        b.upload(f"s{number}")
+        received.append(b.bucket.counter.traffic.received_bytes - before)
+
+    a.save("many", *(secrets.token_bytes(32) for _ in range(2000)))
+    a.upload("many", pack_bytes=1 << 20)
+    [index] = a.bucket.list("indexes")
+    upload(1)
+    upload(2)
+    assert received[0] > index.size > received[1]
+    # A damaged copy is replaced, and a copy whose object is gone is removed.
+    copies = b.folder / "state/indexes"
+    copy = copies / Path(index.name).name
+    whole = copy.read_bytes()
+    copy.write_bytes(whole[:-1])
+    upload(3)
+    assert received[2] > index.size
+    assert copy.read_bytes() == whole
+    monkeypatch.setattr(indexes, "MOST_INDEXES", 1)
+    upload(4)  # joins the index objects
+    upload(5)
+    assert not copy.exists()
+    # A disk without room for copies costs a request, and no upload.
+    monkeypatch.setattr(indexes, "replace_file", full_disk)
+    for one in copies.iterdir():
+        one.unlink()
+    upload(6)
+    assert list(copies.iterdir()) == []
+
+
+def full_disk(path, content):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_an_index_that_is_lost_or_altered_costs_an_upload_and_nothing_else(machine, caplog):
     a = machine()
     a.save("s1", *FIRST)
@@ -393,7 +434,7 @@ def test_a_manifest_in_anothers_place_is_refused(machine):
     # By whoever has the key: another attempt's manifest under the listed name.
     a.bucket.overwrite(first.manifest, a.seal.seal_record(first.manifest, far))
     b = machine("b")
-    with pytest.raises(FarObjectInvalid, match="another than the one"):
+    with pytest.raises(FarObjectInvalid, match="not the object that its session lists"):
         b.fetch("s1")
     # By whoever has not.
     a.bucket.overwrite(second.manifest, a.bucket.get(first.manifest).data)
@@ -497,11 +538,92 @@ def test_an_epoch_that_is_set_back_is_refused(machine):
     a.upload("s1")
     a.bucket.overwrite(epochs.NAME, old)
     a.save("s2", *FIRST[:1])
-    with pytest.raises(FarObjectInvalid, match="older"):
+    # What is wrong with all of the remote is no fault of the snapshot.
+    with pytest.raises(StoreUnavailable, match="older"):
         a.upload("s2")
     a.bucket.delete([epochs.NAME])
-    with pytest.raises(FarObjectInvalid, match="gone"):
+    with pytest.raises(StoreUnavailable, match="missing"):
         a.upload("s2")
+
+
+@pytest.fixture
+def cut_off(machine, monkeypatch):
+    """Return a machine whose upload of s1 has written a manifest that no far session lists."""
+    a = machine()
+    a.save("s1", *FIRST)
+    create = Bucket.create
+
+    def cut(bucket, name, data):
+        if name.startswith("sessions/"):
+            raise StoreUnavailable("The network is gone.")
+        return create(bucket, name, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "create", cut)
+        with pytest.raises(StoreUnavailable):
+            a.upload("s1")
+    assert len(a.bucket.list("manifests")) == 1
+    return a
+
+
+def test_an_upload_that_is_given_up_leaves_nothing_that_protects_packs(cut_off, tmp_path):
+    state = tmp_path / "a/state"
+    assert unfinished(state) == ["s1"]
+    cut_off.uploader().give_up("s1")
+    assert cut_off.bucket.list("manifests") == []
+    assert unfinished(state) == []
+    # And can begin anew.
+    cut_off.upload("s1")
+    assert len(cut_off.bucket.list("manifests")) == 1
+
+
+def test_an_upload_that_is_given_up_after_it_was_listed_stays_listed(cut_off, machine, tmp_path):
+    journal = tmp_path / "a/state/uploads/s1.jsonl"
+    content = journal.read_bytes()
+    cut_off.upload("s1")
+    [listed] = cut_off.bucket.list("manifests")
+    # As if the machine had stopped before the journal was removed.
+    journal.write_bytes(content + manifest_line(listed.name))
+    cut_off.uploader().give_up("s1")
+    assert [one.name for one in cut_off.bucket.list("manifests")] == [listed.name]
+    b = machine("b")
+    b.fetch("s1")
+    assert content_of(b.store, "s1") == FIRST
+
+
+def test_what_was_left_stays_where_it_cannot_be_known_whether_it_is_listed(cut_off, tmp_path):
+    [before] = cut_off.bucket.list("manifests")
+    cut_off.bucket.overwrite("sessions/session-1", b"nothing that makes sense" * 10)
+    cut_off.uploader().give_up("s1")
+    assert [one.name for one in cut_off.bucket.list("manifests")] == [before.name]
+    assert unfinished(tmp_path / "a/state") == []
+
+
+def manifest_line(name):
+    """Return the line of a journal that names a manifest."""
+    return b'\n{"manifest":"%s","session_id":"session-1"}\n' % name.encode()
+
+
+def test_a_manifest_that_may_not_be_deleted_stops_no_upload(cut_off, caplog):
+    store = cut_off.bucket._store
+    cut_off.bucket = Bucket(Undeletable(store), "undeletable", retries=quick())
+    cut_off.upload("s1")
+    assert len(cut_off.bucket.list("manifests")) == 2
+    assert "refused to delete 1 object(s)" in caplog.text
+    assert cut_off.upload("s1").sent.packs == 0
+
+
+class Undeletable:
+    """A store that lets nothing be deleted."""
+
+    def __init__(self, below):
+        self._below = below
+
+    def __getattr__(self, name):
+        return getattr(self._below, name)
+
+    def delete(self, path):
+        raise PermissionDeniedError("status 403 <Error><Code>AccessDenied</Code></Error>")
 
 
 def condemn(machine, packs):

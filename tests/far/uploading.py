@@ -1,32 +1,46 @@
-"""A process that uploads a snapshot and says so whenever it is about to write: it is there to be killed.
+"""A process that uploads a snapshot and prints a line before and after each write, so that a test can kill or stop it in between.
 
-python -m tests.far.uploading FOLDER REMOTE(as JSON) SNAPSHOT
+python -m tests.far.uploading FOLDER REMOTE(as JSON) SNAPSHOT [NUMBER]      before write NUMBER it stops itself (SIGSTOP)
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+import os
+import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
 from jupyter_gpuckpt.remote_records import Remote
-from jupyter_gpuckpt.store.far.buckets import Bucket, open_bucket
+from jupyter_gpuckpt.store.far.buckets import Bucket
+from tests.far.conftest import opened
 from tests.far.stores import Machine
 
 
 def main() -> None:
-    folder, remote, snapshot_id = sys.argv[1:]
-    machine = Machine(open_bucket(msgspec.json.decode(remote, type=Remote)), Path(folder))
-    put = Bucket._put
+    folder, remote, snapshot_id = sys.argv[1:4]
+    stop_at = int(sys.argv[4]) if len(sys.argv) > 4 else None
+    bucket = opened(msgspec.json.decode(remote, type=Remote), Path(folder).parent)
+    machine = Machine(bucket, Path(folder))
+    numbers = itertools.count()
 
-    def told(bucket, name, data, mode):
-        print("begins", name, flush=True)
-        done = put(bucket, name, data, mode)
-        print("done", name, flush=True)
-        return done
+    def reported(write):
+        @functools.wraps(write)
+        def wrapper(bucket, name, *arguments):
+            # By one system call: of two threads that print, one may write between the other's text and the end of its line.
+            os.write(1, f"begins {name}\n".encode())
+            if next(numbers) == stop_at:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            done = write(bucket, name, *arguments)
+            os.write(1, f"done {name}\n".encode())
+            return done
 
-    Bucket._put = told
+        return wrapper
+
+    Bucket.create, Bucket.swap = reported(Bucket.create), reported(Bucket.swap)
     machine.upload(snapshot_id, pack_bytes=200_000)
 
 

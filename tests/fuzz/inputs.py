@@ -71,7 +71,7 @@ def altered(samples: Sequence[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def distorted(samples: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Records, as plain lists and mappings, of which some values were replaced, doubled or left out."""
+    """Draw records, as plain lists and mappings, with some values replaced, doubled or left out."""
     return st.builds(_distorted, st.sampled_from(samples), st.integers(0, (1 << 32) - 1))
 
 

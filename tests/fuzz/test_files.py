@@ -4,6 +4,7 @@ import io
 import os
 import posixpath
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -13,10 +14,18 @@ from hypothesis import given
 
 from jupyter_gpuckpt.daemon.records import Records
 from jupyter_gpuckpt.errors import StoreError
+from jupyter_gpuckpt.ids import is_id
 from jupyter_gpuckpt.model import Manifest
 from jupyter_gpuckpt.place import here
 from jupyter_gpuckpt.snapshots.imports import import_archive
-from jupyter_gpuckpt.store import annotation_files, codecs, manifests, pack_streams, packs
+from jupyter_gpuckpt.store import (
+    annotation_files,
+    codecs,
+    manifests,
+    pack_streams,
+    packs,
+    stub_files,
+)
 from jupyter_gpuckpt.store.codecs import CodecError, digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.fuzz.inputs import altered, distorted, tries
@@ -38,7 +47,7 @@ PAYLOADS = [
 
 
 def sealed(body):
-    """A manifest whose digest is right, whatever is in it."""
+    """Return a manifest whose digest is right, whatever is in it."""
     packed = zstandard.ZstdCompressor(level=1).compress(body)
     return manifests._HEADER.pack(manifests._MAGIC, 1, digest_of(packed)) + packed
 
@@ -184,6 +193,15 @@ def test_annotations(data):
 
 
 @tries(0.05)
+@given(altered([b'{"remote":"far","keeps":["file/dev/shm/.gpuckpt/secrets"],"version":1}']))
+def test_stubs(data):
+    with suppress(msgspec.DecodeError):
+        found = stub_files.parse(data)
+        assert not found.remote or is_id(found.remote)
+        msgspec.json.encode(found)
+
+
+@tries(0.05)
 @given(altered([PACK[:400] + PACK[-600:], PACK[:2000], PACK[:16] + PACK[-900:]]))
 def test_packs(data):
     look_at_pack(data)
@@ -208,7 +226,7 @@ def store(tmp_path_factory):
 
 
 def import_is_clean(store, data):
-    """An import that fails leaves the store empty; one that succeeds brings what can be read."""
+    """Import an archive; check that a failed import leaves the store empty, and that imported snapshots can be read."""
     try:
         infos = import_archive(store, io.BytesIO(data).read)
     except StoreError:

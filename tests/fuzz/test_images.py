@@ -9,7 +9,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jupyter_gpuckpt.engine import placing
+from jupyter_gpuckpt.engine import kept_files, placing
 from jupyter_gpuckpt.engine.criu import file_images, memory_images, missing_files, socket_images
 from jupyter_gpuckpt.engine.criu import images as criu_images
 from jupyter_gpuckpt.engine.criu.images import Extent
@@ -95,7 +95,7 @@ def look(name, data):
         files = images / "files.img"
         for read in (
             lambda: placing.problem_of_images(MANIFEST, images),
-            lambda: missing_files.missing(images, Path, MANIFEST.captured),
+            lambda: missing_files.missing(images, Path, MANIFEST.traveling),
             lambda: criu_images.processes(images),
             lambda: criu_images.highest_pid(images),
             lambda: criu_images.pagemap(images, 12),
@@ -106,6 +106,7 @@ def look(name, data):
             lambda: socket_images._read(files),
             lambda: file_images.mend(files),
             lambda: file_images.rewind(files, ["/tmp/socket"]),
+            lambda: kept_files.give_own_names(images, Path("/tmp")),
             lambda: memory_images.add_lazy(images, 12, [Extent(1 << 20, 8192, True)]),
             lambda: page_plan.plan(MANIFEST, images),
             lambda: memory_images.replace_lazy(images, 12, [Extent(1 << 20, 8192, True)]),

@@ -1,4 +1,4 @@
-"""Whatever daemon, clients and doors send each other: it is a record, or an error of ours."""
+"""Every message between daemon and clients decodes to a record or raises an error of ours."""
 
 from contextlib import suppress
 

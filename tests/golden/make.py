@@ -1,4 +1,6 @@
-"""Make the golden store: what a release writes, which every later version has to read. Run from the project's root:
+"""Make the golden store: files that a release writes and every later version must read.
+
+Run it from the project's root:
 
     python -m tests.golden.make 0.1.0
 
@@ -35,7 +37,7 @@ CREATED, KEPT_UNTIL = 1_750_000_000.0, 4_102_444_800.0
 
 
 def contents() -> dict[str, bytes]:
-    """The streams: each of the codecs, zeros, and CRIU's images."""
+    """Return the streams: each of the codecs, zeros, and CRIU's images."""
     draw = np.random.default_rng(1)
     normal = draw.standard_normal(8192)
     message = criu_images.encode(

@@ -32,7 +32,7 @@ class Expected(msgspec.Struct):
 
 @pytest.fixture(params=VERSIONS, ids=[path.name for path in VERSIONS])
 def golden(request, tmp_path):
-    """A copy of what one version wrote."""
+    """Return a copy of what one version wrote."""
     return Path(shutil.copytree(request.param, tmp_path / "golden"))
 
 
@@ -51,7 +51,7 @@ def expected(golden):
 
 
 def assert_as_expected(store, expected, *, exported_now=False):
-    """The snapshot `saved`, to the last byte, but for what no export holds any more."""
+    """Check that the snapshot equals `saved` byte for byte, except for secrets, which exports no longer contain."""
     manifest, wanted = store.manifest("saved"), expected.manifest
     if exported_now:
         launch = wanted.launch.written_down()

@@ -30,7 +30,7 @@ def one_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def hog() -> Callable[..., AbstractContextManager[None]]:
-    """A program that leaves 1 GB, or so many bytes, of the GPU to the others, as long as a `with` block lasts."""
+    """Return a program that leaves 1 GB, or so many bytes, of the GPU to the others, as long as a `with` block lasts."""
 
     @contextmanager
     def running(leave: int = 1 << 30) -> Iterator[None]:

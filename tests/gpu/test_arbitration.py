@@ -34,7 +34,7 @@ def two(
     make_server: Callable,  # noqa: F811
     hog: Callable[..., AbstractContextManager[None]],
 ):
-    """A server with options, and two pages whose kernels together do not fit on the GPU."""
+    """Yield a server with options, and two pages whose kernels together do not fit on the GPU."""
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")

@@ -27,7 +27,7 @@ _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 def branched(
     daemon: Client, manager: KernelManager, snapshot_id: str
 ) -> Iterator[tuple[str, BlockingKernelClient]]:
-    """A second kernel from a snapshot, and a client of it."""
+    """Yield a second kernel from a snapshot, and a client of it."""
     original = daemon.send(calls.kernel(manager.provisioner.kernel_id))
     free = HeldPorts.free(len(_PORTS))
     request = BranchRequest(original.owner_id, snapshot_id, str(uuid.uuid4()), free.ports)

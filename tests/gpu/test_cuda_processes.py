@@ -116,7 +116,7 @@ def program():
 
 @pytest.fixture
 def directory(tmp_path):
-    """A tmpfs as the kernels have it: huge pages, a size that is set."""
+    """Yield a tmpfs as the kernels have it: huge pages, a size that is set."""
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     options = f"huge=always,size={size},mode=0755"
     made = subprocess.run(

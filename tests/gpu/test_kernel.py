@@ -88,7 +88,7 @@ def state(value):
 def kernel(
     daemon_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[KernelManager, BlockingKernelClient]]:
-    """A kernel under the engine, with a client that is connected."""
+    """Yield a kernel under the engine, with a client that is connected."""
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")
@@ -110,7 +110,7 @@ def kernel(
 
 
 def done(daemon: Client, operation: Operation) -> Result:
-    """What it did; where it failed, the tool's own words are printed."""
+    """Return the result of an operation; print the tool's log if it failed."""
     try:
         result = daemon.wait(operation.operation_id)
     except GpuCkptError as error:
@@ -126,7 +126,7 @@ def done(daemon: Client, operation: Operation) -> Result:
 
 
 def run(client: BlockingKernelClient, code: str) -> str:
-    """What `code` printed."""
+    """Return what `code` printed."""
     printed: list[str] = []
     reply = client.execute_interactive(
         code,

@@ -11,7 +11,7 @@ NAME = "CUDA_VISIBLE_DEVICES"
 
 @pytest.fixture(scope="module", autouse=True, params=[None, "", "1", "2,0,1"])
 def environment(request):
-    """The environment in which pytest was started."""
+    """Yield the environment in which pytest was started."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param is None:
             patch.delenv(NAME, raising=False)

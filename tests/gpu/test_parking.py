@@ -37,7 +37,7 @@ def used():
 
 @pytest.fixture
 def started(make_server):  # noqa: F811
-    """A server, a page with 1 GB on the GPU, and what the GPU held before."""
+    """Return a server, a page with 1 GB on the GPU, and what the GPU held before."""
     pytest.importorskip("torch")
     if not gpu.gpus():
         pytest.skip("there is no GPU here")

@@ -83,7 +83,7 @@ def framework(request: pytest.FixtureRequest) -> str:
 
 
 def filled(server: Server, framework: str) -> Page:
-    """A kernel with what is in use, and what is not."""
+    """Return a kernel with memory in use and unused memory."""
     page = server.open()
     page.run(textwrap.dedent(SETUP[framework]))
     return page
@@ -157,7 +157,7 @@ def test_a_snapshot_that_was_asked_for_has_all_of_it(
 
 @contextmanager
 def running(framework: str) -> Iterator[tuple[int, Callable[[], str]]]:
-    """The program's pid, and what has it take its next step and gives the name of that."""
+    """Yield the program's pid, and what has it take its next step and gives the name of that."""
     with subprocess.Popen(
         [
             sys.executable,
@@ -188,7 +188,7 @@ def running(framework: str) -> Iterator[tuple[int, Callable[[], str]]]:
 
 
 def touched(pid: int) -> tuple[list[str], bool, int]:
-    """What a process has of the GPU: descriptors, a context, memory."""
+    """Return a process's use of the GPU: descriptors, a context, memory."""
     devices = [path for path in processes.descriptors(pid).values() if "/nvidia" in path]
     return devices, cuda.is_cuda_process(pid), sum(gpu.memory_of([pid]).values())
 

@@ -53,9 +53,10 @@ c.JupyterHub.load_roles = [
 ]
 c.Spawner.cmd = given["singleuser"]
 c.Spawner.ip = "127.0.0.1"
-c.Spawner.start_timeout = c.Spawner.http_timeout = 120
+c.Spawner.start_timeout = c.Spawner.http_timeout = 300
 c.Spawner.environment = given["environment"]
-c.Spawner.args = ["--allow-root", *(
+# With jupyter_server 2.14 the first of these takes the place of what JupyterHub itself has enabled.
+c.Spawner.args = ["--allow-root", "--ServerApp.jpserver_extensions=jupyterhub=True", *(
     f"--ServerApp.jpserver_extensions={{name}}=False"
     for name in ("jupyterlab", "jupyter_lsp", "notebook", "notebook_shim")
 )]
@@ -156,7 +157,7 @@ class Hub:
         return response
 
     def user(self, name):
-        """A user, with a token that may what the user may."""
+        """Return a user, with a token that has all of the user's rights."""
         if name != "ada":
             self.api("POST", f"users/{name}")
         token = self.api("POST", f"users/{name}/tokens", json={"note": "tests"}).json()["token"]
@@ -256,5 +257,5 @@ def make_hub(daemon_env, short_dir):
 
 @pytest.fixture
 def hub(make_hub):
-    """A started hub."""
+    """Return a started hub."""
     return make_hub()

@@ -25,8 +25,8 @@ c.Spawner.pre_spawn_hook = without_the_extension
 
 
 def page_of(user):
-    """The hub's page about a server that is just being started or stopped, as the user's browser gets it."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{user.port}/hub/", timeout=60) as browser:
+    """Return the hub's page about a server that starts or stops, as the user's browser receives it."""
+    with httpx.Client(base_url=f"http://127.0.0.1:{user.port}/hub/", timeout=120) as browser:
         form = browser.get("login").text
         token = re.search(r'name="_xsrf" value="([^"]+)"', form)[1]
         browser.post("login", data={"username": user.name, "password": "x", "_xsrf": token})

@@ -61,7 +61,7 @@ def test_what_waits_is_said_in_a_sentence():
 def test_without_jupyterhub_the_import_says_what_to_install():
     program = "import sys; sys.modules['jupyterhub'] = None; import jupyter_gpuckpt.hub"
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 1
     assert "pip install 'jupyter_gpuckpt[hub]'" in done.stderr.splitlines()[-1]

@@ -7,6 +7,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from tests.conftest import wait_for
+
 #: The culler is the real one; it ends servers that have done nothing for so long.
 IDLE_SECONDS = 3
 
@@ -80,7 +82,8 @@ def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
     hub.stop(signal.SIGKILL)
     os.kill(int((hub.folder / "proxy.pid").read_text()), signal.SIGKILL)
     hub.start()
-    assert all(user.model["ready"] for user in two.users)
+    for user in two.users:
+        wait_for(lambda user=user: (user.model or {}).get("ready"), said=hub.log)
     bob.begin_stop()
     alice.stop()
     bob.wait_until_stopped()
@@ -91,7 +94,7 @@ def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
 
 @contextmanager
 def culling(hub):
-    """The real culler."""
+    """Run the real idle culler."""
     command = [
         *(sys.executable, "-m", "jupyterhub_idle_culler", "--cull-every=1"),
         *(f"--url=http://127.0.0.1:{hub.port}/hub/api", f"--timeout={IDLE_SECONDS}"),
@@ -103,4 +106,4 @@ def culling(hub):
         yield
     finally:
         culler.terminate()
-        culler.wait(60)
+        culler.wait(180)

@@ -29,4 +29,4 @@ class Row:
     quick: bool = False
     kernel: str = "python3"
     #: Seconds that a cell may take.
-    patience: float = 30
+    patience: float = 150

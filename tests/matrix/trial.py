@@ -49,7 +49,7 @@ class Kernel:
         self._manager.start_kernel(cwd=str(directory))
         self.client: BlockingKernelClient = self._manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=180)
         self.provisioner = self._manager.provisioner
         self.kernel_id = self.provisioner.kernel_id
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
@@ -11,7 +12,7 @@ REBUILD = "run `make front-end` and commit jupyter_gpuckpt/labextension"
 
 
 def source_hash():
-    """What labextension/source-hash.mjs writes: the digest of the lines that sha256sum would print."""
+    """Return what labextension/source-hash.mjs writes: the digest of the lines that sha256sum would print."""
     paths = [SOURCES / name for name in ("package.json", "tsconfig.json", "yarn.lock")]
     for folder in ("schema", "src", "style"):
         paths += [path for path in (SOURCES / folder).rglob("*") if path.is_file()]
@@ -46,5 +47,17 @@ def test_the_bundle_is_whole():
     assert package["version"] == source["version"], REBUILD
 
 
+def test_the_bundle_asks_for_no_newer_jupyterlab_than_it_needs():
+    package = json.loads((SOURCES / "package.json").read_text())
+    [entry] = (BUNDLE / "static").glob("remoteEntry.*.js")
+    asked = dict(
+        re.findall(
+            r'"(@jupyterlab/[a-z-]+)",import:null,requiredVersion:"([^"]+)"', entry.read_text()
+        )
+    )
+    assert asked, REBUILD
+    assert asked.items() <= package["dependencies"].items()
+
+
 def test_the_bundle_is_small():
-    assert sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()) < 150_000
+    assert sum(path.stat().st_size for path in BUNDLE.rglob("*") if path.is_file()) < 180_000

@@ -16,8 +16,8 @@ INIT = "jupyter_gpuckpt/engine/tree/gpuckpt-init"
 
 @pytest.fixture
 def sources(tmp_path):
-    """A copy of what is compiled and of what compiles it."""
-    for path in (ROOT / "jupyter_gpuckpt").rglob("*.[ch]"):
+    """Return a copy of what is compiled and of what compiles it."""
+    for path in (ROOT / "jupyter_gpuckpt").rglob("*.[chS]"):
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
@@ -26,7 +26,7 @@ def sources(tmp_path):
 
 
 def built(sources, **environment):
-    """The bytes of the init that is built in this environment."""
+    """Return the bytes of the init that is built in this environment."""
     kept = {name: value for name, value in os.environ.items() if name != "CC"}
     words = [sys.executable, "hatch_build.py"]
     subprocess.run(words, check=True, cwd=sources, env=kept | environment)

@@ -26,7 +26,7 @@ def ask(words, **environment):
 
 @pytest.fixture
 def sudo(tmp_path):
-    """A program to become root with that leaves a mark when it is asked, and refuses."""
+    """Return a fake sudo that refuses, and leaves a mark when it is called."""
     program, mark = tmp_path / "sudo", tmp_path / "asked"
     program.write_text(f'#!/bin/sh\necho "$@" >>{mark}\nexit 1\n')
     program.chmod(0o755)

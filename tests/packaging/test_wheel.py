@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 #: Compiled files in the wheel.
 COMPILED = {
     "jupyter_gpuckpt/engine/criu/criu-preload.so",
+    "jupyter_gpuckpt/engine/gpu/gpu-lane.so",
     "jupyter_gpuckpt/engine/tree/gpuckpt-init",
     "jupyter_gpuckpt/engine/tree/outside-signals.so",
     "jupyter_gpuckpt/store/byte-groups.so",
@@ -28,7 +29,7 @@ COMPILED = {
 
 
 def ran(*words, **options):
-    """What a program printed; it must succeed."""
+    """Return what a program printed; it must succeed."""
     done = subprocess.run(
         list(map(str, words)), capture_output=True, text=True, check=False, **options
     )
@@ -37,7 +38,7 @@ def ran(*words, **options):
 
 
 def fresh(folder, *packages):
-    """The Python of a new environment that holds these packages and what they need."""
+    """Return the Python of a new environment that holds these packages and what they need."""
     ran(sys.executable, "-m", "venv", folder)
     python = folder / "bin/python"
     ran(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
@@ -46,7 +47,7 @@ def fresh(folder, *packages):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The only file that `python -m build --wheel` makes of a copy of what is committed."""
+    """Return the only file that `python -m build --wheel` makes of a copy of what is committed."""
     folder = tmp_path_factory.mktemp("wheel")
     listed = ran("git", "ls-files", "-z", cwd=ROOT).split("\0")
     for name in filter(None, listed):
@@ -61,7 +62,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> Path:
-    """The Python of an environment with the wheel, a kernel and nothing of the checkout."""
+    """Return the Python of an environment with the wheel, a kernel and nothing of the checkout."""
     return fresh(tmp_path_factory.mktemp("installed") / "env", wheel, "ipykernel")
 
 

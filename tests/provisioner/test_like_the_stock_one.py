@@ -9,6 +9,8 @@ import psutil
 import pytest
 from gpuckpt_provisioner import GpuCkptProvisioner
 
+from tests.provisioner.conftest import TIMEOUT
+
 pytestmark = pytest.mark.usefixtures("provisioner_name")
 
 
@@ -34,25 +36,31 @@ def test_output_comes_in_order(with_kernel):
     with_kernel(body)
 
 
-def test_an_interrupt_stops_a_cell_and_keeps_the_kernel(with_kernel):
+def test_an_interrupt_stops_a_cell_and_keeps_the_kernel(with_kernel, tmp_path):
+    sign = tmp_path / "running"
+
     async def body(kernel):
         await kernel.run("x = 41")
-        running = asyncio.ensure_future(kernel.run("import time\ntime.sleep(50)"))
-        await asyncio.sleep(1)
+        cell = f"import pathlib, time\npathlib.Path({str(sign)!r}).touch()\ntime.sleep(1000)"
+        running = asyncio.ensure_future(kernel.run(cell))
+        await kernel.until(sign.exists)
         await kernel.manager.interrupt_kernel()
-        reply, _ = await asyncio.wait_for(running, 10)
+        reply, _ = await asyncio.wait_for(running, TIMEOUT)
         assert reply["ename"] == "KeyboardInterrupt"
         assert await kernel.printed("print(x + 1)") == "42\n"
 
     with_kernel(body)
 
 
-def test_an_interrupt_reaches_what_a_cell_runs_in_the_foreground(with_kernel):
+def test_an_interrupt_reaches_what_a_cell_runs_in_the_foreground(with_kernel, tmp_path):
+    sign = tmp_path / "running"
+
     async def body(kernel):
-        running = asyncio.ensure_future(kernel.run("%%bash\nsleep 50\necho not reached"))
-        await asyncio.sleep(1)
+        cell = f"%%bash\ntouch {sign}\nsleep 1000\necho not reached"
+        running = asyncio.ensure_future(kernel.run(cell))
+        await kernel.until(sign.exists)
         await kernel.manager.interrupt_kernel()
-        _, texts = await asyncio.wait_for(running, 15)
+        _, texts = await asyncio.wait_for(running, TIMEOUT)
         assert "not reached" not in "".join(text for _, text in texts)
         assert await kernel.printed("print('alive')") == "alive\n"
 
@@ -85,8 +93,9 @@ def test_a_background_process_outlives_its_cell(with_kernel, start):
             "stdout=-1, text=True).stdout.strip())"
         )
         await kernel.run(start.format(command=command))
-        await asyncio.sleep(0.3)
-        assert await kernel.printed(count) == "1\n"
+        async with asyncio.timeout(TIMEOUT):
+            while await kernel.printed(count) != "1\n":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
         await kernel.run("")
         assert await kernel.printed(count) == "1\n"
         await kernel.run(f"!pkill -f '^{command}'")
@@ -143,7 +152,7 @@ def test_a_shutdown_ends_the_process_and_removes_the_connection_file(with_kernel
     async def body(kernel):
         pid, path = kernel.provisioner.pid, kernel.manager.connection_file
         assert os.path.exists(path)  # noqa: ASYNC240
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             await kernel.manager.shutdown_kernel(now=now)
         assert not psutil.pid_exists(pid)
         assert not os.path.exists(path)  # noqa: ASYNC240
@@ -158,7 +167,7 @@ def test_a_restart_gives_an_empty_kernel_on_the_same_connection(with_kernel, now
         await kernel.run("x = 1")
         pid, ports = kernel.provisioner.pid, kernel.manager.ports
         await kernel.manager.restart_kernel(now=now)
-        await kernel.client.wait_for_ready(timeout=60)
+        await kernel.client.wait_for_ready(timeout=TIMEOUT)
         assert kernel.manager.ports == ports
         assert kernel.provisioner.pid != pid
         assert await kernel.printed("print('x' in globals())") == "False\n"
@@ -172,7 +181,7 @@ def test_a_restart_after_a_crash_works(with_kernel):
         kernel.client.execute("import os; os._exit(3)")
         assert await kernel.exit_code() == 3
         await kernel.manager.restart_kernel(now=True)
-        await kernel.client.wait_for_ready(timeout=60)
+        await kernel.client.wait_for_ready(timeout=TIMEOUT)
         assert await kernel.printed("print(1)") == "1\n"
 
     with_kernel(body)

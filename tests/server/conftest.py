@@ -178,6 +178,8 @@ class SharedServer(Server):
         options = (
             # What one test shuts down shall not be in the next one's way.
             "--GpuCkptServer.undo_shutdown_for=0",
+            # A slow machine must not change what comes of a restart.
+            "--GpuCkptServer.undo_restart_within=100",
             # Dead kernels are looked for every 3 s otherwise, for which tests would have to wait.
             "--KernelRestarter.time_to_dead=0.3",
         )
@@ -265,7 +267,7 @@ def make_listener(server):
 def eventually():
     """Wait for a condition and return its value."""
 
-    def wait(condition, seconds=20.0):
+    def wait(condition, seconds=120.0):
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline

@@ -13,7 +13,9 @@ from jupyter_server.services.kernels.connection.base import (
     serialize_msg_to_ws_v1,
 )
 
-TIMEOUT = 60
+TIMEOUT = 120
+#: Longer than a test.
+NEVER = 3600
 PROTOCOL = "v1.kernel.websocket.jupyter.org"
 
 
@@ -39,6 +41,8 @@ class Page:
             subprotocols=[PROTOCOL] if binary else [],
         )
         assert self._socket.subprotocol == (PROTOCOL if binary else None)
+        # Else the thread would end where nothing is said for so long.
+        self._socket.settimeout(NEVER)
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
 
@@ -164,8 +168,9 @@ class Listener:
         self._socket = websocket.create_connection(
             f"ws://127.0.0.1:{server.port}/api/events/subscribe",
             header=[f"Authorization: token {server.token}"],
-            timeout=60,
+            timeout=TIMEOUT,
         )
+        self._socket.settimeout(NEVER)
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
 

@@ -49,7 +49,7 @@ def machine(make_server, daemon_env):
 
 @pytest.fixture
 def library(short_dir):
-    """A library for a kernel to load."""
+    """Return a library for a kernel to load."""
     found = subprocess.run(["ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     name = ctypes.util.find_library("z")
     (path, *_) = (line.split()[-1] for line in found.splitlines() if line.split()[0] == name)

@@ -36,7 +36,7 @@ def snapshots(server, kernel_id, cause="autosave", after=0.0):
     return [one["snapshot_id"] for one in mine if one["cause"] == cause]
 
 
-def eventually(condition, server, seconds=60):
+def eventually(condition, server, seconds=120):
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"did not come true in time\n{server.log()}"
@@ -44,17 +44,35 @@ def eventually(condition, server, seconds=60):
     return value
 
 
-def saved_once(server, kernel_id):
-    """The snapshot that is made of a kernel in which nothing runs from now on; no other follows."""
-    now = time.time()
-    eventually(lambda: snapshots(server, kernel_id, after=now), server)
+def saved_once(server, kernel_id, since):
+    """Return the only snapshot taken of an idle kernel after its change at `since`."""
+    now, began = time.time(), time.monotonic()
+
+    def whole():
+        # One that began when the cell had just ended holds all, too. Then no other comes.
+        late = time.monotonic() > began + 30 * INTERVAL
+        return snapshots(server, kernel_id, after=since if late else now)
+
+    snapshot_id = eventually(whole, server)[0]
     time.sleep(4 * INTERVAL)
-    (snapshot_id,) = snapshots(server, kernel_id, after=now)
+    assert snapshots(server, kernel_id, after=since)[0] == snapshot_id
     return snapshot_id
 
 
-def saving(server, kernel_id):
-    return eventually(lambda: server.kernel(kernel_id)["state"] == "saving", server)
+def saving(server, page, change=lambda: None):
+    """Wait until the kernel is being saved; where a save was over before it was seen, `change` the kernel for another one."""
+    known = []
+
+    def met():
+        nonlocal known
+        if server.kernel(page.kernel_id)["state"] == "saving":
+            return True
+        if (now := snapshots(server, page.kernel_id)) != known:
+            known = now
+            change()
+        return False
+
+    eventually(met, server)
 
 
 def test_a_kernel_that_changed_is_saved_once_and_one_that_did_not_is_not(start):
@@ -62,11 +80,13 @@ def test_a_kernel_that_changed_is_saved_once_and_one_that_did_not_is_not(start):
     page, other = server.open(), server.open("other.ipynb")
     # A page that looks is no change.
     other.reply(other.send("complete_request", {"code": "im", "cursor_pos": 2}))
+    since = time.time()
     page.run("x = 41")
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, since)
     assert snapshots(server, other.kernel_id) == []
+    since = time.time()
     assert page.run("x += 1; print(x)") == "42\n"
-    snapshot_id = saved_once(server, page.kernel_id)
+    snapshot_id = saved_once(server, page.kernel_id, since)
     view = server.kernel(page.kernel_id)
     assert (view["state"], view["snapshot_id"]) == ("running", snapshot_id)
     # What comes back from it is the kernel as it was, though it has said more since.
@@ -87,10 +107,11 @@ def test_a_busy_kernel_is_saved_while_it_runs_on(start, tmp_path):
         return len(seen) >= enough
 
     eventually(saved_often, server)
+    since = time.time()
     (tmp_path / "enough").touch()
     numbers = [int(line) for line in page.output(request).splitlines()]
     assert numbers == list(range(1, len(numbers) + 1))
-    last = saved_once(server, page.kernel_id)
+    last = saved_once(server, page.kernel_id, since)
     eventually(lambda: len(snapshots(server, page.kernel_id)) == 2, server)
     assert snapshots(server, page.kernel_id)[0] == last
     assert snapshots(server, page.kernel_id, "manual") == [manual]
@@ -110,15 +131,16 @@ threading.Thread(target=work, daemon=True).start()
 """)
     now = time.time()
     eventually(lambda: len(snapshots(server, page.kernel_id, after=now)) >= 3, server)
+    now = time.time()
     page.run("stop.set()")
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, now)
 
 
 def test_what_a_user_wants_comes_first(start):
     server = start(interval=2)
     page = server.open()
     page.run(LARGE)
-    saving(server, page.kernel_id)
+    saving(server, page, lambda: page.run("pass"))
     done = server.do("save", page.kernel_id, name="mine")
     listed = server.get("api/gpuckpt/snapshots")["snapshots"]
     pinned = [one["snapshot_id"] for one in listed if one["pinned"]]
@@ -127,11 +149,11 @@ def test_what_a_user_wants_comes_first(start):
     # An interrupt does not wait for the end of one.
     endless = page.execute("import time\nwhile True: time.sleep(0.01)")
     page.wait_for(lambda message: message["parent_header"].get("msg_id") == endless)
-    saving(server, page.kernel_id)
+    saving(server, page)
     server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
     assert page.reply(endless)["content"]["ename"] == "KeyboardInterrupt"
     page.run("data.append(b'')")
-    saving(server, page.kernel_id)
+    saving(server, page, lambda: page.run("pass"))
     server.do("suspend", page.kernel_id)
     assert page.run("print(len(data))") == "601\n"
 
@@ -141,7 +163,7 @@ def test_a_server_that_stops_in_the_middle_of_one_loses_nothing(start):
     server = start(interval=2)
     page = server.open()
     page.run(LARGE + "; x = 41")
-    saving(server, page.kernel_id)
+    saving(server, page, lambda: page.run("pass"))
     server.stop()
     assert "Traceback" not in server.log_path.read_text()
     assert "was destroyed" not in server.log_path.read_text()
@@ -153,8 +175,9 @@ def test_a_server_that_stops_in_the_middle_of_one_loses_nothing(start):
 def test_why_a_kernel_is_not_saved_is_said_once(start, daemon_env):
     server = start()
     page = server.open()
+    since = time.time()
     page.run("x = 41")
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, since)
     data = Path(daemon_env["JUPYTER_GPUCKPT_DATA_DIR"])
     # Not even root can write packs into a file.
     packs, away = data / "store" / "packs", data / "store" / "away"
@@ -169,20 +192,23 @@ def test_why_a_kernel_is_not_saved_is_said_once(start, daemon_env):
     eventually(lambda: failed() >= 3, server)
     assert server.log_path.read_text().count("is not saved periodically") == 1
     assert page.run("print(x)") == "42\n"
+    since = time.time()
     packs.unlink()
     away.rename(packs)
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, since)
 
 
 @pytest.mark.slow
 def test_a_restarted_kernel_is_not_the_one_that_changed(start):
     server = start()
     page = server.open()
+    since = time.time()
     page.run("x = 41")
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, since)
     now = time.time()
     server.request("POST", f"api/kernels/{page.kernel_id}/restart", json={})
     time.sleep(4 * INTERVAL)
     assert snapshots(server, page.kernel_id, after=now) == []
+    now = time.time()
     page.run("x = 42")
-    saved_once(server, page.kernel_id)
+    saved_once(server, page.kernel_id, now)

@@ -1,15 +1,15 @@
 """A cell that runs when the server stops goes on under the next one, and what it says meanwhile waits for its pages."""
 
 import stat
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_for
 
-COUNT = "import time\nfor number in range({count}):\n    print(number)\n    time.sleep(0.005)"
-
+#: Runs until the test has made a file.
+UNTIL_TOLD = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)"
+DONE_WHEN_TOLD = f"{UNTIL_TOLD}\nprint('done')"
 COUNT_UNTIL = """
 import os, time
 number = 0
@@ -20,9 +20,6 @@ while not os.path.exists("go"):
 """
 
 
-wait_for = partial(wait_for, seconds=30)
-
-
 @pytest.fixture
 def server(clean_server):
     return clean_server
@@ -31,13 +28,19 @@ def server(clean_server):
 def stop(server):
     """End the server with its pages still open."""
     server.process.terminate()
-    assert server.process.wait(60) == 0, server.log()
+    assert server.process.wait(180) == 0, server.log()
     for page in server.pages:
         page.close()
 
 
 def shown(page, request):
     return page.printed(request).splitlines()
+
+
+def states_told(page):
+    return [
+        m["content"]["execution_state"] for m in list(page.received) if m["msg_type"] == "status"
+    ]
 
 
 def is_over(page, request):
@@ -51,7 +54,7 @@ def is_over(page, request):
 def test_a_running_cell_goes_on_and_no_page_misses_or_sees_twice_what_it_prints(server):
     asker = server.open()
     other = server.page(asker.kernel_id, binary=True)
-    request = asker.execute(COUNT.format(count=1500))
+    request = asker.execute(COUNT_UNTIL)
     wait_for(lambda: len(shown(asker, request)) > 50 and len(shown(other, request)) > 50)
     stop(server)
     server.start()
@@ -60,25 +63,27 @@ def test_a_running_cell_goes_on_and_no_page_misses_or_sees_twice_what_it_prints(
     new = server.page(asker.kernel_id)
     wait_for(lambda: shown(new, request))
     again = [server.page(old.kernel_id, client_id=old.client_id) for old in (asker, other)]
-    everything = [str(number) for number in range(1500)]
+    (server.root / "go").touch()
+    wait_for(lambda: all(is_over(page, request) for page in [new, *again]))
+    everything = shown(new, request)
+    assert everything == [str(number) for number in range(len(everything))]
     for old, page in zip((asker, other), again, strict=True):
-        wait_for(lambda page=page: is_over(page, request))
         assert shown(old, request) + shown(page, request) == everything
         assert len(shown(old, request)) > 50
-    assert shown(new, request) == everything
     again[0].wait_for(
         lambda m: m["msg_type"] == "execute_reply"
     )  # it may come after the last output
     replies = [m for m in again[0].received if m["msg_type"] == "execute_reply"]
     assert [m["content"]["status"] for m in replies] == ["ok"]
-    assert again[0].run("print(number)") == "1499\n"
+    assert again[0].run("print(number)") == f"{len(everything)}\n"
 
 
 def test_a_cell_that_ends_before_a_page_comes_is_shown_with_its_reply(server):
     page = server.open()
-    request = page.execute("import time; time.sleep(1); print('done')")
+    request = page.execute(DONE_WHEN_TOLD)
     page.wait_for(lambda m: m["msg_type"] == "execute_input")
     stop(server)
+    (server.root / "go").touch()
     server.start()
     wait_for(
         lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "idle",
@@ -94,37 +99,51 @@ def test_a_cell_that_ends_before_a_page_comes_is_shown_with_its_reply(server):
 
 def test_a_reload_in_the_middle_of_a_cell_shows_it_from_its_beginning(server):
     page = server.open()
-    request = page.execute(COUNT.format(count=400))
+    request = page.execute(COUNT_UNTIL)
     wait_for(lambda: len(shown(page, request)) > 20)
     page.close()
     new = server.page(page.kernel_id)
+    wait_for(lambda: shown(new, request))
+    (server.root / "go").touch()
     wait_for(lambda: is_over(new, request))
-    assert shown(new, request) == [str(number) for number in range(400)]
+    everything = shown(new, request)
+    assert len(everything) > 20
+    assert everything == [str(number) for number in range(len(everything))]
 
 
 def test_a_kernel_that_was_suspended_busy_by_somebody_stays_so(server):
     page = server.open()
-    page.execute("import time; time.sleep(100)")
+    page.execute("import time; time.sleep(1000)")
     page.wait_for(lambda m: m["msg_type"] == "execute_input")
     server.do("suspend", page.kernel_id)
     stop(server)
     server.start()
     assert server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "suspended"
-    server.page(page.kernel_id).send("kernel_info_request", {})
+    new = server.page(page.kernel_id)
+    new.send("kernel_info_request", {})
+    new.wait_for(lambda m: m["msg_type"] == "kernel_info_reply")
     assert server.kernel(page.kernel_id)["state"] == "suspended"
+    assert server.kernel(page.kernel_id)["cell_paused"]
+    # A page that was told "idle" meanwhile learns that the cell goes on.
+    server.do("resume", page.kernel_id)
+    wait_for(lambda: states_told(new)[-1] == "busy")
+    assert not server.kernel(page.kernel_id)["cell_paused"]
+    server.request("POST", f"api/kernels/{page.kernel_id}/interrupt")
 
 
 def test_without_resume_busy_it_waits_for_somebody(make_server):
     server = make_server("--GpuCkptServer.resume_busy=False").start()
     page = server.open()
-    request = page.execute(COUNT.format(count=200))
+    request = page.execute(COUNT_UNTIL)
     wait_for(lambda: shown(page, request))
     stop(server)
+    (server.root / "go").touch()
     server.start()
     assert server.kernel(page.kernel_id)["state"] == "suspended"
     again = server.page(page.kernel_id, client_id=page.client_id)
     assert again.run("print('next')") == "next\n"
-    assert shown(page, request) + shown(again, request) == [str(number) for number in range(200)]
+    everything = shown(page, request) + shown(again, request)
+    assert everything == [str(number) for number in range(len(everything))]
 
 
 def test_what_does_not_fit_is_counted_and_said(make_server):
@@ -140,11 +159,12 @@ def test_what_does_not_fit_is_counted_and_said(make_server):
     # Nobody is there while this one runs.
     silent = server.page(page.kernel_id)
     silent.execute(
-        "import time; time.sleep(0.5)\n"
-        "for number in range(200): display({'text/plain': 'x' * 1000}, raw=True)"
+        f"{UNTIL_TOLD}\nfor number in range(200): display({{'text/plain': 'x' * 1000}}, raw=True)"
     )
     silent.wait_for(lambda m: m["msg_type"] == "execute_input")
     silent.close()
+    wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["connections"] == 0)
+    (server.root / "go").touch()
     wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "idle")
     new = server.page(page.kernel_id)
     said = new.wait_for(lambda m: m["content"].get("name") == "stderr")["content"]["text"]
@@ -156,9 +176,10 @@ def test_what_does_not_fit_is_counted_and_said(make_server):
 def test_nothing_is_left_on_disk_when_everything_was_seen(server):
     page = server.open()
     kept = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"], "output", page.kernel_id)
-    request = page.execute("import time; print(1); time.sleep(0.5)")
+    request = page.execute(f"print(1)\n{UNTIL_TOLD}")
     wait_for(kept.exists)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    (server.root / "go").touch()
     page.reply(request)
     wait_for(lambda: not kept.exists())
 
@@ -188,8 +209,7 @@ def test_a_server_that_is_killed_costs_no_line_and_no_reply(server):
 def test_a_cell_that_ends_while_there_is_no_server_is_answered(server):
     page = server.open()
     go, done = server.root / "go", server.root / "done"
-    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint('done')\nos.mkdir('done')"
-    request = page.execute(code)
+    request = page.execute(f"{DONE_WHEN_TOLD}\nos.mkdir('done')")
     page.wait_for(lambda m: m["msg_type"] == "execute_input")
     server.process.kill()
     server.process.wait()

@@ -21,7 +21,7 @@ print(slider.model_id, picture.model_id)
 
 @pytest.fixture
 def server(shared_server):
-    """A server that other tests of this file use as well; none of them leaves a kernel running."""
+    """Yield a server that other tests of this file use as well; none of them leaves a kernel running."""
     yield shared_server
     for kernel in shared_server.get("api/kernels"):
         shared_server.request("DELETE", f"api/kernels/{kernel['id']}")
@@ -37,7 +37,7 @@ def say(page, comm_id, data):
 
 
 def move(page, slider, value):
-    """What a page sends when somebody moves a slider."""
+    """Send the message of a page whose slider is moved."""
     return say(page, slider, {"method": "update", "state": {"value": value}, "buffer_paths": []})
 
 
@@ -60,7 +60,7 @@ def open_control(page):
 
 
 def ask_for_states(page):
-    """What ipywidgets' front end asks first; gives the kernel's data and buffers."""
+    """Send the first request of ipywidgets' front end; return the kernel's data and buffers."""
     comm_id, _ = open_control(page)
     (answer,) = done(page, say(page, comm_id, {"method": "request_states"}))
     assert answer["msg_type"] == "comm_msg", answer["content"]
@@ -71,7 +71,7 @@ def ask_for_states(page):
 
 
 def with_buffers(message):
-    """A message's data with its buffers in their places: their order is nobody's business."""
+    """Return a message's data with its buffers in their places, because their order does not matter."""
     data = message["content"]["data"]
     for path, buffer in zip(data["buffer_paths"], message["buffers"], strict=True):
         state = data.get("states", data.get("state"))
@@ -82,13 +82,13 @@ def with_buffers(message):
 
 
 def complaints(page, comm_id=""):
-    """What the kernel says when it gets a message for a comm that it does not know."""
+    """Return the kernel's errors about messages for unknown comms."""
     said = [m["content"]["text"] for m in page.received if m["content"].get("name") == "stderr"]
     return [text for text in said if comm_id in text]
 
 
 def load(page):
-    """What a page with widgets and Contextual Help sends when it is opened; gives the comms and the states it gets."""
+    """Send the requests of a newly opened page with widgets and Contextual Help; return the comms and states in the replies."""
     page.reply(page.send("kernel_info_request", {}))
     page.send("history_request", {"hist_access_type": "tail", "n": 1})
     page.send("debug_request", {"type": "request", "command": "debugInfo", "seq": 0}, "control")

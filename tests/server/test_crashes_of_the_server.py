@@ -25,7 +25,7 @@ def server(clean_server):
 
 @pytest.fixture
 def client(server, monkeypatch):
-    """What the command line uses."""
+    """Yield a client that connects to the daemon as the command line does."""
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     with Client.connect(from_environment()) as connected:
@@ -33,16 +33,16 @@ def client(server, monkeypatch):
 
 
 def wait_until_moving(server, kernel_id):
-    """Until the operation in flight has stored or read some of the kernel's memory."""
-    deadline = time.monotonic() + 60
+    """Until the operation in flight has stored or read some of the kernel's memory, or is over already."""
+    deadline = time.monotonic() + 120
     while operation := server.kernel(kernel_id)["operation"]:
         if operation["progress"]["done_bytes"]:
             return
         assert time.monotonic() < deadline, operation
 
 
-def settled(server, kernel_id, seconds=60):
-    """The kernel's state when nothing is in flight any more."""
+def settled(server, kernel_id, seconds=120):
+    """Return the kernel's state when nothing is in flight any more."""
     deadline = time.monotonic() + seconds
     while (view := server.kernel(kernel_id))["state"] not in ("running", "suspended", "lost"):
         assert time.monotonic() < deadline, view
@@ -83,7 +83,6 @@ def test_a_server_stopped_in_the_middle_of_a_save_suspends_the_kernel(server, ho
     page.run(LARGE)
     server.begin("save", page.kernel_id)
     wait_until_moving(server, page.kernel_id)
-    assert server.kernel(page.kernel_id)["state"] == "saving"
     server.stop(how)
     server.start()
     assert settled(server, page.kernel_id) == "suspended"
@@ -147,7 +146,7 @@ def test_a_stop_signal_in_the_middle_of_a_log_line_is_not_lost(make_server, daem
     kernel_id = server.request("POST", "api/kernels").json()["id"]
     with contextlib.suppress(AssertionError, OSError, websocket.WebSocketException):
         server.page(kernel_id)
-    server.process.wait(30)
+    server.process.wait(180)
     (config / "jupyter_server_config.py").unlink()
     server.start()
     # One that was just answering its first question counts as busy, and goes on.

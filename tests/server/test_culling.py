@@ -11,20 +11,26 @@ import pytest
 
 @pytest.fixture
 def culling(make_server):
-    def start(*options, seconds=2):
+    def start(*options, seconds=2, notice=0):
         settings = {"cull_idle_timeout": seconds, "cull_interval": 1}
+        options = (f"--GpuCkptServer.idle_notice={notice}", *options)
         words = [f"--MappingKernelManager.{name}={value}" for name, value in settings.items()]
         return make_server(*words, *options).start()
 
     return start
 
 
-def reaches(server, kernel_id, state, seconds=20):
+def reaches(server, kernel_id, state, seconds=120):
     deadline = time.monotonic() + seconds
     while server.kernel(kernel_id)["state"] != state:
         assert time.monotonic() < deadline, f"{server.kernel(kernel_id)}\n{server.log()}"
         time.sleep(0.05)
     return True
+
+
+def snapshots(server, page):
+    """Newest first."""
+    return server.get(f"api/gpuckpt/snapshots?kernel_id={page.kernel_id}")["snapshots"]
 
 
 def stays(server, kernel_id, state, seconds):
@@ -33,7 +39,7 @@ def stays(server, kernel_id, state, seconds):
         assert server.kernel(kernel_id)["state"] in (state, "suspending")
         time.sleep(0.1)
     # A suspend may just have been begun, only to be refused.
-    return reaches(server, kernel_id, state, 5)
+    return reaches(server, kernel_id, state)
 
 
 def test_an_idle_kernel_is_suspended_and_a_cell_brings_it_back(culling):
@@ -48,19 +54,39 @@ def test_an_idle_kernel_is_suspended_and_a_cell_brings_it_back(culling):
     assert stays(server, page.kernel_id, "running", 5)
 
 
-def test_a_kernel_that_has_just_been_resumed_is_not_idle(culling):
+def test_an_open_page_is_told_before_and_can_keep_the_kernel_running(culling, eventually):
+    server = culling("--MappingKernelManager.cull_connected=True", notice=3)
+    page = server.open()
+    page.run("x = 41")
+    first = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
+    kept = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/keep_running").json()
+    assert (kept["state"], kept["suspends_at"]) == ("running", None)
+    second = eventually(lambda: server.kernel(page.kernel_id)["suspends_at"])
+    # A notice, then two idle seconds, then a notice anew.
+    assert second > first + 1
+    page.run("x = 42")
+    eventually(lambda: server.kernel(page.kernel_id)["suspends_at"] is None)
+    assert snapshots(server, page) == []
+    assert reaches(server, page.kernel_id, "suspended")
+
+
+def test_a_kernel_that_has_just_been_resumed_is_not_idle(culling, eventually):
     server = culling("--MappingKernelManager.cull_connected=True")
     page = server.open()
     page.run("x = 41")
     assert reaches(server, page.kernel_id, "suspended")
+    [before] = snapshots(server, page)
     time.sleep(2)
+    began = time.time()
     server.do("resume", page.kernel_id)
-    assert stays(server, page.kernel_id, "running", 1.5)
+    eventually(lambda: snapshots(server, page)[0]["snapshot_id"] != before["snapshot_id"])
+    # Not before it had been idle for the two seconds again.
+    assert snapshots(server, page)[0]["created"] >= began + 2
     assert reaches(server, page.kernel_id, "suspended")
 
 
 @pytest.mark.parametrize("busy_too", [False, True])
-def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, busy_too):
+def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, eventually, busy_too):
     server = culling(
         "--MappingKernelManager.cull_connected=True", f"--MappingKernelManager.cull_busy={busy_too}"
     )
@@ -70,10 +96,13 @@ def test_a_busy_kernel_is_culled_only_if_jupyter_would_cull_it(culling, busy_too
     if busy_too:
         assert reaches(server, page.kernel_id, "suspended")
     else:
+        # Before the cell came it may have been idle for too long.
+        eventually(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
+        assert reaches(server, page.kernel_id, "running")
         assert stays(server, page.kernel_id, "running", 6)
 
 
-def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling):
+def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling, eventually):
     server = culling("--MappingKernelManager.cull_connected=True")
     page = server.open()
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -81,9 +110,9 @@ def test_a_kernel_with_a_connection_is_left_alone_and_says_why(culling):
         page.run(
             f"import socket; client = socket.create_connection(('127.0.0.1', {port}))",
         )
-        time.sleep(3)
+        eventually(lambda: server.kernel(page.kernel_id)["reason"])
         assert stays(server, page.kernel_id, "running", 3)
-        view = server.kernel(page.kernel_id)
+        view = eventually(lambda: (view := server.kernel(page.kernel_id))["reason"] and view)
         assert "network connections" in view["reason"]
         assert f"127.0.0.1:{port}" in view["reason"]
         assert view["hint"]

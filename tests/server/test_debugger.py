@@ -24,7 +24,6 @@ class Debugger:
             lambda m: (
                 m["msg_type"] == "debug_reply" and m["parent_header"].get("msg_id") == request
             ),
-            seconds=20,
         )["content"]
         assert reply.get("success", True), reply
         return reply.get("body", {})
@@ -54,7 +53,6 @@ class Debugger:
                 and m["msg_type"] == "debug_event"
                 and m["content"]["event"] == "stopped"
             ),
-            seconds=20,
         )
         thread = stopped["content"]["body"]["threadId"]
         frame = self.ask("stackTrace", threadId=thread)["stackFrames"][0]

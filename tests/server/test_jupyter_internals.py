@@ -32,7 +32,7 @@ from jupyter_gpuckpt.server import jupyter_internals as internals
 from jupyter_gpuckpt.server.kernels.sessions import list_sessions, sessions_of
 
 #: Seconds after which something that does not happen any more is a failure.
-TIMEOUT = 20
+TIMEOUT = 120
 
 
 def with_kernel(work):
@@ -186,7 +186,7 @@ def test_a_handler_knows_whether_it_has_answered():
         note()
 
     async def ask(url):
-        await AsyncHTTPClient().fetch(url)
+        await AsyncHTTPClient().fetch(url, connect_timeout=TIMEOUT, request_timeout=TIMEOUT)
 
     with_handler(get, ask)
     assert seen == [(False, False), (True, False), (True, True)]
@@ -201,7 +201,9 @@ def test_requests_in_flight_are_found():
 
     async def ask(url):
         assert internals.requests_in_flight() == set()
-        answer = asyncio.ensure_future(AsyncHTTPClient().fetch(url))
+        answer = asyncio.ensure_future(
+            AsyncHTTPClient().fetch(url, connect_timeout=TIMEOUT, request_timeout=TIMEOUT)
+        )
         await begun.wait()
         waiting = internals.requests_in_flight()
         assert len(waiting) == 1

@@ -5,14 +5,7 @@ import time
 
 import pytest
 
-CELL = """
-import sys, time
-for number in range({count}):
-    print(number)
-    if number % 50 == 0:
-        print("error", number, file=sys.stderr)
-    time.sleep(0.005)
-"""
+from tests.conftest import wait_for
 
 
 @pytest.fixture
@@ -21,7 +14,7 @@ def server(clean_server):
 
 
 def lines(page, request, name="stdout"):
-    """What a cell has printed so far."""
+    """Return what a cell has printed so far."""
     return "".join(
         m["content"]["text"]
         for m in list(page.received)
@@ -31,7 +24,7 @@ def lines(page, request, name="stdout"):
     ).splitlines()
 
 
-def wait_for_lines(page, request, more_than, seconds=30):
+def wait_for_lines(page, request, more_than, seconds=120):
     deadline = time.monotonic() + seconds
     while len(lines(page, request)) <= more_than:
         assert time.monotonic() < deadline, lines(page, request)[-3:]
@@ -72,7 +65,7 @@ def is_counting_from_0(said):
 CYCLES = int(os.environ.get("GPUCKPT_CYCLES", "10"))
 
 
-@pytest.mark.timeout(200 + 10 * CYCLES)
+@pytest.mark.timeout(1200 + 60 * CYCLES)
 def test_a_cell_that_prints_all_the_time_loses_and_doubles_nothing(server, pages):
     """No line and no reply, for pages of either protocol and one that is reloaded in each suspend.
 
@@ -131,12 +124,14 @@ def ended(message, request):
 
 def test_saves_lose_and_double_nothing(server, pages):
     page = pages[0]
-    request = page.execute(CELL.format(count=1000))
+    request = page.execute(COUNTING)
     for _ in range(3):
         wait_for_lines(page, request, len(lines(page, request)) + 20)
         server.do("save", page.kernel_id)
+    (server.root / "stop").touch()
     page.reply(request)
-    assert lines(page, request) == [str(number) for number in range(1000)]
+    assert len(lines(page, request)) > 60
+    assert is_counting_from_0(lines(page, request))
 
 
 def test_the_reply_to_a_cell_that_ends_at_the_wrong_moment_comes(server, pages):
@@ -186,27 +181,45 @@ def test_nothing_of_the_agent_shows(server):
     assert "compile" not in page.run("%history")
     forked = "import os; pid = os.fork()\nif not pid: print('child', flush=True); os._exit(0)\nos.waitpid(pid, 0)"
     server.do("save", page.kernel_id)
-    assert "child" in page.run(forked + "\nimport time; time.sleep(0.5)")
+    request = page.execute(forked)
+    # It may come after the end of the cell.
+    page.wait_for(lambda _: "child" in page.printed(request))
 
 
 def test_a_kernel_whose_server_died_while_it_was_silent_speaks_to_the_next(server, pages):
     page = pages[0]
     page.run("import os; data = os.urandom(300_000_000)")
-    page.execute("import time\nfor number in range(2000): print(number); time.sleep(0.005)")
+    page.execute(COUNTING)
     server.begin("save", page.kernel_id)
     server.kill()
     server.start()
     again = server.page(page.kernel_id)
-    again.wait_for(lambda m: m["msg_type"] == "stream", 20)
+    again.wait_for(lambda m: m["msg_type"] == "stream")
+    (server.root / "stop").touch()
+
+
+#: The agent looks at its clock in the thread that waits for the test here.
+KEPT = """
+def prepare_and_wait():
+    agent._prepare()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+loop.add_callback(prepare_and_wait)
+while not agent._silent:
+    time.sleep(0.01)
+print("kept", flush=True)
+pathlib.Path("kept").touch()
+"""
 
 
 def test_a_kernel_that_nobody_tells_to_speak_does_so_by_itself(server, pages):
     page = pages[0]
     page.run("agent = get_ipython().kernel.control_handlers['gpuckpt_request'].__self__")
     page.run("type(agent)._handle.__globals__['_LONGEST_SILENCE'] = 1.0")
-    page.run("loop = get_ipython().kernel.control_stream.io_loop; import time")
-    code = "loop.add_callback(agent._prepare); time.sleep(0.5); print('kept')"
-    request = page.execute(code)
+    page.run("loop = get_ipython().kernel.control_stream.io_loop; import pathlib, time")
+    request = page.execute(KEPT)
+    wait_for((server.root / "kept").exists)
     time.sleep(1)
     assert lines(page, request) == []
+    (server.root / "go").touch()
     assert page.output(request) == "kept\n"

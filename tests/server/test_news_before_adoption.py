@@ -6,18 +6,22 @@ import pytest
 
 from tests.conftest import wait_for
 
-#: Operations are in flight when the kernels are claimed, and have ended before they are listed; one kernel ends meanwhile.
+#: Operations are in flight when the kernels are claimed (CRIU waits as long as there is a file), and have ended before they
+#: are listed; one kernel ends meanwhile.
 LATE = """
-import asyncio
+import asyncio, os
+from pathlib import Path
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.server.kernels.daemon_link import DaemonLink
 claim = DaemonLink.claim
 async def claim_in_flight(link):
-    daemon = link.daemon
+    daemon, hold = link.daemon, Path(os.environ["TEST_HOLD"])
+    hold.touch()
     for kernel in await daemon.send(calls.kernels()):
         verb = calls.resume if kernel.state == "suspended" else calls.save
         await daemon.send(verb(kernel.kernel_id))
     claimed = await claim(link)
+    hold.unlink()
     print("claimed", sorted(str(saved.kernel.state) for saved in claimed), flush=True)
     while {str(kernel.state) for kernel in link.mirror.kernels.values()} - {"running"}:
         await asyncio.sleep(0.01)
@@ -30,8 +34,16 @@ DaemonLink.claim = claim_in_flight
 
 
 @pytest.fixture
-def server(clean_server):
-    return clean_server
+def server(make_server, daemon_env, short_dir):
+    """Return a server of a daemon whose CRIU waits as long as the file is there."""
+    hold, criu = short_dir / "hold", short_dir / "criu"
+    criu.write_text(
+        "#!/bin/sh\n"
+        f'case "$1" in dump | restore) while [ -e {hold} ]; do sleep 0.05; done;; esac\n'
+        f'exec {daemon_env["JUPYTER_GPUCKPT_CRIU"]} "$@"\n'
+    )
+    criu.chmod(0o755)
+    return make_server(env={"JUPYTER_GPUCKPT_CRIU": str(criu), "TEST_HOLD": str(hold)}).start()
 
 
 def test_what_happens_between_claim_and_adoption_is_not_lost(server):
@@ -44,9 +56,9 @@ def test_what_happens_between_claim_and_adoption_is_not_lost(server):
     (config / "jupyter_server_config.py").write_text(LATE)
     server.kill()
     server.start()
-    assert "claimed ['resuming', 'saving', 'saving']" in server.log()
+    assert "claimed ['resuming', 'saving', 'saving']" in server.log_path.read_text()
     for page in pages[:2]:
-        wait_for(lambda page=page: server.kernel(page.kernel_id)["state"] == "running", 5)
+        wait_for(lambda page=page: server.kernel(page.kernel_id)["state"] == "running")
         assert server.page(page.kernel_id).run("print(x + 1)") == "42\n"
     # As any kernel that ends by itself: it is started anew.
-    wait_for(lambda: "restarting kernel" in server.log().lower(), 10)
+    wait_for(lambda: "restarting kernel" in server.log_path.read_text().lower())

@@ -32,7 +32,7 @@ def server(clean_server):
 
 @pytest.fixture
 def nulls(server):
-    """A kernelspec, by name."""
+    """Return the name of a kernelspec."""
     folder = Path(server.env["JUPYTER_DATA_DIR"]) / "kernels" / "nulls"
     folder.mkdir(parents=True)
     spec = {

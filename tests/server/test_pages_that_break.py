@@ -2,6 +2,12 @@
 
 import pytest
 
+WAITING = """
+import os, time
+print("waits")
+while not os.path.exists("go"):
+    time.sleep(0.01)
+"""
 ASKING = "print('hello', input('who? '))"
 
 
@@ -42,6 +48,9 @@ def test_an_answer_and_a_cell_are_held_until_they_are_delivered(server, binary, 
     assert again.output(cell) == "next\n"
     if noticed:  # else the page may have connected before its answer arrived, and is asked again
         assert not any(map(is_question, again.received))
+    other.wait_for(
+        lambda m: m["msg_type"] == "stream" and m["parent_header"].get("msg_id") == asking
+    )
     assert other.printed(asking) == "hello me\n"
 
 
@@ -83,3 +92,20 @@ def test_a_page_that_was_away_is_told_why_its_cell_was_not_run(server):
     page.close()
     again = server.page(page.kernel_id, client_id=page.client_id)
     assert again.reply(cell)["content"]["status"] == "error"
+
+
+def test_a_cell_that_waited_in_the_kernel_asks_its_page_after_a_resume(server):
+    """ipykernel 6 reads a cell only when the one before it has ended; its page has connected again by then."""
+    page = server.open("notebook.ipynb")
+    page.send("execute_request", {"code": WAITING, "silent": False, "store_history": True})
+    page.wait_for(lambda m: m["msg_type"] == "stream")
+    content = {"code": ASKING, "silent": False, "store_history": True, "allow_stdin": True}
+    requests = [page.send("execute_request", content) for _ in range(2)]
+    server.do("suspend", page.kernel_id)
+    server.bring_back(page.kernel_id)
+    (server.root / "go").touch()
+    for request in requests:
+        page.wait_for(lambda m: is_question(m) and m["parent_header"]["msg_id"] == request)  # noqa: B023
+        answer(page)
+        assert page.reply(request)["content"]["status"] == "ok"
+        assert page.output(request) == "hello me\n"

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_for
+
 SETUP = """
 import ctypes, os
 os.environ["SCRIPTED_CUDA_LOG"] = {log!r}
@@ -66,7 +68,9 @@ def test_a_kernel_that_cannot_be_parked_has_it_on_again(clean_server, page):
 
 def test_while_a_cell_runs_it_is_looked_at_and_left_alone(clean_server, page, tmp_path):
     stop = tmp_path / "stop"
-    page.execute(f"import time\nwhile not os.path.exists({str(stop)!r}): time.sleep(0.01)")
+    code = "import pathlib, time\npathlib.Path('runs').touch()\n"
+    page.execute(f"{code}while not os.path.exists({str(stop)!r}): time.sleep(0.01)")
+    wait_for((clean_server.root / "runs").exists)
     clean_server.do("save", page.kernel_id)
     assert calls(page) == ["enable 1 0", "disable 1 0"]
     stop.touch()

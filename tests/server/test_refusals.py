@@ -14,7 +14,7 @@ def server(clean_server):
 
 @pytest.fixture
 def stock_kernelspec(tmp_path):
-    """A kernelspec that asks for the local provisioner; gives the folder to search."""
+    """Write a kernelspec for the local provisioner; return the folder to search."""
     folder = tmp_path / "share" / "kernels" / "stock"
     folder.mkdir(parents=True)
     spec = {
@@ -99,11 +99,17 @@ def test_a_server_whose_kernel_manager_is_not_supported_shows_and_refuses_kernel
 def test_a_second_save_is_refused_while_one_is_in_flight(server):
     page = server.open()
     page.run("import os; data = os.urandom(300_000_000)")
-    operation = server.begin("save", page.kernel_id)
-    status, error = server.refused("POST", f"kernels/{page.kernel_id}/save")
-    assert (status, error["code"]) == (409, "kernel_busy")
-    assert server.kernel(page.kernel_id)["operation"]["operation_id"] == operation["operation_id"]
-    assert server.finish(operation)["state"] == "succeeded"
+    for _ in range(10):
+        operation = server.begin("save", page.kernel_id)
+        second = server.request("POST", f"api/gpuckpt/kernels/{page.kernel_id}/save", ok=False)
+        shown = server.kernel(page.kernel_id)["operation"]
+        assert server.finish(operation)["state"] == "succeeded"
+        if second.is_error and shown is not None:
+            break
+        if second.is_success:  # the first one was over
+            server.finish(second.json())
+    assert (second.status_code, second.json()["code"]) == (409, "kernel_busy")
+    assert shown["operation_id"] == operation["operation_id"]
     assert server.kernel(page.kernel_id)["operation"] is None
 
 

@@ -24,13 +24,13 @@ def server(clean_server):
 
 @pytest.fixture
 def snapshot_id():
-    """An id of the test's own, for content of its own: what another test has deleted could be undeleted, so it is still here."""
+    """Return an id of the test's own, for content of its own: what another test has deleted could be undeleted, so it is still here."""
     return f"s{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 def share(server, tmp_path, snapshot_id):
-    """A remote of the server's that holds a snapshot of another machine, whose working directory is not here."""
+    """Yield a remote of the server's that holds a snapshot of another machine, whose working directory is not here."""
     data_dir = Path(server.env["JUPYTER_GPUCKPT_DATA_DIR"])
     joined = join(data_dir, Remote("share", f"file://{tmp_path}/share"))
     content = chunks(int(snapshot_id[1:], 16))

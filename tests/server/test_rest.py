@@ -52,7 +52,7 @@ def server(clean_server):
 
 @pytest.fixture(scope="module")
 def ruled_server(module_daemon_env, tmp_path_factory):
-    """A server that asks a file what is allowed."""
+    """Yield a server that asks a file what is allowed."""
     folder = tmp_path_factory.mktemp("ruled")
     (folder / "gpuckpt_test_rules.py").write_text(AUTHORIZER)
     (folder / "rules.json").write_text("[]")
@@ -73,7 +73,7 @@ def ruled_server(module_daemon_env, tmp_path_factory):
 
 @pytest.fixture
 def ruled(ruled_server):
-    """The server and a function that sets what it allows."""
+    """Return the server and a function that sets what it allows."""
 
     def allow(*pairs):
         Path(ruled_server.env["TEST_RULES"]).write_text(json.dumps(pairs))
@@ -187,6 +187,7 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
         ask("GET", path)
     ask("GET", f"{snapshot}/changes")
     ask("GET", f"{snapshot}/compare?kernel_id={page.kernel_id}")
+    ask("POST", f"{kernel}/keep_running")
     ask("PATCH", snapshot, json={"title": "a title", "pinned": False})
     ask("POST", f"{snapshot}/verify")
     archive = ask("GET", f"{snapshot}/export").content
@@ -203,13 +204,14 @@ def test_every_answer_is_as_it_is_described(server, tmp_path):
     ask("POST", f"{snapshot}/undelete")
     branch = ask("POST", f"{snapshot}/branch", json={}).json()
     ask("GET", f"operations/{branch['operation_id']}?wait=60")
-    ask("POST", "suspend_all", json={"within": 60})
+    ask("POST", "suspend_all", json={"within": 100})
     for verb, body in (("resume", {}), ("suspend", {"name": "again"})):
         begun = ask("POST", f"{kernel}/{verb}", json=body).json()
         ask("GET", f"operations/{begun['operation_id']}?wait=60")
         # It is over.
         assert ask("POST", f"operations/{begun['operation_id']}/cancel").json()["error"] is None
     ask("GET", "shut_down")
+    ask("GET", "notices")
     ask("GET", "openapi.json")
     for method, path in (
         ("POST", f"{kernel}/park"),

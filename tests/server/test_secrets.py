@@ -8,6 +8,7 @@ import secrets
 import signal
 import tarfile
 from pathlib import Path
+from stat import S_ISREG
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from jupyter_gpuckpt.daemon_settings import from_environment
 from jupyter_gpuckpt.model import Manifest
 from jupyter_gpuckpt.store import manifests
 from tests.conftest import wait_for
+from tests.live_files import stats_below
 from tests.server.page import TIMEOUT, Listener
 
 VARIABLES = ("JUPYTERHUB_API_TOKEN", "JPY_API_TOKEN", "JUPYTER_TOKEN", "SLURM_JOB_ID")
@@ -53,9 +55,12 @@ def manifest_body(content):
 
 def written(data):
     """Every file of the data directory that holds no memory, readable."""
-    for path in data.rglob("*"):
-        if path.is_file() and path.suffix != ".pack":
-            content = path.read_bytes()
+    for path, status in stats_below(data):
+        if S_ISREG(status.st_mode) and path.suffix != ".pack":
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue
             yield path, content
             if path.suffix == ".manifest":
                 yield path, manifest_body(content)

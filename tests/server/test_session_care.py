@@ -61,12 +61,14 @@ def test_a_running_cell_is_not_disturbed_and_on_resume_follows_it(server):
     page.run("calls = []")
     for event in ("on_save", "on_resume"):
         page.run(f"get_ipython().events.register({event!r}, lambda: calls.append({event!r}))")
-    request = page.execute("import time; time.sleep(2); print(calls)")
+    code = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint(calls)"
+    request = page.execute(code)
     page.wait_for(
         lambda m: m["msg_type"] == "execute_input" and m["parent_header"].get("msg_id") == request
     )
     server.do("suspend", page.kernel_id)
     server.do("resume", page.kernel_id)
+    (server.root / "go").touch()
     assert page.output(request) == "[]\n"
     assert page.run("print(calls)") == "['on_resume']\n"
 

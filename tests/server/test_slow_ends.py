@@ -56,7 +56,7 @@ def test_a_request_in_flight_does_not_keep_a_server_from_ending(make_server):
     asking.start()
     wait_for((server.root / "begun").exists)
     server.request("POST", "api/shutdown")
-    server.process.wait(10)
+    server.process.wait(120)
     asking.join()
 
 
@@ -81,7 +81,7 @@ def test_the_next_server_has_the_kernels_of_one_that_hangs_at_its_end(make_serve
     assert first.process.poll() is None
     assert second.page(page.kernel_id).run("print(x + 1)") == "42\n"
     end.touch()
-    first.process.wait(10)
+    first.process.wait(120)
 
 
 #: The stop fails before any kernel is suspended.

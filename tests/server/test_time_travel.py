@@ -2,14 +2,12 @@
 
 import json
 import socket
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import wait_for
 
-wait_for = partial(wait_for, seconds=20)
 NOTEBOOK = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
@@ -28,7 +26,7 @@ def page(server, request):
 
 
 def branch(server, snapshot_id, **body):
-    """A page on a new branch."""
+    """Return a page on a new branch."""
     answer = server.request("POST", f"api/gpuckpt/snapshots/{snapshot_id}/branch", json=body).json()
     operation = server.finish(answer)
     assert operation["state"] == "succeeded", operation
@@ -67,7 +65,9 @@ def test_three_branches_go_their_own_ways_beside_the_kernel(server, page):
     # What forked children print comes out where they were forked.
     fork = "pid = os.fork()\nif not pid:\n    print('child', x[1]); os._exit(0)\nos.waitpid(pid, 0)"
     for each, word in zip(pages, ("first", 0, 1, 2), strict=True):
-        assert each.run(f"{fork}\nimport time; time.sleep(0.5)") == f"child {word}\n"
+        cell = each.execute(fork)
+        wait_for(lambda each=each, cell=cell: each.printed(cell).endswith("\n"))
+        assert each.printed(cell) == f"child {word}\n"
     # The debugger of each is its own.
     name = "IPKernelApp.instance().debug_shell_socket.getsockopt_string(32)"
     for each in pages:
@@ -101,7 +101,7 @@ print(listener.getsockname()[1])
 
 
 def word_at(port):
-    with socket.create_connection(("127.0.0.1", port), 20) as connection:
+    with socket.create_connection(("127.0.0.1", port), 120) as connection:
         return connection.makefile().read()
 
 
@@ -118,8 +118,40 @@ def test_a_branch_outlives_the_server_and_the_kernel_that_it_was_made_from(serve
     assert server.page(made.kernel_id).run("print(x)") == "2\n"
 
 
+def test_a_branch_from_the_middle_of_a_cell_shows_all_that_the_cell_says(server, page, tmp_path):
+    end = tmp_path / "end"
+    page.run("import os, time; print('of an earlier cell')")
+    code = (
+        f"print('first')\nwhile not os.path.exists({str(end)!r}): time.sleep(0.01)\nprint('last')"
+    )
+    content = {"code": code, "silent": False, "store_history": True}
+    cell = page.send("execute_request", content, metadata={"cellId": "the cell"})
+    later = page.send("execute_request", {"code": "print('then')"}, metadata={"cellId": "next"})
+    wait_for(lambda: page.printed(cell) == "first\n")
+    saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
+    answer = server.request("POST", f"api/gpuckpt/snapshots/{saved}/branch", json={}).json()
+    # One page is there before the kernel is back, another comes while the cell runs.
+    early = server.page(answer["kernel_id"])
+    assert server.finish(answer)["state"] == "succeeded"
+    late = server.page(answer["kernel_id"])
+    pages = (early, late)
+    for each in pages:
+        wait_for(lambda each=each: each.printed(cell) == "first\n")
+    end.touch()
+    for each in pages:
+        wait_for(lambda each=each: each.printed(later) == "then\n")
+        assert each.printed(cell) == "first\nlast\n"
+        of = {cell: "the cell", later: "next"}
+        said = [m for m in each.received if m["parent_header"].get("msg_id") in of]
+        assert all(m["metadata"]["cellId"] == of[m["parent_header"]["msg_id"]] for m in said)
+        assert "of an earlier cell" not in str(each.received)
+    assert page.output(cell) == "first\nlast\n"
+    wait_until_it_is("idle", server, early)
+    assert early.run("print(1)") == "1\n"
+
+
 def entries(server):
-    """The names of everything below the root, but for a folder that Jupyter makes with the first notebook and leaves."""
+    """Return the names of everything below the root, but for a folder that Jupyter makes with the first notebook and leaves."""
     return sorted(p.name for p in server.root.rglob("*") if p.name != ".ipynb_checkpoints")
 
 
@@ -198,7 +230,7 @@ def test_nobody_goes_back_under_a_running_cell_or_to_where_no_way_leads(server, 
     assert (status, error["code"]) == (400, "configuration")
     status, _ = server.refused("POST", path, json={"snapshot_id": "none"})
     assert status == 404
-    page.execute("time.sleep(60)")
+    page.execute("time.sleep(1000)")
     wait_until_it_is("busy", server, page)
     status, error = server.refused("POST", path, json={"snapshot_id": then})
     assert status == 409
@@ -215,6 +247,8 @@ def test_what_changed_since_a_snapshot_is_named(server, page):
     saved = server.do("save", page.kernel_id)["result"]["snapshot_id"]
     assert server.get(f"api/gpuckpt/snapshots/{saved}/changes") == {"files": [], "obstacles": []}
     data.write_text("and after")
+    # The kernel's working directory is open, too, and is no file that changed.
+    (server.root / "new.txt").touch()
     changes = server.get(f"api/gpuckpt/snapshots/{saved}/changes")
     assert [(f["path"], f["change"]) for f in changes["files"]] == [(str(data), "changed")]
     assert (changes["files"][0]["length_then"], changes["files"][0]["length_now"]) == (6, 9)

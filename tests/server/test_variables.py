@@ -18,7 +18,7 @@ IPKernelApp.launch_instance(kernel_class=Other)
 
 @pytest.fixture
 def server(shared_server):
-    """A server that other tests of this file use as well."""
+    """Return a server that other tests of this file use as well."""
     return shared_server
 
 

@@ -46,7 +46,7 @@ CODE = """
 
 
 def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
-    """The program of the directory, which is started or is to be resumed."""
+    """Return the program of the directory, which is started or is to be resumed."""
     criu = doctor.find_criu()
     assert criu
     engine = EngineSettings(
@@ -61,7 +61,7 @@ def program(directory: Path, store: LocalStore, *, start: bool) -> Program:
         return Program(CODE, folder, engine, store)
     found = Program.__new__(Program)
     found.engine, found.store, found._directory = engine, store, folder
-    found.log, found._generation = folder / "program.log", 0
+    found.log, found._generation, found._trees = folder / "program.log", 0, []
     found._exit_path = lambda: directory / f"exit-{os.geteuid()}"  # type: ignore[method-assign]
     return found
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots.resume import Resumed, resume
 from jupyter_gpuckpt.snapshots.save import Saved, save
 from jupyter_gpuckpt.store.local import LocalStore
+from tests.conftest import PATIENCE
 
 
 class Run(Protocol):
@@ -32,6 +33,8 @@ class Run(Protocol):
         engine: EngineSettings = ...,
         store: LocalStore = ...,
         io_uring: bool = ...,
+        keep_files: Sequence[str] = ...,
+        gpu_lane: bool = ...,
     ) -> Program:
         """Start `code`."""
 
@@ -47,6 +50,8 @@ class Program:
         store: LocalStore,
         *,
         io_uring: bool = False,
+        keep_files: Sequence[str] = (),
+        gpu_lane: bool = False,
     ) -> None:
         self.engine, self.store, self._directory = engine, store, directory
         self.log = directory / "program.log"
@@ -59,15 +64,18 @@ class Program:
             cwd=str(directory),
             log_path=str(self.log),
             io_uring=io_uring,
+            keep_files=list(keep_files),
+            gpu_lane=gpu_lane,
         )
         self.tree = launch.launch(self.spec, engine, self._exit_path())
+        self._trees = [self.tree]
 
     def _exit_path(self) -> Path:
         self._generation += 1
         return self._directory / f"exit-{self._generation}"
 
-    def lines(self, *, more_than: int = 0, seconds: float = 20.0) -> list[str]:
-        """The log's complete lines, once there are more than `more_than`."""
+    def lines(self, *, more_than: int = 0, seconds: float = PATIENCE) -> list[str]:
+        """Return the log's complete lines, once there are more than `more_than`."""
         deadline = time.monotonic() + seconds
         while True:
             text = self.log.read_text() if self.log.exists() else ""
@@ -79,7 +87,7 @@ class Program:
             time.sleep(0.005)
 
     def fresh_line(self) -> str:
-        """A line that was begun after this call."""
+        """Return a line that was begun after this call."""
         return self.lines(more_than=len(self.lines(more_than=0)) + 1)[-1]
 
     def save(
@@ -109,12 +117,18 @@ class Program:
             progress=progress or Progress(),
         )
         self.tree = resumed.tree
+        self._trees.append(self.tree)
         return resumed
+
+    def end(self) -> None:
+        """Kill it, in all that it was resumed in: an older snapshot may have been resumed beside it."""
+        for tree in self._trees:
+            launch.kill(tree)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> LocalStore:
-    """A store of the test's own."""
+    """Return a store of the test's own."""
     return LocalStore(tmp_path / "store")
 
 
@@ -129,20 +143,32 @@ def run(engine: EngineSettings, store: LocalStore, tmp_path: Path) -> Iterator[R
         engine: EngineSettings = engine,
         store: LocalStore = store,
         io_uring: bool = False,
+        keep_files: Sequence[str] = (),
+        gpu_lane: bool = False,
     ) -> Program:
         directory = tmp_path / f"program-{len(started)}"
         directory.mkdir()
-        started.append(Program(code, directory, engine, store, io_uring=io_uring))
+        started.append(
+            Program(
+                code,
+                directory,
+                engine,
+                store,
+                io_uring=io_uring,
+                keep_files=keep_files,
+                gpu_lane=gpu_lane,
+            )
+        )
         return started[-1]
 
     yield start
     for program in started:
-        launch.kill(program.tree)
+        program.end()
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 30 MB."""
+    """Yield a file system of 30 MB."""
     path = tmp_path / "small"
     path.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=30m", "small", path], check=False)

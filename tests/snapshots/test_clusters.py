@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import wait_for
 
 #: Every task writes its number into a file; most wait for another file.
 DASK = """
@@ -42,16 +43,14 @@ def worked(directory: str) -> list[int]:
 def test_a_dask_computation_ends_with_the_same_result(run) -> None:
     pytest.importorskip("distributed")
     program = run(DASK)
-    program.lines(seconds=60)
-    deadline = time.monotonic() + 60
-    while len(worked(program.spec.cwd)) < 4 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    program.lines()
+    wait_for(lambda: len(worked(program.spec.cwd)) >= 4)
     program.save()
     saved = program.save(stop=True)
     assert 4 <= len(worked(program.spec.cwd)) < 40
     assert not saved.warnings
     assert not program.resume(saved.manifest.info.snapshot_id).warnings
     (Path(program.spec.cwd) / "go on").touch()
-    lines = program.lines(more_than=1, seconds=60)
+    lines = program.lines(more_than=1)
     assert lines[1:] == [f"{sum(n * n for n in range(40))} True 2"]
     assert sorted(worked(program.spec.cwd)) == list(range(40))

@@ -33,7 +33,7 @@ print(distribution("jupyter-gpuckpt-criu").read_text("METADATA"))
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """The wheel of the CRIU that was built for `make setup`."""
+    """Return the wheel of the CRIU that was built for `make setup`."""
     if not BUILD.exists():
         missing("criu-wheel", "no CRIU was built here: run tools/install-criu --own")
     for tool in ("auditwheel", "hatchling"):
@@ -50,7 +50,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel, tmp_path_factory) -> Path:
-    """A fresh environment that has the wheel and nothing else."""
+    """Return a fresh environment that has the wheel and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin/python"
@@ -61,7 +61,7 @@ def python(wheel, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(python) -> Path:
-    """The program, as the project finds it in that environment."""
+    """Return the program, as the project finds it in that environment."""
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/nowhere"}
     told = subprocess.check_output([python, "-c", FIND], env=environment, text=True)
     path, candidates = json.loads(told)

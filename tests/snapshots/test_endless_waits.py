@@ -16,9 +16,11 @@ WAITERS = """
         lambda: libc.epoll_wait(epoll, events, 1, -1),
         lambda: libc.epoll_pwait(epoll, events, 1, -1, None),
     ]
+    def tell(*words):  # by one write: threads that print may write between another's text and the end of its line
+        print(" ".join(map(str, words)) + "\\n", end="", flush=True)
     def wait(number):
-        print("waiting", number, flush=True)
-        print("waited", number, calls[number](), ctypes.get_errno(), flush=True)
+        tell("waiting", number)
+        tell("waited", number, calls[number](), ctypes.get_errno())
     threads = [threading.Thread(target=wait, args=(n,)) for n in range(3)]
     for thread in threads:
         thread.start()

@@ -31,7 +31,7 @@ HOLDER = """
 
 @pytest.fixture
 def suspended(run):
-    """A program with such a file, its manifest, and the path of the link."""
+    """Return a program with such a file, its manifest, and the path of the link."""
     program = run(HOLDER)
     program.lines(more_than=3)
     manifest = program.save(stop=True).manifest

@@ -72,7 +72,7 @@ def group() -> Iterator[Group]:
 
 
 def limited(run, group: Group, room: int):
-    """A rewriter in a group with `room` bytes to spare."""
+    """Return a rewriter in a group with `room` bytes to spare."""
     program = run(REWRITER)
     for pid in (program.tree.init_pid, program.tree.keeper_pid, program.tree.kernel_pid):
         group.add(pid)

@@ -56,7 +56,7 @@ def test_one_that_was_read_is_named_and_put_back_it_is_no_obstacle(run, tmp_path
     (directory / "both").unlink()
     with pytest.raises(HostIncompatible, match=r"data\.csv") as caught:
         program.resume(snapshot)
-    assert "Put back what is gone" in caught.value.hint
+    assert "Put the missing files back" in caught.value.hint
     assert not (directory / "both").exists()
     (directory / "data.csv").write_text("1,2")
     program.resume(snapshot)

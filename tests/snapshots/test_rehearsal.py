@@ -34,7 +34,7 @@ HOLDER = """
 
 @pytest.fixture
 def program(run):
-    """A program with memory, a semaphore, an open and a deleted file."""
+    """Return a program with memory, a semaphore, an open and a deleted file."""
     started = run(HOLDER)
     started.lines(more_than=3)
     return started

@@ -37,7 +37,7 @@ def compiled(path: Path, *options: str, addend: int = 0) -> Path:
 
 
 def moved_aside_and_deleted(library: Path) -> None:
-    """What `pip install -U` does."""
+    """Replace a library as `pip install -U` does."""
     aside = library.parent.with_name("~package")
     library.parent.rename(aside)
     compiled(library, addend=1)

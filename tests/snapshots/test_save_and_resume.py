@@ -18,7 +18,7 @@ from jupyter_gpuckpt.errors import OperationCancelled
 from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.images.workers import processes as worker_processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
-from tests.conftest import left_in, wait_for
+from tests.conftest import PATIENCE, left_in, wait_for
 
 COUNTER = """
     import os, time, subprocess, threading, mmap
@@ -93,18 +93,22 @@ def test_a_saved_program_runs_on_and_its_snapshot_is_of_that_moment(run) -> None
 
 def test_a_suspended_program_is_gone_and_goes_on_where_it_was(run) -> None:
     program = run(COUNTER)
+    began = time.monotonic()
     program.fresh_line()
     tree, members = program.tree, launch.pids(program.tree)
     saved = program.save(stop=True)
     assert not any(processes.exists(pid) for pid in [tree.init_pid, *members])
     last = program.lines()[-1].split()
     count = len(program.lines())
+    ran = time.monotonic() - began
     time.sleep(1.5)
+    began = time.monotonic()
     program.resume(saved.manifest.info.snapshot_id)
     following = program.lines(more_than=count)[count].split()
+    ran += time.monotonic() - began
     assert int(following[0]) == int(last[0]) + 1
     assert following[1:4] == last[1:4]  # pid, child, thread
-    assert 0 < float(following[4]) - float(last[4]) < 1.5  # the clock stood still meanwhile
+    assert 0 < float(following[4]) - float(last[4]) < ran  # the clock stood still meanwhile
 
 
 def test_scattered_changes_are_stored_as_such_and_all_snapshots_come_back(run) -> None:
@@ -139,12 +143,12 @@ def test_a_save_holds_the_bytes_of_its_moment_while_all_memory_is_rewritten(run)
     assert saved.manifest.info.sizes.raw_bytes > 2 << 30
     # It ran on meanwhile and goes on for more than a whole round.
     count = len(program.lines())
-    after = place(program.lines(more_than=count + 140, seconds=60)[-1])
+    after = place(program.lines(more_than=count + 140, seconds=300)[-1])
     assert launch.alive(program.tree)
     launch.kill(program.tree)
     count = len(program.lines())
     program.resume(saved.manifest.info.snapshot_id)
-    resumed = [place(line) for line in program.lines(more_than=count + 300, seconds=90)[count:]]
+    resumed = [place(line) for line in program.lines(more_than=count + 300, seconds=300)[count:]]
     assert before < resumed[0] < after
     assert resumed[-1][0] >= resumed[0][0] + 2
     assert launch.alive(program.tree)
@@ -181,31 +185,36 @@ def test_twenty_cycles_leave_nothing_over_and_the_clock_is_continuous(run, tmp_p
     program = run(COUNTER)
     program.fresh_line()
     descriptors, zombies = _descriptors(), _zombies()
-    mounts = _mounts()
+    mounts = _mounts(tmp_path)
     identity = program.lines()[-1].split()[1:4]
     for cycle in range(20):
+        began = time.monotonic()
+        program.fresh_line()
         saved = program.save(stop=True)
         last, count = program.lines()[-1].split(), len(program.lines())
+        ran = time.monotonic() - began
         time.sleep(3 if cycle == 0 else 0)  # the clock must not see this
+        began = time.monotonic()
         assert not launch.alive(program.tree)
         program.resume(saved.manifest.info.snapshot_id)
         following = program.lines(more_than=count)[count].split()
+        ran += time.monotonic() - began
         assert int(following[0]) == int(last[0]) + 1
         assert following[1:4] == identity
-        assert 0 < float(following[4]) - float(last[4]) < 2, (last, following)
+        assert 0 < float(following[4]) - float(last[4]) < ran, (last, following)
         program.store.delete(saved.manifest.info.snapshot_id)
     launch.kill(program.tree)
     assert _descriptors().items() <= descriptors.items()
-    assert _zombies() == zombies
-    assert _mounts() == mounts
+    wait_for(lambda: set(_zombies()) <= set(zombies))
+    assert _mounts(tmp_path) == mounts
     assert left_in(program.engine.spill_dir) == set()
     assert {path.name for path in tmp_path.iterdir()} <= {"store", "spill", "program-0"}
 
 
-def _mounts() -> list[str]:
-    """Return the lines of all mounts but those of the fixture `small_disk`, which other tests make meanwhile."""
+def _mounts(folder: Path) -> list[str]:
+    """Return the lines of the mounts that a kernel could have left; others come and go with other tests."""
     lines = Path("/proc/self/mounts").read_text().splitlines()
-    return [line for line in lines if not line.startswith("small ")]
+    return [line for line in lines if "gpuckpt" in line or str(folder) in line]
 
 
 def _descriptors() -> dict[int, str]:
@@ -231,15 +240,15 @@ def test_a_child_that_the_user_stopped_stays_stopped(run) -> None:
             print(state, flush=True)
             time.sleep(0.01)
     """)
-    program.lines(more_than=5)
+    wait_for(lambda: program.fresh_line() == "T")
     program.save()
-    assert program.fresh_line() == "T"
+    wait_for(lambda: program.fresh_line() == "T")
     saved = program.save(stop=True)
     count = len(program.lines())
     program.resume(saved.manifest.info.snapshot_id)
     # A task that is let go by its tracer shows R until it is in its stop again; `sleep` on its way would show S.
     assert set(program.lines(more_than=count + 3)[count:]) <= {"T", "R"}
-    assert program.fresh_line() == "T"
+    wait_for(lambda: program.fresh_line() == "T")
 
 
 def test_shared_memory_and_its_hard_links_come_back(run) -> None:
@@ -273,6 +282,7 @@ def test_a_save_can_be_cancelled_and_the_program_runs_on(run) -> None:
     def cancel_when_storing(record: ProgressRecord) -> None:
         if record.stage == "store":
             threading.Thread(target=progress.cancel).start()
+            progress.cancelled.wait(PATIENCE)
 
     progress._listener = cancel_when_storing
     with pytest.raises(OperationCancelled):
@@ -289,9 +299,7 @@ def test_exit_status_is_the_programs_own(run) -> None:
     ):
         program = run(f"import time; time.sleep(0.2); {code}")
         path = Path(program.tree.exit_path)
-        deadline = time.monotonic() + 10
-        while not path.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(path.exists)
         assert int(path.read_text()) == status
 
 

@@ -41,7 +41,7 @@ POOL = """
 
 
 def said(program, after: int) -> dict[str, str]:
-    """What each of the four says, from this line on."""
+    """Return the output of each of the four processes, from this line on."""
     count = after
     while True:
         lines = program.lines(more_than=count)
@@ -53,7 +53,7 @@ def said(program, after: int) -> dict[str, str]:
 
 @pytest.fixture
 def pool(run):
-    """The pool, and what it said."""
+    """Return the pool and its output."""
     program = run(POOL)
     return program, said(program, 0)
 

@@ -103,7 +103,7 @@ def test_locks_pools_and_shared_memory_come_back_from_older_and_newer_snapshots(
         f"open('workshop.py', 'w').write({WORKSHOP!r})\n"
         "import sys; os.execv(sys.executable, [sys.executable, 'workshop.py'])"
     )
-    program.lines(more_than=3, seconds=60)
+    program.lines(more_than=3)
     saved = []
     for _ in range(3):
         before = told(program.fresh_line())

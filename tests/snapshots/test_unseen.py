@@ -8,7 +8,10 @@ import signal
 import socket
 import time
 
+from jupyter_gpuckpt.engine.tree import launch
+from jupyter_gpuckpt.host import processes
 from jupyter_gpuckpt.progress import Progress, ProgressRecord
+from tests.conftest import wait_for
 
 #: An interactive bash on a terminal of its own, with a job in the foreground. What the terminal shows goes to the log.
 SHELL = r"""
@@ -43,19 +46,23 @@ PARENT = """
 """
 
 
+def names(program) -> set[str]:
+    return {processes.name(pid) for pid in launch.pids(program.tree)}
+
+
+def ended(program) -> bool:
+    return any(line.startswith("terminal: rc=") for line in program.lines())
+
+
 def test_a_shell_with_a_job_in_the_foreground_says_nothing_of_it(run) -> None:
     program = run(SHELL)
     program.lines()
-    time.sleep(1)  # the job runs
+    wait_for(lambda: "sleep" in names(program) or ended(program))  # the job runs
     program.save()
     saved = program.save(stop=True)
     program.resume(saved.manifest.info.snapshot_id)
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        said = program.lines()
-        if any(line.startswith("terminal: rc=") for line in said):
-            break
-        time.sleep(0.1)
+    wait_for(lambda: ended(program))
+    said = program.lines()
     assert "terminal: rc=0" in said
     assert not any("Stopped" in line or "closed" in line for line in said)
 
@@ -108,7 +115,7 @@ def test_pipes_locks_and_ports_are_free_when_the_program_closes_them_while_a_sav
             return
         (tmp_path / "close").touch()
         assert program.lines(more_than=1)[1] == "closed"
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while not (tmp_path / "eof").exists() and time.monotonic() < deadline:
             time.sleep(0.001)
         seen.append("eof" if (tmp_path / "eof").exists() else "no eof")
@@ -140,7 +147,7 @@ def test_an_interrupt_while_a_save_is_stored_reaches_the_program_and_nobody_else
         if record.stage == "store" and not sent:
             sent.append(True)
             os.kill(program.tree.kernel_pid, signal.SIGINT)
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + 120
             while program.fresh_line() != "interrupts 1":
                 assert time.monotonic() < deadline
 

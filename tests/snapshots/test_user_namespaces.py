@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from jupyter_gpuckpt.model import FORMER_SCRATCH, SCRATCH
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.snapshots import resume as resuming
 from tests.as_user import ROOT
+from tests.conftest import wait_for
 
 STATUS = """
     import os, subprocess, sys, threading, time
@@ -43,7 +45,7 @@ STATUS = """
 
 @pytest.fixture
 def own(engine):
-    """The engine as an ordinary user has it, whoever runs the tests."""
+    """Return the engine as an ordinary user has it, whoever runs the tests."""
     return replace(engine, user_namespace=True)
 
 
@@ -66,6 +68,8 @@ def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
     assert {fields[f"Cap{name}"] for name in ("Inh", "Prm", "Eff", "Amb")} == {"0" * 16}
     assert before[2].split()[:2] == ["None", uid]
     for _ in range(3):
+        began = time.monotonic()
+        program.fresh_line()
         saved = program.save()
         assert (saved.manifest.uid, saved.manifest.gid) == (os.geteuid(), os.getegid())
         suspended = program.save(stop=True)
@@ -73,7 +77,7 @@ def test_a_kernel_has_its_user_and_no_capability_before_and_after(run, own):
         program.resume(suspended.manifest.info.snapshot_id)
         first = program.lines(more_than=count)[count].split(maxsplit=2)
         assert int(first[0]) == int(last[0]) + 1
-        assert 0 < float(first[1]) - float(last[1]) < 2
+        assert 0 < float(first[1]) - float(last[1]) < time.monotonic() - began
         assert first[2] == before[2]
     program.resume(saved.manifest.info.snapshot_id)
     assert program.fresh_line().split(maxsplit=2)[2] == before[2]
@@ -180,7 +184,7 @@ GONE = """
         closed[1 << 20] = shared[50_000] = n % 256
         os.pwrite(descriptor, bytes([n % 256]), 4096)
         queue.put(n)
-        assert back.get(timeout=20) == n
+        assert back.get(timeout=120) == n
         assert closed[2 << 20] == shared[70_000] == n % 256
         assert opened[4096] == n % 256 and os.pread(closed_fd, 1, 2 << 20)[0] == n % 256
         assert alone[50_000:50_001] == b"a" and shared[99_999:] == b"s"
@@ -415,17 +419,15 @@ SPARSE = """
 
 def test_memory_that_processes_share_comes_back_whole_and_holes_cost_nothing(run, own):
     program = run(SPARSE, engine=own)
-    program.lines(more_than=20)
     wanted = ["9", "5", "7", str(4 << 20)]
-    assert program.fresh_line().split()[1:] == wanted
+    wait_for(lambda: program.fresh_line().split()[1:] == wanted)
     for _ in range(2):
         manifest = program.save(stop=True).manifest
         assert manifest.info.sizes.raw_bytes < 64 << 20
         program.resume(manifest.info.snapshot_id)
         first = program.fresh_line().split()
         assert first[1:] == wanted
-        program.lines(more_than=len(program.lines()) + 5)
-        assert int(program.fresh_line().split()[0]) > int(first[0])
+        wait_for(lambda: int(program.fresh_line().split()[0]) > int(first[0]))  # noqa: B023
 
 
 def test_a_process_that_lets_nobody_look_into_it_is_refused_by_name(run, own):
@@ -439,6 +441,6 @@ def test_a_process_that_lets_nobody_look_into_it_is_refused_by_name(run, own):
     )
     program.lines(more_than=5)
     for stop in (False, True):
-        with pytest.raises(KernelNotCheckpointable, match="look into its memory: python"):
+        with pytest.raises(KernelNotCheckpointable, match="read its memory: python"):
             program.save(stop=stop)
         program.fresh_line()

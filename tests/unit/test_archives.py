@@ -45,7 +45,7 @@ def make_store(tmp_path):
 
 @pytest.fixture
 def store(make_store):
-    """A store with two snapshots, whose chunks lie in the same packs."""
+    """Return a store with two snapshots, whose chunks lie in the same packs."""
     store = make_store("store")
     fill(store, "s1", *CHUNKS)
     fill(store, "s2", *CHUNKS[:3], OTHER)
@@ -79,7 +79,7 @@ def members(content):
 
 
 def packed(*files):
-    """A tar archive of names (or members) and contents."""
+    """Return a tar archive of names (or members) and contents."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name, content in files:

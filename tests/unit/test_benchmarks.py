@@ -150,7 +150,7 @@ def test_the_exit_status_says_whether_budgets_were_kept(monkeypatch, tmp_path, r
 
 
 def _pretend(monkeypatch, run):
-    """A benchmark called "sample" that yields what `run` does, in the place of a module."""
+    """Register a benchmark "sample" that yields the rows of `run`."""
     monkeypatch.setattr(command, "BENCHMARKS", {"sample": "measured"})
     monkeypatch.setattr("tests.benchmarks.measured.run", run, raising=False)
 

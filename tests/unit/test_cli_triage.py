@@ -74,7 +74,7 @@ def test_what_is_saved_in_time_is_worth_nearly_what_could_be():
 
 
 def worth(kernels):
-    """What those are worth that are complete after 25 seconds."""
+    """Return the value of the kernels that are saved after 25 seconds."""
     left = saved = 0.0
     for one in kernels:
         left += FIXED_SECONDS + one.size_bytes / GB

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_foreign_exception_becomes_an_internal_error_with_a_hint() -> None:
     assert record.code == "internal"
     assert "ZeroDivisionError" in record.message
     assert record.hint
+
+
+def test_troubleshooting_has_a_cause_and_a_remedy_for_every_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    entries = dict(re.findall(r"^#### `(\w+)`\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    codes = {kind.code for kind in subclasses()} | {record_of(ZeroDivisionError()).code}
+    assert set(entries) == codes
+    for code, entry in entries.items():
+        assert "*Cause:* " in entry, code
+        assert "*What to do:* " in entry, code
 
 
 def failures_of_the_engine() -> list[tuple[str, ast.Call]]:

@@ -6,7 +6,6 @@ import os
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -20,9 +19,9 @@ from jupyter_gpuckpt.host import (
     fingerprint,
     gpu,
     limits,
-    mends,
     pagemap_scan,
     privileges,
+    remedies,
 )
 from jupyter_gpuckpt.model import Gpu, Host
 from jupyter_gpuckpt.protocol import Check
@@ -150,10 +149,11 @@ print(found.ok, bool(found.fix), found.message)
 
 
 def test_the_report_is_quick_and_complete(tmp_path):
-    began = time.monotonic()
+    # Of the processor: on a loaded machine everything takes long.
+    before = os.times()[:4]
     criu = doctor.find_criu()
     report = doctor.report(criu, init=tmp_path / "no-init", store=tmp_path / "not" / "yet")
-    assert time.monotonic() - began < 1.5
+    assert sum(os.times()[:4]) - sum(before) < 1.5
     checks = {check.name: check for check in report.checks}
     assert {"platform", "criu", "init", "store", "/dev/shm"} <= set(checks)
     assert checks["store"].ok is not None
@@ -221,8 +221,8 @@ def test_a_trial_is_made_only_where_all_that_it_needs_is_there(tmp_path):
 MEND = """
 import json, sys
 from pathlib import Path
-from jupyter_gpuckpt.host import mends
-print(json.dumps(mends.find("mount /proc: Permission denied", sysctl=Path(sys.argv[1]))))
+from jupyter_gpuckpt.host import remedies
+print(json.dumps(remedies.find("mount /proc: Permission denied", sysctl=Path(sys.argv[1]))))
 """
 
 
@@ -253,11 +253,11 @@ def test_a_switch_of_linux_is_named_with_what_turns_it(tmp_path, switch, value, 
     assert words in fix
 
 
-@pytest.mark.parametrize("lines", [mends.CONTAINER, mends.CONTAINER_SETFCAP])
+@pytest.mark.parametrize("lines", [remedies.CONTAINER, remedies.CONTAINER_SETFCAP])
 def test_what_kubernetes_is_told_is_a_security_context(lines):
     context = yaml.safe_load(lines["kubernetes"])["securityContext"]
     assert context["procMount"] == "Unmasked"
-    assert context["seccompProfile"]["localhostProfile"] == mends.SECCOMP_FILE
+    assert context["seccompProfile"]["localhostProfile"] == remedies.SECCOMP_FILE
     assert context.get("capabilities", {"add": ["SETFCAP"]}) == {"add": ["SETFCAP"]}
 
 

@@ -24,11 +24,11 @@ def sleeper():
 
 @pytest.fixture
 def family():
-    """A shell with two children, one of which has a child."""
+    """Yield a shell with two children, one of which has a child."""
     script = "sleep 60 & sh -c 'sleep 60 & wait' & echo ready; wait"
     process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     process.stdout.readline()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(processes.descendants(process.pid)) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     yield process
@@ -38,7 +38,7 @@ def family():
 
 
 def until(condition):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

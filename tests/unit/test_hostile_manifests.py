@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import zstandard
 
+from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.engine.tcp.remake import RemadeConnections
 from jupyter_gpuckpt.errors import ArchiveInvalid, ManifestInvalid, SnapshotNotFound
 from jupyter_gpuckpt.model import (
@@ -14,13 +15,12 @@ from jupyter_gpuckpt.model import (
     Chunk,
     GpuProcess,
     ImageFile,
+    KeptFile,
     Manifest,
     MappedFile,
-    Part,
     Stream,
     TcpConnection,
     TcpEnd,
-    encoded_parts,
 )
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import manifests
@@ -41,7 +41,7 @@ def store(tmp_path):
 
 
 def forged(**changes):
-    """A manifest that nobody checked. What is not changed is sound."""
+    """Return a manifest that nobody checked. What is not changed is sound."""
     changes.setdefault("streams", [STREAM])
     return msgspec.structs.replace(manifest("s1"), **changes)
 
@@ -54,6 +54,12 @@ def captured(*files):
     return {"captured": list(files)}
 
 
+def kept(*paths, digest="0" * 64, mode=0o644):
+    files = [KeptFile(path, len(CONTENT), digest, mode) for path in paths]
+    streams = {file.stream: msgspec.structs.replace(STREAM, name=file.stream) for file in files}
+    return {"kept": files, "streams": [STREAM, *streams.values()]}
+
+
 def zeros(length, *chunks):
     return [Stream("x", length, [Chunk(b"", size) for size in chunks])]
 
@@ -64,7 +70,7 @@ def connected(**changes):
 
 
 def composed(parts):
-    """A stream whose only chunk has these parts."""
+    """Return a stream whose only chunk has these parts."""
     return [Stream("x", 4096, [Chunk(digest_of(b"x"), 4096, parts)])]
 
 
@@ -115,6 +121,19 @@ NO_PLACE = {
     "memory of a GPU elsewhere": {"gpu": [GpuProcess(1, ["/etc/passwd"], 1)]},
     "scratch itself": captured(CapturedFile("/dev/shm/.gpuckpt", "symlink", target="/etc")),
     "images on scratch": captured(file("/dev/shm/.gpuckpt/images/core-1.img")),
+    "a file that travels with dots": kept("/tmp/../etc/x"),
+    "one that is relative": kept("x"),
+    "one on scratch": kept(SCRATCH + "keeper"),
+    "one of the system": kept("/proc/kcore"),
+    "one that is two": kept("/tmp/x", "/tmp/x"),
+    "one that is captured as well": {
+        **captured(file("/tmp/link_remap.1")),
+        **kept("/tmp/link_remap.1"),
+    },
+    "one of another length": {**kept("/tmp/x"), "streams": [STREAM, Stream("kept/tmp/x", 0, [])]},
+    "one with setuid": kept("/tmp/x", mode=0o4755),
+    "one without content": {**kept("/tmp/x"), "streams": [STREAM]},
+    "one whose digest is a path": kept("/tmp/x", digest="../" * 21 + "x"),
     "memory of a GPU with dots": {"gpu": [GpuProcess(1, [SCRATCH + "gpu/../../../etc/x"], 1)]},
     "a user that is none": {"uid": -1},
     "a process that is none": {"keeper_pid": -1},
@@ -209,7 +228,7 @@ BOMBS = {
 
 
 def bomb(what):
-    """A manifest that stands for gigabytes; parts that are not looked at are left out."""
+    """Return a manifest that stands for gigabytes; parts that are not looked at are left out."""
     field, parts, count = BOMBS[what]
     many = b"\xdd" + count.to_bytes(4, "big")
     if parts is None:

@@ -244,14 +244,12 @@ def test_only_what_has_composed_chunks_is_too_new_for_older_releases(store, monk
 
 
 def edits():
-    """What is done to pages: (which, to how many, what)."""
+    """Draw edits of pages: (first page, number of pages, kind of edit)."""
     what = st.sampled_from(["change", "zero", "insert", "delete", "one byte", "copy"])
     return st.lists(st.tuples(st.integers(0, 999), st.integers(1, 60), what), max_size=12)
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(first=edits(), second=edits(), tail=st.integers(0, PAGE - 1), sources=st.integers(2, 8))
 def test_whatever_is_done_to_memory_comes_back(
     tmp_path_factory, monkeypatch, first, second, tail, sources

@@ -50,7 +50,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def sources(path):
-    """A file, memory of this process as it is and copied, and what only this process has."""
+    """Return sources: a file, memory of this process, a copy of it, and bytes that only this process has."""
     array = np.frombuffer(bytearray(DATA), np.uint8)
     address = array.ctypes.data
     border = 3 * MB + 4096
@@ -140,11 +140,11 @@ def test_what_another_process_may_not_read_threads_store(store, path, builder, c
     source = Unreadable("file", path)
     packed = pack([source], store, threads=THREADS, progress=Progress())
     assert read_stream(packed.streams[0], store) == DATA
-    assert "made by a thread" in caplog.text
+    assert "a thread packs" in caplog.text
 
 
 def refused(data):
-    """What a process makes that may not read."""
+    """Return a source whose reads fail, as in a process that may not read."""
 
     class Refused:
         name, length = "file", 1

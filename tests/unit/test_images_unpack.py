@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jupyter_gpuckpt.chunk_parts import Part, encoded_parts
 from jupyter_gpuckpt.errors import HostError, ManifestInvalid, ObjectCorrupt, OperationCancelled
 from jupyter_gpuckpt.images.pack import BytesSource, pack
 from jupyter_gpuckpt.images.unpack import FileSink, StreamReader, read_stream, unpack
-from jupyter_gpuckpt.model import Chunk, Part, Stream, encoded_parts
+from jupyter_gpuckpt.model import Chunk, Stream
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import read_index

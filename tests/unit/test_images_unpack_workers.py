@@ -52,7 +52,7 @@ def streams(store):
 
 @pytest.fixture
 def paths(tmp_path):
-    """A file on a disk, and one in memory."""
+    """Yield a file on a disk, and one in memory."""
     in_memory = Path(f"/dev/shm/gpuckpt-test-{os.getpid()}")
     yield [tmp_path / "file", in_memory]
     in_memory.unlink(missing_ok=True)

@@ -43,7 +43,7 @@ print(json.dumps([saving, resuming]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Data that fill what is read, what is gathered for a write, and the packs: half of it is noise, half are numbers."""
+    """Return a folder with data, half noise and half numbers, that fill all buffers and the packs."""
     folder = tmp_path_factory.mktemp("memory")
     code = (
         "import numpy, os, sys; r = numpy.random.default_rng(1)\n"

@@ -24,7 +24,7 @@ def numbered():
 
 
 def told(fingerprint_seconds=0.0, **namespace):
-    """What is told of these variables, by name."""
+    """Return the records of these variables, by name."""
     shell = types.SimpleNamespace(user_ns=namespace, user_ns_hidden={})
     found = variables_of(shell, fingerprint_seconds)
     return {variable["name"]: variable for variable in found["listed"]}
@@ -237,7 +237,7 @@ def test_equal_values_have_equal_fingerprints_and_others_have_not(one, other):
 
 
 def copied(value):
-    """An equal value that shares nothing with it, and lies elsewhere in memory."""
+    """Return an equal value that shares nothing with it, and lies elsewhere in memory."""
     if isinstance(value, np.ndarray):
         return np.concatenate([value, value])[: len(value)].copy()
     if isinstance(value, dict):
@@ -308,3 +308,10 @@ def test_tensors_and_what_is_made_of_them():
         with torch.no_grad():
             model[0].bias[3] += 1
         assert fingerprint(model) != before
+
+
+def test_what_has_a_name_of_its_own_is_counted_once():
+    values = np.zeros(1_000_000)
+    found = told(values=values, thread={"arguments": [values]}, again=values)
+    assert found["values"]["bytes"] == found["again"]["bytes"] >= values.nbytes
+    assert found["thread"]["bytes"] < 1000

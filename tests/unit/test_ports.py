@@ -6,12 +6,12 @@ import pytest
 import zmq
 
 from jupyter_gpuckpt.ports import HeldPorts
+from tests.ports import unused_port
 
 
 @pytest.fixture
 def port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    return unused_port()
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_its_owner_listens_there_and_comes_back_to_it(held, port):
         # A socket of ZMQ's is closed when its context has ended, not before.
         with zmq.Context() as context, context.socket(zmq.ROUTER) as listener:
             listener.bind(f"tcp://127.0.0.1:{port}")
-            with socket.create_connection(("127.0.0.1", port), timeout=10):
+            with socket.create_connection(("127.0.0.1", port), timeout=120):
                 pass
         with socket.create_server(("127.0.0.1", port)):
             pass

@@ -1,4 +1,4 @@
-"""The one progress stream: stages, rates and cancelling."""
+"""The one progress stream: stages, rates and canceling."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_cancelling_stops_at_the_next_look() -> None:
     progress = Progress()
     assert progress.cancel()
     with pytest.raises(OperationCancelled), progress.stage("store"):
-        raise AssertionError("a cancelled operation must not begin a stage")
+        raise AssertionError("a canceled operation must not begin a stage")
     with pytest.raises(OperationCancelled):
         progress.advance(1)
 

@@ -120,7 +120,7 @@ class Shared:
     def weight(self, info):
         return len(self.chunks[info.snapshot_id] - self.on)
 
-    def put_on(self, info):
+    def add(self, info):
         self.on |= self.chunks[info.snapshot_id]
 
 

@@ -54,7 +54,7 @@ class Gpu:
 
 @pytest.fixture
 def maker(monkeypatch):
-    """Makes a GpuRoom for a Gpu."""
+    """Make a GpuRoom for a Gpu."""
 
     def make(gpu, wait_seconds=0.0):
         monkeypatch.setattr(gpu_room, "idle_kernels", lambda *_, after_seconds: gpu.idle)

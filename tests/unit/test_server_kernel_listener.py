@@ -40,6 +40,19 @@ def test_listeners_are_told_and_asked_in_their_order():
     assert notes == [("first", "k"), ("second", "k"), ("first", "f"), ("second", "f")]
 
 
+def test_a_listener_that_raises_costs_the_others_nothing(caplog):
+    class Raising(KernelListener):
+        def kernel_changed(self, kernel_id):
+            raise ValueError(kernel_id)
+
+    notes = []
+    listeners = KernelListeners()
+    listeners.add(Raising(), Noted(notes, "second"))
+    listeners.kernel_changed("k")
+    assert notes == [("second", "k")]
+    assert "Raising failed in kernel_changed" in caplog.text
+
+
 def test_nobody_is_asked_to_keep_a_kernel_that_is_kept_already():
     notes = []
     listeners = KernelListeners()

@@ -26,7 +26,7 @@ CHUNKS = [os.urandom(3000 + number) for number in range(700)]
 
 @pytest.fixture
 def root(tmp_path):
-    """A store of several packs, closed."""
+    """Return a store of several packs, closed."""
     root = tmp_path / "store"
     with LocalStore(root, pack_bytes=500_000) as store:
         put(store, CHUNKS[:400])

@@ -45,7 +45,7 @@ def publish(store, stack):
 
 
 def publish_without_a_record(store, stack):
-    """The end of one when the catalog cannot be written to just then."""
+    """Publish while the catalog cannot be written."""
 
     def fail(self, info, digests):
         raise sqlite3.OperationalError("disk I/O error")
@@ -56,7 +56,7 @@ def publish_without_a_record(store, stack):
 
 
 def publish_without_a_look(store, stack):
-    """The end of one whose manifest cannot be looked at just then."""
+    """Publish while the manifest's status cannot be read."""
     stat = Path.stat
 
     def fail(self, **options):
@@ -70,7 +70,7 @@ def publish_without_a_look(store, stack):
 
 
 def publish_without_a_sync(store, stack):
-    """What an import publishes when the disk fails just after that: it is there, for all that anybody knows."""
+    """Publish an import while the disk fails to sync; the snapshot may exist."""
 
     def fail(directory):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -82,19 +82,19 @@ def publish_without_a_sync(store, stack):
 
 
 def publish_after_a_rebuild(store, stack):
-    """A whole save, after a resume that missed a chunk: numbers of records begin anew."""
+    """Save after a resume that missed a chunk, so that the numbers of records begin anew."""
     with pytest.raises(ObjectCorrupt):
         store.locate([os.urandom(32)])
     publish(store, stack)
 
 
 def ask(store, stack):
-    """A save that has just been told that the chunk is there."""
+    """Begin a save that relies on the chunk in the store."""
     assert stack.enter_context(store.writer()).has(digest_of(ONE))
 
 
 def hold(store, stack):
-    """A resume that is about to read."""
+    """Begin a resume that is about to read."""
     stack.enter_context(store.holding([digest_of(ONE)]))
 
 
@@ -218,14 +218,14 @@ def test_nobody_waits_for_a_delete(store, monkeypatch):
 
     def remove_slowly(self, names):
         removing.set()
-        assert go_on.wait(30)
+        assert go_on.wait(120)
         return remove(self, names)
 
     monkeypatch.setattr(Catalog, "remove", remove_slowly)
     deleting = threading.Thread(target=store.delete, args=("s1",))
     deleting.start()
     try:
-        assert removing.wait(30)
+        assert removing.wait(120)
         put(store, THREE)
         store.publish(manifest("s3", THREE))
         store.annotate("s3", {"title": "new"})
@@ -243,7 +243,7 @@ def test_a_rehearsal_holds_nobody_up_and_keeps_its_id(store):
         found = []
         other = threading.Thread(target=lambda: found.append(store.delete("s1")))
         other.start()
-        other.join(30)
+        other.join(120)
         assert found == [0], "what is staged stays"
         with pytest.raises(SnapshotExists), store.staged(manifest("s3", TWO)):
             pass
@@ -367,7 +367,7 @@ def test_closing_does_not_wait_until_all_is_on_record(store, monkeypatch):
     def walk_slowly(self, numbers):
         for part in walk(self, numbers):
             taken.append(part)
-            assert stopped.wait(30)
+            assert stopped.wait(120)
             yield part
 
     def stop_and_tell(self):

@@ -115,7 +115,7 @@ def put_between(store, steps, monkeypatch):
 
 
 def save(store, archive):
-    """A save that finds one chunk in the store and brings another."""
+    """Save one chunk that is in the store and a new one."""
     with store.writer() as writer:
         if not writer.has(digest_of(ONE)):
             writer.append(digest_of(ONE), ONE, len(ONE), RAW)
@@ -124,12 +124,12 @@ def save(store, archive):
 
 
 def bring_in(store, archive):
-    """An import of a snapshot whose chunk is in the store."""
+    """Import a snapshot whose chunk is in the store."""
     import_archive(store, io.BytesIO(archive).read)
 
 
 def read(store, archive):
-    """A resume of what is being deleted, as far as it began in time."""
+    """Read the snapshot that is being deleted, if the read began in time."""
     with store.holding([digest_of(ONE)]):
         if store.find([digest_of(ONE)]):
             assert store.load(digest_of(ONE)) == ONE
@@ -170,9 +170,7 @@ def check(store):
 #: Which thread goes on, and for how many steps.
 TURNS = st.tuples(st.integers(0, 2), st.integers(1, 40))
 ORDERS = st.lists(TURNS, max_size=12).map(lambda turns: [who for who, n in turns for _ in range(n)])
-MANY = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+MANY = settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.parametrize("other", [save, bring_in])

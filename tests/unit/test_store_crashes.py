@@ -39,7 +39,7 @@ def save(store, name, chunks):
 
 
 def delete(store):
-    """Makes one pack free, and two packs are written anew as one."""
+    """Delete snapshots so that one pack is removed and two are rewritten as one."""
     store.delete("s1", "s2", "s3")
 
 
@@ -48,13 +48,13 @@ def publish(store):
 
 
 def settle(store):
-    """What the opening left to be done in the background is done."""
+    """Finish the background work of the store's opening."""
     store.sweep()
 
 
 @pytest.fixture(scope="module")
 def memory():
-    """A folder in memory: what is killed is a process and not the disk, which would take its time for every step."""
+    """Yield a folder in memory, because syncing to a disk at every step would be slow."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 

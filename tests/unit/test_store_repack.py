@@ -32,7 +32,7 @@ def info(name):
 
 
 def save(store, name, data):
-    """A snapshot of these chunks, the new ones in a pack of their own."""
+    """Publish a snapshot of these chunks, the new ones in a pack of their own."""
     with store.writer() as writer:
         for chunk in data:
             if not writer.has(digest_of(chunk)):
@@ -210,7 +210,7 @@ def test_what_snapshots_share_weighs_once(store):
     save(store, "s2", [*two, *both])
     scales = store.weights()
     assert scales.weight(info("s1")) == 6 * SIZE
-    scales.put_on(info("s1"))
+    scales.add(info("s1"))
     assert scales.weight(info("s1")) == 0
     assert scales.weight(info("s2")) == 3 * SIZE
     assert scales.weight(info("gone")) == 5

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import time
 
 import jsonschema
 import msgspec
 import pytest
 
+from jupyter_gpuckpt.cli import prices
 from jupyter_gpuckpt.daemon import upload_queue
 from jupyter_gpuckpt.daemon.far_facts import facts_of
 from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
@@ -21,8 +24,9 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.model import SnapshotInfo
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.server.views import snapshot_view
-from jupyter_gpuckpt.snapshot_records import Snapshot, Upload, UploadState
+from jupyter_gpuckpt.snapshot_records import Snapshot, Traffic, Upload, UploadState
 from jupyter_gpuckpt.store.far.sessions import MOST_TEXT
+from jupyter_gpuckpt.store.stub_files import Stub
 from tests.server.contract import DOCUMENT
 
 #: Newest first.
@@ -55,10 +59,63 @@ def test_what_a_user_asked_for_comes_first_then_the_newest(queue):
     assert list(queue.waiting(HERE)) == ["a", "b", "c"]
     queue.ask(["c"])
     assert list(queue.waiting(HERE)) == ["c", "a", "b"]
-    queue.succeeded("c", queue.uploaded.and_now("c", HERE))
+    queue.succeeded("c", HERE)
     assert list(queue.waiting(HERE)) == ["a", "b"]
     # What is not here any more is not kept on record.
     assert set(queue.uploaded.and_now("a", ["a", "b"]).snapshots) == {"a"}
+
+
+def test_what_was_erased_there_goes_up_only_if_somebody_asks_for_it():
+    here = HERE | {"other": SnapshotInfo("other", "another", 1.0, "save")}
+    remote = Remote("far", "file:///far", erased={"kernel": time.time()})
+    since = time.time()
+    stubs = {"c": Stub("far", [])}
+    queue = RemoteQueue(remote, Uploaded({"a": since - 10, "other": since - 10}, since), stubs)
+    assert list(queue.waiting(here)) == []
+    # It went up before, and is there no more; nor is what only the remote had.
+    assert [queue.upload_of(here[one]) for one in "abc"] == [None, None, None]
+    assert queue.upload_of(here["other"]).state is UploadState.UPLOADED
+    assert queue.view(here, "", None).uploaded == 1
+    queue.ask(["b"])
+    assert queue.upload_of(here["b"]).state is UploadState.WAITING
+    assert queue.next(here) == "b"
+    queue.succeeded("b", here)
+    assert queue.upload_of(here["b"]).state is UploadState.UPLOADED
+
+
+def test_what_an_autosave_costs_is_computed_from_what_was_counted(queue):
+    more = Traffic(1, ["kernel"], writes=7, reads=20, sent_bytes=10**9, received_bytes=10**5)
+    for one in "ab":
+        queue.succeeded(one, HERE, more)
+    queue.ask(["c"])
+    counted = queue.view(HERE, "", None)
+    assert counted.traffic == Traffic(2, ["kernel"], 14, 40, 2 * 10**9, 2 * 10**5)
+    # A folder costs nothing that is known here.
+    counts, why = prices.as_lines(counted, None)
+    assert (
+        "2 uploads of 1 kernels from this machine took 14 writes and 40 reads; 2.0 GB sent"
+        in counts
+    )
+    assert "not known" in why
+    amazon = msgspec.structs.replace(counted, provider="Amazon S3")
+    autosaves, stored = prices.per_month(amazon, prices.LIST_PRICES)
+    expected = 4320 * (7 * 0.005 / 1000 + 20 * 0.0004 / 1000 + 0.0001 * 0.09)
+    assert autosaves == pytest.approx(expected)
+    assert stored == pytest.approx(2 * 0.023)
+    _, price = prices.as_lines(amazon, None)
+    assert f"about ${expected + 0.046:.2f} per kernel and month" in price
+    assert "4.3 TB" in price
+    assert "list prices of S3 Standard" in price
+    _, price = prices.as_lines(counted, prices.parsed("1,0,0,0"))
+    assert "about $2.00 per kernel and month" in price
+    assert "(as given)" in price
+    assert prices.as_lines(RemoteQueue(REMOTE, Uploaded()).view(HERE, "", None), None) == []
+
+
+@pytest.mark.parametrize("text", ["1,2,3", "1,2,3,4,5", "a,b,c,d", "", "-1,0,0,0", "nan,0,0,0"])
+def test_prices_that_make_no_sense_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        prices.parsed(text)
 
 
 @pytest.mark.parametrize("kind", [StoreUnavailable, AccessDenied])
@@ -76,6 +133,18 @@ def test_what_passes_by_itself_is_tried_again_later_and_later(queue, kind):
     assert queue.next(HERE) == "a"
 
 
+def test_a_snapshot_that_alone_meets_trouble_lets_the_others_go_first(queue, monkeypatch):
+    monkeypatch.setattr(upload_queue, "_FIRST_SECONDS", 0.0)
+    queue.failed("a", StoreUnavailable("Its session cannot be written."))
+    assert queue.next(HERE) == "b"
+    queue.failed("b", StoreUnavailable("The remote is down."))
+    assert queue.next(HERE) == "a"
+    assert queue.next({"a": HERE["a"]}) == "a"
+    queue.take_left(["gone"])
+    queue.failed("gone", StoreUnavailable("Its session cannot be read."))
+    assert queue.next(HERE) == "a"
+
+
 def test_a_daemon_gives_a_remote_up_after_an_hour(queue, monkeypatch):
     assert queue.is_worth_waiting(HERE)
     queue.failed("a", StoreUnavailable("Not now."))
@@ -90,8 +159,7 @@ def test_what_is_wrong_with_the_remote_stops_it_until_it_is_changed(queue):
     assert queue.next(HERE) == ""
     assert queue.seconds_left(HERE) is None
     assert queue.upload_of(HERE["b"]).state is UploadState.FAILED
-    queue.change(REMOTE, Uploaded())
-    assert queue.next(HERE) == "a"
+    assert queue.taken_over(REMOTE, Uploaded()).next(HERE) == "a"
 
 
 def test_what_is_wrong_with_a_snapshot_is_its_own_error(queue):
@@ -99,6 +167,48 @@ def test_what_is_wrong_with_a_snapshot_is_its_own_error(queue):
     assert queue.upload_of(HERE["a"]).error.message == "It is damaged."
     assert queue.upload_of(HERE["b"]).error is None
     assert list(queue.waiting(HERE)) == ["b", "c"]
+
+
+def test_what_is_wrong_with_snapshots_delays_no_other(queue):
+    for name in "ab":
+        queue.failed(name, ObjectCorrupt("It is damaged."))
+        assert queue.seconds_left(HERE) == 0.0
+    assert queue.next(HERE) == "c"
+
+
+def test_whoever_asked_is_told_what_is_wrong_with_the_remote():
+    manual = RemoteQueue(Remote("far", "file:///far", automatic=False), Uploaded())
+    manual.ask(["b"])
+    manual.failed("b", ConfigurationError("The bucket does not exist."))
+    assert manual.upload_of(HERE["b"]).state is UploadState.FAILED
+    assert manual.upload_of(HERE["b"]).error.message == "The bucket does not exist."
+    assert manual.upload_of(HERE["a"]) is None
+
+
+def test_an_upload_to_what_the_remote_was_before_says_nothing_about_what_it_is_now(queue):
+    queue.ask(["b"])
+    now = queue.taken_over(Remote("far", "file:///elsewhere"), Uploaded())
+    queue.succeeded("b", HERE)
+    queue.failed("a", ConfigurationError("The bucket does not exist."))
+    assert now.next(HERE) == "b"
+    assert (now.uploaded, now.view(HERE, "", None).trouble) == (Uploaded(), None)
+
+
+def test_uploads_of_what_is_gone_are_given_up_first_but_not_while_the_remote_is_paused(queue):
+    queue.take_left(["gone"])
+    assert queue.next(HERE) == "gone"
+    queue.failed("gone", StoreUnavailable("Not now."))
+    assert queue.seconds_left({}) > 0.0
+    queue.ask([])
+    queue.failed("gone", ObjectCorrupt("A defect."))
+    queue.take_left(["gone", "other"])
+    assert queue.next(HERE) == "other"
+    queue.gave_up("other")
+    assert queue.next(HERE) == "a"
+    paused = RemoteQueue(msgspec.structs.replace(REMOTE, paused=True), Uploaded())
+    paused.take_left(["gone"])
+    assert paused.next(HERE) == ""
+    assert paused.seconds_left({}) is None
 
 
 def test_facts_are_what_is_known():

@@ -35,6 +35,8 @@ def main(arguments: list[str]) -> int:
     outcomes = []
     for variant in wanted.variant or Variant:
         for suite in map(suite_named, wanted.suite or [s.distribution for s in SUITES]):
+            if variant not in suite.variants:
+                continue
             print(f"\n== {suite.distribution} {suite.version}, variant {variant}", flush=True)
             outcomes.append(run(suite, variant, wanted.pytest))
     print()
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def table(outcomes: list[Outcome]) -> Iterator[str]:
-    """A line for each run, and under it what was different in it."""
+    """Yield a line for each run, and under it what was different in it."""
     yield "  ".join(name.rjust(width) for name, width in _WIDTHS.items())
     for outcome in outcomes:
         suite, tests, launches = outcome.suite, outcome.tests, outcome.launches

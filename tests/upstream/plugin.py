@@ -30,6 +30,7 @@ from jupyter_gpuckpt.server.kernels.kernel_manager import GpuCkptKernels
 from jupyter_gpuckpt.server.messages.gate import GatedConnection
 from jupyter_gpuckpt.states import KernelState
 
+from . import batch_runs
 from .suites import DEVIATIONS, Change, Suite, Variant, suite_named
 
 SUITE: Suite = suite_named(os.environ["GPUCKPT_UPSTREAM_SUITE"])
@@ -70,6 +71,8 @@ def pytest_configure(config):
     _wrap_launches()
     if VARIANT is Variant.EXTENSION and SUITE.has_server:
         _load_extension()
+    if VARIANT is Variant.BATCH_RUNS:
+        batch_runs.replace_clients()
     _choose_provisioner()
 
 
@@ -191,13 +194,20 @@ def gpuckpt_deviations(request, monkeypatch):
         monkeypatch.setattr(request.module, "get_cull_status", partial(_is_suspended, seconds))
 
 
+#: Seconds by which a loaded machine may be late.
+_LATE = 60
+
+
 async def _is_suspended(seconds, kernel_id, fetch):
-    """Whether a kernel is culled within the suite's `seconds`; one of ours must be suspended then, and not be gone."""
+    """Whether a kernel is culled within the suite's `seconds`; one of ours must be suspended then, and not be gone.
+
+    One that no page is connected to is waited for longer: a loaded machine may be late.
+    """
     owner = getattr(ServerApp.instance().kernel_manager, "gpuckpt_owner", None)
     ours = owner is not None and kernel_id in owner.served
-    state, tries, pause = "", 0, 0.5
-    while state == "suspending" or tries < seconds / pause:
-        status, state = await _state(kernel_id, fetch)
+    state, tries, pause, left_alone = "", 0, 0.5, False
+    while state == "suspending" or tries < (seconds + _LATE * left_alone) / pause:
+        status, state, left_alone = await _state(kernel_id, fetch)
         if status == 404 or state == "suspended":
             assert ours == (state == "suspended")
             return True
@@ -207,9 +217,10 @@ async def _is_suspended(seconds, kernel_id, fetch):
 
 
 async def _state(kernel_id, fetch):
-    """The status of a request for the kernel, and the state that it tells."""
+    """Return the status of a request for the kernel, the state that it tells, and whether no page is connected."""
     try:
         reply = await fetch("api", "kernels", kernel_id, method="GET")
     except HTTPClientError as error:
-        return error.code, ""
-    return reply.code, json.loads(reply.body)["execution_state"]
+        return error.code, "", False
+    told = json.loads(reply.body)
+    return reply.code, told["execution_state"], not told["connections"]

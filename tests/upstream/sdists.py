@@ -20,7 +20,7 @@ def cache_dir() -> Path:
 
 
 def unpacked(suite: Suite) -> Path:
-    """The directory with the suite's tests and settings, fetched from the package index when it is not there."""
+    """Return the directory with the suite's tests and settings, fetched from the package index when it is not there."""
     directory = cache_dir() / f"{suite.distribution}-{suite.version}"
     if not directory.is_dir():
         directory.parent.mkdir(parents=True, exist_ok=True)

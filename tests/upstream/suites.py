@@ -15,6 +15,8 @@ class Variant(enum.StrEnum):
     PROVISIONER = "A"
     #: By the server extension; suites without a server get the provisioner as the extension chooses it.
     EXTENSION = "B"
+    #: Notebooks are executed by batch runs: nbclient's client is replaced by ours.
+    BATCH_RUNS = "C"
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class Suite:
     has_server: bool = False
     #: Empty: that of the installed distribution.
     pinned: str = ""
+    variants: tuple[Variant, ...] = (Variant.PROVISIONER, Variant.EXTENSION)
 
     @property
     def version(self) -> str:
@@ -53,11 +56,17 @@ SUITES = (
         keep=("pyproject.toml", "test_ipykernel.py", "jupyter_kernel_test/"),
         pinned="0.7.0",
     ),
+    Suite(
+        "nbclient",
+        # Not its tests of parallel notebooks: they fork processes after kernels were started, and these wait for ever.
+        ("tests/test_client.py::test_run_all_notebooks", "tests/test_client.py::TestExecute"),
+        variants=(Variant.BATCH_RUNS,),
+    ),
 )
 
 
 def suite_named(distribution: str) -> Suite:
-    """The suite of a distribution; raises ValueError where there is none."""
+    """Return the suite of a distribution; raises ValueError where there is none."""
     for suite in SUITES:
         if suite.distribution == distribution:
             return suite

@@ -65,7 +65,7 @@ class Owned:
 
     def count(self) -> int:
         """Return a number that the kernel has counted after this call."""
-        seen, deadline = len(self._lines()), time.monotonic() + 30
+        seen, deadline = len(self._lines()), time.monotonic() + 120
         while len(lines := self._lines()) <= seen + 1:
             assert time.monotonic() < deadline, "the kernel does not count"
             time.sleep(0.01)

@@ -11,9 +11,10 @@ import pytest
 
 from jupyter_gpuckpt.host import privileges, processes
 from jupyter_gpuckpt.model import SCRATCH
+from tests import uids
 from tests.conftest import wait_for
 from tests.users.owned import SECRET
-from tests.users.user import ALICE, BOB, Refused, User
+from tests.users.user import Refused, User
 
 #: Ways to another's process, by name; each is an expression that must fail.
 WAYS = """
@@ -148,7 +149,7 @@ SQUATS = {
 
 @pytest.mark.parametrize("way", SQUATS)
 def test_a_taken_name_in_tmp_costs_nothing(bob, way):
-    uid = ALICE + 20
+    uid = uids.first() + 20
     taken = Path(f"/tmp/gpuckpt-{uid}")
     bob.run(f"import os\n{SQUATS[way]}", path=str(taken))
     try:
@@ -162,8 +163,7 @@ def test_a_taken_name_in_tmp_costs_nothing(bob, way):
             finally:
                 user.run("mine.close()")
     finally:
-        for left in Path("/tmp").glob(f"gpuckpt-{uid}*"):
-            left.unlink() if left.is_symlink() or left.is_file() else shutil.rmtree(left)
+        uids.remove("/tmp", taken.name)
 
 
 def test_a_data_directory_of_another_is_refused(bob):
@@ -181,7 +181,7 @@ def test_a_data_directory_of_another_is_refused(bob):
     )
     try:
         with (
-            User(ALICE + 10) as user,
+            User(uids.first() + 10) as user,
             pytest.raises(Refused) as refusal,
         ):
             user.run(
@@ -199,7 +199,7 @@ def test_a_data_directory_of_another_is_refused(bob):
 @pytest.mark.skipif(not privileges.sees_whole_machine(), reason="a container has one user")
 def test_a_data_directory_that_all_could_swap_is_refused(bob, short_dir):
     short_dir.chmod(0o777)
-    with User(ALICE + 10) as user, pytest.raises(Refused) as refusal:
+    with User(uids.first() + 10) as user, pytest.raises(Refused) as refusal:
         user.run(
             "from tests.users import owned\nowned.Owned(data_dir=folder)",
             folder=f"{short_dir}/data",
@@ -233,7 +233,7 @@ for name, way in ways.items():
 def test_a_data_directory_in_a_shared_folder_cannot_be_swapped_during_a_save(bob, short_dir):
     short_dir.chmod(0o1777)
     data = f"{short_dir}/data"
-    with User(ALICE + 10) as user:
+    with User(uids.first() + 10) as user:
         user.run("from tests.users import owned\nmine = owned.Owned(data_dir=data)", data=data)
         try:
             user.run(
@@ -286,17 +286,17 @@ def test_a_link_in_the_place_of_an_export_leads_nowhere(alice, bob, short_dir):
 def test_a_taken_name_in_shared_memory_costs_nothing(bob, way):
     """It is where the scratch of kernels is mounted."""
     path = "/dev/shm/.gpuckpt-attack" if Path(SCRATCH).exists() else SCRATCH
+    uids.remove("/dev/shm", Path(path).name)  # of a run that was killed
     bob.run(f"import os\n{SQUATS[way]}", path=path)
     try:
-        with User(ALICE + 10) as user:
+        with User(uids.first() + 10) as user:
             user.run("from tests.users import owned\nmine = owned.Owned()")
             try:
                 assert user.run("mine.do('suspend'); mine.do('resume'); result = mine.count()")
             finally:
                 user.run("mine.close()")
     finally:
-        for left in Path("/dev/shm").glob(f"{Path(path).name}*"):
-            left.unlink() if left.is_symlink() or left.is_file() else left.rmdir()
+        uids.remove("/dev/shm", Path(path).name)
 
 
 #: What it holds is new each time that it counts.
@@ -313,7 +313,7 @@ while True:
 
 @pytest.fixture
 def small_disk(short_dir):
-    """A file system for all, and the pid of a process that sees it: the test's own mounts stay as they are."""
+    """Yield a file system for all, and the pid of a process that sees it: the test's own mounts stay as they are."""
     if os.geteuid():
         pytest.skip("being two other users needs root")
     mount = f"mount -t tmpfs -o size=96m,mode=1777 none {short_dir} && echo mounted && exec cat"
@@ -327,7 +327,10 @@ def small_disk(short_dir):
 def test_a_full_disk_costs_neither_the_kernel_nor_a_snapshot(criu, small_disk):
     """The attacker fills the file system that both use."""
     folder, holder = small_disk
-    with User(BOB, mounts_of=holder) as bob, User(ALICE + 10, mounts_of=holder) as user:
+    with (
+        User(uids.first() + 1, mounts_of=holder) as bob,
+        User(uids.first() + 10, mounts_of=holder) as user,
+    ):
         user.run(
             "from tests.users import owned\nmine = owned.Owned(changing, data)",
             changing=CHANGING,
@@ -371,10 +374,12 @@ while True:
 def test_a_fork_bomb_hurts_its_own_user_only(alice, bob):
     bob.run("from tests.users import owned\nmine = owned.Owned(bomb)", bomb=FORK_BOMB)
     init_pid = bob.run("result = mine.client.send(owned.calls.kernel(mine.kernel_id)).init_pid")
-    wait_for(lambda: len(processes.descendants(init_pid)) > 100, 30)
+    wait_for(lambda: len(processes.descendants(init_pid)) > 100)
     before = alice.run("result = mine.count()")
     alice.run("mine.do('save'); mine.do('suspend'); mine.do('resume')")
     assert alice.run("result = mine.count()") > before
     bob.run("mine.close()")
-    wait_for(lambda: processes.state(init_pid) is None, 30)
-    assert not [pid for pid in processes.every() if FORK_BOMB in processes.arguments(pid)]
+    wait_for(lambda: processes.state(init_pid) is None)
+    wait_for(
+        lambda: not [pid for pid in processes.every() if FORK_BOMB in processes.arguments(pid)]
+    )

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from tests.as_user import ROOT
 
-ALICE, BOB = 64001, 64002
-
 
 class Refused(Exception):  # noqa: N818 - what a test expects is no error of it
     """What a user's code raised: `kind` is the name of its class."""
@@ -58,7 +56,7 @@ class User:
     def __exit__(self, *exc: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(180)
         assert self._process.stdout is not None
         self._process.stdout.close()
         shutil.rmtree(self._runtime, ignore_errors=True)

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def values(build: str) -> dict[str, str]:
-    """What the templates ask for, out of the file BUILD of tools/install-criu."""
+    """Return the values for the templates, from the file BUILD of tools/install-criu."""
     lines = [line.split(" ", 1) for line in build.splitlines()]
     found = dict(line for line in lines if line[0] != "library")
     libraries = [rest.split() for word, rest in lines if word == "library"]
@@ -31,7 +31,7 @@ def values(build: str) -> dict[str, str]:
 
 
 def fill(template: Path, known: dict[str, str]) -> str:
-    """The template's text with every @word@ replaced."""
+    """Return the template's text with every @word@ replaced."""
     text = template.read_text()
     for word, value in known.items():
         text = text.replace(f"@{word}@", value)
@@ -53,7 +53,7 @@ def lay_out(criu: Path, into: Path) -> None:
 
 
 def glibc_needed(program: Path) -> tuple[int, ...]:
-    """The oldest glibc that the loader lets run the program.
+    """Return the oldest glibc that the loader lets run the program.
 
     auditwheel overlooks versions of variables that are copied into the program (__rseq_size: 2.35).
     """

@@ -1,4 +1,4 @@
-"""Our side of CRIU's action script, which makes CRIU wait before a dump touches a task, and when a restore has mapped all memory.
+"""The daemon's side of CRIU's action script, which makes CRIU wait before a dump touches a task and when a restore has mapped all memory.
 
 The script is `gpuckpt-init` under the name `notify` (init.c); it connects to a socket on the scratch tmpfs and reads one
 byte. See man criu, `--action-script`.
@@ -14,11 +14,11 @@ from ...model import SCRATCH
 #: The program that CRIU runs, and the socket to which it connects, in the kernel's mount namespace.
 PROGRAM = f"{SCRATCH}/notify"
 SOCKET = f"{SCRATCH}/notify.socket"
-_GO_ON = b"1"
+_CONTINUE = b"1"
 
 
 def listen(path: Path) -> socket.socket:
-    """Return a listening unix socket at `path`; replace a file that is there."""
+    """Return a listening unix socket at `path`; replace an existing file."""
     path.unlink(missing_ok=True)
     server = socket.socket(socket.AF_UNIX)
     try:
@@ -30,6 +30,6 @@ def listen(path: Path) -> socket.socket:
     return server
 
 
-def go_on(connection: socket.socket) -> None:
-    """Let CRIU go on. If the connection is closed without this, CRIU gives up."""
-    connection.sendall(_GO_ON)
+def let_continue(connection: socket.socket) -> None:
+    """Let CRIU continue. If the connection is closed without this call, CRIU gives up."""
+    connection.sendall(_CONTINUE)

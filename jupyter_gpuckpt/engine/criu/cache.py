@@ -1,6 +1,6 @@
-"""The cache of an unprivileged CRIU's findings about Linux, copied from one kernel's scratch to the next kernel's.
+"""The cache of Linux features that an unprivileged CRIU writes, copied from one kernel's scratch to the next kernel's.
 
-CRIU needs 40 ms to examine Linux. It writes its findings to `$XDG_RUNTIME_DIR/criu.kdat` if that is a tmpfs, and checks by itself
+CRIU needs 40 ms to examine Linux. It writes the result to `$XDG_RUNTIME_DIR/criu.kdat` if that is a tmpfs, and checks by itself
 which version of CRIU wrote the file. The copy lies in the spill directory, which belongs to one boot and one place.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from ...model import SCRATCH
 from ..settings import EngineSettings
 
-#: The variable that tells CRIU where its cache is, and its value, a directory in the kernel's mount namespace.
+#: The variable with the directory of CRIU's cache, and its value, a path of the kernel's mount namespace.
 VARIABLE, DIRECTORY = "XDG_RUNTIME_DIR", SCRATCH
 NAME = "criu.kdat"
 _MOST_BYTES = 1 << 16

@@ -1,6 +1,6 @@
 """Deleted files that a tree has mapped, made accessible to an unprivileged CRIU: semaphores, replaced libraries, memfds.
 
-Opening /proc/PID/map_files needs a right over the whole machine; without it CRIU opens a mapped file by its name. For a file whose
+Opening /proc/PID/map_files needs a capability in the initial user namespace; without it CRIU opens a mapped file by its name. If the
 name is gone CRIU gets another path, through its preload (preload.c): a descriptor of the same file in a process of the tree, another
 name of it, or else a substitute on scratch with the bytes that the processes have mapped. Descriptors and substitutes are deleted
 files to CRIU, so their content goes into its images; after a restore all processes that had the file mapped share it again.
@@ -37,8 +37,8 @@ _PREFIX = f"{SCRATCH}/gone-"
 _PAGE, _PIECE = 4096, 1 << 20
 #: How many characters of a file's name its substitute keeps.
 _SHOWN = 60
-#: Marks the pid in a record for shared anonymous memory, of which CRIU only reads the content. Read through the process's own
-#: mapping it would have no holes, and all of it would be in the images.
+#: A flag of the pid in a record: shared anonymous memory, of which CRIU only reads the content. Through the process's own mapping
+#: it would have no holes, and all of it would be in the images.
 _CONTENT = 1 << 63
 _SHARED_MEMORY = f"/dev/zero{_DELETED}"
 
@@ -47,11 +47,11 @@ _Areas = list[tuple[int, Mapping]]
 
 
 class DeletedFiles:
-    """The list of paths of deleted files that a tree has mapped. Its tasks stand still."""
+    """The list of paths of deleted files that a tree has mapped. Its tasks must be stopped."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        #: The former names of files, by the names of their substitutes.
+        #: The former names of files, by the paths of their substitutes.
         self.names: dict[str, str] = {}
 
     def find(self, pids: Iterable[int]) -> None:
@@ -108,7 +108,7 @@ class DeletedFiles:
         )
         try:
             read = set()
-            # Last the areas that no process can have changed for itself alone: their bytes are the file's.
+            # Areas without private changes come last and overwrite the others: their bytes are the file's.
             for pid, area in sorted(
                 areas, key=lambda one: not (one[1].private and "w" in one[1].perms)
             ):
@@ -132,7 +132,7 @@ def remove(tree: Tree) -> None:
 
 
 def shared_bytes(pids: Iterable[int]) -> int:
-    """Return the size of shared anonymous memory of these processes: reading it fills all of it."""
+    """Return the size in bytes of the shared anonymous memory of these processes; reading it allocates all of its pages."""
     _, shared = _mapped(list(pids))
     return sum(
         max(area.offset + area.end - area.start for _, area in areas) for areas in shared.values()

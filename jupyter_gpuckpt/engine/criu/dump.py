@@ -24,7 +24,7 @@ from ..tree import user_namespaces
 from ..tree.tree import Tree
 from . import action_script, cache, deleted_files, hidden_pages, log, options
 
-#: page server protocol (criu/page-xfer.c): PS_IOV_CLOSE, answered by a status word.
+#: The page server protocol's PS_IOV_CLOSE (criu/page-xfer.c), which the server answers with a status number.
 _CLOSE = struct.pack("<IIQQQ", 0x1023, 0, 0, 0, 0)
 _LOOK_MILLISECONDS = 250
 
@@ -62,7 +62,7 @@ def dump_skeleton(
         stack.enter_context(run)
 
         def close_page_server() -> None:
-            # A byte means that the images are there and the page server listens, EOF that CRIU has failed before.
+            # A byte means that the images are complete and the page server listens; EOF means that CRIU has failed.
             if os.read(ready, 1):
                 # A connection error means that CRIU was killed; its exit status is the error then.
                 with suppress(ConnectionError):
@@ -78,7 +78,7 @@ def dump_plain(
     ghost_limit: int,
     halt: Callable[[], None],
 ) -> None:
-    """Write all images, memory too, into `directory` (a path inside); otherwise as `dump_skeleton`."""
+    """Write all images, memory included, into `directory` (a path inside); otherwise like `dump_skeleton`."""
     with _Run(settings, tree, directory, ghost_limit) as run:
         run.supervise(halt, {})
 
@@ -105,7 +105,7 @@ class _Run:
         self._server = action_script.listen(tree.inside(action_script.SOCKET))
         self._errors = commands.ErrorOutput()
         try:
-            words = [*options.dump_words(settings, tree, directory, ghost_limit), *more]
+            argv = [*options.dump_command(settings, tree, directory, ghost_limit), *more]
             preload = {
                 "LD_PRELOAD": str(settings.criu_preload),
                 cache.VARIABLE: cache.DIRECTORY,
@@ -113,7 +113,7 @@ class _Run:
                 seccomp.VARIABLE: str(seccomp.filters(tree.init_pid)),
             }
             self._process = commands.spawn(
-                words,
+                argv,
                 stderr=self._errors.descriptor,
                 pass_fds=descriptors,
                 env={**commands.environment(), **preload, **environment},
@@ -143,7 +143,7 @@ class _Run:
         self._errors.close()
 
     def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
-        """Wait for CRIU's end. `answers` are called once when their descriptor can be read."""
+        """Wait for CRIU's end. Each of `answers` is called once, when its descriptor becomes readable."""
         error: BaseException | None = None
         asked = False
         with commands.watched(self._process) as ended:
@@ -180,7 +180,7 @@ class _Run:
             except BaseException as error:
                 return error
             with suppress(OSError):  # CRIU was killed; its exit status says so
-                action_script.go_on(connection)
+                action_script.let_continue(connection)
             return None
 
     def _failure(self, status: int, *, stalled: bool) -> FreezeFailed:

@@ -25,13 +25,13 @@ _Change = Callable[[list[Field]], list[Field]]
 
 @criu_images.strict
 def mend(path: Path) -> None:
-    """Make `criu restore` find files on scratch, accept other files whose size changed, and keep timers that it would stop."""
+    """Edit files.img so that CRIU finds files on scratch, accepts files whose size changed, and keeps timers that it would stop."""
     _edit(path, {_REG: _mended, _TIMERFD: _rearmed})
 
 
 @criu_images.strict
 def rewind(path: Path, names: Collection[str]) -> None:
-    """Set the offset of these files to 0: they were made anew, empty, and writing at the old offset would leave a hole."""
+    """Set the offset of these files to 0: they were recreated empty, and a write at the old offset would leave a hole."""
     wanted = {name.lstrip("/") for name in names}
 
     def rewound(parts: list[Field]) -> list[Field]:
@@ -46,12 +46,33 @@ def rewind(path: Path, names: Collection[str]) -> None:
         _edit(path, {_REG: rewound})
 
 
+@criu_images.strict
+def rename(path: Path, names: Mapping[str, str]) -> None:
+    """Replace the names of files: `names` has the new one of each, by the one that it has."""
+
+    def renamed(parts: list[Field]) -> list[Field]:
+        return [
+            (number, wire, _renamed(value, names) if number == _REG_NAME else value)
+            for number, wire, value in parts
+        ]
+
+    if names:
+        _edit(path, {_REG: renamed})
+
+
+def _renamed(value: int | bytes, names: Mapping[str, str]) -> int | bytes:
+    if isinstance(value, int):
+        return value
+    name = os.fsdecode(value)
+    return os.fsencode(names.get("/" + name.lstrip("/"), name))
+
+
 def _mended(parts: list[Field]) -> list[Field]:
     return _relaxed([_moved(part) for part in parts])
 
 
 def _moved(part: Field) -> Field:
-    """Return the name of a file on scratch, translated to scratch's present path."""
+    """Return the name field of a file; a path on scratch is translated to scratch's current path."""
     number, wire, value = part
     if number == _REG_NAME and isinstance(value, bytes):
         return number, wire, os.fsencode(current(os.fsdecode(value)))

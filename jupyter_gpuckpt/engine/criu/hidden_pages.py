@@ -29,16 +29,16 @@ VARIABLE = "GPUCKPT_HIDDEN"
 
 #: Regions per scan: a scan for more than Linux's buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
 _REGIONS = 512
-#: Smaller areas are left to CRIU.
+#: The smallest area that is hidden; CRIU handles smaller ones.
 _SMALLEST = 1 << 20
-#: As in preload.c.
+#: The most areas in the list (MOST in preload.c).
 _MOST = 65536
 
 Area = tuple[int, int]
 
 
 class HiddenPages:
-    """The hidden areas of one tree, from the moment it stands still until the images are complete."""
+    """The hidden areas of one stopped tree; use it from the stop until the images are complete."""
 
     def __init__(self, pids: list[int]) -> None:
         self._areas = {pid: _hideable(pid) for pid in pids} if pagemap_scan.is_supported() else {}
@@ -53,7 +53,7 @@ class HiddenPages:
         path.write_bytes(b"".join(struct.pack("<3Q", *area) for area in found))
 
     def scan(self) -> dict[int, list[Extent]]:
-        """Return the pages in the areas, by pid inside. The tasks must stand still."""
+        """Return the pages in the areas, by pid in the kernel's namespace. The tasks must be stopped."""
         return {
             processes.nspid(pid) or 0: list(_pages(pid, areas))
             for pid, areas in self._areas.items()
@@ -65,13 +65,13 @@ def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
     """Enter pages into CRIU's pagemap images, unless CRIU saw them itself."""
     for nspid, hidden in pages.items():
         seen = criu_images.pagemap(images, nspid)
-        # If they overlap nothing was hidden (a CRIU that loads no library, or scans in another way): CRIU has listed them.
+        # An overlap means that nothing was hidden (CRIU did not load the library, or scans in another way) and CRIU listed them.
         if hidden and not _overlap(seen, hidden):
             memory_images.add_lazy(images, nspid, hidden)
 
 
 def visible_bytes(pid: int) -> int:
-    """Return an upper bound for the private memory of a process that CRIU sees: not all that is mapped need be present."""
+    """Return an upper bound, in bytes, for the private memory that CRIU sees; mapped pages need not be present."""
     hidden = set(_hideable(pid)) if pagemap_scan.is_supported() else set()
     return sum(
         area.end - area.start
@@ -86,7 +86,7 @@ def _overlap(seen: list[Extent], hidden: list[Extent]) -> bool:
 
 
 def _hideable(pid: int) -> list[Area]:
-    """Return the large private areas; none of a process with locked memory, which mlock would fill in a restore before us."""
+    """Return the large private areas; none if memory is locked, because mlock would fill it in a restore before our pages."""
     if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
         return []
     found = [
@@ -101,7 +101,7 @@ def _hideable(pid: int) -> list[Area]:
 
 
 def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:
-    """Yield the pages in `areas` that are the process's own: in memory or swapped out, not a file's, the zero page or a guard."""
+    """Yield the private pages in `areas`: in memory or swapped out; not a file's, not the zero page, not a guard page."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as pagemap:
         for start, end in areas:
             for first, last in _scanned(pagemap.fileno(), start, end):

@@ -4,7 +4,7 @@ The images are magic numbers followed by length-prefixed messages (criu/protobuf
 named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte
 for byte. See https://protobuf.dev/programming-guides/encoding/ for the format.
 
-Snapshots may come from anybody: an image that makes no sense raises ObjectCorrupt, and nothing else.
+Snapshots are untrusted input: an invalid image raises ObjectCorrupt, and nothing else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _REG_ID, _REG_FLAGS, _REG_NAME, _REG_SIZE, _REG_MODE, _REG_BUILD_ID = 1, 2, 6, 8
 
 Field = tuple[int, int, "int | bytes"]
 
-#: A number of 64 bits has at most this many bytes of seven.
+#: The most bytes of a 64-bit varint, seven bits in each.
 _VARINT_BYTES = 10
 
 _Parameters = ParamSpec("_Parameters")
@@ -54,7 +54,7 @@ _Result = TypeVar("_Result")
 def strict(
     read: Callable[_Parameters, _Result],
 ) -> Callable[_Parameters, _Result]:
-    """Make a function that reads images raise ObjectCorrupt for any image that makes no sense."""
+    """Decorate a function that reads images: it raises ObjectCorrupt for any invalid image."""
 
     @wraps(read)
     def wrapped(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
@@ -118,7 +118,7 @@ def fields(message: bytes) -> Iterator[Field]:
 
 
 def encode(parts: list[Field]) -> bytes:
-    """Return the message of these fields: the inverse of `fields`."""
+    """Return the message with these fields: the inverse of `fields`."""
     out = bytearray()
     for number, wire, value in parts:
         out += _encode_varint(number << 3 | wire)
@@ -166,7 +166,7 @@ def edit_first(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def numbers(message: bytes) -> dict[int, int]:
-    """Return the fields of a message that are numbers."""
+    """Return the integer fields of a message, by field number."""
     return {number: value for number, _, value in fields(message) if isinstance(value, int)}
 
 
@@ -219,7 +219,7 @@ def processes(images: Path) -> list[ImageProcess]:
 
 @strict
 def highest_pid(images: Path) -> int:
-    """Return the highest pid, thread id, group or session of the tree: later processes must not land on one of them.
+    """Return the highest pid, thread id, group or session of the tree: later processes must not get one of them.
 
     CRIU leaves the thread ids of a zombie uninitialized (criu/pstree.c), so those are not counted. A zombie has no pagemap.
     """
@@ -237,7 +237,7 @@ def highest_pid(images: Path) -> int:
 
 @strict
 def clocks(images: Path) -> list[int]:
-    """Return the readings of the tree's clocks, monotonic and since boot, each as seconds and nanoseconds; [] if unknown."""
+    """Return the tree's clocks as [monotonic s, ns, since boot s, ns]; [] if unknown."""
     path = next(images.glob("timens-*.img"), None)
     if path is None:
         return []
@@ -321,7 +321,7 @@ def highest_descriptor(images: Path) -> int:
 
 @strict
 def ghosts(images: Path) -> dict[int, int]:
-    """Return the deleted files that are in images of their own, by the ids of those that the tree has open or mapped."""
+    """Return the ids of ghost images (deleted files), by the id of the file that the tree has open or mapped."""
     return {
         values[1]: values[2]
         for values in _remaps(images)
@@ -351,7 +351,7 @@ def link_remaps(images: Path) -> list[tuple[str, str]]:
 
 @strict
 def remapped(images: Path) -> set[int]:
-    """Return the ids of files that CRIU restores in another way than by their name, most of them deleted."""
+    """Return the ids of files that CRIU does not restore by their name; most of them are deleted files."""
     return {values[1] for values in _remaps(images)}
 
 

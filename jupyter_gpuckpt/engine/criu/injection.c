@@ -46,20 +46,20 @@ static const unsigned char other_end[] = {
 enum mode { SINGLE_CALL, CRIU_CODE };
 
 static struct {
-    int pid; /* of the task that executes injected code; 0: none */
+    int pid; /* the task that executes injected code; 0: none */
     enum mode mode;
     int in_call;
 } injected;
 static int leader;       /* the task that CRIU made execute single calls: the first of its process */
 static unsigned long ready_code; /* where CRIU's code with the other end begins in the leader's process */
-static int told;         /* the task for which CRIU was told of a breakpoint */
-static int breakpointed; /* the task that was to get a hardware breakpoint */
+static int told;         /* the task for which a breakpoint was reported to CRIU */
+static int breakpointed; /* the task for which CRIU requested a hardware breakpoint */
 
 static long trace(long request, long pid, long address, const void *data) {
     return call(SYS_ptrace, request, pid, address, (long)data);
 }
 
-/* Read a task's memory in words; whether all of it could be read. */
+/* Read a task's memory in words; return whether all of it could be read. */
 static int peek(int pid, unsigned long address, unsigned char *bytes, unsigned long length) {
     for (unsigned long at = 0; at < length; at += sizeof(long)) {
         long word;
@@ -98,7 +98,7 @@ static void replace_ends(unsigned long offset) {
     }
 }
 
-/* Prepare a task for what it is about to execute; the request that lets it go on. */
+/* Prepare a task for the code that it is about to execute; return the ptrace request that restarts it. */
 static long begin(int pid) {
     struct user_regs_struct registers;
     unsigned char code[CALL_BYTES + sizeof original_end], *end = code + CALL_BYTES;
@@ -136,7 +136,7 @@ static long begin(int pid) {
     return PTRACE_CONT;
 }
 
-/* Whether a task has done what was injected, by the status that it was waited for with; 1 yes, 0 not yet, -1 something else. */
+/* Return whether a task has finished the injected code, by its wait status: 1 yes, 0 not yet, -1 another stop. */
 static int is_done(int pid, int status) {
     struct user_regs_struct registers;
     if ((status & 0xff) != 0x7f) return -1;
@@ -146,7 +146,7 @@ static int is_done(int pid, int status) {
     return trace(PTRACE_SETREGS, pid, 0, &registers) < 0 ? -1 : 1;
 }
 
-/* Let an injected task go on until it has done what was injected; what CRIU's wait4 returns. */
+/* Let a task run until it has finished the injected code; return the result for CRIU's wait4. */
 static long follow(int pid, int *status, int options, void *usage) {
     int done;
     while ((done = is_done(pid, *status)) == 0) {
@@ -175,7 +175,7 @@ long ptrace(enum __ptrace_request wanted, ...) {
     void *data = va_arg(arguments, void *);
     va_end(arguments);
     long request = wanted, word = 0, result;
-    if (request >= PTRACE_PEEKTEXT && request <= PTRACE_PEEKUSER) { /* libc gives the word back, Linux writes it */
+    if (request >= PTRACE_PEEKTEXT && request <= PTRACE_PEEKUSER) { /* libc returns the word, Linux writes it to memory */
         result = trace(request, pid, (long)address, &word);
         if (result >= 0) {
             *__errno_location() = 0;

@@ -1,4 +1,4 @@
-"""A table that translates errors in CRIU's log into a cause and a hint for users."""
+"""Translation of errors in CRIU's log into a cause and a hint for users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: An error that is harmless where the process lacks CAP_SYS_RESOURCE; it is in every log of a container.
+#: Errors that are harmless where the process lacks CAP_SYS_RESOURCE; they are in every log of a container.
 _HARMLESS = re.compile(r"Can't setup RLIMIT_NOFILE|Failed to turn off repair mode|Can't keep kdat")
 _ERROR = re.compile(r"Error \((?P<where>[^)]*)\): (?P<text>.*)")
 
@@ -83,7 +83,7 @@ _TABLE: list[tuple[str, str, str]] = [
     (
         r"Can't open mapped \[/\[aio\]",
         "The kernel uses asynchronous input and output (libaio), which can be saved for root only.",
-        "Close what uses it (a database, most likely), then try again.",
+        "Close the program that uses it (a database, most likely), then try again.",
     ),
     (
         r"No space left on device",

@@ -1,6 +1,6 @@
-"""A process's memory in CRIU's images: its areas, and the places of its pages (images/mm.proto, pagemap.proto).
+"""A process's memory in CRIU's images: its areas, and the addresses of its pages (images/mm.proto, pagemap.proto).
 
-An image that makes no sense raises ObjectCorrupt, as in `images.py`.
+An invalid image raises ObjectCorrupt, as in `images.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Area:
 
 @strict
 def areas(images: Path, nspid: int) -> list[Area]:
-    """Return the memory areas of a process by address, without the guard regions in them."""
+    """Return the memory areas of a process in the order of addresses, without guard regions."""
     found = []
     for message in messages(images / f"mm-{nspid}.img"):
         for number, _, value in fields(message):
@@ -64,7 +64,7 @@ def program_id(images: Path, nspid: int) -> int:
 
 @strict
 def replace_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
-    """Remove the lazy pages of a process from its pagemap, and enter `extents` as pages that are in its pages file."""
+    """Remove the lazy pages of a process from its pagemap, and add `extents` as pages that are in its pages file."""
     path = images / f"pagemap-{nspid}.img"
     head, *entries = messages(path)
     own = [entry for entry in entries if not numbers(entry).get(PAGEMAP_FLAGS, 0) & PE_LAZY]
@@ -74,7 +74,7 @@ def replace_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
 
 @strict
 def add_lazy(images: Path, nspid: int, extents: Sequence[Extent]) -> None:
-    """Enter lazy pages into a process's pagemap, in the order of addresses."""
+    """Add lazy pages to a process's pagemap, in the order of addresses."""
     path = images / f"pagemap-{nspid}.img"
     head, *entries = messages(path)
     added = [_entry(extent, PE_LAZY, wide=_are_wide(entries)) for extent in extents]
@@ -86,7 +86,7 @@ def _address(entry: bytes) -> int:
 
 
 def _are_wide(entries: Sequence[bytes]) -> bool:
-    """Return whether the number of pages is in the field of 64 bits; CRIUs that use it set the older field to 0."""
+    """Return whether the number of pages is in the 64-bit field; versions of CRIU that use it set the older field to 0."""
     return any(PAGEMAP_COUNT in numbers(entry) for entry in entries)
 
 

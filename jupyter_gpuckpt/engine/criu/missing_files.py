@@ -1,7 +1,7 @@
-"""Files that a kernel had open and that are missing when it is to be resumed.
+"""Files that a kernel had open and that are missing when it is resumed.
 
 CRIU opens every file by its path and gives up when one is missing. A file that the kernel was writing (a log, a database such as
-IPython's history) is made anew, empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
+IPython's history) is created empty: its content is lost anyway, and the kernel's memory is worth more. A file that it was
 reading is named in the error, so that the user can put it back.
 """
 
@@ -9,36 +9,35 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
 from ...errors import HostIncompatible
-from ...model import FORMER_SCRATCH, CapturedFile
+from ...model import FORMER_SCRATCH
 from . import images as criu_images
 
 _SHOWN = 5
-#: Folders whose files are made with the namespaces, or cannot be made by us.
+#: Folders whose files are made with the namespaces, or cannot be made here.
 _OTHERS = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
 
 
 def missing(
-    images: Path, inside: Callable[[str], Path], captured: Iterable[CapturedFile] = ()
+    images: Path, inside: Callable[[str], Path], traveling: Collection[str] = ()
 ) -> tuple[dict[str, int], list[str]]:
-    """Find files of files.img that are missing and were not `captured` with the snapshot.
+    """Find files of files.img that are missing and are not `traveling` with the snapshot.
 
     Return path and mode of those that can be made anew, and a sentence about each of the others. `inside` translates a path of the
     kernel's.
     """
     renamed = criu_images.remapped(images)
-    travelling = {record.path for record in captured}
     can_be_made: dict[str, int] = {}
     lost: dict[str, str] = {}
     for file in criu_images.regular_files(images):
         path = "/" + file.path.lstrip("/")
         if file.file_id in renamed or file.build_id or path.startswith(_OTHERS):
             continue
-        if path in travelling or os.path.lexists(inside(path)):
+        if path in traveling or os.path.lexists(inside(path)):
             continue
         if stat.S_ISDIR(file.mode):
             lost[path] = f"The working directory {path} of the kernel is gone."
@@ -54,17 +53,17 @@ def missing(
 
 
 def put_in_place(
-    images: Path, captured: Iterable[CapturedFile], make_folders: Callable[[Path], None]
+    images: Path, traveling: Collection[str], make_folders: Callable[[Path], None]
 ) -> list[str]:
-    """Make missing files that were open for writing; return their paths.
+    """Create missing files that were open for writing; return their paths.
 
-    Raises HostIncompatible, which names missing files that were only read; nothing is made then.
+    Raises HostIncompatible, which names missing files that were only read; nothing is created then.
     """
-    found, lost = missing(images, Path, captured)
+    found, lost = missing(images, Path, traveling)
     if lost:
         raise HostIncompatible(
             " ".join(lost[:_SHOWN]),
-            hint="Put back what is gone, then try again. The snapshot is untouched.",
+            hint="Put the missing files back, then try again. The snapshot is untouched.",
             details="\n".join(lost),
         )
     made = []
@@ -76,7 +75,7 @@ def put_in_place(
             made.append(path)
             target.chmod(mode)  # CRIU compares it
             owner = target.parent.stat()
-            with suppress(PermissionError):  # in another user's folder the file stays ours
+            with suppress(PermissionError):  # in another user's folder the file stays this user's
                 os.chown(target, owner.st_uid, owner.st_gid)
     except OSError:
         remove(made)

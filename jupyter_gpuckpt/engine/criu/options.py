@@ -24,20 +24,20 @@ _COMMON = [
 ]
 #: Options for tasks in a user namespace of their own, in which CRIU has every capability.
 _UNPRIVILEGED = ["--unprivileged"]
-#: CRIU keeps inherited descriptors in a socket's queue (criu/fdstore.c): the bytes that one takes, and how many others there may be.
+#: CRIU keeps inherited descriptors in a socket's queue (criu/fdstore.c): the bytes per descriptor, and the number of CRIU's own.
 _KEPT_BYTES, _OTHERS_KEPT = 800, 100
 _SO_SNDBUFFORCE, _LARGEST_BUFFER = 32, (1 << 30) - 1
 
 
-def dump_words(settings: EngineSettings, tree: Tree, images: str, ghost_limit: int) -> list[str]:
-    """Return the command that dumps a tree into `images`, inside its namespaces."""
+def dump_command(settings: EngineSettings, tree: Tree, images: str, ghost_limit: int) -> list[str]:
+    """Return the command line that dumps a tree into `images`, a path inside its namespaces."""
     return [
         *(str(settings.init), "enter", str(tree.init_pid)),
         *(str(settings.criu), "dump", "--tree", str(tree.keeper_nspid)),
         *(_unprivileged(tree) if user_namespaces.has_own(tree.init_pid) else ()),
         *("--images-dir", images, "--log-file", "dump.log", "--leave-stopped"),
         *("--ghost-limit", str(ghost_limit), "--action-script", action_script.PROGRAM),
-        # Otherwise a connection that is not accepted yet fails the dump; a kernel's clients open connections at any time.
+        # Without it a connection that is not accepted yet fails the dump, and a kernel's clients open connections at any time.
         "--skip-in-flight",
         *_COMMON,
     ]
@@ -49,8 +49,8 @@ def _unprivileged(tree: Tree) -> Iterator[str]:
         yield from ("--irmap-scan-path", path)
 
 
-def restore_words(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
-    """Return the command that init runs to restore the images in `directory` as a child of its own, with every task stopped."""
+def restore_command(settings: EngineSettings, directory: str, *, unprivileged: bool) -> list[str]:
+    """Return the command line by which init restores the images in `directory` as its child, with every task stopped."""
     return [
         *(
             "env",
@@ -65,7 +65,7 @@ def restore_words(settings: EngineSettings, directory: str, *, unprivileged: boo
 
 
 def most_inherited() -> int:
-    """Return how many descriptors a restore may inherit: without rights the queue in which CRIU keeps them is short."""
+    """Return how many descriptors a restore may inherit: for an unprivileged CRIU the queue that holds them is short."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as queue:
         try:
             queue.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _LARGEST_BUFFER)

@@ -14,7 +14,7 @@ from ..tree.user_namespaces import Ids
 from . import images as criu_images
 from .images import Field
 
-#: core_entry (images/core.proto) and, in its parts, creds_entry (images/creds.proto).
+#: Fields of core_entry (images/core.proto) and of its parts: thread_core and creds (images/creds.proto).
 _THREAD_CORE, _CREDS = 5, 10
 _CAPABILITIES = frozenset({9, 10, 11, 19})  # inheritable, permitted, effective, ambient
 _SECUREBITS, _GROUPS = 13, 14
@@ -25,15 +25,15 @@ _VARINT = 0
 _MEMFD_IDS, _GHOST_IDS, _TTY_IDS, _PERMS_IDS = (2, 3), (1, 2), (14, 15), (2, 3)
 #: file_entry (images/fdinfo.proto), reg_file_entry and unix_sk_entry.
 _REG, _UNIX, _REG_ID, _REG_NAME, _UNIX_PERMS = 3, 16, 1, 6, 13
-#: How many characters of a deleted file's name are kept in its new one.
+#: The number of characters of a deleted file's name that its new name keeps.
 _SHOWN = 60
 
 
 @criu_images.strict
 def mend(images: Path, ids: Ids) -> None:
-    """Set owners that exist in a namespace of `ids`, and take all capabilities from the tasks.
+    """Replace owners by `ids`, which exist in the namespace, and remove all capabilities of the tasks.
 
-    CRIU sets groups and owners that differ from its own, which Linux refuses there.
+    CRIU would set any group or owner that differs from its own, and Linux refuses that in the namespace.
     """
     groups = _groups(ids)
     for path in images.glob("core-*.img"):
@@ -52,7 +52,7 @@ def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
-    """Give a file without a name, which no other user can open, to the kernel's user: no other owner exists there."""
+    """Return the message of a nameless file with the kernel's user as owner: no other owner exists there, and no other user can open it."""
     values = dict(zip(numbers, ids, strict=True))
     parts: list[Field] = [
         (n, wire, values.get(n, value)) for n, wire, value in criu_images.fields(message)
@@ -61,7 +61,7 @@ def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
 
 
 def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
-    """Return an entry that can be restored: a socket with our owner, a deleted file in a folder that we may write to."""
+    """Return an entry that can be restored: a socket with the kernel's owner, a deleted file in a writable folder."""
     entry = _edited(entry, _REG, lambda file: _reachable(file, ghosts))
     return _edited(
         entry,
@@ -71,7 +71,7 @@ def _file(entry: bytes, ids: Ids, ghosts: Mapping[int, int]) -> bytes:
 
 
 def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
-    """Return a deleted file with a name in a folder that we may write to.
+    """Return a deleted file with a name in a folder that is writable for the daemon.
 
     CRIU makes the file under that name, for all processes that had it open, and removes the name again.
     """
@@ -94,12 +94,12 @@ def _reachable(file: bytes, ghosts: Mapping[int, int]) -> bytes:
 
 
 def _without_owner(tty: bytes) -> bytes:
-    """Return a terminal without an owner, so that CRIU leaves it the one with which Linux makes it."""
+    """Return a terminal without an owner, so that CRIU keeps the owner that Linux sets."""
     return criu_images.encode([part for part in criu_images.fields(tty) if part[0] not in _TTY_IDS])
 
 
 def _groups(ids: Ids) -> list[int]:
-    """Return our supplementary groups as they are seen in the namespace, in their order."""
+    """Return the daemon's supplementary groups as they are seen in the namespace, in their order."""
     unmapped = int(Path("/proc/sys/kernel/overflowgid").read_text())
     return [ids.gid if group == os.getegid() else unmapped for group in os.getgroups()]
 

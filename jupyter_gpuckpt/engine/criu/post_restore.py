@@ -1,4 +1,4 @@
-"""Work at CRIU's `post-restore`: all memory is mapped, and the tasks wait in CRIU's own code with every signal blocked.
+"""Work at CRIU's `post-restore` stage, when all memory is mapped and the tasks wait in CRIU's own code with every signal blocked.
 
 Filling memory later would be too late: CRIU lets each task return to the program, and Linux may then write the frame of a signal
 handler onto its stack before the task stops. See man criu, `--action-script`.
@@ -34,7 +34,7 @@ class PostRestore:
         self._server.close()
 
     def end(self) -> None:
-        """Wait for the thread, which ends at once if CRIU has not come so far. May be called again."""
+        """Wait for the thread, which ends at once if CRIU has not reached post-restore. May be called again."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)  # it wakes accept
         self._thread.join()
@@ -51,4 +51,4 @@ class PostRestore:
                 self.error = error
             else:
                 with suppress(OSError):  # CRIU was killed; its exit status says so
-                    action_script.go_on(connection)
+                    action_script.let_continue(connection)

@@ -73,7 +73,7 @@ static void descriptor_path(int fd, char path[40]) {
     path[at] = 0;
 }
 
-/* What the descriptor stands for, as /proc has it; its length, 0 if that cannot be said. */
+/* Read the target of a descriptor from /proc; return its length, 0 if it cannot be read. */
 static long link_of(int fd, char *link, long room) {
     char path[40];
     descriptor_path(fd, path);
@@ -83,7 +83,7 @@ static long link_of(int fd, char *link, long room) {
     return length;
 }
 
-/* The pid in "/proc/PID/pagemap", which the descriptor stands for; 0 if it is something else. */
+/* Return PID if the descriptor's file is "/proc/PID/pagemap"; 0 for any other file. */
 static unsigned long pid_of(int fd) {
     char link[64];
     return link_of(fd, link, sizeof link) > 6 ? number(link + 6) : 0;
@@ -110,7 +110,7 @@ static long scan(int fd, struct scan *whole, unsigned long pid) {
         if (result < 0) return result;
         found += (unsigned long)result;
         at = part.walk_end;
-        if (at < stop) break; /* no room for more */
+        if (at < stop) break; /* the result buffer is full */
     }
     whole->walk_end = at;
     return (long)found;
@@ -132,7 +132,7 @@ int ioctl(int fd, unsigned long request, ...) {
     return (int)returned(result);
 }
 
-/* Where `text` begins in the first `length` bytes; 0 if it does not. */
+/* Return where `text` begins in the first `length` bytes; 0 if it is not there. */
 static char *find(char *data, long length, const char *text) {
     for (char *end = data + length; data < end; data++) {
         const char *wanted = text;

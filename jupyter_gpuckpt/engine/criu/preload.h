@@ -1,4 +1,4 @@
-/* What the parts of the library preloaded into CRIU share: it is linked without libc. */
+/* The functions that the parts of the library preloaded into CRIU share: it is linked without libc. */
 #include <sys/syscall.h>
 
 extern char **environ;
@@ -11,14 +11,14 @@ static inline long call(long number, long a, long b, long c, long d) {
     return result;
 }
 
-/* The result of a system call as libc has it: -1 and errno for an error. */
+/* Convert the result of a system call to libc's form: -1 and errno for an error. */
 static inline long returned(long result) {
     if (result >= 0) return result;
     *__errno_location() = (int)-result;
     return -1;
 }
 
-/* The value of an environment variable; `name` ends with "=". */
+/* Return the value of an environment variable; `name` ends with "=". */
 static inline const char *variable(const char *name) {
     for (char **entry = environ; entry && *entry; entry++) {
         const char *text = *entry, *wanted = name;
@@ -35,7 +35,7 @@ static inline int is_dump(void) {
     return known;
 }
 
-/* Read a file into `data`, as much of it as there is room for; how many bytes, or the error. */
+/* Read as much of a file into `data` as fits; return the number of bytes, or the negative error. */
 static inline long read_file(const char *path, void *data, unsigned long size) {
     unsigned long got = 0;
     long part, fd = call(SYS_open, (long)path, 02000000 /* O_CLOEXEC */, 0, 0);

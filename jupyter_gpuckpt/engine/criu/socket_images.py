@@ -1,8 +1,8 @@
-"""Sockets in CRIU's images, moved to other ports and names where theirs are in use, e.g. by the kernel from which it was branched.
+"""Sockets in CRIU's images, moved to other ports and names if theirs are in use, e.g. by the kernel from which this one was branched.
 
 CRIU restores listeners with SO_REUSEADDR and SO_REUSEPORT (criu/sk-inet.c) and removes a unix socket's file before it binds it
 anew (criu/sk-unix.c). So a second copy of a snapshot would be restored without an error, and share ports with the first or take
-over its names. This module finds such conflicts before.
+over its names. This module finds such conflicts before the restore.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import ThawFailed
-from ...host import lingering
+from ...host import ended_connections
 from ...model import SCRATCH
 from ...ports import HeldPorts
 from . import images as criu_images
@@ -34,7 +34,7 @@ _LISTEN = 10
 _MOST_PORT = 65535
 #: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
 _CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
-#: Folders of which a kernel has its own: sockets there do not conflict with others.
+#: Folders that are private to a kernel: sockets there do not conflict with others.
 _PRIVATE = ("/dev/shm/", f"{SCRATCH}/")  # noqa: S108 - the kernel's own
 
 
@@ -60,8 +60,8 @@ def move(files: Path, init_pid: int, ports: Mapping[int, int]) -> Moved:
     """
     entries, listeners = _read(files)
     moved = Moved()
-    # Ended connections of the saved tree occupy ports for a minute. They are removed all at once: a table of hundreds takes a while.
-    lingering.end({ports.get(port, port) for port, _, _ in listeners})
+    # Ended connections of the saved tree occupy ports for a minute. All are removed in one pass, because reading the table is slow.
+    ended_connections.remove({ports.get(port, port) for port, _, _ in listeners})
     for port, family, address in listeners:
         if port in moved.ports or not _is_taken(ports.get(port, port), family, address):
             continue
@@ -137,7 +137,7 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
             if state == _LISTEN and isinstance(name, bytes) and name.startswith(b"/"):
                 path = os.fsdecode(name.rstrip(b"\0"))
                 if "\0" in path:
-                    raise ValueError("the name of a socket goes on after its end")
+                    raise ValueError("the name of a socket continues after its end")
                 # A path with ".." could lead anywhere, and no folder is made for it.
                 if not path.startswith(private) and ".." not in path.split("/"):
                     found.append(path)
@@ -145,7 +145,7 @@ def listening_files(files: Path, *, private_shm: bool) -> list[str]:
 
 
 def names_in_use() -> set[str]:
-    """Return the paths of unix sockets that are bound in our network namespace (man proc_net_unix)."""
+    """Return the paths of unix sockets that are bound in this network namespace (man proc_net_unix)."""
     found = set()
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
@@ -169,7 +169,7 @@ def _edited(entry: bytes, ports: Mapping[int, int], namespace: int) -> bytes:
 
 def _with_ports(part: Field, ports: Mapping[int, int]) -> Field:
     number, wire, value = part
-    # Closed connections, too: CRIU binds their sockets to the former port.
+    # This applies to closed connections, too: CRIU binds their sockets to the former port.
     if number in {_SOURCE, _DESTINATION} and isinstance(value, int):
         return number, wire, ports.get(value, value)
     return part

@@ -1,7 +1,7 @@
 """Paths of the files and folders that a tree watches by inotify, for an unprivileged CRIU.
 
-Linux reports a watched file by its inode number; opening it by that needs a right over the whole machine. CRIU also accepts paths
-to try (`--irmap-scan-path`). They are searched for where programs watch files: in working directories, open folders, the user's
+Linux reports a watched file by its inode number; opening it by that needs a capability in the initial user namespace. CRIU also accepts
+paths to try (`--irmap-scan-path`). They are searched for where programs watch files: in working directories, open folders, the user's
 home and folders for temporary files, nearest first.
 """
 
@@ -23,8 +23,8 @@ _INOTIFY = "anon_inode:inotify"
 #: A watch in man proc_pid_fdinfo: both numbers are hexadecimal, the device in Linux's internal form.
 _WATCH = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
 _MINOR_BITS = 20
-#: Limits of the search: a home may have millions of files, or lie on a slow disk. The first counts only the time of a processor,
-#: of which a busy machine gives little.
+#: Limits of the search, because a home may have millions of files or lie on a slow disk: CPU seconds, seconds, files. The first
+#: is CPU time, which does not count waiting on a busy machine.
 _PROCESSOR_SECONDS, _SECONDS, _MOST = 1.0, 5.0, 100_000
 
 _File = tuple[int, int]
@@ -58,7 +58,7 @@ def _watched(pid: int) -> Iterator[_File]:
 
 
 def _near(tree: Tree, members: list[int], inodes: set[int]) -> Iterator[tuple[str, _File]]:
-    """Yield every file that may be one of these inodes, breadth first. Paths are the kernel's."""
+    """Yield every file that may have one of these inodes, breadth first. Paths are those of the kernel's mount namespace."""
     folders = deque(_begin(members))
     seen: set[_File] = set()
     while folders:
@@ -92,5 +92,5 @@ def _begin(members: list[int]) -> list[str]:
         if link.startswith("/")
     ]
     files = [os.path.dirname(link) for link in opened]
-    others = [tempfile.gettempdir(), "/dev/shm", os.path.expanduser("~")]  # noqa: S108 - looked at only
+    others = [tempfile.gettempdir(), "/dev/shm", os.path.expanduser("~")]  # noqa: S108 - only searched
     return list(dict.fromkeys([*working, *opened, *files, *map(os.path.dirname, working), *others]))

@@ -97,7 +97,7 @@ class ProcessState(Enum):
 
 
 def available() -> tuple[bool, str]:
-    """Return whether GPU checkpoints can work here, and if not the reason. Looked up once per process; never raises.
+    """Return whether GPU checkpoints can work here, and the reason if not. The result is cached per process; never raises.
 
     It calls cuInit, which Restore needs. cuInit makes no context, so it takes no GPU memory.
     """
@@ -111,7 +111,7 @@ def available() -> tuple[bool, str]:
 def is_cuda_process(pid: int) -> bool:
     """Return whether a process has a CUDA context of its own; one that only inherited GPU descriptors has none.
 
-    A checkpointed (parked) process has no descriptors, so the answer is False; ask `state`. GetState alone proves nothing: it
+    A checkpointed (parked) process has no descriptors, so the result is False; use `state`. GetState alone proves nothing: it
     succeeds for some forked children.
     """
     return holds_gpu(pid) and restore_thread(pid) is not None
@@ -124,9 +124,9 @@ def holds_gpu(pid: int) -> bool:
 
 
 def may_be_parked(pid: int) -> bool:
-    """Return whether a process has loaded the driver but holds no GPU: it is checkpointed, or never used one (ask `state`)."""
+    """Return whether a process has loaded the driver but holds no GPU: it is checkpointed, or never used one (see `state`)."""
     try:
-        # Searched as bytes, for speed: every save asks this of every process.
+        # The search is in bytes, for speed: every save does it for every process.
         maps = Path(f"/proc/{living_thread(pid)}/maps").read_bytes()
     except OSError:
         return False
@@ -155,10 +155,10 @@ def restore_thread(pid: int) -> int | None:
     return next((thread for thread in threads if processes.nspid(thread) == int(tid)), None)
 
 
-def refused_to_tell(pid: int) -> str:
-    """Return the name of the error if the driver will not say whether a process has a context of its own; empty if it does.
+def context_query_error(pid: int) -> str:
+    """Return the driver's error if it does not report whether a process has a context of its own; empty if it does.
 
-    For a process without one, or one that has ended, the error is another.
+    The error for a process without a context, or one that has ended, is an answer and not returned.
     """
     error, _ = _driver().cuCheckpointProcessGetRestoreThreadId(pid)
     return error.name if error.name in _UNTOLD else ""
@@ -211,14 +211,14 @@ def restore(pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
 
 
 def unlock(pid: int) -> None:
-    """Let the CUDA calls of a locked process go on. Raises CheckpointError."""
+    """Let the CUDA calls of a locked process continue. Raises CheckpointError."""
     _check(pid, "unlock", _driver().cuCheckpointProcessUnlock(pid, None))
 
 
 def bring_back(pid: int, gpu_map: Mapping[str, str] | None = None) -> ProcessState | None:
     """Restore a process if it is checkpointed, unlock it if it is locked; return the state in which it was found.
 
-    It serves every way out of a save, a refused Checkpoint included (measured: Unlock, not Restore, is right then), and recovery
+    It is used at every end of a save, after a refused Checkpoint (measured: Unlock, not Restore, is right then), and for recovery
     after a daemon was killed. A running process is left alone, and so is one that FAILED, which can only be killed. Raises
     CheckpointError.
     """

@@ -1,6 +1,6 @@
-"""The choice of GPUs to which memory returns: those where it was, or others of the same model that have room.
+"""The choice of GPUs to which memory is restored: those where it was, or others of the same model that have room.
 
-These are pure functions: the caller asks how much memory is free. The driver wants a pair for every GPU that it knows, also for one
+These are pure functions: the caller determines how much memory is free. The driver wants a pair for every GPU that it knows, also one
 that a process may not see (measured: one pair fewer is CUDA_ERROR_INVALID_VALUE, and the process stays as it was).
 """
 
@@ -28,7 +28,7 @@ class Placement(NamedTuple):
 
     @property
     def shortage(self) -> str:
-        """A sentence that says which room is missing; empty if there is enough."""
+        """A sentence with the memory that is missing; empty if there is enough."""
         if self.needed_bytes <= self.free_bytes:
             return ""
         return f"{self.needed_bytes >> 20} MB of GPU memory are needed, {self.free_bytes >> 20} MB are free."
@@ -107,11 +107,11 @@ def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
     if not devices:
         return None
     found: set[str] = set()
-    for word in (part.strip() for part in devices.split(",")):
-        if word.isdecimal() and int(word) < len(here):
-            found.add(here[int(word)].uuid)
+    for name in (part.strip() for part in devices.split(",")):
+        if name.isdecimal() and int(name) < len(here):
+            found.add(here[int(name)].uuid)
             continue
-        named = [gpu.uuid for gpu in here if word and gpu.uuid.startswith(word)]
+        named = [gpu.uuid for gpu in here if name and gpu.uuid.startswith(name)]
         if len(named) != 1:
             break
         found.add(named[0])

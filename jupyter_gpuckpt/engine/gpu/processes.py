@@ -1,4 +1,4 @@
-"""The GPU side of a freeze and of a thaw: every process of the tree that has a CUDA context.
+"""The GPU part of a freeze: every process of the tree that has a CUDA context.
 
 Covers: Lock, Checkpoint with the driver's staging memory in files, Restore, Unlock, releasing forked children.
 Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), what is refused
@@ -17,12 +17,14 @@ import msgspec
 from ... import decoding
 from ...errors import CheckpointError, FreezeFailed, GpuCkptError, ToolMissing
 from ...host import gpu, processes
-from ...model import SCRATCH, GpuProcess
+from ...model import GpuProcess
 from ...progress import Progress, Stage
 from ..tree.launch import pids
 from ..tree.tree import Tree, current
 from ..tree.user_threads import UserThreads
 from . import cuda, refusals, release
+from .lane import FILES, Lane
+from .lanes import Lanes
 from .placement import UNKNOWN, Placement, place, reserved, visible
 from .restore import (
     PATIENCE_SECONDS,
@@ -35,13 +37,13 @@ from .staging import FileStaging, StagingFile
 
 logger = logging.getLogger(__name__)
 
-DIRECTORY = f"{SCRATCH}/gpu"
-#: The file that lists how much each checkpointed process needs on which GPU, by its pid in the kernel's namespace.
+DIRECTORY = FILES
+#: The file with the bytes that each checkpointed process needs on each GPU, by its pid in the kernel's namespace.
 _NEEDS = "needs.json"
 
 
 class _TakenFromGpu(msgspec.Struct, frozen=True):
-    """The content of `needs.json`: bytes by GPU UUID, by process."""
+    """The content of `needs.json`: by process, bytes by GPU UUID."""
 
     needs: dict[int, dict[str, int]] = {}
 
@@ -59,17 +61,24 @@ class GpuProcesses:
         self._parked: set[int] = set()
         #: Bytes that each process needs, by GPU.
         self._needs: dict[int, dict[str, int]] = {}
+        self.lanes = Lanes(tree)
         #: The user's threads, held from before the first Checkpoint. The caller of `take` stops or releases them.
         self.threads = UserThreads()
 
     def take(
-        self, lock_seconds: float, *, parked: bool = False, peer_access_off: bool = False
+        self,
+        lock_seconds: float,
+        *,
+        parked: bool = False,
+        peer_access_off: bool = False,
+        stays: bool = False,
     ) -> None:
         """Lock and checkpoint every CUDA process, and take from forked children the descriptors and mappings they cannot use.
 
-        `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays as it is. Otherwise memory
+        `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked. Otherwise memory
         that an earlier save could not give back is given back first. After an error `give_back` undoes what was done. Without
-        a GPU nothing happens. Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored;
+        a GPU nothing happens. With `stays` memory of the lane may stay on the GPU, because it is given back soon; `copy_moments`
+        must follow then. Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored;
         `peer_access_off`: see `refusals.py`.
         """
         if parked:
@@ -83,25 +92,28 @@ class GpuProcesses:
         if not usable:
             raise ToolMissing(
                 f"The kernel uses a GPU, and GPU memory cannot be saved here: {reason}.",
-                hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` says what else is missing.",
+                hint="pip install 'jupyter_gpuckpt[gpu]'; `jupyter gpuckpt doctor` lists what else is missing.",
             )
         owners = [pid for pid in with_gpu if cuda.is_cuda_process(pid)]
         refusals.refuse(self._tree, owners, peer_access_off=peer_access_off)
         for pid in set(with_gpu) - set(owners):
-            refusals.refuse_untold(pid)
+            refusals.refuse_unknown(pid)
         with self._progress.stage(Stage.GPU_LOCK):
             for pid in owners:
+                self.lanes.close_gate(pid, lock_seconds)
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
-        # What began to use a second GPU meanwhile did so before its Lock: now nothing begins.
+        # Checked again after the Lock: a process may have begun to use a second GPU before it; from now on none can.
         refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
             self._note_needs()
+            for pid in owners:
+                self.lanes.empty(pid, lock_seconds, self._needs[pid], stays=stays)
             drivers = {pid: driver_thread(pid, FreezeFailed) for pid in owners}
             for pid, thread in drivers.items():
                 self.threads.hold(pid, thread)
-            # Two processes side by side take half of the time, on one GPU as well.
+            # Two processes in parallel take half the time, even on one GPU.
             side_by_side(lambda pid: self._checkpoint(pid, drivers[pid]), owners, held=self.threads)
             self._note_needs()
         with self._progress.stage(Stage.GPU_RELEASE):
@@ -131,38 +143,41 @@ class GpuProcesses:
             self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - TOLERANCE_BYTES)}
 
     def _note_needs(self) -> None:
-        """Write the needs for a daemon that finds the processes checkpointed: it must not restore them without room."""
-        needs = {processes.nspid(pid) or 0: needs for pid, needs in self._needs.items()}
+        """Write the needs for a later daemon that finds the processes checkpointed: it must not restore them without room."""
+        needs = {processes.nspid(pid) or 0: self._to_restore(pid) for pid in self._needs}
         path = self._needs_path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(_TakenFromGpu(needs)))
 
     def give_back(self, *, later: bool = False) -> None:
-        """Restore and unlock all processes that were taken. Their tasks must run: the driver works in a thread of the target.
+        """Restore and unlock all processes that `take` checkpointed. Their tasks must run: the driver uses a thread of the target.
 
         If one process cannot be restored, the others still are; the first error is raised at the end. If other programs took
         the GPU's memory meanwhile, another GPU of the same model is used, if the process may see it. Without room Restore is
         not tried, because the driver would lose the process: it stays checkpointed, its data in RAM, for the next call. With
         `later` the call neither waits nor raises; there must be another call.
         """
-        if not self._locked:
-            self.threads.release_all()
-            return
-        self.hold()
-        try:
-            self._give_back(later=later)
-        finally:
-            self.threads.release_all()
+        failed: dict[int, GpuCkptError] = {}
+        if self._locked:
+            self.hold()
+            try:
+                failed = self._restore(later=later)
+            finally:
+                self.threads.release_all()
+        self.threads.release_all()
+        failed |= self.lanes.settle(failed)
+        if failed and not later:
+            raise next(iter(failed.values()))
 
     def hold(self) -> None:
-        """Hold the user's threads of the processes that are to be given back, if they are not held yet; never raises."""
+        """Hold the user's threads of the processes that `give_back` will restore, unless they are held already; never raises."""
         for pid in self._locked:
             try:
                 self.threads.hold(pid, driver_thread(pid, FreezeFailed))
             except CheckpointError as error:
                 logger.warning("the threads of process %d are not held: %s", pid, error)
 
-    def _give_back(self, *, later: bool) -> None:
+    def _restore(self, *, later: bool) -> dict[int, GpuCkptError]:
         waiting, self._locked = self._locked[::-1], []
         failed: dict[int, GpuCkptError] = {}
         with self._progress.stage(Stage.GPU_RESTORE, undo=True):
@@ -190,13 +205,17 @@ class GpuProcesses:
         self._locked = [
             pid for pid in reversed(waiting) if pid in failed and (later or pid not in fitting)
         ]
-        if failed and not later:
-            raise next(failed[pid] for pid in waiting if pid in failed)
+        return {pid: failed[pid] for pid in waiting if pid in failed}
 
     def _needs_now(self, pid: int) -> dict[str, int]:
         # A process whose Checkpoint was refused still has its memory on the GPU, and only needs to be unlocked.
         taken = cuda.state(pid) is cuda.ProcessState.CHECKPOINTED
-        return self._needs.get(pid, {}) if taken else {}
+        return self._to_restore(pid) if taken else {}
+
+    def _to_restore(self, pid: int) -> dict[str, int]:
+        """Return the bytes that Restore takes on each GPU: what was handed over is still there."""
+        needs, handed = self._needs.get(pid, {}), self.lanes.handed_bytes(pid)
+        return {uuid: max(0, size - handed) for uuid, size in needs.items()} if handed else needs
 
     def _place(self, pid: int, free: Mapping[str, int]) -> Placement:
         needs, here = self._needs_now(pid), gpu.gpus()
@@ -223,7 +242,10 @@ class GpuProcesses:
         noted = self._noted_needs()
         for pid in self._checkpointed():
             mapped = {current(area.path) for area in processes.maps(pid)}
-            paths = {path for path in mapped if DIRECTORY in path}
+            paths = {path for path in mapped if path.startswith(f"{DIRECTORY}/")}
+            lane = Lane(self._tree, pid)
+            if lane.file:
+                paths.add(lane.file_path)
             files = [StagingFile(path, self._tree.inside(path).stat().st_size) for path in paths]
             self._staged[pid] = sorted(files)
             self._bytes[pid] = sum(file.length for file in files)
@@ -235,10 +257,11 @@ class GpuProcesses:
         if parked := self._checkpointed():
             self._needs |= self._parked_needs(parked)
             self._locked += parked
+            self.lanes.find(parked)
             self.give_back()
 
     def parked_room(self) -> Placement:
-        """Return where the parked memory would go now; with several processes, the placement that lacks most."""
+        """Return where the parked memory would go now; with several processes, the placement with the largest shortage."""
         self._needs |= self._parked_needs(self._checkpointed())
         free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
         for pid, needs in self._needs.items():
@@ -260,9 +283,10 @@ class GpuProcesses:
     def recover(self) -> bool:
         """Give back what another daemon left locked or checkpointed; return whether nothing is left to do.
 
-        It waits for nothing. What fails is logged; the next save tries it again.
+        It does not wait. Errors are logged; the next save tries again.
         """
         with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
+        self.lanes.find(with_driver)
         states = {pid: cuda.state(pid) for pid in with_driver}
         checkpointed = [p for p in states if states[p] is cuda.ProcessState.CHECKPOINTED]
         self._needs |= self._parked_needs(checkpointed)
@@ -270,11 +294,12 @@ class GpuProcesses:
             p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
         ]
         self.give_back(later=True)
-        done = not self._locked
+        self.lanes.drop_moments(with_driver)
+        done = not self._locked and not self.lanes.waiting
         for pid in set(with_driver) - set(self._locked):
             try:
-                # An interrupted staging may have left a file open or mapped; the driver itself uses none any more.
-                release.release(pid, devices=DIRECTORY)
+                # An interrupted staging may have left a file open or mapped; the driver no longer uses one.
+                release.release(pid, devices=f"{DIRECTORY}/")
             except GpuCkptError:
                 logger.exception("process %d keeps a file of its GPU memory open", pid)
                 done = False
@@ -298,9 +323,10 @@ class GpuProcesses:
             return {}
 
     def drop_files(self) -> None:
-        """Remove the staging files; the driver has unmapped them by then."""
-        for pid, files in self._staged.items():
-            for file in files if pid not in self._parked else ():
+        """Remove the staging files; the driver has unmapped them by then. What was handed over, and given back, is dropped."""
+        self.lanes.drop_moments()
+        for pid, files in self._all_files().items():
+            for file in files if pid not in self._parked and pid not in self.lanes.waiting else ():
                 with suppress(OSError):
                     self._tree.inside(file.path).unlink(missing_ok=True)
 
@@ -310,25 +336,32 @@ class GpuProcesses:
             GpuProcess(
                 processes.nspid(pid) or 0,
                 [file.path for file in files],
-                self._bytes[pid],
+                self._bytes[pid] + sum(file.length for file in self.lanes.files.get(pid, [])),
                 self._needs[pid],
             )
-            for pid, files in self._staged.items()
+            for pid, files in self._all_files().items()
         ]
 
     def files(self) -> dict[str, Path]:
         """Return the path of each staging file, as seen from here, by the name of its stream."""
         return {
             f"gpu{file.path}": self._tree.inside(file.path)
-            for files in self._staged.values()
+            for files in self._all_files().values()
             for file in files
         }
+
+    def _all_files(self) -> dict[int, list[StagingFile]]:
+        """Return the files of the driver and of the lane, by process."""
+        lanes = self.lanes.files
+        return {pid: files + lanes.get(pid, []) for pid, files in self._staged.items()}
 
 
 def _staged_bytes(pid: int) -> int:
     """Return how many bytes a parked process needs on the GPU."""
     staged = (
-        area.end - area.start for area in processes.maps(pid) if DIRECTORY in current(area.path)
+        area.end - area.start
+        for area in processes.maps(pid)
+        if current(area.path).startswith(f"{DIRECTORY}/")
     )
     return max(0, sum(staged) - TOLERANCE_BYTES)
 

@@ -1,4 +1,4 @@
-"""Refusals of CUDA processes that the driver cannot checkpoint, or could checkpoint but not restore; found before it is tried.
+"""Refusals of CUDA processes that the driver cannot checkpoint, or could checkpoint but not restore.
 
 Managed memory is not among them: only the driver sees it, refuses the Checkpoint by itself, and Unlock is enough then.
 """
@@ -18,7 +18,7 @@ from .release import DEVICES
 #: The file of a CUDA process that shares memory (cuIpcGetMemHandle): the number is its pid in its own namespace.
 _SHARED = re.compile(r"/cuda\.shm\.[0-9a-f]+\.([0-9a-f]+)\.[0-9a-f]+")
 
-#: The libraries that JAX has its GPU code in.
+#: The libraries with JAX's GPU code.
 _JAX = re.compile(r"/(xla_cuda_plugin|xla_extension|libjax_common)\b[^/]*\.so")
 
 
@@ -72,30 +72,30 @@ def refuse_several(tree: Tree, cuda_pids: Sequence[int], *, peer_access_off: boo
         if not used and not gpu.names_every_context():
             raise _refusal(
                 pid,
-                "has several GPUs open, and the driver does not tell here on which of them it has contexts; if it has"
+                "has several GPUs open, and the driver does not report here on which of them it has contexts; if it has"
                 " them on several, with peer access between them, the driver could not bring it back.",
                 "In a notebook save when no cell runs: peer access is switched off meanwhile. For other processes of the"
                 " kernel give the container one GPU, or the machine's PID namespace (--pid=host).",
             )
 
 
-def refuse_untold(pid: int) -> None:
-    """Raise KernelNotCheckpointable for a process of which the driver does not say whether it has a context.
+def refuse_unknown(pid: int) -> None:
+    """Raise KernelNotCheckpointable if the driver does not report whether a process has a context.
 
-    It must not be taken for one without, whose GPU devices are closed.
+    Such a process must not be treated as one without a context, whose GPU devices are closed.
     """
-    if error := cuda.refused_to_tell(pid):
+    if error := cuda.context_query_error(pid):
         raise _refusal(
             pid,
-            f"has GPUs open, and the driver does not tell whether it uses CUDA ({error}).",
+            f"has GPUs open, and the driver does not report whether it uses CUDA ({error}).",
             "End it, then try again.",
         )
 
 
 def refuse_to_park(cuda_pids: Sequence[int]) -> None:
-    """Raise KernelNotCheckpointable for the first of `cuda_pids` with threads that use memory shared with the GPU by themselves.
+    """Raise KernelNotCheckpointable for the first of `cuda_pids` whose own threads read memory that is shared with the GPU.
 
-    A parked process runs, and has no such memory. A thread of JAX's looks into it every five seconds, and dies of that.
+    A parked process runs without that memory. A thread of JAX reads it every five seconds and dies of SIGSEGV.
     """
     for pid in cuda_pids:
         if any(_JAX.search(area.path) for area in processes.maps(pid)):
@@ -109,7 +109,7 @@ def refuse_to_park(cuda_pids: Sequence[int]) -> None:
 def refuse_leftovers(pid: int) -> None:
     """Raise KernelNotCheckpointable for a process that still has GPU devices open or mapped after its Checkpoint.
 
-    CRIU could not save it. The driver has closed what CUDA had open, so another library opened these.
+    CRIU could not save such a process. The driver has closed CUDA's devices, so another library opened these.
     """
     left = {path for path in processes.descriptors(pid).values() if path.startswith(DEVICES)}
     left |= {area.path for area in processes.maps(pid) if area.path.startswith(DEVICES)}
@@ -117,7 +117,7 @@ def refuse_leftovers(pid: int) -> None:
         raise _refusal(
             pid,
             f"has {', '.join(sorted(left))} open by another library than CUDA (hwloc does it when mpi4py is imported).",
-            # Measured with Open MPI 4.1.6: with this setting nothing is left open.
+            # Measured with Open MPI 4.1.6: with this setting no device stays open.
             "For hwloc, restart the kernel with HWLOC_COMPONENTS=-cuda,-nvml,-opencl,-gl in its environment.",
         )
 

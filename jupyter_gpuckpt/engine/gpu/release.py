@@ -35,14 +35,14 @@ def release(pid: int, *, devices: str = DEVICES) -> Released:
     tid = living_thread(pid)
     if not _descriptors(tid, devices) and not _mappings(tid, devices):
         return Released(0, 0)
-    with ThreadsHeld(pid, way_home=True) as held:
+    with ThreadsHeld(pid, return_frame=True) as held:
         if not held.tids:
             return Released(0, 0)  # it ended
         return _release(held.tracee(), devices)
 
 
 def _release(tracee: Tracee, devices: str) -> Released:
-    """Release the files of a process that stands still; the lists are read now, because only now they cannot change."""
+    """Release the files of a held process; the lists are read only now, when they cannot change."""
     mappings, descriptors = _mappings(tracee.tid, devices), _descriptors(tracee.tid, devices)
     try:
         for start, end in mappings:

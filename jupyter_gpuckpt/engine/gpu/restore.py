@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 
 from ...errors import CheckpointError, ThawFailed
@@ -23,13 +23,16 @@ from ..tree.launch import pids
 from ..tree.tree import Tree
 from ..tree.user_threads import UserThreads
 from . import cuda
+from .lane import Lane
 from .placement import UNKNOWN, Placement, place, together
 
-#: How long to wait until other programs free memory on the GPU.
+#: How long to wait for other programs to free GPU memory.
 PATIENCE_SECONDS = 30.0
-#: Staging files are larger than the memory that is needed on the GPU, by less than this.
+#: The most bytes by which staging files are larger than the memory that is needed on the GPU.
 TOLERANCE_BYTES = 256 << 20
 _LOOK_SECONDS = 0.1
+#: The time after which a lane that has not got its memory is assumed to wait for a held thread.
+_LANE_SECONDS = 10.0
 
 
 def restore(
@@ -61,16 +64,34 @@ def restore(
         cuda.unlock(pid)
         progress.advance(sizes[pid])
 
+    lanes = {pid: lane for pid in sizes if (lane := Lane(tree, pid)).is_there}
     with ExitStack() as held, progress.stage(Stage.GPU_RESTORE, sum(sizes.values())):
         for pid in sizes:
             # If the daemon dies now, so does the process (EXITKILL): its code must not run before its GPU memory is restored.
-            thread = driver_thread(pid, ThawFailed)
-            held.enter_context(ThreadsHeld(pid, thread, options=ptrace.EXITKILL))
+            working = [driver_thread(pid, ThawFailed)]
+            if pid in lanes and (thread := lanes[pid].thread) is not None:
+                working.append(thread)
+            held.enter_context(ThreadsHeld(pid, *working, options=ptrace.EXITKILL))
             os.kill(pid, signal.SIGCONT)
         side_by_side(bring_back, sizes)
+        _fill_lanes(tree, lanes, held)
     for record in records:
         for path in record.staging:
             tree.inside(path).unlink(missing_ok=True)
+
+
+def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
+    """Give the lanes their memory from their files, and open their gates.
+
+    A held thread may own a lock (of malloc) that a lane needs. After some seconds the threads are released, then: as long as its
+    gate is closed none of them can use the GPU.
+    """
+    with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
+        filled = [pool.submit(lane.settle) for lane in lanes.values()]
+        if wait(filled, timeout=_LANE_SECONDS).not_done:
+            held.close()
+        for each in filled:
+            each.result()
 
 
 def placement_of(
@@ -100,7 +121,7 @@ def when_there_is_room(look: Callable[[], Placement], patience: float) -> Placem
 def side_by_side(
     work: Callable[[int], None], items: Iterable[int], *, held: UserThreads | None = None
 ) -> None:
-    """Do work for all items at once, each in a thread; raise the first error when all have ended. `held`: see `UserThreads`."""
+    """Do `work` for all items in parallel, each in a thread; raise the first error when all have ended. `held`: see `UserThreads`."""
     waiting = list(items)
     with ThreadPoolExecutor(max(1, len(waiting)), "gpu") as pool:
         begun = [pool.submit(work, item) for item in waiting]
@@ -111,7 +132,7 @@ def side_by_side(
 
 
 def driver_thread(pid: int, error: type[CheckpointError]) -> int:
-    """Return the thread in which the driver works; if it were held like the others, the driver would wait for ever."""
+    """Return the thread in which the driver works; it must not be held, or the driver would wait forever."""
     thread = cuda.restore_thread(pid)
     if thread is None:
         raise error(

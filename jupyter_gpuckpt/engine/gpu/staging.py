@@ -9,7 +9,7 @@ call is half of the checkpoint. We trace that one thread meanwhile:
 
 * at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. If the
   tmpfs is too small this must fail now: later it would be a SIGBUS in the driver. If anything fails, the call goes on unchanged;
-* else Linux is told to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
+* else Linux is made to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
   injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory;
 * several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults,
   one after the other, would take longer than its copying.
@@ -28,8 +28,9 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -53,11 +54,11 @@ _MADV_POPULATE_WRITE = 23  # Linux 5.14
 _HUGE_PAGE = 2 << 20
 #: The mode of the files; CRIU compares it at a restore.
 STAGING_MODE = 0o600
-#: How much one thread zeroes at a time; other threads of ours cannot map memory meanwhile.
+#: The bytes that one thread zeroes at a time; the daemon's other threads cannot map memory meanwhile.
 _PIECE = 16 << 20
-#: Four keep ahead of the driver; more only take processors from it.
+#: Four threads keep ahead of the driver; more only take CPU time from it.
 _ZEROING_THREADS = 4
-#: How many calls of the driver's thread are traced until its first mmap, and after each mmap for another one.
+#: The number of calls of the driver's thread that are traced until its first mmap, and after each mmap for another one.
 _CALLS_BEFORE, _CALLS_AFTER = 20_000, 200
 _LOOKS = 50
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 10e-6, 500e-6
@@ -72,7 +73,7 @@ class StagingFile(NamedTuple):
 
 
 class _Replaced(NamedTuple):
-    """An mmap that Linux was told to skip: its six arguments and the file that replaces its memory."""
+    """A skipped mmap call: its six arguments and the file that replaces its memory."""
 
     arguments: tuple[int, ...]
     file: StagingFile
@@ -116,7 +117,7 @@ class FileStaging:
             self.discard()
         elif self._thread.is_alive():
             raise FreezeFailed(
-                "The CUDA driver's thread in the kernel could not be let go.",
+                "The CUDA driver's thread in the kernel could not be released.",
                 hint="The kernel's GPU work seems to hang; interrupt it and try again.",
                 details=f"process {self._pid}, thread {self._tid}",
             )
@@ -127,7 +128,7 @@ class FileStaging:
             self._unlink(self.files.pop())
 
     def _trace(self) -> None:
-        tracee = Tracee(self._pid, self._tid, way_home=True)
+        tracee = Tracee(self._pid, self._tid, return_frame=True)
         try:
             tracee.attach()
         except OSError as error:
@@ -141,11 +142,11 @@ class FileStaging:
         finally:
             try:
                 tracee.detach()
-            except OSError:  # it is let go when this thread ends
-                logger.exception("thread %d could not be let go properly", self._tid)
+            except OSError:  # Linux detaches it when this thread ends
+                logger.exception("thread %d could not be detached properly", self._tid)
 
     def _serve(self, tracee: Tracee) -> None:
-        """Follow the thread from call to call until enough calls were seen or the block is left; it stands still on return."""
+        """Trace the thread's calls until enough were seen or the block is left; the thread is stopped on return."""
         replaced: _Replaced | None = None
         calls_left = _CALLS_BEFORE
         tracee.restart(ptrace.SYSCALL)
@@ -174,7 +175,7 @@ class FileStaging:
         A blocking waitpid could not be woken when the block is left: PTRACE_INTERRUPT has to come from this very thread, a
         pidfd reports exits only, and SIGCHLD goes to the daemon's main thread. So this polls: at first without a pause, which
         serves a burst of short calls and keeps the GIL, then with pauses of a tenth of the time that the call has taken, so
-        that a copy of seconds costs hardly any processor time.
+        that a copy of seconds costs hardly any CPU time.
         """
         began, looks, asked = time.monotonic(), 0, False
         while (stop := tracee.poll()) is None:
@@ -189,7 +190,7 @@ class FileStaging:
         return stop
 
     def _skip(self, tracee: Tracee, arguments: tuple[int, ...]) -> _Replaced | None:
-        """Make the file and let Linux skip the call; return None where the call is left as it is."""
+        """Make the file and let Linux skip the call; return None if the call is left unchanged."""
         try:
             file = self._make(arguments[1])
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
@@ -236,51 +237,22 @@ class FileStaging:
         except OSError:
             tracee.syscall(_NR_MUNMAP, address, length)
             raise
-        with suppress(OSError):  # a kernel without huge pages: slower, but right
+        with suppress(OSError):  # without huge pages it is slower, but correct
             tracee.syscall(_NR_MADVISE, address, length, _MADV_HUGEPAGE)
         return address
 
     def _make(self, length: int) -> StagingFile:
         """Make a new file of at least `length` bytes, all of them allocated."""
-        whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         prefix = f"{self._directory}/gpu-{processes.nspid(self._pid)}"
         for number in itertools.count():
-            file = StagingFile(f"{prefix}-{number}", whole)
+            path = f"{prefix}-{number}"
             try:
-                fd = os.open(self._outside(file), flags, STAGING_MODE)
+                file, fd = _create(self._tree, self._pid, path, length, self._zeroing)
             except FileExistsError:  # of an earlier call or generation
                 continue
-            break
-        try:
-            owner = Path(f"/proc/{self._pid}").stat()
-            os.fchown(fd, owner.st_uid, owner.st_gid)
-            os.fchmod(fd, STAGING_MODE)
-            # The size first: a tmpfs gives huge pages only below it (mm/shmem.c, huge=within_size).
-            os.ftruncate(fd, whole)
-            os.posix_fallocate(fd, 0, whole)
-            self._zero(fd, whole)
-        except BaseException:
-            self._unlink(file)
-            raise
-        finally:
             os.close(fd)
-        return file
-
-    def _zero(self, fd: int, length: int) -> None:
-        """Start threads that zero the pages, in the order in which the driver will write to them.
-
-        Allocated pages are zeroed at their first use (mm/shmem.c). If no thread can be started, the driver's page faults do it.
-        """
-        mapped = mmap.mmap(fd, length)
-        first = ctypes.c_char.from_buffer(mapped)  # it keeps the mapping while threads use it
-
-        def zero(at: int) -> None:
-            size = min(_PIECE, length - at)
-            _libc().madvise(ctypes.addressof(first) + at, size, _MADV_POPULATE_WRITE)
-
-        for at in range(0, length, _PIECE):
-            self._zeroing.submit(zero, at)
+            return file
+        raise AssertionError("unreachable")
 
     def _outside(self, file: StagingFile) -> Path:
         return self._tree.inside(file.path)
@@ -288,6 +260,71 @@ class FileStaging:
     def _unlink(self, file: StagingFile) -> None:
         with suppress(OSError):
             self._outside(file).unlink()
+
+
+@contextmanager
+def allocated(tree: Tree, pid: int, path: str, length: int) -> Iterator[tuple[StagingFile, int]]:
+    """Create a file for GPU memory of a process that is copied by somebody else; yield it and its descriptor.
+
+    Its pages are zeroed by threads while the copy goes on. An exception in the block removes it. Raises FreezeFailed without room.
+    """
+    with ThreadPoolExecutor(_ZEROING_THREADS, "staging") as zeroing:
+        try:
+            file, fd = _create(tree, pid, path, length, zeroing)
+        except OSError as error:
+            raise FreezeFailed(
+                "There is no room in memory for a copy of the kernel's GPU memory.",
+                hint="Free memory, or end other kernels, and try again.",
+                details=f"{length} bytes for process {pid}: {error}",
+            ) from error
+        try:
+            yield file, fd
+        except BaseException:
+            zeroing.shutdown(cancel_futures=True)
+            with suppress(OSError):
+                tree.inside(path).unlink()
+            raise
+        finally:
+            os.close(fd)
+
+
+def _create(
+    tree: Tree, pid: int, path: str, length: int, zeroing: ThreadPoolExecutor
+) -> tuple[StagingFile, int]:
+    """Create a file of at least `length` bytes, all allocated, owned by the process's user; return it and its descriptor."""
+    whole = -(-length // _HUGE_PAGE) * _HUGE_PAGE
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(tree.inside(path), flags, STAGING_MODE)
+    try:
+        owner = Path(f"/proc/{pid}").stat()
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+        os.fchmod(fd, STAGING_MODE)
+        # The size is set first: a tmpfs allocates huge pages only below it (mm/shmem.c, huge=within_size).
+        os.ftruncate(fd, whole)
+        os.posix_fallocate(fd, 0, whole)
+        _zero(fd, whole, zeroing)
+    except BaseException:
+        os.close(fd)
+        with suppress(OSError):
+            tree.inside(path).unlink()
+        raise
+    return StagingFile(path, whole), fd
+
+
+def _zero(fd: int, length: int, zeroing: ThreadPoolExecutor) -> None:
+    """Let threads zero the pages, in the order in which the driver will write to them.
+
+    Allocated pages are zeroed at their first use (mm/shmem.c). If no thread can be started, the driver's page faults do it.
+    """
+    mapped = mmap.mmap(fd, length)
+    first = ctypes.c_char.from_buffer(mapped)  # it keeps the mapping while threads use it
+
+    def zero(at: int) -> None:
+        size = min(_PIECE, length - at)
+        _libc().madvise(ctypes.addressof(first) + at, size, _MADV_POPULATE_WRITE)
+
+    for at in range(0, length, _PIECE):
+        zeroing.submit(zero, at)
 
 
 @cache

@@ -29,16 +29,16 @@ EVENT_CLONE, EVENT_STOP = 3, 128
 # PTRACE_GET_SYSCALL_INFO's `op`.
 SYSCALL_ENTRY, SYSCALL_EXIT = 1, 2
 
-#: Waits for threads, too (man waitpid, __WALL).
+#: The option of waitpid to wait for threads, too (man waitpid, __WALL).
 WALL = 0x40000000
 _SIGSET_BYTES = 8
 _SPINS = 200
 _NT_X86_XSTATE = 0x202
-#: Enough for AMX (man 2 ptrace: the kernel says how much it filled).
+#: A buffer size that suffices for AMX (man 2 ptrace: Linux returns the size that it filled).
 _XSTATE_BYTES = 16384
 
 
-#: In the kernel's order.
+#: The registers of `struct user_regs_struct`, in its order.
 _REGISTERS = (
     "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss "
     "fs_base gs_base ds es fs gs"
@@ -118,7 +118,7 @@ class Kind(Enum):
 
 
 class Stop(NamedTuple):
-    """A result of waitpid. `signal` and `event` are 0 where they mean nothing."""
+    """A result of waitpid. `signal` and `event` are 0 where they do not apply."""
 
     kind: Kind
     signal: int = 0
@@ -157,7 +157,7 @@ def registers(tid: int) -> Registers:
 
 
 def set_registers(tid: int, values: Registers) -> None:
-    """Set the general registers with which the tracee will go on."""
+    """Set the general registers with which the tracee will continue."""
     request(SETREGS, tid, data=values)
 
 
@@ -170,13 +170,13 @@ def extended_registers(tid: int) -> bytes:
 
 
 def set_extended_registers(tid: int, values: bytes) -> None:
-    """Set the floating-point and vector registers with which the tracee will go on."""
+    """Set the floating-point and vector registers with which the tracee will continue."""
     buffer = ctypes.create_string_buffer(values, len(values))
     request(SETREGSET, tid, _NT_X86_XSTATE, _Area(ctypes.addressof(buffer), len(buffer)))
 
 
 def signal_mask(tid: int) -> int:
-    """Return the blocked signals, bit n-1 for signal n; in sigsuspend or ppoll those that will be blocked after the call."""
+    """Return the mask of blocked signals, bit n-1 for signal n; in sigsuspend or ppoll the mask after the call."""
     mask = ctypes.c_ulonglong()
     request(GETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(mask))
     return mask.value
@@ -189,14 +189,14 @@ def set_signal_mask(tid: int, mask: int) -> None:
 
 
 def event_message(tid: int) -> int:
-    """Return the message of the event for which a tracee stopped: after EVENT_CLONE the new thread's id, as seen from here."""
+    """Return the message of a tracee's ptrace event: after EVENT_CLONE, the new thread's id in our PID namespace."""
     message = ctypes.c_ulong()
     request(GETEVENTMSG, tid, None, ctypes.addressof(message))
     return message.value
 
 
 def syscall_stop(tid: int) -> SyscallStop:
-    """Return where the tracee stands in a system call: its wait status does not tell an entry from an exit."""
+    """Return the system call at which a tracee stopped, and whether at its entry or exit, which its wait status does not tell."""
     info = _SyscallInfo()
     request(GET_SYSCALL_INFO, tid, ctypes.sizeof(info), ctypes.addressof(info))
     number, *arguments = info.numbers

@@ -12,7 +12,7 @@ from ...host.processes import Mapping
 
 #: The machine code of the instruction `syscall`.
 SYSCALL = b"\x0f\x05"
-#: How much code is searched at a time: a CUDA library has gigabytes.
+#: The bytes of code that are searched at a time: a CUDA library has gigabytes.
 _PIECE = 4 << 20
 
 
@@ -23,7 +23,7 @@ def read(tid: int, address: int, length: int) -> bytes:
 
 
 def write(tid: int, address: int, data: bytes) -> None:
-    """Overwrite bytes of a task's memory, in read-only mappings, too. Raises OSError where nothing is mapped."""
+    """Overwrite bytes of a task's memory, even in read-only mappings. Raises OSError where nothing is mapped."""
     with _memory(tid, os.O_RDWR) as memory:
         if os.pwrite(memory, data, address) != len(data):
             raise OSError(errno.EFAULT, f"not all at {address:#x} is mapped")
@@ -38,7 +38,7 @@ def syscall_instruction(tid: int) -> int:
 
 
 def find_code(tid: int, sequences: Sequence[bytes], *, first: Callable[[Mapping], bool]) -> int:
-    """Return the address of one of these byte sequences in executable memory, searching areas with `first` first; 0 if none."""
+    """Return the address of one of these byte sequences in executable memory, 0 if none; areas that satisfy `first` are searched first."""
     areas = [area for area in processes.maps(tid) if area.perms[2:3] == "x"]
     areas.sort(key=lambda area: not first(area))
     overlap = max(map(len, sequences)) - 1

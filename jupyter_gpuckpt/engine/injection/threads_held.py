@@ -1,4 +1,4 @@
-"""Holding all threads of a process but one: the CUDA driver restores in that one while no code of the user runs."""
+"""A hold on the threads of a process, except those in which the CUDA driver and the lane library work while no user code runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _ROUNDS = 1000
 
 
 class ThreadsHeld:
-    """A hold on every thread of `pid` but `except_tid` (None: all of them), while the `with` block lasts.
+    """A hold on every thread of `pid` but `except_tids`, while the `with` block lasts.
 
     A process in state T may get SIGCONT meanwhile: the held threads stay where they are (a traced task does not see it),
-    the other one runs, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
-    the block is entered are held, too, but not threads that `except_tid` makes later; threads that end are forgotten. Not
+    the others run, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
+    the block is entered are held, too, but not threads that `except_tids` make later; threads that end are forgotten. Not
     thread-safe: the block is entered and left in one thread (`Tracee` asserts it). If that thread ends in between, Linux
-    releases all. `options` and `way_home`: as in `Tracee`.
+    releases all. `options` and `return_frame`: as in `Tracee`.
 
     Raises CheckpointError when a thread cannot be stopped (another tracer has it, a right is missing, it is stuck in a device);
     those that were stopped are released.
@@ -28,14 +28,13 @@ class ThreadsHeld:
     def __init__(
         self,
         pid: int,
-        except_tid: int | None = None,
-        *,
+        *except_tids: int,
         options: int = 0,
-        way_home: bool = False,
+        return_frame: bool = False,
     ) -> None:
         self.pid = pid
-        self._except_tid = except_tid
-        self._options, self._way_home = options, way_home
+        self._except_tids = except_tids
+        self._options, self._return_frame = options, return_frame
         self._held: dict[int, Tracee] = {}
 
     def __enter__(self) -> Self:
@@ -71,19 +70,21 @@ class ThreadsHeld:
         with ExitStack() as all_of_them:
             while self._held:
                 _, tracee = self._held.popitem()
-                # Not waiting for state T: after a SIGCONT it never comes.
+                # It does not wait for state T, which never comes after a SIGCONT.
                 all_of_them.callback(tracee.detach, wait=False)
 
     def _hold_all(self) -> None:
         """Hold threads until no new one is found: a thread may have made another one before it was held."""
         gone: set[int] = set()
         for _ in range(_ROUNDS):
-            known = {*self._held, *gone, self._except_tid}
+            known = {*self._held, *gone, *self._except_tids}
             new = [tid for tid in processes.threads(self.pid) if tid not in known]
             if not new:
                 return
             for tid in new:
-                tracee = Tracee(self.pid, tid, options=self._options, way_home=self._way_home)
+                tracee = Tracee(
+                    self.pid, tid, options=self._options, return_frame=self._return_frame
+                )
                 try:
                     tracee.attach()
                 except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""The one injector: system calls executed in a thread of another process, which does not notice them (x86-64).
+"""Injection of system calls into a thread of another process, which does not notice them (x86-64).
 
 Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back.
 Does not cover: what the calls are for (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), what happens to the thread if the
-tracer dies (`way_home`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
+tracer dies (`return_frame`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
 
 How a call is injected, and why so:
 
@@ -33,9 +33,9 @@ from typing import Self
 import msgspec
 
 from ...host import processes
-from . import ptrace, task_memory, way_home
+from . import ptrace, return_frame, task_memory
 from .ptrace import Kind, Registers, Stop
-from .way_home import WayHome
+from .return_frame import ReturnFrame
 
 ALL_SIGNALS = (1 << 64) - 1
 _ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
@@ -43,7 +43,7 @@ _NO_CALL = (1 << 64) - 1  # orig_rax of a thread that is in no system call
 _MARK = 0x7470_6B63_7570_67A5
 _CS_64_BIT = 0x33
 _RED_ZONE = 128
-#: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): interrupted, to be tried again.
+#: ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h): results of interrupted calls.
 _BROKEN_OFF = (-512, -513, -514, -516)
 _TRIES = 100
 _STOP_SECONDS = 10.0
@@ -80,24 +80,24 @@ _TRAPPED = Stop(Kind.TRAP)
 
 
 class Tracee:
-    """One thread of a process, stopped and controlled by us between `attach` and `detach` (or in a `with` block).
+    """One thread of a process, stopped and controlled by this process between `attach` and `detach` (or in a `with` block).
 
     `options` are added to PTRACE_O_TRACESYSGOOD. `events` collects (event, message) of the events that they ask for.
-    `way_home`: if this process dies, the thread goes on by itself (`way_home.py`); this overwrites some kilobytes below its
-    stack meanwhile. A stopped process (T) needs no way home, because its registers can be put back from a record.
+    `return_frame`: if this process dies, the thread continues by itself (`return_frame.py`); until then some kilobytes below its
+    stack are overwritten. A stopped process (T) needs none, because its registers can be put back from a record.
     All methods must be called in the thread that attached: Linux refuses others.
     """
 
     def __init__(
-        self, pid: int, tid: int | None = None, *, options: int = 0, way_home: bool = False
+        self, pid: int, tid: int | None = None, *, options: int = 0, return_frame: bool = False
     ) -> None:
         self.pid, self.tid = pid, pid if tid is None else tid
         self.events: list[tuple[int, int]] = []
         #: The last stop; RUNNING from `restart` on.
         self.stop = RUNNING
         self._options = options | ptrace.TRACESYSGOOD
-        self._wants_home = way_home
-        self._home: WayHome | None = None
+        self._wants_return_frame = return_frame
+        self._return_frame: ReturnFrame | None = None
         self._owner = 0
         self._attached = self._was_stopped = self._skipped = False
         self._original: Registers | None = None
@@ -121,8 +121,8 @@ class Tracee:
     def attach(self) -> None:
         """Stop the thread (PTRACE_SEIZE + INTERRUPT), whatever it does.
 
-        Raises ProcessLookupError when it has ended (also for a zombie), PermissionError when we may not trace it or another
-        tracer does, TimeoutError when it is in an uninterruptible call (only the end of the calling thread detaches it then).
+        Raises ProcessLookupError when it has ended (also for a zombie), PermissionError when tracing is forbidden or another
+        tracer has it, TimeoutError when it is in an uninterruptible call (only the end of the calling thread detaches it then).
         """
         self._owner = threading.get_native_id()
         try:
@@ -141,7 +141,7 @@ class Tracee:
         self._was_stopped = self.stop.kind is Kind.GROUP
 
     def await_attached(self) -> None:
-        """Wait for the first stop of a task that the kernel attached to this thread at its birth (PTRACE_O_TRACECLONE ...)."""
+        """Wait for the first stop of a task that Linux attached to this thread at its creation (PTRACE_O_TRACECLONE ...)."""
         self._owner = threading.get_native_id()
         self._attached = True
         self._wait_for_trap()
@@ -220,9 +220,9 @@ class Tracee:
         ptrace.set_signal_mask(self.tid, self._mask)
         ptrace.set_registers(self.tid, self._original)
         self._original = None
-        if self._home is not None:
-            self._home.clear(self.tid)
-            self._home = None
+        if self._return_frame is not None:
+            self._return_frame.clear(self.tid)
+            self._return_frame = None
 
     def record(self) -> RegistersRecord:
         """Return a record of the thread's own registers and signal mask."""
@@ -319,10 +319,10 @@ class Tracee:
             if original.cs != _CS_64_BIT:
                 raise OSError(errno.ENOEXEC, f"thread {self.tid} does not run 64-bit code")
             self._mask = ptrace.signal_mask(self.tid)
-            if self._wants_home:
-                self._home = way_home.lay(self.tid, original, self._mask)
-            if self._home is not None:
-                self._instruction = self._home.call
+            if self._wants_return_frame:
+                self._return_frame = return_frame.write_frame(self.tid, original, self._mask)
+            if self._return_frame is not None:
+                self._instruction = self._return_frame.call
             elif not self._instruction:
                 self._instruction = task_memory.syscall_instruction(self.tid)
             self._original = original
@@ -331,11 +331,11 @@ class Tracee:
         return self._prepared(self._original)
 
     def _prepared(self, original: Registers) -> Registers:
-        """Return the registers between calls: marked, in no call, and at the way home if there is one."""
+        """Return the registers between calls: marked, in no call, and set to the return frame if there is one."""
         prepared = original.copy()
         prepared.rbx, prepared.orig_rax, prepared.rip = _MARK, _NO_CALL, self._instruction
-        if self._home is not None:
-            prepared.rip, prepared.rsp = self._home.go, self._home.stack
+        if self._return_frame is not None:
+            prepared.rip, prepared.rsp = self._return_frame.returns_to, self._return_frame.stack
         return prepared
 
     def _run(self, number: int) -> int:
@@ -358,7 +358,7 @@ class Tracee:
             elif kind is Kind.EVENT:
                 self.events.append((self.stop.event, ptrace.event_message(self.tid)))
             elif kind is Kind.SIGNAL:
-                # Only SIGSTOP gets through the mask, and what the call itself caused: SIGSYS of a seccomp filter, SIGSEGV.
+                # Only SIGSTOP and signals that the call itself caused pass the mask: SIGSYS of a seccomp filter, SIGSEGV.
                 if self.stop.signal != signal.SIGSTOP:
                     caught, self.stop = self.stop.signal, _TRAPPED
                     raise OSError(errno.EPERM, f"call {number} caused signal {caught}")
@@ -382,13 +382,13 @@ class Tracee:
             raise ProcessLookupError(errno.ESRCH, f"thread {self.tid} has ended")
 
     def _wait_for_group_stop(self) -> None:
-        """Wait until the thread is in state T again. Another state that lasts means that somebody sent SIGCONT."""
+        """Wait until the thread is in state T again. Another lasting state means that some process sent SIGCONT."""
         deadline = time.monotonic() + _GROUP_STOP_SECONDS
         while processes.state(self.tid) in ("t", "R") and time.monotonic() < deadline:
             time.sleep(50e-6)
 
 
 def living_thread(pid: int) -> int:
-    """Return the main thread of a process, or another if it has ended: then it has no memory and no descriptors."""
+    """Return the main thread of a process, or another one if the main thread has ended and so has no memory and descriptors."""
     tids = [pid, *processes.threads(pid)]
     return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

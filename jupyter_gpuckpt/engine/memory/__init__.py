@@ -1,1 +1,1 @@
-"""The private memory of a tree: read while the tree stands still or runs on, and filled for a restore."""
+"""The private memory of a tree: reading it while the tree is stopped or runs on, and filling it in a restore."""

@@ -1,4 +1,4 @@
-"""Private pages written into CRIU's own files: those that we cannot write into a stopped task, so CRIU restores them.
+"""Private pages written into CRIU's own files: those that cannot be written into a stopped task, so that CRIU restores them.
 
 The images of a skeleton dump list these pages as lazy, without their bytes. Here they are entered as a plain dump would have
 written them: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
@@ -63,7 +63,7 @@ class PagesFile:
                 raise ObjectCorrupt(
                     "CRIU's images in the snapshot are damaged.",
                     hint="The kernel cannot be brought back from this snapshot; resume an older one.",
-                    details="a pages file is shorter than its pagemap says",
+                    details="a pages file is shorter than stated in its pagemap",
                 )
             pwrite_all(self._descriptor, data, place)
             place, length = place + len(data), length - len(data)

@@ -38,7 +38,7 @@ class Filling:
         self._to_memory, self._progress, self._folder = to_memory, progress, folder
         self._sinks: list[tuple[str, StoppedPages]] = []
         self._beside = ThreadPoolExecutor(1, "look-up-pages")
-        #: By how much CRIU's part and ours advance the progress: each reads a whole stream if it needs any of it.
+        #: The bytes by which CRIU's part and ours advance the progress: each reads a whole stream if it needs any of it.
         self._criu_length = self._length = 0
         self._has_folder = False
 
@@ -51,7 +51,7 @@ class Filling:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, manifest: Manifest, images: Path) -> None:
-        """Write CRIU's part into its images, and begin to look up where the rest lies. With a plain dump CRIU has everything."""
+        """Write CRIU's part into its images, and begin to locate the rest. After a plain dump, CRIU's images have everything."""
         plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)

@@ -1,6 +1,6 @@
 """A ghost: a stopped copy-on-write twin of a process, whose memory can be read while the process itself runs on.
 
-Covers: making it, keeping it, dropping it. Does not cover: reading it (`reader.py`), areas that a fork does not copy
+Covers: making, keeping and dropping it. Does not cover: reading it (`reader.py`), areas that a fork does not copy
 (VmFlags `dc` and `wf`: read them before). See also: `injection/tracee.py`.
 
 The twin comes from a clone() injected into the process, with CLONE_PARENT: it is a child of the process's parent, so the process
@@ -39,7 +39,7 @@ _WORST_OOM_SCORE = "1000"
 class Ghost:
     """The twin of the process `host_pid`, from the constructor's return until `drop()`.
 
-    The process may run, sleep or be stopped (T); it is left as it was. `pid` is the twin's, in our PID namespace. The twin
+    The process may run, sleep or be stopped (T); its state does not change. `pid` is the twin's, in our PID namespace. The twin
     holds no descriptors (it keeps no pipe open and no lock held), never runs an instruction of the program, is the first
     choice of the OOM killer, and dies with this process: PTRACE_O_EXITKILL ties it to a thread that lives as long as it does.
     Thread-safe.

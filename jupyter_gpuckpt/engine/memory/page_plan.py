@@ -1,4 +1,4 @@
-"""A plan of who restores which private pages of a tree: we write into the tasks that CRIU holds, or CRIU reads its own files.
+"""The plan for the private pages of a tree: which ones we write into the tasks that CRIU holds, and which CRIU reads from its files.
 
 We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU restores (`eager_pages.py`)
  * pages that a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before
@@ -21,7 +21,7 @@ from ..criu.memory_images import Area
 
 _PROT_WRITE = 2
 _PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
-#: A child that shares less with its parent gets copies.
+#: The least bytes shared with a parent for which a child's pages are left to CRIU; with fewer the child gets copies.
 _LEAST = 1 << 20
 
 #: Start and end of a memory area.
@@ -40,7 +40,7 @@ class Piece:
 class PagePlan:
     """A plan for the private pages of one process that are not in CRIU's images.
 
-    `shared_bytes`: how many of their bytes equal the parent's, at least.
+    `shared_bytes`: a lower bound of how many of their bytes equal the parent's.
     """
 
     def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
@@ -62,7 +62,7 @@ class PagePlan:
 
     @property
     def criu_bytes(self) -> int:
-        """Return how long they are."""
+        """Return the number of bytes that CRIU restores."""
         return sum(piece.length for piece in self.by_criu)
 
     @property
@@ -73,7 +73,7 @@ class PagePlan:
     def inherit(self, parent: PagePlan) -> None:
         """Leave to CRIU, in both processes, the areas that this one has inherited from its parent.
 
-        CRIU compares page by page. Equal chunks are poor evidence: one changed page makes another chunk of hundreds of equal pages.
+        CRIU compares page by page. Chunks would be poor evidence: one changed page changes a chunk of hundreds of equal pages.
         """
         common = self._common(parent)
         if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:

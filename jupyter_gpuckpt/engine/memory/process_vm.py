@@ -1,4 +1,4 @@
-"""Linux's calls that copy between the memory of this process and of another (man process_vm_readv)."""
+"""The system calls that copy between the memory of this process and another one (man process_vm_readv)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class IoVec(ctypes.Structure):
 
 
 def read(pid: int, local: Sequence[IoVec], remote: Sequence[IoVec]) -> int:
-    """Copy from a process; return how many bytes were copied, or -1 and ctypes' errno."""
+    """Copy from a process; return the number of bytes copied, or -1 with ctypes' errno set."""
     return _transfer("process_vm_readv", pid, local, remote)
 
 
 def write(pid: int, local: Sequence[IoVec], remote: Sequence[IoVec]) -> int:
-    """Copy into a process; return how many bytes were copied, or -1 and ctypes' errno."""
+    """Copy into a process; return the number of bytes copied, or -1 with ctypes' errno set."""
     return _transfer("process_vm_writev", pid, local, remote)
 
 

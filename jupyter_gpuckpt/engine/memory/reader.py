@@ -41,7 +41,7 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
 class _Part:
     """A run of `length` bytes at `offset` of the sequence, which is at `address` of the process or already in `copy`.
 
-    `pid`: of another process than the sequence's.
+    `pid`: the process that has it, if that is not the sequence's.
     """
 
     offset: int
@@ -105,7 +105,7 @@ class ProcessMemory:
                 _read(pid, local[first : first + MOST_PIECES], remote[first : first + MOST_PIECES])
 
     def share(self) -> tuple[str, bytes]:
-        """Return (factory, data) as `SharedSource` has it: the other process reads the same memory, and copies from ours."""
+        """Return (factory, data) as `SharedSource` describes: the other process reads the same memory, and copied parts from ours."""
         return _share(self.name, self._parts, self.pid)
 
     def keep(self, areas: Iterable[tuple[int, int]]) -> None:
@@ -132,7 +132,7 @@ class ProcessMemory:
             yield _Part(part.offset + before + size, end, rest)
 
     def copied(self, threads: int) -> CopiedMemory:
-        """Copy the whole sequence now, with `threads` threads."""
+        """Return a copy of the whole sequence, made now by `threads` threads."""
         view = memoryview(mmap.mmap(-1, max(self.length, 1)))[: self.length]
 
         def copy(offset: int) -> None:
@@ -163,10 +163,10 @@ def _share(name: str, parts: Iterable[_Part], pid: int) -> tuple[str, bytes]:
 
 def shared_memory(data: bytes) -> ProcessMemory:
     """Return the sequence that another process described by `share`."""
-    told = decoding.from_msgpack(data, _SharedMemory)
-    memory = ProcessMemory(told.name, 0, ())
+    shared = decoding.from_msgpack(data, _SharedMemory)
+    memory = ProcessMemory(shared.name, 0, ())
     offset, parts = 0, []
-    for place in told.parts:
+    for place in shared.parts:
         parts.append(_Part(offset, place.address, place.length, pid=place.pid))
         offset += place.length
     memory.length = offset
@@ -205,7 +205,7 @@ def _read_closed(pid: int, local: list[IoVec], remote: list[IoVec]) -> None:
 
 
 class CopiedMemory:
-    """A source of memory that was copied; it does not need the process any more."""
+    """A source of copied memory; it no longer needs the process."""
 
     def __init__(self, name: str, data: memoryview) -> None:
         self.name, self.length, self._data = name, len(data), data
@@ -215,5 +215,5 @@ class CopiedMemory:
         buffer[:] = self._data[offset : offset + len(buffer)]
 
     def share(self) -> tuple[str, bytes]:
-        """Return (factory, data) as `SharedSource` has it: the other process reads our memory."""
+        """Return (factory, data) as `SharedSource` describes: the other process reads the memory of this one."""
         return _share(self.name, [_Part(0, 0, self.length, self._data)] if self.length else [], 0)

@@ -46,8 +46,8 @@ class StoppedPages:
     def share(self) -> tuple[str, None, bytes]:
         """Return the fields of an `images.workers.unpack_client.Share`, which recreate the sink in another process."""
         pieces = [(piece.offset, piece.address, piece.length) for piece in self.pieces]
-        told = _Shared(self.nspid, self.pid, pieces)
-        return f"{__name__}:shared_pages", None, msgspec.msgpack.encode(told)
+        shared = _Shared(self.nspid, self.pid, pieces)
+        return f"{__name__}:shared_pages", None, msgspec.msgpack.encode(shared)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write `data`, which begins at `offset` of the stream, into the process. Thread-safe. Raises ThawFailed."""
@@ -73,7 +73,7 @@ class StoppedPages:
             if number == errno.ESRCH:
                 raise ThawFailed(
                     "A process of the kernel ended while its memory was put in place.",
-                    hint="Find what ends its processes, then try again. The snapshot is untouched.",
+                    hint="Find the program that ends its processes, then try again. The snapshot is untouched.",
                     details=f"process {self.nspid}",
                 )
             raise ThawFailed(
@@ -85,7 +85,7 @@ class StoppedPages:
 
 def shared_pages(descriptor: None, data: bytes) -> StoppedPages:
     """Return the sink that another process described by `share`."""
-    told = decoding.from_msgpack(data, _Shared)
-    pages = StoppedPages(told.nspid, [Piece(*piece) for piece in told.pieces])
-    pages.pid = told.pid
+    shared = decoding.from_msgpack(data, _Shared)
+    pages = StoppedPages(shared.nspid, [Piece(*piece) for piece in shared.pieces])
+    pages.pid = shared.pid
     return pages

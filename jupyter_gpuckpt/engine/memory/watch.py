@@ -18,7 +18,7 @@ from .ghost import Ghost
 
 logger = logging.getLogger(__name__)
 
-#: A kernel writes to new pages at up to some GB/s: a few dozen MB in this time, well below the headroom.
+#: The polling interval. A kernel writes to new pages at some GB/s: a few dozen MB in this time, well below the headroom.
 _LOOK_SECONDS = 0.01
 
 

@@ -1,1 +1,1 @@
-"""TCP connections with both ends in a tree: put on record for a snapshot, made anew for a resume."""
+"""TCP connections with both ends in a tree: recorded for a snapshot, recreated for a resume."""

@@ -1,4 +1,4 @@
-"""The options of a TCP socket: read from one socket, set on another that replaces it, and the sizes of its buffers.
+"""The options and buffer sizes of a TCP socket: read from one socket, and set on another that replaces it.
 
 The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only report
 events, or that Linux itself changes all the time, are left out.
@@ -59,22 +59,22 @@ _OF_IP = (1, 2, 8, 10, 11, 12, 13, 21)
 _OF_IPV6 = (16, 23, 25, 49, 51, 66, 67)
 _VALUE_BYTES = 64
 
-#: Options that decide which sockets may share a port; they are changed while connections and listeners are made.
+#: Options that decide which sockets may share a port; they are set apart, because making connections changes them.
 _SHARING = ((_SOL_SOCKET, socket.SO_REUSEADDR), (_SOL_SOCKET, socket.SO_REUSEPORT))
 _BUFFERS = ((_SOL_SOCKET, socket.SO_SNDBUF), (_SOL_SOCKET, socket.SO_RCVBUF))
-#: Bits that say which of the two buffer sizes the program has set; Linux adapts the other. Since Linux 5.14.
+#: SO_BUF_LOCK (Linux 5.14): bits for those of the two buffer sizes that the program has set; Linux adapts the others.
 _CHOSEN = (_SOL_SOCKET, 72)
 _SENDING, _RECEIVING = 1, 2
-#: TCP_WINDOW_CLAMP.
+#: TCP_WINDOW_CLAMP: the largest window that is offered to the sender.
 _OFFERED = (_IPPROTO_TCP, 10)
-#: The largest buffer that is made: without a limit, a program that never reads would have a larger one after every resume.
+#: The largest buffer that is set: without a limit, that of a program that never reads would grow at every resume.
 _MOST_BYTES = 64 << 20
 _SO_RCVBUFFORCE = 33
 
 
 def read(end: socket.socket) -> list[SocketOption]:
-    """Return the options of a socket, as far as Linux knows them."""
-    # In the order in which they are set later: setting the type of service also sets the priority.
+    """Return the options of a socket that this Linux supports."""
+    # The order matters when they are set: setting the type of service also sets the priority.
     levels = [(_IPPROTO_IP, _OF_IP), (_IPPROTO_TCP, _OF_TCP), (_SOL_SOCKET, _OF_SOCKET)]
     if end.family == socket.AF_INET6:
         levels.insert(0, (_IPPROTO_IPV6, _OF_IPV6))
@@ -125,19 +125,19 @@ def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda 
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
-    except OSError:  # later the size could not be left to Linux again
+    except OSError:  # without SO_BUF_LOCK the size could not be left to Linux again later
         return
     wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
     with suppress(PermissionError):
-        # Linux doubles it.
+        # Linux doubles the size that is set.
         if 2 * wanted > end.getsockopt(*_BUFFERS[1]):
             end.setsockopt(_SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
             end.setsockopt(*_CHOSEN, chosen)
-        # All free room of the buffer may be offered to the sender.
+        # The window clamp must allow all free room of the buffer to be offered to the sender.
         if end.getsockopt(*_OFFERED) < wanted:
             end.setsockopt(*_OFFERED, wanted)
         return
-    # Linux enlarges a buffer whose size is left to it when a program asks to be woken for so many bytes only.
+    # Linux enlarges a buffer that it sizes itself when SO_RCVLOWAT asks for that many bytes.
     mark = end.getsockopt(_SOL_SOCKET, socket.SO_RCVLOWAT)
     note(mark)
     end.setsockopt(*_CHOSEN, chosen & ~_RECEIVING)
@@ -153,7 +153,7 @@ def count(end: socket.socket, request: int) -> int:
 
 
 def end_at_once(end: socket.socket) -> None:
-    """Let the last `close` of a socket reset its connection, so that nothing of it keeps a port busy."""
+    """Make the last `close` of a socket reset its connection, so that it does not keep a port busy."""
     with suppress(OSError):
         end.setsockopt(_SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
 

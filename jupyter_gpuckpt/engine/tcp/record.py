@@ -35,14 +35,14 @@ from . import options
 
 #: The stream of a snapshot that holds the bytes of the queues.
 STREAM = "tcp"
-#: The file that says which socket has an option changed for a moment, and its former value, for recovery.
+#: The file, for recovery, with the socket whose option is changed temporarily and the option's former value.
 _JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
-#: How long to wait until everything has arrived. A sender that found too little room tries again after 0.2 s, 0.4 s, and so on.
+#: How long to wait until all bytes have arrived. A sender that found too little room tries again after 0.2 s, 0.4 s, and so on.
 _PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
-#: The same where no room is made: then only acknowledgements can be missing.
+#: The same if buffers are not enlarged: then only acknowledgements can be missing.
 _PATIENCE_FOR_ACKNOWLEDGEMENTS = 0.05
 _MORE = 1 << 16
 
@@ -68,7 +68,7 @@ class _Mark(msgspec.Struct):
 
 
 class _HeldEnd:
-    """One end of a connection, by a duplicated descriptor. Its file flags are the program's and are never changed."""
+    """One end of a connection, held by a duplicated descriptor. It shares its file flags with the program, so they never change."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -110,7 +110,7 @@ class _HeldEnd:
         return options.count(self.socket, _SIOCOUTQ)
 
     def take_more(self, length: int, journal: Path) -> None:
-        """Make room for `length` more bytes, and announce it to the sender."""
+        """Make room for `length` more bytes, and offer it to the sender."""
         if length > 0:
 
             def note(mark: int) -> None:
@@ -131,7 +131,7 @@ class _HeldEnd:
             flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
             self.unread = self.socket.recv(waiting + _MORE, flags)
         if len(self.unread) != waiting:
-            raise _UnkeepableError("what it has to deliver cannot be read")
+            raise _UnkeepableError("its undelivered bytes cannot be read")
 
     def narrow(self) -> None:
         """Set the buffer's size back to the one that the program had chosen, if it had."""
@@ -151,7 +151,7 @@ class _HeldEnd:
             options=self._options,
             unread=len(self.unread),
             sent_all=state in {TcpState.FIN_WAIT_1, TcpState.FIN_WAIT_2, TcpState.CLOSE},
-            # To the program the end of the other side looks the same.
+            # In these states the reading side looks shut because the other end was closed.
             reads_no_more=read_shut and state not in {TcpState.CLOSE_WAIT, TcpState.CLOSE},
         )
 
@@ -171,7 +171,7 @@ class _HeldEnd:
 
 
 class Recorded:
-    """The recorded connections within a tree, whose tasks all stand still from the constructor to `close` or `reset`."""
+    """The recorded connections within a tree, whose tasks must be stopped from the constructor to `close` or `reset`."""
 
     def __init__(self, tree: Tree, *, widening: bool) -> None:
         """Record the connections. `widening`: full buffers may be enlarged, because the connections will not go on."""
@@ -244,7 +244,7 @@ class Recorded:
     def _await_all(
         self, inner: Inner, ends: list[_HeldEnd], members: list[int], deadline: float
     ) -> None:
-        """Wait until everything that was sent is in the receivers' queues; raises _UnkeepableError."""
+        """Wait until all bytes that were sent are in the receivers' queues. Raises _UnkeepableError."""
         one = len(ends) == 1
         for tries in itertools.count():
             waiting = (
@@ -261,20 +261,20 @@ class Recorded:
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """Close our descriptors before any task runs on: the program's own close must be the last one of its socket."""
+        """Close the duplicated descriptors before any task runs on: the program's own close must be the last one of its socket."""
         for held in self._held:
             held.socket.close()
         self._held.clear()
 
     def reset(self) -> None:
-        """Close the connections of a tree that was killed so that nothing of them keeps their ports busy."""
+        """Reset the connections of a tree that was killed, so that they do not keep their ports busy."""
         for held in self._held:
             options.end_at_once(held.socket)
         self.close()
 
 
 def recover(tree: Tree) -> None:
-    """Put back what a caller that was killed had changed in a socket."""
+    """Restore the socket option that a killed daemon had changed."""
     journal = tree.inside(_JOURNAL)
     with suppress(OSError, msgspec.DecodeError):
         mark = decoding.from_json(journal.read_bytes(), _Mark)
@@ -286,7 +286,7 @@ def recover(tree: Tree) -> None:
 
 
 def _duplicate(pid: int, descriptor: int) -> socket.socket:
-    """Return a process's socket by a descriptor of our own (man 2 pidfd_getfd)."""
+    """Duplicate a process's socket (man 2 pidfd_getfd)."""
     pidfd = os.pidfd_open(pid)
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -304,6 +304,6 @@ def _left_over(inner: Inner, end: _HeldEnd, pids: Collection[int]) -> int:
     row, other = connections.both_ends(end.end, pids)
     if inner.waiting and other is not None:
         if connections.is_stuck(other):
-            raise _UnkeepableError("something was sent over it, and nobody has accepted it yet")
+            raise _UnkeepableError("bytes were sent over it before it was accepted")
         return row.unsent + other.unsent if row is not None else 0
     return other.unsent if other is not None else 0

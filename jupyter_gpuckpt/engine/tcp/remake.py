@@ -1,4 +1,4 @@
-"""The TCP connections within a tree, made anew for a resume: CRIU gives them to the processes instead of closed ones.
+"""The TCP connections within a tree, recreated for a resume: CRIU gives them to the processes instead of closed ones.
 
 Each pair is made before CRIU starts, between its former addresses and ports; if one of these is in use, between others, which only
 a program that asks for them sees. Unread bytes are sent again. CRIU passes on descriptors that it inherits
@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
-from ...host import lingering
+from ...host import ended_connections
 from ...model import TcpConnection, TcpEnd
 from ..criu import images as criu_images
 from ..criu import options as criu_options
@@ -35,7 +35,7 @@ _FILE_INET, _FILE_REG = 4, 3
 _INET_INODE, _INET_FLAGS, _INET_OWNER = 2, 9, 13
 _FDINFO_ID, _FDINFO_TYPE = 1, 3
 _VARINT, _BYTES = 0, 2
-#: The position of what has none.
+#: The file position of an entry that has none.
 _NOWHERE = (1 << 64) - 1
 
 _TAKEN = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.EINVAL})
@@ -57,14 +57,14 @@ class RemadeConnections:
         *,
         rehearsal: bool = False,
     ) -> None:
-        #: The connections that could not be made anew, with the reason; they are closed.
+        #: The connections that could not be recreated, with the reason; they are closed.
         self.lost: list[str] = []
         self._rehearsal = rehearsal
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
         self._waiting: list[tuple[TcpConnection, socket.socket]] = []
         self._most = criu_options.most_inherited()
         if not rehearsal:
-            lingering.end({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
+            ended_connections.remove({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
         offset = 0
         try:
             for connection in connections:
@@ -82,13 +82,13 @@ class RemadeConnections:
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
         if self._rehearsal or kind is not None:
-            # No process has them, or those that had are gone: reset them, so that they keep no ports busy.
+            # No process has the sockets (any more): reset the connections, so that they do not keep ports busy.
             for _, made in self._sockets.values():
                 options.end_at_once(made)
         self.close()
 
     def close(self) -> None:
-        """Close our descriptors, which ends connections that no other process has."""
+        """Close this process's descriptors, which ends connections that no other process has."""
         for _, made in self._sockets.values():
             made.close()
         self._sockets.clear()
@@ -96,21 +96,21 @@ class RemadeConnections:
 
     @property
     def descriptors(self) -> list[int]:
-        """Return the descriptors that CRIU is to inherit."""
+        """Return the descriptors that CRIU must inherit."""
         return [made.fileno() for _, made in self._sockets.values()]
 
     @property
-    def words(self) -> list[str]:
+    def criu_options(self) -> list[str]:
         """Return the options of `criu restore` that name these descriptors."""
         return [
-            word
+            option
             for inode, (_, made) in self._sockets.items()
-            for word in ("--inherit-fd", f"fd[{made.fileno()}]:{_NAME % inode}")
+            for option in ("--inherit-fd", f"fd[{made.fileno()}]:{_NAME % inode}")
         ]
 
     @criu_images.strict
     def enter(self, images: Path) -> None:
-        """Enter the sockets into the images, for those that they replace."""
+        """Edit the images so that these sockets replace the saved ones."""
         ids, edited = set(), []
         for entry in criu_images.messages(images / "files.img"):
             socket_fields = _inet(entry)
@@ -126,7 +126,7 @@ class RemadeConnections:
             criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
 
     def finish(self, ports: Mapping[int, int]) -> None:
-        """Connect what needs the restored listeners, which may be on other `ports` now, and close; no task of the tree runs yet."""
+        """Connect to the restored listeners, which may be on other `ports` now, and close; no task of the tree runs yet."""
         for connection, made in self._waiting:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
@@ -145,7 +145,7 @@ class RemadeConnections:
         self.close()
 
     def _lose(self, connection: TcpConnection, error: OSError) -> None:
-        logger.warning("connection %s cannot be made anew: %s", connection.name, error)
+        logger.warning("connection %s cannot be recreated: %s", connection.name, error)
         self.lost.append(f"{connection.name} ({error.strerror or error})")
 
     def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
@@ -192,10 +192,10 @@ def _filled(connection: TcpConnection, queues: Sequence[bytes]) -> list[socket.s
 
 
 def _pair(ends: Sequence[TcpEnd]) -> tuple[socket.socket, socket.socket]:
-    """Return two connected sockets for the ends; if there is one end only, the second is a stand-in for the other side."""
+    """Return two connected sockets for the ends; if there is only one end, the second stands for the missing side."""
     first = ends[0]
     second = ends[1] if len(ends) > 1 else _opposite(first)
-    # Where an ended connection lingers, a socket cannot listen, but it can connect.
+    # On a port where an ended connection lingers, a socket cannot listen, but it can connect.
     if _is_taken(second) and not _is_taken(first):
         other, made = _connected(second, first)
         return made, other
@@ -242,7 +242,7 @@ def _socket(family: int) -> socket.socket:
 
 
 def _bound(end: TcpEnd, *, listening: bool = False) -> socket.socket:
-    """Return a socket bound to the end's address, or to the next best one."""
+    """Return a socket bound to the end's address, or to the first of `_addresses` that is available."""
     for own in _addresses(end):
         made = _socket(end.family)
         try:
@@ -280,7 +280,7 @@ def _is_mapped(address: str) -> bool:
 
 
 def _target(end: TcpEnd, listener: socket.socket) -> Address:
-    """Return the listener's address as a socket like `end` has to name it."""
+    """Return the listener's address in the form that a socket like `end` needs."""
     address, port, *more = listener.getsockname()
     if listener.family == end.family:
         return (address, port, *more)
@@ -290,7 +290,7 @@ def _target(end: TcpEnd, listener: socket.socket) -> Address:
 
 
 def _require_here(family: int, target: Address) -> None:
-    """Raise OSError for an address that is not this machine's (any more): no other machine may be connected to."""
+    """Raise OSError for an address that is not this machine's: connecting to another machine is forbidden."""
     with _socket(family) as probe:
         probe.bind((target[0], 0, *target[2:]))
 
@@ -335,7 +335,7 @@ def _accepted(listener: socket.socket, made: socket.socket) -> socket.socket:
 
 
 def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
-    """Send bytes that are not read yet. Raises OSError when there is no room for them."""
+    """Send unread bytes again. Raises OSError if there is no room for them."""
     if not data:
         return
     sender.setblocking(False)
@@ -350,7 +350,7 @@ def _send(sender: socket.socket, receiver: socket.socket, data: bytes) -> None:
                 raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)) from None
             with suppress(BlockingIOError):
                 receiver.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if tries:  # at the first try the bytes may just be on their way
+            if tries:  # at the first attempt the bytes may still be in transit
                 options.widen(receiver, len(left))
             tries += 1
             time.sleep(0.001)

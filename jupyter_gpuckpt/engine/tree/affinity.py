@@ -1,4 +1,4 @@
-"""The processors that threads may run on (sched_setaffinity), which CRIU does not save."""
+"""The CPUs on which threads may run (sched_setaffinity), which CRIU does not save."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tree import Tree
 
 
 def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
-    """Return the processors of each thread that may use only some of the tree's, by the thread's id in the tree's namespace."""
+    """Return the CPUs of each thread that may use only some of the tree's, by the thread's id in the tree's namespace."""
     allowed = os.sched_getaffinity(tree.init_pid)
     found = {}
     for tid in processes.threads(pid):
@@ -24,7 +24,7 @@ def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
 
 
 def restore(tree: Tree, pid: int, processors: Mapping[int, list[int]]) -> None:
-    """Set the processors that `chosen` found, as far as this machine has them and the tree may use them."""
+    """Restore the CPU affinity that `chosen` recorded, limited to CPUs that exist here and that the tree may use."""
     if not processors:
         return
     allowed = os.sched_getaffinity(tree.init_pid)

@@ -1,4 +1,4 @@
-"""Proof that stopped tasks have not run: their context switches, counted once they have left their processors."""
+"""Proof that stopped tasks have not run: their counts of context switches, read after they have left their CPUs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from ...host import processes
 from .launch import pids, wait_until
 from .tree import Tree
 
-#: The content of the `syscall` file of a thread that has not left its processor, and how often the threads are counted at most.
+#: The content of the `syscall` file of a thread that has not left its CPU, and the most attempts to count.
 _RUNS, _COUNTS = b"running\n", 100
 
 
 def counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
-    """Return the context switches of every thread, by process, once all have left their processors.
+    """Return the context switches of every thread, by process, once all have left their CPUs.
 
     A task shows as stopped just before it leaves its processor. Reading its `syscall` file waits until it has left (fs/proc/base.c,
     proc_pid_syscall: wait_task_inactive), or says "running" if that takes too long. So the threads are counted again until no
@@ -37,7 +37,7 @@ def counted_once_stopped(tree: Tree) -> dict[int, dict[int, int]]:
 
 
 def that_has_run(counted: Mapping[int, Mapping[int, int]]) -> int | None:
-    """Return a process that has run or ended since `counted_once_stopped` counted; None if there is none."""
+    """Return a process that has run or ended since `counted_once_stopped` was called; None if there is none."""
     return next(
         (pid for pid, before in counted.items() if processes.context_switches(pid) != before), None
     )

@@ -1,8 +1,8 @@
-"""System calls that wait without a time limit, made to start again where a freeze interrupts them.
+"""System calls without a timeout, restarted after a freeze interrupts them.
 
 Linux resumes an interrupted `poll` from data of its own (`restart_syscall`), which no image holds, so CRIU makes such a call fail
 with EINTR instead (compel's `get_task_regs`). `epoll_wait` fails with EINTR at every stop. A program that never gets signals
-need not expect that: xeus kernels end with "terminate called after throwing an instance of 'zmq::error_t'". A wait with a limit
+need not expect that: xeus kernels end with "terminate called after throwing an instance of 'zmq::error_t'". A wait with a timeout
 keeps its EINTR: started again, it could last twice as long.
 """
 
@@ -12,19 +12,19 @@ from ..injection import ptrace
 from ..injection.ptrace import Registers
 from ..injection.tracee import Tracee
 
-#: The register with the time limit, by the number of the call (man 2 poll, epoll_wait).
+#: The register with the timeout, by the number of the call (man 2 poll, epoll_wait, epoll_pwait).
 _WAITS = {7: "rdx", 232: "r10", 281: "r10"}
 #: ERESTARTNOHAND, ERESTART_RESTARTBLOCK (include/linux/errno.h), EINTR.
-_BEGIN_ANEW, _BY_MEMORY, _INTERRUPTED = -514, -516, -4
+_RESTART, _RESTART_BY_BLOCK, _INTERRUPTED = -514, -516, -4
 _ALL_BITS = (1 << 64) - 1
 
 
-def let_wait_go_on(tracee: Tracee) -> None:
-    """Make a stopped thread repeat its endless call, with the same arguments, when it goes on; a signal handler still comes first."""
+def restart_endless_wait(tracee: Tracee) -> None:
+    """Make a stopped thread repeat its endless call with the same arguments when it continues; a signal handler still comes first."""
     registers = ptrace.registers(tracee.tid)
-    if _is_endless(registers) and _result(registers) in (_BY_MEMORY, _INTERRUPTED):
+    if _is_endless(registers) and _result(registers) in (_RESTART_BY_BLOCK, _INTERRUPTED):
         changed = registers.copy()
-        changed.rax = _BEGIN_ANEW & _ALL_BITS
+        changed.rax = _RESTART & _ALL_BITS
         ptrace.set_registers(tracee.tid, changed)
 
 

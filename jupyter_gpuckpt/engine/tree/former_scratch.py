@@ -1,4 +1,4 @@
-"""Scratch of kernels that an older version launched: it is in another place, so it is bind mounted where this version expects it."""
+"""The scratch of kernels that an older version launched elsewhere, bind mounted where this version expects it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .tree import Tree
 
 logger = logging.getLogger(__name__)
 
-#: A file that is on every scratch, from the launch on.
+#: A file that every scratch has from the launch on.
 _MARK = "keeper"
 
 
-def lay_over(tree: Tree) -> None:
-    """Bind mount a tree's former scratch at its present place, in the tree's mount namespace, unless the tree is newer.
+def mount_over(tree: Tree) -> None:
+    """Bind mount a tree's former scratch at its current place, in the tree's mount namespace, unless the tree is newer.
 
-    It never raises: if it fails the tree runs on, and a save of it is refused (`is_known`).
+    It never raises: if it fails, the tree runs on, and saves of it are refused (`is_known`).
     """
     root = tree.root
     try:

@@ -16,7 +16,7 @@
  * The keeper runs from a file on the scratch tmpfs, which travels with the snapshot: a snapshot does not depend on the
  * version of this package that is installed when it is resumed.
  *
- * Conversation on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
+ * Messages on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
  * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for the line
  * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1. With
  * "go LAST_PID MONOTONIC BOOTTIME" (seconds and nanoseconds, with a blank between) its clocks show that: CRIU restores them only
@@ -30,6 +30,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stddef.h>
@@ -40,6 +41,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/sendfile.h>
+#include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -52,6 +54,7 @@
 #define SCRATCH SHM "/.gpuckpt"
 #define KEEPER SCRATCH "/keeper"
 #define NOTIFY SCRATCH "/notify"
+#define HOLD SCRATCH "/hold.socket"
 #ifndef CLONE_NEWTIME
 #define CLONE_NEWTIME 0x00000080
 #endif
@@ -75,7 +78,7 @@ static void make_mounts(const char *bytes, const char *shm) {
     snprintf(options, sizeof options, "mode=0755,size=%s", bytes);
     if (mount("gpuckpt", path, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SCRATCH);
     close(place);
-    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700)) fail("mkdir in " SCRATCH);
+    if (mkdir(SCRATCH "/gpu", 0700) || mkdir(SCRATCH "/images", 0700) || mkdir(SCRATCH "/lane", 0700)) fail("mkdir in " SCRATCH);
     snprintf(options, sizeof options, "mode=0700,size=%s,huge=always", bytes);
     if (mount("gpuckpt-gpu", SCRATCH "/gpu", "tmpfs", MS_NOSUID | MS_NODEV, options)) {
         snprintf(options, sizeof options, "mode=0700,size=%s", bytes);
@@ -103,7 +106,7 @@ static void set_last_pid(const char *text) {
     write_file("/proc/sys/kernel/ns_last_pid", last);
 }
 
-/* What a clock is to show, less what it shows. */
+/* Write a clock's line of timens_offsets: its new reading less the current one. */
 static void offset_of(int clock, long seconds, long nanoseconds, char *text, size_t size) {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -112,7 +115,7 @@ static void offset_of(int clock, long seconds, long nanoseconds, char *text, siz
     snprintf(text, size, "%d %ld %ld\n", clock, seconds, nanoseconds);
 }
 
-/* A time namespace for what is forked from now on. */
+/* Make a time namespace for processes that are forked from now on. */
 static void set_clocks(const char *line) {
     long m, mn, b, bn;
     char text[64];
@@ -182,6 +185,106 @@ static void open_streams(const char *log) {
     if (out > 2) close(out);
 }
 
+/* Descriptors of GPU memory that belongs to no process while the driver checkpoints its owner. init holds them, so that the memory
+ * outlives the daemon. The owner's pid in this namespace is the key. The other side: engine/gpu/lane.py. */
+enum { KEEP = 'k', GIVE = 'g', FREE = 'f', DROP = 'd', MOST_HELD = 16384, BATCH = 200 };
+typedef struct { int order; unsigned owner, first; } request_t;
+static struct { unsigned owner; int descriptor; } held[MOST_HELD];
+static unsigned held_count;
+
+static void drop(unsigned owner) {
+    unsigned left = 0;
+    for (unsigned i = 0; i < held_count; i++)
+        if (held[i].owner != owner) held[left++] = held[i];
+        else if (held[i].descriptor >= 0) close(held[i].descriptor);
+    held_count = left;
+}
+
+/* Close the first descriptors of an owner, to make room on the GPU; the numbers of the others stay. */
+static void free_first(unsigned owner, unsigned number) {
+    for (unsigned i = 0; i < held_count && number; i++)
+        if (held[i].owner == owner) {
+            if (held[i].descriptor >= 0) close(held[i].descriptor);
+            held[i].descriptor = -1;
+            number--;
+        }
+}
+
+/* Obey one request. The answer is how many descriptors of this owner are held, with those asked for. */
+static void hold(int peer) {
+    union { struct cmsghdr header; char room[CMSG_SPACE(BATCH * sizeof(int))]; } control = {0};
+    request_t request;
+    struct iovec part = {&request, sizeof request};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = control.room, .msg_controllen = sizeof control.room};
+    int descriptors[BATCH], count = 0;
+    if (recvmsg(peer, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL) != sizeof request) return;
+    struct cmsghdr *first = CMSG_FIRSTHDR(&message);
+    if (first && first->cmsg_type == SCM_RIGHTS) {
+        count = (first->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        memcpy(descriptors, CMSG_DATA(first), count * sizeof(int));
+    }
+    if (request.order == DROP) drop(request.owner);
+    if (request.order == FREE) free_first(request.owner, request.first);
+    for (int i = 0; i < count; i++)
+        if (request.order == KEEP && held_count < MOST_HELD) {
+            held[held_count].owner = request.owner;
+            held[held_count++].descriptor = descriptors[i];
+        } else close(descriptors[i]);
+    unsigned number = 0;
+    count = 0;
+    for (unsigned i = 0; i < held_count; i++) {
+        if (held[i].owner != request.owner) continue;
+        if (request.order == GIVE && number >= request.first && count < BATCH && held[i].descriptor >= 0) descriptors[count++] = held[i].descriptor;
+        number++;
+    }
+    part = (struct iovec){&number, sizeof number};
+    message = (struct msghdr){.msg_iov = &part, .msg_iovlen = 1};
+    if (count) {
+        message.msg_control = control.room;
+        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+        control.header = (struct cmsghdr){.cmsg_len = CMSG_LEN(count * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.header), descriptors, count * sizeof(int));
+    }
+    sendmsg(peer, &message, MSG_NOSIGNAL);
+}
+
+/* Listen for requests to hold descriptors; without the socket nothing is handed over, which is slower. */
+static int listen_for_descriptors(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = HOLD};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    if (!bind(fd, (struct sockaddr *)&address, sizeof address) && !chmod(HOLD, 0600) && !listen(fd, 8)) return fd;
+    close(fd);
+    return -1;
+}
+
+/* Wait until the root of the tree has ended, and hold descriptors meanwhile; return its wait status. */
+static int wait_for(pid_t root, int listening) {
+    int status, children, peer;
+    sigset_t child;
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, NULL);
+    children = signalfd(-1, &child, SFD_CLOEXEC | SFD_NONBLOCK);
+    for (;;) {
+        struct pollfd looked[] = {{.fd = children, .events = POLLIN}, {.fd = listening, .events = POLLIN}};
+        struct signalfd_siginfo information;
+        struct timeval limit = {10, 0}; /* a peer that asks nothing must not keep init from reaping */
+        pid_t p;
+        while ((p = waitpid(-1, &status, children < 0 ? 0 : WNOHANG)) > 0)
+            if (p == root) return status;
+        if (p < 0 && errno != EINTR) _exit(1);
+        if (poll(looked, 2, -1) < 0 && errno != EINTR) _exit(1);
+        while (read(children, &information, sizeof information) > 0)
+            ;
+        while ((peer = accept4(listening, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+            setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+            hold(peer);
+            close(peer);
+        }
+    }
+}
+
 static void quiet_streams(void) {
     int null = open("/dev/null", O_RDWR);
     dup2(null, 0), dup2(null, 2);
@@ -204,7 +307,7 @@ static int init(int restore, char **v) {
     close(self);
     dprintf(1, "ready\n");
     ssize_t length = read(0, line, sizeof line - 1);
-    if (length <= 0) _exit(1); /* the caller gave up or died */
+    if (length <= 0) _exit(1); /* EOF: the caller gave up or died */
     line[length] = 0;
     set_last_pid(line + strcspn(line, " "));
     if (!restore) {
@@ -232,7 +335,7 @@ static int init(int restore, char **v) {
         pid_t criu = fork();
         if (criu < 0) fail("fork");
         if (!criu) {
-            /* Its standard error stays: the caller reads what a CRIU that cannot start says. */
+            /* Standard error is kept: the caller reads the messages of a CRIU that cannot start. */
             int null = open("/dev/null", O_RDWR);
             dup2(null, 0), dup2(null, 1);
             if (null > 2) close(null);
@@ -249,22 +352,16 @@ static int init(int restore, char **v) {
                 ;
             _exit(1);
         }
-        close_all(3, ~0U); /* what CRIU has given to the processes is theirs alone */
-        root = keeper_pid; /* restored as our child: criu restore --restore-sibling */
+        close_all(3, ~0U); /* descriptors that CRIU passed on belong to the restored processes alone */
+        root = keeper_pid; /* restored as a child of init: criu restore --restore-sibling */
     }
     if (!restore) dprintf(1, "started\n");
     if (chdir("/")) _exit(1);
     close(1);
     quiet_streams();
     dup2(2, 1);
-    for (;;) {
-        p = waitpid(-1, &status, 0);
-        if (p == root) {
-            write_exit(exit_path, status);
-            _exit(0);
-        }
-        if (p < 0 && errno != EINTR) _exit(1);
-    }
+    write_exit(exit_path, wait_for(root, listen_for_descriptors()));
+    _exit(0);
 }
 
 /* CRIU calls this at every stage. At pre-dump, the last moment before it touches a task, the daemon stops them all; at
@@ -293,13 +390,13 @@ int main(int c, char **v) {
     }
     int told[2];
     char word;
-    umask(022); /* what is made here is no file of the kernel's, which gets its own */
+    umask(022); /* for files that init makes; the kernel gets its own umask */
     if (pipe2(told, O_CLOEXEC)) fail("pipe");
     if (strcmp(v[2], "-")) own_user_namespace(v[2]);
     if (unshare(CLONE_NEWPID)) fail("PID namespace");
     pid_t child = fork();
     if (child < 0) fail("fork");
-    if (!child) { /* our host pid is said before anything that init says */
+    if (!child) { /* the host pid is printed before all messages of init */
         close(told[1]);
         if (read(told[0], &word, 1) != 1) _exit(1);
         close(told[0]);

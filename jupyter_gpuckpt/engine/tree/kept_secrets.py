@@ -1,6 +1,6 @@
 """A kernel's secrets on its own scratch tmpfs: they exist as long as the kernel, and a snapshot contains them as it does its memory.
 
-They are opaque here (`model.LaunchSpec.secrets`). What is read is not trusted: the kernel can write there.
+They are opaque here (`model.LaunchSpec.secrets`). The content is untrusted: the kernel can write there.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...model import SCRATCH
 from .tree import Tree
 
 INSIDE = f"{SCRATCH}/secrets"
-#: The stream of a snapshot that holds them (`engine.capture` names it).
+#: The stream of a snapshot that holds the secrets (`engine.capture` names it).
 STREAM = f"file{INSIDE}"
 MOST_BYTES = 1 << 20
 
@@ -30,18 +30,18 @@ def install(root: Path, secrets: dict[str, Any]) -> None:
         file.write(msgspec.json.encode(secrets))
 
 
-def of_tree(tree: Tree) -> dict[str, Any]:
-    """Read the secrets of a tree; empty where there are none or they cannot be read."""
+def of_tree(tree: Tree) -> dict[str, Any] | None:
+    """Return the secrets of a tree; None if there is no file, as in a tree that has just ended."""
     try:
         descriptor = os.open(tree.inside(INSIDE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             return decoded(file.read(MOST_BYTES))
     except OSError:
-        return {}
+        return None
 
 
 def decoded(content: bytes) -> dict[str, Any]:
-    """Return the secrets that `install` wrote as `content`; empty if the content is anything else."""
+    """Decode secrets that `install` wrote; return an empty dict for any other content."""
     try:
         return decoding.from_json(content, dict[str, Any])
     except msgspec.DecodeError:

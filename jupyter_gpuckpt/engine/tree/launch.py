@@ -1,6 +1,6 @@
 """Starting and ending a process tree in its own PID, mount and time namespaces.
 
-Covers: the conversation with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
+Covers: the protocol with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
 kernel is (the daemon). See also: ARCHITECTURE.md, "Launch".
 """
 
@@ -20,17 +20,17 @@ from ...errors import CheckpointError, KernelLost, PrivilegeMissing
 from ...host import commands, core_files, processes
 from ...model import LaunchSpec
 from ..settings import EngineSettings
-from . import kept_secrets, outside_signals, server_files, ssh_files, user_namespaces
+from . import kept_secrets, lane_library, outside_signals, server_files, ssh_files, user_namespaces
 from .tree import Tree
 from .user_namespaces import Ids
 
-#: Below 32768, the pid_max of Linux before 6.14, which has one for all namespaces.
+#: The range of random pids: below 32768, the pid_max of Linux before 6.14, which is shared by all namespaces.
 _PID_RANGE = (2000, 24000)
 _KEEPER_OFFSET, _KERNEL_OFFSET = 1, 2
 
 
 class Namespaces:
-    """A gpuckpt-init that has made its namespaces and mounts and waits to go on."""
+    """A gpuckpt-init process that has made its namespaces and mounts and waits to continue."""
 
     def __init__(self, process: subprocess.Popen[bytes], errors: commands.ErrorOutput) -> None:
         self._process, self.errors = process, errors
@@ -38,11 +38,11 @@ class Namespaces:
         self._in = cast("IO[bytes]", process.stdin)
         self.init_pid = 0
 
-    def expect(self, word: str) -> str:
-        """Read the next line, which must begin with `word`; return its rest."""
+    def expect(self, keyword: str) -> str:
+        """Read the next line, which must begin with `keyword`; return its rest."""
         line = self._out.readline().decode(errors="replace").strip()
         head, _, rest = line.partition(" ")
-        if head == word:
+        if head == keyword:
             return rest
         if head == "error":
             step, _, cause = rest.partition(": ")
@@ -53,7 +53,7 @@ class Namespaces:
         raise CheckpointError(
             "gpuckpt-init ended unexpectedly.",
             hint="The details say what it printed; please report them.",
-            details=f"expected {word!r}, got {line!r}\n{self.errors.text()}".rstrip(),
+            details=f"expected {keyword!r}, got {line!r}\n{self.errors.text()}".rstrip(),
         )
 
     def go(self, last_pid: int, clocks: Sequence[int] = ()) -> None:
@@ -65,7 +65,7 @@ class Namespaces:
         self._in.flush()
 
     def close(self) -> None:
-        """Close the pipes to init, which lives on."""
+        """Close the pipes to init, which keeps running."""
         for stream in (self._in, self._out):
             with suppress(OSError):
                 stream.close()
@@ -73,14 +73,14 @@ class Namespaces:
         self.errors.close()
 
     def destroy(self) -> None:
-        """Kill init and with it everything in its namespaces."""
+        """Kill init and with it all processes in its namespaces."""
         if self.init_pid:
             kill_init(self.init_pid)
         self.close()
 
 
 def _tmpfs_bytes() -> int:
-    """Return the size limit of a tmpfs: all of the machine's memory, as a tmpfs takes only what is in it and the preflight counts."""
+    """Return the size limit of a tmpfs, in bytes: all memory, because a tmpfs takes only what is in it and the preflight counts that."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -92,13 +92,13 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
     exit_path: Path,
     private_shm: bool,
     io_uring: bool,
-    words: Sequence[str],
+    options: Sequence[str],
     argv: Sequence[str],
     env: dict[str, str] | None = None,
     cwd: str | None = None,
     descriptors: Sequence[int] = (),
 ) -> Namespaces:
-    """Start gpuckpt-init in `mode`; return when it is ready: its mounts are made, and nothing else runs.
+    """Start gpuckpt-init in `mode`; return when its mounts are made. No other process of the tree runs yet.
 
     `ids`: the kernel's ids in a user namespace of its own; None: it shares ours. `descriptors`: those that CRIU inherits.
     """
@@ -113,7 +113,7 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
                 str(_tmpfs_bytes()),
                 "private" if private_shm else "shared",
                 "allowed" if io_uring else "refused",
-                *words,
+                *options,
                 "--",
                 *argv,
             ],
@@ -137,7 +137,7 @@ def start_namespaces(  # noqa: PLR0913 - all but the first two by name
         core_files.allow(namespaces.init_pid)
         namespaces.expect("ready")
         if ids is not None:
-            ssh_files.lay_over(namespaces.init_pid)
+            ssh_files.mount_copies(namespaces.init_pid)
     except BaseException:
         namespaces.destroy()
         raise
@@ -154,6 +154,7 @@ def launch(
     """
     last = random.randrange(*_PID_RANGE)  # noqa: S311 - a name, not a secret
     exit_path.unlink(missing_ok=True)
+    env = lane_library.environment(spec.env) if spec.gpu_lane else spec.env
     namespaces = start_namespaces(
         settings,
         "launch",
@@ -161,14 +162,16 @@ def launch(
         exit_path=exit_path,
         private_shm=spec.private_shm,
         io_uring=spec.io_uring,
-        words=[f"{spec.umask:o}", spec.log_path],
+        options=[f"{spec.umask:o}", spec.log_path],
         argv=spec.argv,
-        env=outside_signals.environment(spec.env),
+        env=outside_signals.environment(env),
         cwd=spec.cwd,
     )
     try:
         root = Path(f"/proc/{namespaces.init_pid}/root")
         outside_signals.install(root)
+        if spec.gpu_lane:
+            lane_library.install(root)
         kept_secrets.install(root, spec.secrets)
         server_files.protect(namespaces.init_pid, jupyter_runtime_dir)
         namespaces.go(last)
@@ -194,7 +197,7 @@ def find(init_pid: int, keeper_nspid: int, kernel_nspid: int, exit_path: Path) -
         if start is None or time.monotonic() > deadline or exit_path.exists():
             raise KernelLost(
                 "The kernel's process ended right after it was started.",
-                hint="The kernel's log file says why.",
+                hint="The kernel's log file has the cause.",
                 details=_exit_status(exit_path),
             )
         time.sleep(0.002)
@@ -241,7 +244,7 @@ def kill(tree: Tree, *, timeout: float = 10.0) -> None:
 
 
 def kill_init(init_pid: int, *, timeout: float = 10.0) -> None:
-    """Kill an init and wait until it is gone; Linux ends and reaps all others in its PID namespace before."""
+    """Kill an init and wait until it is gone; Linux first kills and reaps all other processes of its PID namespace."""
     with suppress(ProcessLookupError):
         os.kill(init_pid, signal.SIGKILL)
     wait_until(lambda: _reap(init_pid), timeout=timeout)
@@ -256,7 +259,7 @@ def _reap(init_pid: int) -> bool:
 
 
 def wait_until(done: Callable[[], bool], *, timeout: float) -> bool:
-    """Poll `done` with short sleeps; return whether it came true in time."""
+    """Poll `done` with short sleeps; return whether it became true within `timeout` seconds."""
     deadline, pause = time.monotonic() + timeout, 0.0005
     while not done():
         if time.monotonic() > deadline:

@@ -50,7 +50,7 @@ static int is_same_namespace(const char *ours, const char *theirs) {
     return !stat(ours, &a) && !stat(theirs, &b) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Join namespaces of the init `pid`, and its user namespace where that is not ours. */
+/* Join namespaces of the init `pid`, and its user namespace if it is another one. */
 static void join(const char *pid, int kinds) {
     char path[64];
     int init = syscall(SYS_pidfd_open, atoi(pid), 0);
@@ -61,7 +61,7 @@ static void join(const char *pid, int kinds) {
     close(init);
 }
 
-/* What is permitted now stays so over exec, also for a user that is not root. */
+/* Keep the permitted capabilities over exec, also for a user that is not root. */
 void keep_capabilities(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
@@ -106,7 +106,7 @@ void end_like(int status) {
 int enter(char **v) {
     struct rlimit files;
     int status;
-    dup2(2, 1); /* an error is read where the program's are */
+    dup2(2, 1); /* errors go to standard error, as the program's do */
     if (!getrlimit(RLIMIT_NOFILE, &files)) {
         files.rlim_cur = files.rlim_max;
         setrlimit(RLIMIT_NOFILE, &files);

@@ -1,4 +1,4 @@
-/* What gpuckpt-init's parts share. The functions are explained where they stand, in namespaces.c. */
+/* The functions that gpuckpt-init's parts share; namespaces.c documents them. */
 
 void fail(const char *step) __attribute__((noreturn));
 void write_file(const char *path, const char *text);
@@ -10,5 +10,5 @@ void own_user_namespace(const char *ids);
 void keep_capabilities(void);
 void drop_capabilities(void);
 
-int enter(char **words);
-int bind_mount(char **words);
+int enter(char **arguments);
+int bind_mount(char **arguments);

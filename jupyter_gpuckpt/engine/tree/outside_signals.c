@@ -48,7 +48,7 @@ static void handle(int number, siginfo_t *info, void *context) {
     if ((info->si_code == SI_USER || info->si_code == SI_TKILL) && info->si_pid == 0) return;
     struct action standard = {0, RESTORER, outside_signals_return, 0};
     call(NR_RT_SIGACTION, number, (long)&standard, 0, sizeof standard.mask);
-    call(NR_KILL, call(NR_GETPID, 0, 0, 0, 0), number, 0, 0); /* delivered when we return */
+    call(NR_KILL, call(NR_GETPID, 0, 0, 0, 0), number, 0, 0); /* delivered when this handler returns */
 }
 
 static int is_ours(int number) { return number == SIGTERM || number == SIGHUP; }
@@ -74,7 +74,7 @@ static size_t length_if_begins(const char *text, const char *head) {
     return at;
 }
 
-/* Ours is the first word; what the user wants preloaded stays. */
+/* This library is the first entry of LD_PRELOAD; the user's own entries stay. */
 static void clean_environment(char **at) {
     for (; at && *at; at++) {
         size_t name = length_if_begins(*at, VARIABLE), self = name ? length_if_begins(*at + name, SELF) : 0;

@@ -1,4 +1,4 @@
-"""Protection of kernels from signals that are sent to all processes of a service: the daemon's side of outside_signals.c.
+"""Protection of kernels from signals that are sent to all processes of a service (the daemon's side of outside_signals.c).
 
 Covers: loading the library into a kernel, sending a kernel a signal that is meant for it. Does not cover: which signals init and
 keeper ignore (init.c), when the daemon exits (`daemon.lifetime`).
@@ -55,7 +55,7 @@ def install(root: Path) -> None:
 
 
 def send_to_group(group: int, signum: int) -> None:
-    """Send a signal to a kernel's process group, marked as meant for it. Raises ProcessLookupError if the group is gone."""
+    """Send a signal to a kernel's process group, marked so that the library delivers it. Raises ProcessLookupError if the group is gone."""
     if signum not in _KEPT_OUT:
         os.killpg(group, signum)
         return

@@ -7,9 +7,11 @@ the kernel's scratch is mounted over it, in the kernel's own mount namespace, an
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ThawFailed
@@ -22,12 +24,12 @@ _HINT = (
     "Suspend or shut down the kernel that this one was branched from, then try again."
     " The snapshot is untouched."
 )
-#: A directory with more entries is not taken for one made for sockets.
+#: The most entries and bytes of a directory that counts as one made for sockets.
 _MOST_ENTRIES, _MOST_BYTES = 100, 16 << 20
 
 
 def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path]) -> None:
-    """Mount directories of its own for these sockets in the kernel below this init, with copies of the other files in them.
+    """Mount private directories over those of these sockets in the kernel below this init, with copies of their other files.
 
     `inside` translates a path of the kernel's. Raises ThawFailed for a socket outside of temporary directories: mounting over a
     home directory would hide it.
@@ -41,7 +43,7 @@ def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path])
                 details=f"{directory} is not a small directory for temporary files",
             )
         try:
-            _lay_over(init_pid, original, number, inside)
+            _mount_over(init_pid, original, number, inside)
         except (OSError, CommandFailed) as error:
             raise ThawFailed(
                 f"The kernel could not be given a directory {directory} of its own.",
@@ -50,7 +52,7 @@ def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path])
             ) from error
 
 
-def _lay_over(init_pid: int, directory: Path, number: int, inside: Callable[[str], Path]) -> None:
+def _mount_over(init_pid: int, directory: Path, number: int, inside: Callable[[str], Path]) -> None:
     copy = inside(f"{_COPIES}/{number}")
     copy.parent.mkdir(exist_ok=True)
     shutil.copytree(directory, copy, symlinks=True, ignore=_sockets)
@@ -62,9 +64,16 @@ def _is_temporary(directory: Path) -> bool:
     roots = {Path("/tmp"), Path("/var/tmp"), Path(tempfile.gettempdir())}  # noqa: S108 - read only
     if directory in roots or not any(root in directory.parents for root in roots):
         return False
-    found = list(directory.rglob("*"))
-    size = sum(path.lstat().st_size for path in found)
-    return len(found) <= _MOST_ENTRIES and size <= _MOST_BYTES
+    sizes = list(_sizes_below(directory))
+    return len(sizes) <= _MOST_ENTRIES and sum(sizes) <= _MOST_BYTES
+
+
+def _sizes_below(directory: Path) -> Iterator[int]:
+    """Yield the length of every entry below a directory, in bytes; the other program may remove some meanwhile."""
+    for folder, names, files in os.walk(directory):
+        for name in (*names, *files):
+            with suppress(FileNotFoundError):
+                yield Path(folder, name).lstat().st_size
 
 
 def _sockets(directory: str, names: list[str]) -> set[str]:

@@ -1,4 +1,4 @@
-"""ssh's system-wide settings in a user namespace: there root's files belong to nobody, and ssh refuses included files of others.
+"""ssh's system-wide settings in a user namespace, where root's files belong to nobody and ssh refuses included files of others.
 
 So copies that belong to the kernel's user are mounted over the files that root's file includes. See man ssh_config, Include.
 """
@@ -19,7 +19,7 @@ _DIRECTORY = "/etc/ssh/ssh_config.d"
 _COPIES = f"{SCRATCH}/ssh"
 
 
-def lay_over(init_pid: int) -> None:
+def mount_copies(init_pid: int) -> None:
     """Mount copies over ssh's included settings in the mount namespace of a kernel's init, if there are any; never raises."""
     root = Path(f"/proc/{init_pid}/root")
     try:
@@ -30,7 +30,10 @@ def lay_over(init_pid: int) -> None:
         copies.mkdir(mode=0o755)
         for path in files:
             shutil.copyfile(path, copies / path.name)
-            (copies / path.name).chmod(0o644)  # ssh looks at this, too
+            (copies / path.name).chmod(0o644)  # ssh checks the mode, too
         mounts.bind(init_pid, _COPIES, _DIRECTORY)
-    except (OSError, CommandFailed) as error:  # no ssh here, or nothing of it for this user
-        logger.debug("ssh's settings are left as they are: %s", error)
+    except (
+        OSError,
+        CommandFailed,
+    ) as error:  # ssh is not installed, or this user may not read its settings
+        logger.debug("ssh's settings are not replaced: %s", error)

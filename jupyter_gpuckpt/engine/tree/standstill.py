@@ -1,6 +1,6 @@
 """A tree stopped by SIGSTOP, with every thread's registers recorded, before CRIU touches it.
 
-Why not leave the stopping to CRIU: it traces the tasks and lets them execute code of its own, and when a tracer dies Linux
+CRIU's own stop is not enough: it traces the tasks and lets them execute code of its own, and when a tracer dies Linux
 lets its tracees run on at once, wherever they are. A process whose tracer is killed in the middle of an injection then executes
 CRIU's breakpoint and dies of SIGTRAP. A process in group-stop goes back into it instead (kernel/ptrace.c,
 `__ptrace_unlink`), and can be repaired from the record. CRIU itself saves stopped tasks as stopped ones.
@@ -29,7 +29,7 @@ from ...model import SCRATCH
 from ..injection import ptrace
 from ..injection.threads_held import ThreadsHeld
 from ..injection.tracee import RegistersRecord, Tracee
-from .endless_waits import let_wait_go_on
+from .endless_waits import restart_endless_wait
 from .launch import pids, wait_until
 from .tree import Tree
 from .user_threads import UserThreads
@@ -47,7 +47,7 @@ _CRIU_MEMORY = "/memfd:CRIUMFD"
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """A stopped process before CRIU touched it."""
+    """The record of a stopped process before CRIU touched it."""
 
     pid: int
     start_time: int
@@ -118,9 +118,9 @@ class Standstill:
         self._write()
 
     def begin_with(self, held: UserThreads) -> None:
-        """Stop the processes whose threads are held, and those above them, as the first of all.
+        """Stop the processes whose threads are held, and their ancestors, before all others.
 
-        None of the threads takes a step in between. `begin` stops the others. Raises FreezeFailed as `begin` does.
+        None of the threads executes an instruction in between. `begin` stops the others. Raises FreezeFailed as `begin` does.
         """
         if not held.pids:
             return
@@ -140,7 +140,7 @@ class Standstill:
             waiting += [child for child in processes.children(pid) if child in first]
 
     def _look(self, stopped: AbstractSet[int] = frozenset()) -> None:
-        """Put on record what the user has stopped: what is stopped already, but not by us, and `stopped`."""
+        """Record the processes that the user has stopped: those already stopped, but not by this standstill, and `stopped`."""
         self.began = self.began or time.monotonic()
         found = {pid for pid in pids(self._tree) if processes.state(pid) == "T"}
         self.user_stopped |= (found | stopped) - set(self._stopped)
@@ -166,7 +166,7 @@ class Standstill:
         path.with_suffix(".new").replace(path)
 
     def repair(self) -> None:
-        """Undo changes that a CRIU that was killed or failed left in the tasks, which must still be stopped.
+        """Undo the changes that a killed or failed CRIU left in the tasks, which must still be stopped.
 
         If CRIU has cleaned up itself, nothing is changed.
         """
@@ -202,7 +202,7 @@ class Standstill:
         if not wait_until(lambda: _all_stopped(pid), timeout=_STOP_SECONDS):
             raise FreezeFailed(
                 "A process of the kernel cannot be stopped: it waits for a device or a network file system.",
-                hint="Try again when it has gone on.",
+                hint="Try again when it runs again.",
                 details=f"process {pid} ({processes.name(pid)})",
             )
 
@@ -217,7 +217,7 @@ def _record(pid: int) -> TaskRecord:
         if not held.tids:
             raise ProcessLookupError(errno.ESRCH, f"process {pid} has ended")
         for tracee in held.tracees():
-            let_wait_go_on(tracee)
+            restart_endless_wait(tracee)
         address, code = _code(held.tracee())
         return TaskRecord(
             pid,
@@ -256,12 +256,12 @@ def _repair(record: TaskRecord) -> None:
             tracee.write(record.code_address, record.code)
         for area in areas:
             tracee.syscall(_NR_MUNMAP, area.start, area.end - area.start)
-        # If CRIU's code ended by itself it has closed its socket, and new descriptors are the program's own.
+        # If CRIU's code ended by itself, it has closed its socket, and new descriptors are the program's own.
         if not any(went_on):
             for descriptor in set(processes.descriptors(record.pid)) - set(record.descriptors):
                 tracee.syscall(_NR_CLOSE, descriptor)
     if areas:
-        logger.warning("process %d was rid of CRIU's code", record.pid)
+        logger.warning("process %d was cleared of CRIU's code", record.pid)
 
 
 def _put_back(
@@ -283,7 +283,7 @@ def _put_back(
 
 
 def _take_trap(tracee: Tracee) -> None:
-    """Consume a pending SIGTRAP of CRIU's breakpoint: delivered, it would kill the program."""
+    """Consume a pending SIGTRAP of CRIU's breakpoint, which would kill the program if delivered."""
     pending = processes.status(tracee.tid).get("SigPnd", "0")
     if int(pending, 16) & _SIGTRAP_BIT:
         # sigtimedwait for SIGTRAP alone with a timeout of zero: it takes a pending signal and does not wait.

@@ -10,7 +10,7 @@ from ...model import FORMER_SCRATCH, SCRATCH
 
 
 def current(path: str) -> str:
-    """Return the present path for a path in a snapshot: earlier versions had scratch in another place."""
+    """Return the current path for a path in a snapshot: earlier versions had scratch in another place."""
     if path.startswith(f"{FORMER_SCRATCH}/"):
         return SCRATCH + path.removeprefix(FORMER_SCRATCH)
     return path

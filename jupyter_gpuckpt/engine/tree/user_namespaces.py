@@ -4,7 +4,7 @@ The namespace maps one user and one group: inside the ids with which the kernel 
 was launched here they are the same; a kernel that another user saved keeps its ids inside. A kernel that shares the daemon's user
 namespace needs rights (`host.privileges`). See man user_namespaces.
 
-Covers: who needs one, which ids a tree has in it. Does not cover: how it is made (namespaces.c), the owners and credentials in
+Covers: which kernels need one, which ids a tree has in it. Does not cover: how it is made (namespaces.c), the owners and credentials in
 images (`criu/owners.py`).
 """
 
@@ -51,5 +51,5 @@ def ids_of(init_pid: int) -> Ids:
 
 
 def _first(mapping: Path) -> int:
-    """Return the first id of a mapping, as it is inside."""
+    """Return the first id of a mapping, as seen inside the namespace."""
     return int(mapping.read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Threads of CUDA processes, held while the driver unmaps memory that they may be using.
+"""The threads of CUDA processes, held while the driver unmaps memory that they may be using.
 
 Checkpoint unmaps all memory that CPU and GPU share (pinned memory, flags that the GPU writes) and Restore maps it again at the same
 addresses. A Lock holds CUDA calls only: a thread that reads such a flag now and then, as one of JAX's does every five seconds,
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from ...host import processes
 from ..injection.threads_held import ThreadsHeld
-from .endless_waits import let_wait_go_on
+from .endless_waits import restart_endless_wait
 from .launch import wait_until
 
 logger = logging.getLogger(__name__)
 
 _FUTEX = 202
-#: When the driver's thread has waited for a lock for so long, a held thread is assumed to own it.
+#: The time after which a lock that the driver's thread waits for is assumed to be owned by a held thread.
 _LOCK_SECONDS = 2.0
 _LOOK_SECONDS = 0.05
 _STOP_SECONDS = 10.0
@@ -50,7 +50,7 @@ class UserThreads:
         threads = ThreadsHeld(pid, driver_thread)
         threads.__enter__()
         for tracee in threads.tracees():
-            let_wait_go_on(tracee)
+            restart_endless_wait(tracee)
         self._held[pid] = threads, driver_thread
 
     @property
@@ -76,7 +76,7 @@ class UserThreads:
         _, thread = self._held[pid]
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-        # The driver's thread takes the signal; then all other threads must stop as soon as they are released.
+        # The driver's thread receives the signal; after that, all other threads must stop as soon as they are released.
         wait_until(lambda: processes.state(thread) in ("T", "Z", "X", None), timeout=_STOP_SECONDS)
         self.release(pid)
 
@@ -84,7 +84,7 @@ class UserThreads:
         """Wait until these calls of the driver have ended.
 
         A held thread may own a lock (of malloc, of the loader) that the driver's thread needs. If the driver's thread waits for a
-        lock for too long, the threads of its process are released: their risk of SIGSEGV is better than to wait for ever.
+        lock for too long, the threads of its process are released: their risk of SIGSEGV is better than waiting forever.
         """
         since: dict[int, tuple[int, float]] = {}
         waiting = set(calls)
@@ -99,14 +99,14 @@ class UserThreads:
                     since[pid] = ticks, now
                 elif now - since[pid][1] > _LOCK_SECONDS:
                     logger.warning(
-                        "the CUDA driver waits for a lock in process %d; its threads are let go",
+                        "the CUDA driver waits for a lock in process %d; its threads are released",
                         pid,
                     )
                     self.release(pid)
 
 
 def _ticks_in_lock(tid: int) -> int | None:
-    """Return the processor time of a thread that waits for a lock, in clock ticks; None if it does something else."""
+    """Return the CPU time of a thread that waits for a lock, in clock ticks; None if it does something else."""
     try:
         call = Path(f"/proc/{tid}/syscall").read_text().split()[0]
     except (OSError, IndexError):

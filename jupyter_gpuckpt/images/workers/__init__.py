@@ -1,1 +1,1 @@
-"""Work on chunks shared out to threads, and to processes where threads only wait for each other (Python's lock)."""
+"""Distribution of work on chunks to threads, and to processes where threads would only wait for the GIL."""

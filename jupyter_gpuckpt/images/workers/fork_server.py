@@ -15,7 +15,7 @@ from .unpack_client import UnpackTask
 
 def main() -> None:
     """Fork one worker per socket received on stdin; exit at EOF."""
-    # Nobody reaps the forks.
+    # The forks need not be reaped: Linux discards them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=0) as asking:
         while True:
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _serve(connection: socket.socket) -> NoReturn:
-    """Do the task that is received, if there is one, and exit."""
+    """Receive a task, do it, and exit; exit at once at EOF."""
     try:
         task = receive(connection, PackTask, UnpackTask)
         if isinstance(task, PackTask):
@@ -37,7 +37,7 @@ def _serve(connection: socket.socket) -> NoReturn:
         elif isinstance(task, UnpackTask):
             unpack_worker.serve(connection, task)
     finally:
-        # There is nothing to clean up, and the caller waits until our descriptors are closed.
+        # There is nothing to clean up, and the caller waits until this process's descriptors are closed.
         os._exit(0)
 
 

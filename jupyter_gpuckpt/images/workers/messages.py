@@ -1,4 +1,4 @@
-"""Messages between this process and a worker: MessagePack with its length before it, descriptors behind it."""
+"""Messages between this process and a worker: length-prefixed MessagePack, with file descriptors after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from ... import decoding
 
-#: Linux takes 253 descriptors in a message (SCM_MAX_FD).
+#: Below SCM_MAX_FD: Linux passes at most 253 descriptors in a message.
 _DESCRIPTORS_AT_ONCE = 200
 _LENGTH = struct.Struct("<I")
 
@@ -19,15 +19,15 @@ _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 def send(connection: socket.socket, message: msgspec.Struct) -> None:
-    """Send `message`."""
+    """Send a message without descriptors."""
     body = msgspec.msgpack.encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
 
 def receive(connection: socket.socket, *kinds: type[_Message]) -> _Message | None:
-    """Return the next message, which must be of one of these types; None at the end.
+    """Return the next message, which must be of one of `kinds`; None at EOF.
 
-    Several types need tags.
+    With several kinds, each must have a msgspec tag.
     """
     head = connection.recv(_LENGTH.size, socket.MSG_WAITALL)
     if len(head) < _LENGTH.size:
@@ -44,7 +44,7 @@ def receive(connection: socket.socket, *kinds: type[_Message]) -> _Message | Non
 
 
 def receive_descriptors(connection: socket.socket, count: int) -> list[int]:
-    """Return `count` descriptors that `send_with_descriptors` has sent behind a message."""
+    """Return the `count` descriptors that `send_with_descriptors` sent after a message."""
     found: list[int] = []
     while len(found) < count:
         _, received, _, _ = socket.recv_fds(connection, 1, _DESCRIPTORS_AT_ONCE)
@@ -57,7 +57,7 @@ def receive_descriptors(connection: socket.socket, count: int) -> list[int]:
 def send_with_descriptors(
     ours: socket.socket, message: msgspec.Struct, descriptors: Sequence[int]
 ) -> None:
-    """Send a message, and descriptors behind it for `receive_descriptors`."""
+    """Send a message, and after it descriptors for `receive_descriptors`."""
     send(ours, message)
     for first in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
         socket.send_fds(ours, [b"d"], descriptors[first : first + _DESCRIPTORS_AT_ONCE])

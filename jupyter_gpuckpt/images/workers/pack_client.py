@@ -1,10 +1,10 @@
-"""The caller's side of a worker that packs: the worker reads, cuts and compresses segments, a thread here asks the store and writes.
+"""The caller's side of a pack worker: the worker reads, cuts and compresses segments; a thread here queries the store and writes.
 
-Covers: asking for the worker, the messages and the thread's side of them. Does not cover: the worker's side (pack_worker.py),
+Covers: requesting the worker, the messages, the caller's side of the exchange. Does not cover: the worker's side (pack_worker.py),
 starting workers (processes.py).
 
-On 16 cores 16 threads of one process store 8 GB in 9 s, and mostly wait for each other. What the worker has read and compressed
-lies in memory that both processes map, so nothing is copied between them.
+On 16 cores 16 threads of one process store 8 GB in 9 s and mostly wait for the GIL, hence the processes. Raw and compressed bytes
+lie in memory that both processes map, so nothing is copied between them.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ..segments import LOOK_AHEAD, Segment
 from .messages import receive, send, send_with_descriptors
 from .processes import fork
 
-#: Compressed bytes in one `Payloads`, and how many places for them there are: one is filled while another is written.
+#: The compressed bytes of one `Payloads`, and the number of places for them: one is filled while another is written.
 HANDED_BYTES = 4 << 20
 PLACES = 2
-#: The size of a place: so many bytes, and the chunk that exceeds them.
+#: The size of a place: those bytes, and one chunk that exceeds them.
 PLACE_BYTES = HANDED_BYTES + MAX_PAGES * PAGE
 
 
 class PackTask(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker: builder and data of each source by its number, and how long a segment may be.
+    """The first message to a worker: builder and data of each source by its number, and the largest length of a segment.
 
-    The descriptor of the shared memory follows. It holds a segment and what is read beyond it, then the places.
+    The descriptor of the shared memory follows. That memory holds a segment with its look-ahead, then the places.
     """
 
     sources: dict[int, tuple[str, bytes]]
@@ -60,7 +60,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The answer to `Payloads`: their place is free again."""
+    """The answer to `Payloads`: their place may be reused."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +68,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Cut(msgspec.Struct, frozen=True, tag=True):
-    """The answer to `Part`: a segment's chunks, and where in the source they begin."""
+    """The answer to `Part`: a segment's chunks, and the offset in the source where they begin."""
 
     start: int
     chunks: list[Chunk]
@@ -77,7 +77,7 @@ class Cut(msgspec.Struct, frozen=True, tag=True):
 class Payload(msgspec.Struct, frozen=True, array_like=True):
     """A compressed chunk: `length` bytes at `offset` of the shared memory.
 
-    Where `composed` is set, the bytes are those of that chunk which no stored chunk has; there may be none.
+    If `composed` is set, the bytes are those of the composed chunk that no stored chunk has; there may be none.
     """
 
     digest: bytes
@@ -89,14 +89,14 @@ class Payload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Payloads(msgspec.Struct, frozen=True, tag=True):
-    """Chunks to be written; whether they are the segment's last."""
+    """A message with chunks to be written, and whether they are the segment's last."""
 
     payloads: list[Payload]
     last: bool
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The worker's last message where something went wrong."""
+    """The worker's last message after an error."""
 
     error: ErrorRecord | None = None
     errno: int = 0
@@ -104,14 +104,14 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 _Answer = TypeVar("_Answer", Ready, Cut, Payloads)
 
-#: What an earlier snapshot has for the unknown among chunks that follow each other from an offset of a stream.
+#: `Predecessor.look_up` for one stream: (offset, chunks that follow each other from there, digests of unknown ones).
 LookUp = Callable[[int, Sequence[Chunk], Sequence[bytes]], Earlier]
 
 
 class Stored(NamedTuple):
     """The result of storing a segment.
 
-    `composed`: those of its chunks that are, by their digests. `stored`: what all that they refer to takes in the store.
+    `composed`: its composed chunks, by digest. `stored`: the stored bytes, by digest, of all chunks that they refer to.
     """
 
     start: int
@@ -122,9 +122,9 @@ class Stored(NamedTuple):
 
 
 class PackClient:
-    """One thread's worker. `sources`: `SharedSource.share` of each source by its number.
+    """The connection to one thread's worker process. `sources`: the result of `SharedSource.share` of each source, by its number.
 
-    The constructor raises CommandFailed, OSError and CheckpointError where a worker cannot do the work.
+    The constructor raises CommandFailed, OSError or CheckpointError if a worker cannot do the work.
     """
 
     def __init__(self, sources: dict[int, tuple[str, bytes]], segment_bytes: int) -> None:
@@ -144,7 +144,7 @@ class PackClient:
             os.close(descriptor)
 
     def store(self, segment: Segment, writer: PackWriter, look_up: LookUp) -> Stored:
-        """Store a segment. Raises what reading or compressing raised in the worker, and what the writer raises."""
+        """Store a segment. Raises the errors of reading and compressing in the worker, and those of the writer."""
         self._send(Part(*segment))
         found = self._receive(Cut)
         digests = dict.fromkeys(chunk.digest for chunk in found.chunks if chunk.digest)
@@ -171,11 +171,11 @@ class PackClient:
         return Stored(found.start, found.chunks, composed, stored, new_bytes)
 
     def close(self) -> None:
-        """End the worker, whatever it is doing."""
+        """Stop the worker, whatever it is doing."""
         self._socket.close()
 
     def _send(self, message: msgspec.Struct) -> None:
-        # A worker that is gone may have left a `Failed` behind, which `_receive` then finds.
+        # A worker that has exited may have sent `Failed` before; `_receive` reads it.
         with suppress(ConnectionError):
             send(self._socket, message)
 

@@ -1,4 +1,4 @@
-"""The side of a worker that packs: it reads segments, cuts them and compresses the chunks that the store lacks.
+"""The worker's side of packing: it reads segments, cuts them and compresses the chunks that the store lacks.
 
 See also: `pack_client.py`, the caller's side, which defines the messages.
 """
@@ -34,7 +34,7 @@ from .pack_client import (
 
 
 def serve(connection: socket.socket, task: PackTask) -> None:
-    """Pack segments as long as the caller sends any. Errors are reported to the caller."""
+    """Pack the segments that the caller sends, until EOF. Errors are reported to the caller."""
     (descriptor,) = receive_descriptors(connection, 1)
     try:
         memory = memoryview(mmap.mmap(descriptor, 0))
@@ -42,7 +42,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
             number: resolve_name(builder)(data) for number, (builder, data) in task.sources.items()
         }
         for source in sources.values():
-            # Where this process may not read it, `Failed` is the answer, and the caller packs everything itself.
+            # If this process may not read the source, the answer is `Failed`, and the caller packs everything itself.
             source.read_into(0, memory[: min(1, source.length)])
         send(connection, Ready())
         hand_over = _HandingOver(connection, memory, task.segment_bytes + LOOK_AHEAD)
@@ -55,7 +55,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
                 return
             hand_over(found, wanted)
     except ConnectionError:
-        return  # the caller is gone
+        return  # the caller has exited
     except OSError as error:
         send(connection, Failed(errno=error.errno or 1))
     except BaseException as error:
@@ -63,7 +63,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
 
 
 class _HandingOver:
-    """Compresses chunks into the places of the memory behind `begin`, each of which is used again when it was written."""
+    """A compressor of chunks into the places of the memory after `begin`; a place is reused once the caller has written it."""
 
     def __init__(self, connection: socket.socket, memory: memoryview, begin: int) -> None:
         self._connection, self._memory = connection, memory
@@ -83,7 +83,7 @@ class _HandingOver:
                 new, view = made.digest, made.fresh
             codec, payload = self._compressor.compress(view)
             if codec == RAW and chunk is None:
-                # It lies in the shared memory already.
+                # An uncompressed payload is already in the shared memory.
                 offset = _address(view) - self._start
             else:
                 self._wait(PLACES - 1)
@@ -96,11 +96,11 @@ class _HandingOver:
                 send(self._connection, Payloads(payloads, last=number == len(wanted.digests)))
                 self._handed += 1
                 payloads, gathered, used = [], 0, 0
-        # The segment's memory is used again.
+        # The segment's memory is about to be reused.
         self._wait(0)
 
     def _wait(self, unwritten: int) -> None:
-        """Wait until the caller has yet to write at most `unwritten` of the payloads that it was sent."""
+        """Wait until at most `unwritten` of the payloads sent to the caller are not yet written."""
         while self._handed - self._written > unwritten:
             if receive(self._connection, Written) is None:
                 raise ConnectionAbortedError

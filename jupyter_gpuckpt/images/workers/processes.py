@@ -1,6 +1,6 @@
-"""Worker processes, forked from a server: more than a handful of threads of one process mostly wait for Python's lock.
+"""Worker processes, forked from a server, because more than a handful of threads of one process mostly wait for the GIL.
 
-Covers: starting the fork server, asking it for a worker. Does not cover: the server's program (fork_server.py), messages to a worker
+Covers: starting the fork server, requesting a worker. Does not cover: the server's program (fork_server.py), messages to a worker
 (messages.py), the work (pack_worker.py, unpack_worker.py).
 """
 
@@ -18,7 +18,7 @@ from ...host import commands
 
 logger = logging.getLogger(__name__)
 
-#: Threads do the work of fewer processes, or of fewer bytes.
+#: Below this number of processes, or of bytes, threads do the work.
 _LEAST_PROCESSES = 2
 _LEAST_BYTES = 512 << 20
 #: A process that forks should have no other threads; numpy's library starts some by default.
@@ -26,14 +26,14 @@ _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def worth_it(raw_bytes: int, threads: int) -> bool:
-    """Return whether processes are faster than threads at reading or writing so many bytes."""
+    """Return whether processes are faster than threads at reading or writing this many bytes."""
     return threads >= _LEAST_PROCESSES and raw_bytes >= _LEAST_BYTES
 
 
 class _ForkServer:
-    """The fork server: it has imported everything already, because starting Python takes longer than filling a GB.
+    """A handle of the fork server, which has all modules imported: starting Python takes longer than filling a GB.
 
-    It is started when it is first needed, started again when it was lost, and ends with this process. Thread-safe.
+    The server is started when it is first needed, restarted after it was lost, and ends with this process. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class _ForkServer:
             with theirs, self._lock:
                 try:
                     self._ask(theirs)
-                except OSError:  # it was lost
+                except OSError:  # the server was lost
                     self._drop()
                     self._ask(theirs)
         except BaseException:
@@ -77,7 +77,7 @@ class _ForkServer:
                 environment = {**os.environ, **_ONE_THREAD}
                 self._process = commands.spawn(command, stdin=theirs.fileno(), env=environment)
             self._socket = ours
-            # Also when the interpreter ends.
+            # The finalizer also runs when the interpreter exits.
             self._end = weakref.finalize(self, _stop, ours, self._process)
         return self._socket
 
@@ -98,15 +98,15 @@ _fork_server = _ForkServer()
 def fork() -> socket.socket:
     """Return a socket with a new worker at its other end; the worker ends when the socket is closed.
 
-    Raises CommandFailed and OSError where there cannot be one.
+    Raises CommandFailed or OSError if none can be started.
     """
     return _fork_server.fork()
 
 
-def warm_up(threads: int) -> None:
-    """Start the fork server if so many threads would use it; never raises."""
-    if threads >= _LEAST_PROCESSES:
+def warm_up(raw_bytes: int, threads: int) -> None:
+    """Start the fork server if an operation of this size would use it; never raises."""
+    if worth_it(raw_bytes, threads):
         try:
             _fork_server.warm_up()
         except (commands.CommandFailed, OSError) as error:
-            logger.warning("snapshots are written and read by one process: %s", error)
+            logger.warning("no worker processes; threads write and read snapshots: %s", error)

@@ -1,4 +1,4 @@
-"""Sharing out tasks to threads: the first error stops all and is raised."""
+"""Distribution of tasks to threads: the first error stops all threads and is raised."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Task = TypeVar("_Task")
 def share_out(
     tasks: Iterable[_Task], make_worker: Callable[[], Callable[[_Task], None]], threads: int
 ) -> None:
-    """Do every task, in order of their begin, in `threads` threads; each has a worker of its own.
+    """Do all tasks, started in their order, in `threads` threads, each with a worker of its own.
 
-    When a worker raises, the others end after the task that they are at, and the first error is raised here; the same when the
-    caller's thread is interrupted. Returns when no thread is left.
+    If a worker raises or the caller's thread is interrupted, the others end after their present task, and the first error is
+    raised here. It returns when all threads have ended.
     """
     waiting = deque(tasks)
     stop = threading.Event()

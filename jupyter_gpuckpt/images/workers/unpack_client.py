@@ -1,12 +1,12 @@
-"""The caller's side of workers that unpack: each reads runs and writes them to the sinks.
+"""The caller's side of unpack workers: each worker reads runs and writes them to the sinks.
 
-Covers: asking for the workers, sending them the table of runs and the sinks' descriptors, receiving progress and errors. Does
+Covers: requesting the workers, sending them the table of runs and the sinks' descriptors, receiving progress and errors. Does
 not cover: the workers' side (unpack_worker.py), starting workers (processes.py), what a run is (runs.py).
 
-On 16 cores one process with 16 threads fills memory at 4 GB/s, as its threads wait for each other at every chunk; sixteen
-processes do it at 15 GB/s. Each takes a run when it is done with the last: times differ so much that dealing the runs out
-beforehand costs a fifth. A worker that is lost fails the operation like a thread's error. Workers end when our end of their
-socket is closed.
+On 16 cores one process with 16 threads fills memory at 4 GB/s, because its threads wait for the GIL at every chunk; sixteen
+processes do it at 15 GB/s. Each takes the next run when it is done with one: run times differ so much that a fixed assignment is
+a fifth slower. A worker that is lost fails the operation like a thread's error. Workers end when the caller's end of their socket
+is closed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Share(NamedTuple):
 class SharedSink(Protocol):
     """A sink that other processes can write to."""
 
-    #: The module of its builder; workers import it while the sink is prepared.
+    #: The module of the sink's builder; workers import it while the sink is prepared.
     module: str
 
     def share(self) -> tuple[str, int | None, bytes]:
@@ -59,13 +59,13 @@ class UnpackTask(msgspec.Struct, frozen=True, tag=True):
 
 
 class Sinks(msgspec.Struct, frozen=True):
-    """The message that lets a worker begin: builder and data of each sink, and whether a descriptor of it follows, in this order."""
+    """The message that starts a worker: for each sink its builder, its data, and whether a descriptor of it follows, in this order."""
 
     shares: list[tuple[str, bytes, bool]]
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """A worker's report: how many bytes it has written since its last one, and what went wrong."""
+    """A worker's report: the bytes written since its last report, and its error."""
 
     count: int = 0
     damaged: Damaged | None = None
@@ -76,14 +76,14 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class UnpackClient:
-    """Workers that prepare at once and then wait for their sinks.
+    """A group of workers that prepare at once and then wait for their sinks.
 
-    The constructor raises CommandFailed and OSError where there cannot be workers.
+    The constructor raises CommandFailed or OSError if no workers can be started.
     """
 
     def __init__(self, table: RunTable, sinks: Sequence[SharedSink], count: int) -> None:
         self._sockets: list[socket.socket] = []
-        # Also workers that never received their sinks.
+        # Closing the sockets also ends workers that never received their sinks.
         self._close = weakref.finalize(self, _close_all, self._sockets)
         modules = sorted({sink.module for sink in sinks})
         shared = table.share()
@@ -113,10 +113,10 @@ class UnpackClient:
         """
         try:
             shares = [Share(*sink.share()) for sink in sinks]
-            told = Sinks([(one.builder, one.data, one.descriptor is not None) for one in shares])
+            request = Sinks([(one.builder, one.data, one.descriptor is not None) for one in shares])
             descriptors = [one.descriptor for one in shares if one.descriptor is not None]
             for ours in self._sockets:
-                send_with_descriptors(ours, told, descriptors)
+                send_with_descriptors(ours, request, descriptors)
             self._listen(progress, damaged)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise _lost() from error
@@ -141,7 +141,7 @@ class UnpackClient:
                         damaged(report.damaged)
                     progress.advance(report.count)
                     if report.end:
-                        # It ends, and what it had open is closed then.
+                        # EOF comes when the worker has exited and its descriptors are closed.
                         ours.recv(1)
                         selector.unregister(ours)
 

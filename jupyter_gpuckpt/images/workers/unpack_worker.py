@@ -1,4 +1,4 @@
-"""The side of a worker that unpacks: it takes runs from the shared table and writes them to the sinks.
+"""The worker's side of unpacking: it takes runs from the shared table and writes them to the sinks.
 
 See also: `unpack_client.py`, the caller's side, which defines the messages.
 """
@@ -21,7 +21,7 @@ from .unpack_client import Sinks, UnpackTask, WorkerReport
 
 
 def serve(connection: socket.socket, task: UnpackTask) -> None:
-    """Do a task: prepare, wait for the sinks, write runs until none is left. Errors are reported to the caller."""
+    """Do a task: prepare, wait for the sinks, write runs until none is left. Report errors to the caller."""
     records, runs = receive_descriptors(connection, 2)
     table = shared_table(task.packs, task.records, records)
     for module in task.modules:
@@ -72,6 +72,6 @@ def _fill(pack: str, start: int, buffer: memoryview) -> int:
 
 
 def _end_with(connection: socket.socket) -> None:
-    """Exit when the caller closes the socket; it sends nothing more."""
+    """Exit when the caller closes the socket; the caller sends nothing more before."""
     connection.recv(1)
     os._exit(1)

@@ -1,1 +1,1 @@
-"""The user's variables: a list of them, and fingerprints that show whether they changed. No code of the user's is run for it."""
+"""The user's variables: a list, and fingerprints that show whether they changed. None of the user's code is run."""

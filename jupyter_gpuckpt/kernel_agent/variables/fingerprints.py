@@ -19,14 +19,14 @@ from typing import Any
 
 from .values import attributes, bases, is_plain, items, length, name_of, one_of, origin_of
 
-#: The most bytes that are read, in all.
+#: The most bytes that are read, in total.
 _MOST_BYTES = 1 << 30
 #: The most objects in one value that are examined one by one.
 _MOST_OBJECTS = 100_000
 #: The most texts or numbers of one list that are examined together.
 _MOST_TOGETHER = 2_000_000
 _DEEPEST = 30
-#: How much is read until the clock is checked again.
+#: The bytes that are read between two checks of the clock.
 _PIECE_BYTES = 16 << 20
 
 _CONTAINERS = (list, tuple, dict, set, frozenset, OrderedDict, defaultdict, Counter, deque)
@@ -44,23 +44,23 @@ _TEXTUAL = (
 
 
 class Fingerprints:
-    """A maker of fingerprints, for at most so many seconds.
+    """A maker of fingerprints with a budget of CPU seconds.
 
     In the private methods a value that has no fingerprint raises TypeError.
     """
 
     def __init__(self, seconds: float) -> None:
-        self._deadline = time.monotonic() + seconds
+        self._deadline = time.thread_time() + seconds
         self._bytes, self._objects = _MOST_BYTES, _MOST_OBJECTS
-        #: The ids of the objects that contain the one that is examined.
-        self._around: set[int] = set()
+        #: The ids of the containers of the object that is being examined, to detect cycles.
+        self._open_containers: set[int] = set()
 
     def of(self, value: Any) -> str | None:
-        """Return a value's fingerprint; None if it has none. Raises TimeoutError when the time is over."""
+        """Return a value's fingerprint; None if it has none. Raises TimeoutError when the budget is used up."""
         self._look_at_clock()
         digest = _new()
         self._objects = _MOST_OBJECTS
-        self._around.clear()
+        self._open_containers.clear()
         try:
             self._feed(digest, value, _DEEPEST)
         except TimeoutError:
@@ -89,15 +89,15 @@ class Fingerprints:
             digest.update(struct.pack("<d", value))
         elif one_of(kind, _TEXTUAL) or (kind is dt.datetime and value.tzinfo is None):
             self._feed_bytes(digest, repr(value).encode())
-        elif id(value) in self._around:
-            raise TypeError  # a circle
+        elif id(value) in self._open_containers:
+            raise TypeError  # a cycle
         else:
-            self._around.add(id(value))
+            self._open_containers.add(id(value))
             if one_of(kind, _CONTAINERS):
                 self._feed_container(digest, value, depth)
             else:
                 self._feed_object(digest, value, depth)
-            self._around.discard(id(value))
+            self._open_containers.discard(id(value))
 
     def _feed_container(self, digest: Any, value: Any, depth: int) -> None:
         count = length(value) or 0
@@ -111,7 +111,7 @@ class Fingerprints:
             for item in items(value, count):
                 self._feed(digest, item, depth - 1)
             return
-        # The order is no part of what these are.
+        # Sets and dictionaries with equal items are equal in any order.
         found, step = list(items(value, count)), 2 if isinstance(value, dict) else 1
         own = [self._digest(found[i : i + step], depth - 1) for i in range(0, len(found), step)]
         digest.update(b"".join(sorted(own)))
@@ -125,7 +125,7 @@ class Fingerprints:
     def _feed_together(self, digest: Any, texts: Any) -> bool:
         """Feed many numbers at once, or texts with gaps (None, NaN); return False if there is anything else among them."""
         count = len(texts)
-        # Their ids: a class is asked for its hash.
+        # Ids are used because hashing a class would run code of its metaclass.
         kinds = set(map(id, map(type, texts))) if count <= _MOST_TOGETHER else set()
         if kinds and kinds <= {id(int), id(float)}:
             self._look_at_clock()
@@ -158,7 +158,7 @@ class Fingerprints:
             digest.update(view[start : start + _PIECE_BYTES])
 
     def _look_at_clock(self) -> None:
-        if time.monotonic() > self._deadline:
+        if time.thread_time() > self._deadline:
             raise TimeoutError
 
     # ---- what libraries define ---------------------------------------------------------------------------------------
@@ -200,14 +200,14 @@ class Fingerprints:
         if array.flags.c_contiguous:
             self._feed_view(digest, memoryview(array.reshape(-1).view("u1")))
             return
-        # Copied piece by piece.
+        # The array is copied piece by piece, to limit memory.
         rows = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), rows):
             self._look_at_clock()
             self._feed_view(digest, memoryview(array[start : start + rows].tobytes()))
 
     def _feed_table(self, digest: Any, value: Any, names: set[str], depth: int) -> None:
-        """Feed a frame, a series or an index of pandas, by columns, because its layout in memory may change."""
+        """Feed a pandas frame, series or index by columns, because its layout in memory may change."""
         if "DataFrame" in names:
             manager = value._mgr
             for axis in manager.axes:
@@ -242,7 +242,7 @@ class Fingerprints:
         elif "NDArrayBacked" in names:
             digest.update(str(value.dtype).encode())
             self._feed(digest, value._ndarray, depth - 1)
-        elif not names & {"NAType", "NaTType"}:  # of these there is one each
+        elif not names & {"NAType", "NaTType"}:  # these are singletons
             raise TypeError
 
     def _feed_tensor(self, digest: Any, tensor: Any, depth: int) -> None:
@@ -256,5 +256,5 @@ class Fingerprints:
 
 
 def _new() -> Any:
-    # Safe against accidents, not against attacks: it is the fastest on processors with instructions for it, as most have.
+    # It is safe against accidents, not attacks, and the fastest on CPUs with instructions for it, as most have.
     return hashlib.sha1(usedforsecurity=False)

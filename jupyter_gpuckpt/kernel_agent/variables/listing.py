@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from .fingerprints import Fingerprints
@@ -28,13 +28,13 @@ from .values import (
     own_size,
 )
 
-#: The most variables that are listed; of more, the biggest.
+#: The most variables that are listed; if there are more, the biggest are.
 MOST_VARIABLES = 1000
 #: The most names among which the biggest variables are searched for.
 _MOST_NAMES = 10_000
-#: How long computing sizes may take in all; later variables are listed without.
+#: The total budget for computing sizes, in CPU seconds; variables beyond it are listed without a size.
 _SECONDS = 0.05
-#: How many items of a container are examined; the rest is assumed to be like them.
+#: The number of a container's items that are examined; the others are assumed to be like them.
 _SAMPLE = 200
 _MOST_OBJECTS = 20_000
 _DEEPEST = 24
@@ -49,7 +49,7 @@ _CODE = (
     types.MethodType,
     type,
 )
-#: Classes of functions that libraries make in their own languages.
+#: Classes of functions that extension modules define.
 _CODE_NAMES = frozenset({"ufunc", "_ArrayFunctionDispatcher", "cython_function_or_method"})
 _GONE = object()
 
@@ -65,22 +65,24 @@ class Seen(NamedTuple):
 def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
     """Return the variables of IPython's namespace, biggest first: {listed, fingerprints, complete}.
 
-    Fingerprints are made for at most so many seconds, of small values first. `complete`: no name is missing.
+    Fingerprints take at most `fingerprint_seconds` of CPU time, small values first. `complete`: no name is missing.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.thread_time() + _SECONDS
     names = list(_names(shell))
+    # What has a name of its own is not counted once more in what refers to it.
+    named = {id(_get(shell, name)) for name in names}
     found = [
-        {"name": name, **_told(value, deadline)}
+        {"name": name, **_described(value, deadline, named)}
         for name in names
         if (value := _get(shell, name)) is not _GONE
     ]
-    found.sort(key=lambda told: (-told["bytes"], told["name"]))
+    found.sort(key=lambda one: (-one["bytes"], one["name"]))
     del found[MOST_VARIABLES:]
-    value = None  # else it would be held while others are looked at
+    value = None  # else it would be referenced while others are examined
     fingerprints = {}
     making = Fingerprints(fingerprint_seconds)
     try:
-        for name in [told["name"] for told in reversed(found)] if fingerprint_seconds > 0 else ():
+        for name in [one["name"] for one in reversed(found)] if fingerprint_seconds > 0 else ():
             made = making.of(_get(shell, name))
             if made is not None:
                 fingerprints[name] = made
@@ -99,7 +101,7 @@ def _names(shell: Any) -> Iterator[str]:
 
 
 def _get(shell: Any, name: str) -> Any:
-    """Return the value of a name; `_GONE` if it has none any more, or one that IPython has set."""
+    """Return the value of a name; `_GONE` if the name was deleted, or if IPython has set its value."""
     value = dict.get(shell.user_ns, name, _GONE)
     hidden = getattr(shell, "user_ns_hidden", None)
     given = dict.get(hidden, name, _GONE) if type(hidden) is dict else _GONE
@@ -112,10 +114,10 @@ def _is_code(value: Any) -> bool:
     return any(one_of(code, kinds) for code in _CODE) or name in _CODE_NAMES or package == "typing"
 
 
-def _told(value: Any, deadline: float) -> dict[str, Any]:
+def _described(value: Any, deadline: float, named: set[int]) -> dict[str, Any]:
     kind = name_of(type(value))
     look = Look(deadline)
-    seen = Seen() if time.monotonic() > deadline else look.at(value)
+    seen = Seen() if time.thread_time() > deadline else look.at(value, named)
     device = seen.device or look.device
     return {
         "kind": (f"{kind} on {device}" if device else kind)[:_LONGEST_SUMMARY],
@@ -135,22 +137,22 @@ class Look:
 
     @property
     def device(self) -> str:
-        """The device that has most of the counted bytes, if not RAM."""
+        """The device that has most of the counted bytes; empty if that is RAM."""
         if not self._on_devices:
             return ""
         device = max(self._on_devices, key=lambda name: self._on_devices[name])
         return device if 2 * self._on_devices[device] > self._size else ""
 
-    def at(self, value: Any) -> Seen:
-        """Return the size and description of a value."""
-        self._met.clear()
+    def at(self, value: Any, named: Collection[int] = ()) -> Seen:
+        """Return the size and description of a value, without what it holds of the objects with the ids `named`."""
+        self._met = set(named) - {id(value)}
         seen = self._look(value, _DEEPEST)
         self._size = seen.size
         return seen
 
     def _look(self, value: Any, depth: int) -> Seen:
         self._objects -= 1
-        late = self._objects % 100 == 0 and time.monotonic() > self._deadline
+        late = self._objects % 100 == 0 and time.thread_time() > self._deadline
         if id(value) in self._met or depth == 0 or self._objects < 0 or late:
             return Seen()
         self._met.add(id(value))
@@ -194,7 +196,7 @@ class Look:
         kept = attributes(value)
         if kept:
             size += dict.__sizeof__(kept)
-            # As a dictionary, except that every attribute counts: models have many.
+            # Attributes are counted like a dictionary's items, but all of them, because models have many.
             size += int(self.sum(list(dict.values(kept)), depth - 1))
         return Seen(size)
 
@@ -202,7 +204,7 @@ class Look:
         own = next(k for k in (dict, *SEQUENCES, *SETS) if one_of(k, bases(value)))
         per_item = 2 if own is dict else 1
         held = list(items(value, _SAMPLE))
-        # What a sampled tensor has on its device is taken times as often too.
+        # Bytes that sampled tensors have on devices are scaled up by the same factor.
         scale = max(1.0, count * per_item / len(held)) if held else 1.0
         before = dict(self._on_devices)
         inside = self.sum(held, depth - 1) * scale
@@ -271,7 +273,7 @@ def _series(look: Look, value: Any, kind: type) -> Seen:
 
 
 def _index(look: Look, value: Any, kind: type) -> Seen:
-    # Not `nbytes`: for a range, or for levels and codes, it would create the values.
+    # `nbytes` would create the values of a range, or of levels and codes.
     held = attributes(value)
     parts = [held[name] for name in ("_data", "_codes", "_levels") if name in held]
     ours = origin_of(type(value))[0] == "pandas"

@@ -1,6 +1,6 @@
 """Examining a user's values without running any code of theirs: not `__len__`, not `__repr__`, not a property.
 
-This is sent into kernels with the agent, so it uses the standard library only, and imports nothing that the user has not.
+This module is sent into kernels with the agent, so it uses the standard library only, and imports nothing that the user has not.
 A class is recognized by the package and the name of the classes from which it is derived. A value's attributes are read by the
 recognized class's own functions, which no subclass can replace.
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-#: `type`'s own functions, which no metaclass can replace.
+#: Getters of `type` itself, which no metaclass can replace.
 _MRO = type.__dict__["__mro__"].__get__
 _NAME = type.__dict__["__name__"].__get__
 _MODULE = type.__dict__["__module__"].__get__

@@ -1,4 +1,4 @@
-"""Operations that have ended, whoever asked for them: one log line, one event, and the metrics for each.
+"""Reports of ended operations, whichever client requested them: one log line, one event, and metrics for each.
 
 All of it comes from the daemon's records of this server's kernels. Prometheus reads the metrics at Jupyter's own `/metrics`.
 """
@@ -52,16 +52,16 @@ def _metrics() -> _Metrics:
 
 
 class EndedOperations(KernelListener):
-    """Listener that logs, counts and publishes the ends of operations on this server's kernels."""
+    """A listener that logs, counts and publishes the ends of operations on this server's kernels."""
 
     def __init__(
         self, logger: EventLogger, served: dict[str, ServedKernel], log: logging.Logger
     ) -> None:
         self._logger, self._log = logger, log
-        #: Operations in flight: one that had ended before its first record came is not published.
+        #: Running operations: one that had ended before its first record came is not published.
         self._running: set[str] = set()
         logger.register_event_schema(SCHEMA)
-        # Counted whenever the metrics are read.
+        # The gauges are computed whenever the metrics are read.
         for state in KernelState:
             gauge = _metrics().kernels.labels(state=str(state))
             gauge.set_function(functools.partial(_count, served, state))

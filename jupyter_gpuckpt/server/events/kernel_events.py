@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 SCHEMA = Path(__file__).parent / "kernel.yaml"
 SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/kernel/v1"
-#: At most five events a second for each kernel's progress.
+#: The shortest time between two progress events of a kernel, in seconds.
 PROGRESS_SECONDS = 0.2
 
 
 class KernelEvents(KernelListener):
-    """Listener that emits a kernel's record when it differs from the last one; mere progress at a limited rate."""
+    """A listener that emits a kernel's record when it differs from the last one, and progress at a limited rate."""
 
     def __init__(self, logger: EventLogger, kernels: KernelList) -> None:
         self._logger, self._kernels = logger, kernels
@@ -39,8 +39,9 @@ class KernelEvents(KernelListener):
             return
         if _without_progress(before) == _without_progress(view) and now - when < PROGRESS_SECONDS:
             return
-        self._last[kernel_id] = (now, view)
         self._logger.emit(schema_id=SCHEMA_ID, data=view)
+        # Only an emitted record is stored, so that after a failure the next change is emitted in full.
+        self._last[kernel_id] = (now, view)
 
 
 def _without_progress(view: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Jupyter events about snapshots: one for each change, whoever made it."""
+"""Jupyter events about snapshots: one for each change, whichever client made it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA_ID = "https://events.jupyter.org/jupyter_gpuckpt/snapshot/v1"
 
 
 class SnapshotEvents(KernelListener):
-    """Listener that emits the changes of snapshots that the daemon reports."""
+    """A listener that emits the changes of snapshots that the daemon reports."""
 
     def __init__(self, logger: EventLogger) -> None:
         self._logger = logger

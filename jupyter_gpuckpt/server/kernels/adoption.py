@@ -1,4 +1,4 @@
-"""Kernels of earlier servers: listed again under the same kernel and session ids, before the first request is served."""
+"""Adoption of the kernels of earlier servers, under the same kernel and session ids, before the first request is served."""
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
 
@@ -7,8 +7,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ...door_secrets import joined
 from ...errors import GpuCkptError
+from ...manager_secrets import joined
 from ...model import Cause
 from ..jupyter_internals import expect_info, set_known_info
 from ..messages.comms import SavedComms
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from .operations import ServerOperations
     from .reconnector import Reconnector
 
-_ANSWER_SECONDS = 5.0
-#: How often, and how long after its start, a server asks again for kernels of one that had not ended then.
+#: How long to wait for the shell's reply: a kernel that runs a cell replies when the cell has ended.
+_ANSWER_SECONDS = 60.0
+#: The interval and the total time in which a new server asks again for kernels of a server that had not ended yet.
 _CLAIM_EVERY_SECONDS, _CLAIM_FOR_SECONDS = 2.0, 300.0
-#: These kernels were stopped with their server, so a cell that ran in them goes on without a request.
+#: Causes of suspends at a server's stop: a cell that ran then continues without a request.
 _STOPPED_WITH_THE_SERVER = frozenset({Cause.SHUTDOWN, Cause.RECLAIM})
 
 
 class Adoption:
-    """Adoption of the kernels of earlier servers, which the daemon keeps: they are listed again.
+    """The adopter of kernels that earlier servers left with the daemon: it lists them again.
 
     `resume_busy`: those that were running a cell when their server stopped are resumed.
     """
@@ -58,7 +59,7 @@ class Adoption:
         self._resume_busy, self._log = resume_busy, log
 
     async def adopt_all(self) -> None:
-        """List what earlier servers left; kernels of a server that is still stopping follow when it lets go of them."""
+        """List the kernels that earlier servers left; those of a server that is still stopping follow when it releases them."""
         kept_elsewhere = await self._claim()
         for kernel in kept_elsewhere:
             self._log.warning(
@@ -71,7 +72,7 @@ class Adoption:
             self._operations.spawn(self._claim_again())
 
     async def adopt(self, saved: SuspendedKernel, *, resume_busy: bool) -> None:
-        """List a kernel that the link has been offered, with its sessions."""
+        """List a claimed kernel again, with its sessions."""
         link, kernels = self._link, self._kernels
         kernel_id, kept = saved.kernel.kernel_id, joined(saved.jupyter, saved.secrets)
         kernels.gpuckpt_kernelspecs[kernel_id] = kept["kernelspec"]
@@ -81,7 +82,7 @@ class Adoption:
             saved_root=kept.get("root", ""),
             root=str(kernels.root_dir),
         )
-        # The environment is for a restart, which starts a kernel of this server.
+        # The environment is used by a later restart, which starts a kernel of this server.
         await kernels.start_kernel(
             kernel_id=kernel_id,
             kernel_name=kept["kernel_name"],
@@ -108,22 +109,22 @@ class Adoption:
                 if resume_busy and saved.cause in _STOPPED_WITH_THE_SERVER:
                     served.wake()
         else:
-            # Until it has answered it counts as busy, so that nobody culls a computation.
+            # Until it has answered it counts as busy, so that a computation is not culled.
             manager.execution_state = "busy"
-            # What it did while no server was connected is unknown.
+            # It may have changed while no server was connected.
             served.output.changes += 1
             self._operations.spawn(_learn_state(manager))
             served.peer_access_is_off = served.has_agent and served.is_parked
-            # The last server may have died while the agent held the kernel's output back.
+            # The last server may have died while the agent buffered the kernel's output.
             self._operations.spawn(self._connect(manager, served, recovered))
             if recovered is not None:
                 self._expect_asker(manager, served)
         link.catch_up(kernel_id)
 
     async def _claim(self) -> list[Kernel]:
-        """List the kernels that no server owns; return those that another server has not let go of.
+        """List the kernels that no server owns; return those that another server has not released.
 
-        One kernel that cannot be listed does not keep the others away.
+        A kernel that cannot be listed does not prevent the others.
         """
         for saved in await self._link.claim():
             try:
@@ -153,7 +154,9 @@ class Adoption:
         """Connect to a kernel whose server was killed, and ask it for the messages since then."""
         missed, complete = list[list[bytes]](), True
         try:
-            if not served.has_agent:  # it may have been brought in after that server's last record
+            if (
+                not served.has_agent
+            ):  # the agent may have been installed after that server's last record
                 served.has_agent = await agent.state(manager) is not None
             await self._reconnector.reconnect(served)
             if recovered is not None and served.has_agent:
@@ -163,7 +166,7 @@ class Adoption:
                 served.output.add_missed(missed, complete=complete)
 
     def _expect_asker(self, manager: ServerKernelManager, served: ServedKernel) -> None:
-        """Buffer what the kernel answers to the page that runs the cell, until it connects again under its session id."""
+        """Buffer the kernel's replies to the page that runs the cell, until it connects again under its session id."""
         client_session = served.output.asked_by
         if not client_session:
             return

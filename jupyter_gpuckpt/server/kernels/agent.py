@@ -9,59 +9,31 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ...agent_code import AGENT_REQUEST, IMPLEMENTATION, installation_request
 from ...model import Variables
 from ..messages.comms import SavedComms
-from ..messages.probe import AGENT_REQUEST, ask, kernel_info
+from ..messages.probe import ask, kernel_info
 
 if TYPE_CHECKING:
     from jupyter_server.services.kernels.kernelmanager import ServerKernelManager
 
-_ANSWER_SECONDS = 2.0
+_ANSWER_SECONDS = 4.0
 _SECOND_TRY_SECONDS = 0.3
-#: A request has been sent after this.
+#: The time in which a request is certainly sent, if its reply is not waited for.
 _TELL_SECONDS = 0.1
-#: A kernel that has just been started imports for a while.
+#: The timeout for the first reply of a new kernel, which imports for a while.
 _START_SECONDS = 30.0
-#: A little more than the agent takes at most.
+#: The timeout of user functions: a little more than the agent's own limit.
 _CALLS_SECONDS = 12.0
-#: For the work of its GPUs, where no cell runs.
+#: The timeout if the agent waits for the work of the GPUs, when no cell runs.
 _GPU_SECONDS = 42.0
 _TRIM_SECONDS = 6.0
-#: After that it publishes its output by itself (`kernel_agent/agent.py`).
+#: The time after which the agent publishes its output by itself (`kernel_agent/agent.py`).
 _SILENCE_SECONDS = 30.0
-#: The modules that run in the kernel (`kernel_agent/`), each after those that it imports.
-_MODULES = (
-    "calls",
-    "environment",
-    "history",
-    "peer_access",
-    "sent_messages",
-    "trim",
-    "variables.values",
-    "variables.fingerprints",
-    "variables.listing",
-    "agent",
-)
-#: Makes them modules that can import each other as they do here, and that user code does not find afterwards.
-_LOADER = """
-import sys, types
-names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
-try:
-    for name, source in zip(names, ["__path__ = []", *sources.values()]):
-        module = sys.modules[name] = types.ModuleType(name)
-        module.__package__ = name.rpartition(".")[0] or name
-        exec(compile(source, f"<{name}>", "exec"), module.__dict__)
-finally:
-    for name in names:
-        sys.modules.pop(name, None)
-"""
-#: The `implementation` of IPython kernels.
-_IMPLEMENTATION = "ipython"
 
 
 class PeerAccess(NamedTuple):
@@ -72,7 +44,7 @@ class PeerAccess(NamedTuple):
 
 
 class AgentState(NamedTuple):
-    """What an agent reports: how many functions users have registered for each event, and whether the kernel may use a GPU."""
+    """An agent's report: the number of user functions registered for each event, and whether the kernel may use a GPU."""
 
     on_save: int
     on_resume: int
@@ -80,36 +52,19 @@ class AgentState(NamedTuple):
 
 
 async def install(manager: ServerKernelManager) -> bool:
-    """Wait until a new kernel answers and run the agent in it before anything else; return whether it runs then."""
-    # On the shell: not every kernel answers this on its control channel.
+    """Wait until a new kernel answers and run the agent in it before any cell; return whether the agent runs."""
+    # The request goes to the shell because not every kernel answers it on its control channel.
     info = await kernel_info(manager, "shell", _START_SECONDS)
-    if info.get("implementation") != _IMPLEMENTATION:
+    if info.get("implementation") != IMPLEMENTATION:
         return False
-    content = {
-        "code": installation(),
-        "silent": True,
-        "store_history": False,
-        "user_expressions": {},
-        "allow_stdin": False,
-        "stop_on_error": False,
-    }
-    reply = await ask(manager, "control", "execute_request", content, _ANSWER_SECONDS)
+    reply = await ask(manager, "control", "execute_request", installation_request(), _START_SECONDS)
     return _is_ok(reply)
 
 
-def installation() -> str:
-    """Return the code that runs the agent in a kernel, in a namespace of its own, so that no name is added to the user's."""
-    folder = resources.files("jupyter_gpuckpt.kernel_agent")
-    sources = {
-        name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
-    }
-    return f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})"
-
-
 async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> SavedComms | None:
-    """Make the kernel buffer its output from now on; return its comms at that moment, or None if it does not answer.
+    """Make the kernel buffer its output from now on; return its comms at that moment, None if it does not answer.
 
-    `answers`: whether it has answered just now. If not, its answer is not waited for: it buffers when it has read the request.
+    `answers`: whether it answered just before. If not, the reply is not awaited: it buffers once it has read the request.
     """
     seconds = _ANSWER_SECONDS if answers else _TELL_SECONDS
     reply = await _request(manager, "prepare", seconds)
@@ -123,7 +78,7 @@ async def prepare(manager: ServerKernelManager, *, answers: bool = True) -> Save
 async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentState | None:
     """Return the agent's report; None if it does not answer, for example while a cell holds Python's interpreter lock.
 
-    `answers`: whether it has answered the last time. If not, it is waited for only briefly.
+    `answers`: whether it answered the last time. If not, the reply is awaited only briefly.
     """
     seconds = _ANSWER_SECONDS if answers else _SECOND_TRY_SECONDS
     counted = await _request(manager, "count", seconds)
@@ -135,12 +90,12 @@ async def state(manager: ServerKernelManager, *, answers: bool = True) -> AgentS
 
 
 async def call_on_save(manager: ServerKernelManager, found: AgentState) -> bool:
-    """Call what users have registered for `on_save`; return whether anything was called."""
+    """Call the functions that users have registered for `on_save`; return whether any was called."""
     return bool(found.on_save) and await _call(manager, "on_save")
 
 
 async def call_on_resume(manager: ServerKernelManager) -> None:
-    """Call what users have registered for `on_resume`."""
+    """Call the functions that users have registered for `on_resume`."""
     found = await state(manager)
     if found is not None and found.on_resume:
         await _call(manager, "on_resume")
@@ -160,7 +115,7 @@ async def resumed(
     branched: bool,
     gpu_is_back: bool,
 ) -> None:
-    """Tell a kernel that it was resumed under a server with this environment.
+    """Notify a kernel that it was resumed under a server with this environment.
 
     `renewed`: patterns of the names of the variables that it takes from there; those of the former server are removed.
     `moved_ports`: the new port for each former one on which it listens. `branched`: the kernel of its snapshot may still run.
@@ -187,7 +142,8 @@ async def resumed(
 
 async def variables(manager: ServerKernelManager, fingerprint_seconds: float) -> Variables | None:
     """Return the user's variables, with the fingerprints that can be made in that time; None if the agent does not answer."""
-    seconds = _ANSWER_SECONDS + fingerprint_seconds
+    # The agent counts CPU time, of which a running cell takes a part.
+    seconds = _ANSWER_SECONDS + 5 * fingerprint_seconds
     reply = await _request(manager, "variables", seconds, fingerprint_seconds=fingerprint_seconds)
     listed = reply["content"].get("variables") if reply else None
     try:
@@ -198,7 +154,7 @@ async def variables(manager: ServerKernelManager, fingerprint_seconds: float) ->
 
 
 async def trim(manager: ServerKernelManager, seconds: float) -> int:
-    """Make the kernel free memory that it does not use, if no cell runs; return by how many bytes it became smaller, if known.
+    """Make the kernel free unused memory if no cell runs; return by how many bytes it became smaller, 0 if unknown.
 
     `seconds`: the time for collecting garbage. See `kernel_agent/trim.py`.
     """
@@ -207,9 +163,9 @@ async def trim(manager: ServerKernelManager, seconds: float) -> int:
 
 
 async def switch_peer_access_off(manager: ServerKernelManager, *, busy: bool) -> PeerAccess:
-    """Switch off peer access between the kernel's GPUs, whose memory must be there. See `kernel_agent/peer_access.py`.
+    """Switch off peer access between the kernel's GPUs; it must not be parked. See `kernel_agent/peer_access.py`.
 
-    `busy`: a cell runs, so the work of its GPUs is not waited for.
+    `busy`: a cell runs, so the agent does not wait for the work of the GPUs.
     """
     seconds = _CALLS_SECONDS if busy else _GPU_SECONDS
     reply = await _request(manager, "peers_off", seconds)
@@ -226,10 +182,15 @@ async def switch_peer_access_on(manager: ServerKernelManager) -> bool:
     return bool(reply) and reply["content"].get("peer_access") == "on"
 
 
+async def answer(manager: ServerKernelManager, request_id: str, text: str) -> None:
+    """Answer a request of the user's code; an empty text tells it that the request was received."""
+    await _request(manager, "answer", _ANSWER_SECONDS, id=request_id, text=text)
+
+
 async def messages_after(
     manager: ServerKernelManager, message_id: str, requests: list[str]
 ) -> tuple[list[list[bytes]], bool]:
-    """Return the iopub messages after this one, and whether these are all; the kernel answers these requests again."""
+    """Return the iopub messages after this one, and whether these are all; the kernel resends its replies to `requests`."""
     reply = await _request(manager, "again", _ANSWER_SECONDS, after=message_id, requests=requests)
     # An agent of an older version does not know this request.
     counts = reply["content"].get("counts") if reply else None
@@ -241,10 +202,10 @@ async def messages_after(
 
 
 async def flush(manager: ServerKernelManager, wanted: Callable[[], bool] = lambda: False) -> bool:
-    """Make the kernel publish what it has buffered; return whether it has answered.
+    """Make the kernel publish its buffered output; return whether it has answered.
 
-    The request is repeated as long as that is `wanted`: what is sent to a kernel whose processes are stopped, because its
-    daemon was killed, is lost with the socket that has sent it.
+    The request is repeated while `wanted` returns True: a request to a kernel whose processes are stopped, because its daemon
+    was killed, is lost with the socket that sent it.
     """
     deadline = asyncio.get_running_loop().time() + _SILENCE_SECONDS
     while not await _request(manager, "thaw", _ANSWER_SECONDS):

@@ -1,7 +1,7 @@
 """Branches: a second live kernel from a snapshot, with a notebook and ports of its own.
 
 To the daemon a branch is a suspended kernel whose snapshot belongs to another kernel. It is listed here like a kernel that an
-earlier server left, and then resumed. If that fails, nothing of it stays.
+earlier server left, and then resumed. If that fails, nothing of it remains.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -13,14 +13,16 @@ from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 from jupyter_core.utils import ensure_async
 from tornado import web
 
 from ... import calls
-from ...door_secrets import parted
 from ...errors import ConfigurationError, GpuCkptError, KernelNotFound
+from ...manager_secrets import parted
 from ...ports import HeldPorts, moved_connection
 from ...protocol import BranchRequest, SuspendedKernel
+from ..messages.begun_cells import begun_cells
 from .sessions import path_below
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Branch(NamedTuple):
 
 
 class Branching:
-    """Maker of branches from any snapshot in the store."""
+    """A maker of branches from any snapshot in the store."""
 
     def __init__(
         self,
@@ -84,7 +86,7 @@ class Branching:
             await undo.aclose()
 
     async def _notebook(self, launch: LaunchSpec, wanted: str, undo: AsyncExitStack) -> str:
-        """Copy the kernel's notebook as it is now, and return the path; a notebook that exists at `wanted` is used as it is."""
+        """Copy the kernel's notebook as it is now and return the path; an existing notebook at `wanted` is used unchanged."""
         contents = self._contents
         saved = launch.jupyter
         source = path_below(
@@ -139,7 +141,7 @@ class Branching:
                 "sessions": [row],
                 "path": path,
                 "root": str(self._kernels.root_dir),
-                "output": {},
+                "output": msgspec.to_builtins(begun_cells(launch.jupyter.get("output"))),
             }
         )
         request = BranchRequest(

@@ -1,4 +1,4 @@
-"""This server as an owner of kernels: its connection to the daemon, kept up as long as the server lives.
+"""This server as an owner of kernels: its connection to the daemon, kept open while the server runs.
 
 An object of this class is `gpuckpt_owner` of the multi kernel manager (`gpuckpt_provisioner.owner.KernelOwner` says what a
 provisioner asks of it, from worker threads). Everything else here belongs to the event loop.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class DaemonLink:
-    """Owner of this server's kernels, which keeps the connection to the daemon and applies what it sends."""
+    """The server's connection to the daemon, by which it owns its kernels and applies the daemon's events."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class DaemonLink:
     ) -> None:
         self.settings = settings
         self.served: dict[str, ServedKernel] = {}
-        #: Whether the log says already that the engine cannot work here.
+        #: Whether the log already has the message that the engine cannot work here.
         self.notice_given = False
         self._owner, self._refusal, self._descriptions = owner, refusal, descriptions
         self._reconnector, self._listener = reconnector, listener
         self._kept_output_bytes, self._log = kept_output_bytes, log
         self._adoptions: dict[str, SuspendedKernel] = {}
-        #: What was being done with kernels that are gone.
+        #: Canceled tasks of kernels that are gone.
         self._ending: set[asyncio.Task[None]] = set()
         self._up = threading.Event()
-        #: What the daemon has sent of all kernels of this owner, attached or not, and of the operations on them.
+        #: The daemon's records of all kernels of this owner, attached or not, and of the operations on them.
         self.mirror = Mirror()
         self._giving_up: asyncio.TimerHandle | None = None
         self._failure: GpuCkptError | None = None
@@ -70,7 +70,7 @@ class DaemonLink:
     # ---- for the server ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to the daemon for the first time; raise HostError where the engine cannot work, or DaemonUnavailable."""
+        """Connect to the daemon for the first time. Raises HostError if the engine cannot work here, or DaemonUnavailable."""
         self._loop = asyncio.get_running_loop()
         try:
             client = self._async = await AsyncClient.connect(self.settings)
@@ -92,13 +92,13 @@ class DaemonLink:
 
     @property
     def daemon(self) -> AsyncClient:
-        """Return the client for the event loop; raise what prevents a connection."""
+        """Return the client for the event loop. Raises HostError or DaemonUnavailable without a connection."""
         if self._async is None or self._failure is not None:
             raise self._failure or DaemonUnavailable("There is no connection to the daemon yet.")
         return self._async
 
     async def claim(self) -> list[SuspendedKernel]:
-        """Claim the kernels that earlier servers left and return them; the provisioners that adopt them get them by `adoption`."""
+        """Claim the kernels that earlier servers left and return them; provisioners get them by `adoption`."""
         claimed = await self.daemon.send(calls.claim(self.owner_id))
         for saved in claimed:
             self.offer(saved)
@@ -109,12 +109,12 @@ class DaemonLink:
         return await self.daemon.send(calls.claimable(self.owner_id))
 
     async def leave(self) -> None:
-        """Let the next server claim the kernels, before this process ends, which may take a while. Never raise."""
+        """Let the next server claim the kernels now, because this process may take a while to end. Never raises."""
         try:
             await self.daemon.send(calls.leave(self.owner_id))
         except GpuCkptError as error:
             self._log.warning(
-                "The next server has the kernels when this process has ended: %s", error
+                "The next server can claim the kernels only when this process has ended: %s", error
             )
 
     def offer(self, saved: SuspendedKernel) -> None:
@@ -122,7 +122,7 @@ class DaemonLink:
         self._adoptions[saved.kernel.kernel_id] = saved
 
     def catch_up(self, kernel_id: str) -> None:
-        """Apply to an adopted or launched kernel what became of it since the daemon handed it over."""
+        """Apply the newest record to an adopted or launched kernel: it may have changed since the daemon handed it over."""
         served = self.served.get(kernel_id)
         if served is None or served.kernel is None:
             return
@@ -156,7 +156,7 @@ class DaemonLink:
         return self._owner.owner_id
 
     def client(self) -> Client:
-        """Return the client for worker threads; raise HostError or DaemonUnavailable."""
+        """Return the client for worker threads. Raises HostError or DaemonUnavailable."""
         if self._failure is not None:
             raise self._failure
         if not self._up.wait(RESTART_SECONDS):
@@ -175,7 +175,7 @@ class DaemonLink:
         return self._adoptions.pop(kernel_id, None)
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """Return what the next server needs to list a kernel as it was."""
+        """Return the description from which the next server lists a kernel unchanged."""
         return self._descriptions.describe(manager, self.served.get(manager.kernel_id))
 
     def attach(self, kernel_id: str, watcher: Provisioner) -> None:
@@ -194,12 +194,12 @@ class DaemonLink:
             self._loop.call_soon_threadsafe(served.reset)
 
     def launched(self, kernel_id: str) -> None:
-        """Connect to a new kernel, whose process exists now."""
+        """Connect to a new kernel; its process exists."""
         self.catch_up(kernel_id)
         self._reconnector.begin(self.served[kernel_id])
 
     def detach(self, kernel_id: str) -> None:
-        """Forget a kernel that is gone or no longer ours."""
+        """Drop a kernel that is gone or no longer this server's."""
         served = self.served.pop(kernel_id, None)
         if served is not None:
             served.output.discard()
@@ -214,13 +214,13 @@ class DaemonLink:
     # ---- the connection ----------------------------------------------------------------------------------------------
 
     async def _listen(self, client: AsyncClient, first: asyncio.Future[None]) -> None:
-        """Apply what the daemon sends until the server ends; the client connects again by itself."""
+        """Apply the daemon's events until the server ends; the client reconnects by itself."""
         events = client.events(self._owner, self.mirror, self._on_loss)
         try:
             async with aclosing(events):
                 async for changes in events:
                     for change in changes:
-                        self._on_change(change)
+                        self._apply_safely(change)
                     if not self.ready:
                         self._on_connect(first)
         except GpuCkptError as error:
@@ -229,7 +229,7 @@ class DaemonLink:
             first.set_exception(error)
 
     def _on_connect(self, first: asyncio.Future[None]) -> None:
-        """Go on after the first full state of a connection: a kernel that is not in it is gone."""
+        """Complete a (re)connect after its full state; kernels that are not in it are gone."""
         for kernel_id in set(self.served) - set(self.mirror.kernels):
             self._on_gone(kernel_id, self.mirror.position)
         self._up.set()
@@ -247,9 +247,16 @@ class DaemonLink:
             self._giving_up = loop.call_later(RESTART_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        """End the operations whose end no daemon has told in time: whoever waits for them goes on."""
+        """Fail the operations whose end no daemon has reported in time, so that their waiters continue."""
         for change in self.mirror.lose():
+            self._apply_safely(change)
+
+    def _apply_safely(self, change: Event) -> None:
+        """Apply a change and log any error, because later changes must still be applied."""
+        try:
             self._on_change(change)
+        except Exception:
+            self._log.exception("A change that the daemon sent could not be applied")
 
     def _on_change(self, change: Event) -> None:
         if change.kernel is not None and change.kernel.kernel_id in self.served:
@@ -261,6 +268,8 @@ class DaemonLink:
             self._on_gone(change.gone, change.position)
         if change.snapshot is not None:
             self._listener.snapshot_changed(change.snapshot)
+        if change.notice is not None:
+            self._listener.notice_changed(change.notice)
 
     def _apply(self, served: ServedKernel, kernel: Kernel) -> None:
         before = served.kernel.state if served.kernel else KernelState.SUSPENDED

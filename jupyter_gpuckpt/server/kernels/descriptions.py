@@ -1,4 +1,4 @@
-"""What this server knows of a kernel and the daemon keeps with it, so that the next server lists it as it was."""
+"""Descriptions of kernels, kept by the daemon, from which the next server lists them unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KernelDescriptions:
-    """The descriptions of this server's kernels: sessions, output, comms, execution state."""
+    """A maker of descriptions of this server's kernels: sessions, output, comms, execution state."""
 
     def __init__(self, kernels: AsyncMappingKernelManager, sessions: SessionManager) -> None:
         self._kernels, self._sessions = kernels, sessions
@@ -26,13 +26,15 @@ class KernelDescriptions:
         """Return the description of a kernel as it is now; `adoption.py` reads it."""
         rows = sessions_of(self._sessions, manager.kernel_id)
         if served is not None and served.kernel is None:
-            served = None  # a fresh kernel is about to be launched: nothing of the last one is true of it
+            served = (
+                None  # a fresh kernel is being launched; the last one's description does not apply
+            )
         state = getattr(manager, "execution_state", None) or "idle"
         return {
             "sessions": rows,
             "path": rows[0]["path"] if rows else "",
             "root": str(self._kernels.root_dir),
-            # Whose it is at a hub: remotes are searched by it.
+            # The owner at a hub, by which remotes are searched.
             "hub_user": os.environ.get("JUPYTERHUB_USER", ""),
             "server_name": os.environ.get("JUPYTERHUB_SERVER_NAME", ""),
             "kernel_info": known_info(manager),

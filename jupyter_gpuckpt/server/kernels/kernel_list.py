@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class KernelList:
-    """The kernels of one server. `served`: those under the engine; empty where kernels run elsewhere."""
+    """The kernels of one server.
+
+    `served`: those under the engine; empty where kernels run elsewhere. `cells_resume`: whether a cell resumes a suspended kernel.
+    """
 
     def __init__(
         self,
@@ -28,9 +31,11 @@ class KernelList:
         sessions: SessionManager,
         served: dict[str, ServedKernel],
         tracked: TrackedOperations | None,
+        *,
+        cells_resume: bool,
     ) -> None:
         self._kernels, self._sessions = kernels, sessions
-        self._served, self._tracked = served, tracked
+        self._served, self._tracked, self._cells_resume = served, tracked, cells_resume
 
     def __contains__(self, kernel_id: str) -> bool:
         return kernel_id in self._kernels
@@ -65,6 +70,7 @@ class KernelList:
             view,
             reason=served.waits or (error.message if error else None),
             hint=(error.hint or None) if error else None,
+            error_code=error.code if error else None,
             snapshot_id=kernel.snapshot_id or None,
             parent_snapshot_id=kernel.parent_snapshot_id or None,
             operation=operation_view(operation) if operation and in_flight else None,
@@ -74,4 +80,7 @@ class KernelList:
             gpu_utilization=kernel.gpu_utilization,
             resume_seconds=kernel.resume_seconds,
             suspended_bytes=kernel.suspended_bytes,
+            cells_resume=self._cells_resume,
+            suspends_at=served.suspends_at,
+            cell_paused=served.absent and served.output.runs_cell,
         )

@@ -1,54 +1,64 @@
-"""The one protocol by which parts of the server learn what happens to its kernels.
+"""The interface by which parts of the server are notified of changes of its kernels.
 
 The connection to the daemon, the gate and the kernel manager notify; events and policies listen. `service.py` adds them.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ...protocol import Kernel, Operation
+    from ...reclaim_records import Notice
     from ...snapshot_records import SnapshotChange
     from ..messages.served_kernel import ServedKernel
 
+_log = logging.getLogger(__name__)
+
 
 class KernelListener:
-    """A part that is notified of what happens to kernels. Every method does nothing here; override what you need."""
+    """A listener for changes of kernels. Every method does nothing here; override those that you need."""
 
     # ---- notifications ----
 
     def kernel_changed(self, kernel_id: str) -> None:
-        """Note that a kernel's state, operation or use of resources changed, or that it is gone."""
+        """Handle a change of a kernel's state, operation or use of resources, or its removal."""
 
     def operation_changed(self, operation: Operation, name: str) -> None:
-        """Note how an operation on the kernel of this name stands, whoever asked for it."""
+        """Handle a change of an operation on the kernel of this name, whichever client requested it."""
 
     def kernel_suspended(self, kernel: Kernel) -> None:
-        """Note that a kernel was just suspended, whoever asked for it."""
+        """Handle the end of a suspend, whichever client requested it."""
 
     def kernel_wanted(self, served: ServedKernel) -> None:
-        """Note that somebody runs a cell in a kernel that cannot run it now."""
+        """Handle a cell that was sent to a kernel that cannot run it now."""
 
     def snapshot_changed(self, change: SnapshotChange) -> None:
-        """Note that a snapshot was made, changed or removed, whoever did it."""
+        """Handle a snapshot that was made, changed or removed by any client."""
+
+    def notice_changed(self, notice: Notice) -> None:
+        """Handle a notice that this machine will go, a change of one, or its withdrawal."""
+
+    def user_asked(self, kernel_id: str, content: dict[str, Any]) -> None:
+        """Handle a request of the user's code in a kernel."""
 
     def server_started(self) -> None:
-        """Note that the daemon is connected and the kernels of earlier servers are listed."""
+        """Handle the server's start: the daemon is connected and the kernels of earlier servers are listed."""
 
-    # ---- requests, each of which waits for the listeners ----
+    # ---- requests: the caller waits for the listeners ----
 
     async def before_freeze(self, kernel_id: str) -> None:
-        """Stop what is in the way of an explicit save or suspend. Never raise."""
+        """Stop work that prevents an explicit save or suspend. Never raises."""
 
     async def before_interrupt(self, kernel_id: str) -> None:
-        """Prepare a kernel for an interrupt; raise GpuCkptError if it cannot be interrupted."""
+        """Prepare a kernel for an interrupt. Raises GpuCkptError if it cannot be interrupted."""
 
     async def before_restart(self, kernel_id: str) -> None:
-        """Keep what a restart would lose. Never raise."""
+        """Save the state that a restart would lose. Never raises."""
 
     async def kernel_idle(self, kernel_id: str) -> None:
-        """Deal with a kernel that Jupyter would cull. Never raise."""
+        """Handle a kernel that Jupyter would cull. Never raises."""
 
     async def keep_shut_down(self, kernel_id: str) -> bool:
         """Return True if the listener keeps a kernel that a user shuts down; else it is shut down at once."""
@@ -58,15 +68,20 @@ class KernelListener:
         """Suspend and release kernels before Jupyter shuts down those that are left."""
 
     async def server_stopped(self) -> None:
-        """Let go of everything: no kernel is left."""
+        """Release all resources: no kernel is left."""
 
 
 def _notify(note: str) -> Any:
-    """Return a method of `KernelListeners` that calls `note` of every listener."""
+    """Return a method of `KernelListeners` that calls `note` of every listener, even if one raises."""
 
     def notify(self: KernelListeners, *arguments: Any) -> None:
         for listener in self.listeners:
-            getattr(listener, note)(*arguments)
+            try:
+                getattr(listener, note)(*arguments)
+            except (
+                Exception
+            ):  # it must affect neither the other listeners nor the connection to the daemon
+                _log.exception("%s failed in %s", type(listener).__name__, note)
 
     return notify
 
@@ -90,7 +105,7 @@ class KernelListeners(KernelListener):
         self.listeners: list[KernelListener] = []
 
     def add(self, *listeners: KernelListener) -> None:
-        """Add listeners, which are notified from now on."""
+        """Add listeners at the end; they are notified from now on."""
         self.listeners += listeners
 
     kernel_changed = _notify("kernel_changed")
@@ -98,6 +113,8 @@ class KernelListeners(KernelListener):
     kernel_suspended = _notify("kernel_suspended")
     kernel_wanted = _notify("kernel_wanted")
     snapshot_changed = _notify("snapshot_changed")
+    notice_changed = _notify("notice_changed")
+    user_asked = _notify("user_asked")
     server_started = _notify("server_started")
     before_freeze = _ask("before_freeze")
     before_interrupt = _ask("before_interrupt")

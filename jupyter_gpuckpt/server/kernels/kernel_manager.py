@@ -1,7 +1,7 @@
-"""What the server's kernel manager does differently for kernels under the engine.
+"""A mixin for the server's kernel manager, for kernels under the engine.
 
 Covers: models, interrupts, restarts, culling, the end of the server, the iopub messages that Jupyter receives. Policies are
-notified of each (`KernelListener`). Does not cover: launch and shutdown of a single kernel (the provisioner's), save, suspend
+notified of each (`KernelListener`). Does not cover: launch and shutdown of a single kernel (the provisioner), save, suspend
 and resume (`operations.py`).
 """
 # jupyter_server's methods carry no types:
@@ -23,6 +23,7 @@ from traitlets import TraitError
 from ...errors import GpuCkptError
 from ...states import KernelState
 from .. import jupyter_internals
+from ..messages.kernel_messages import fields, is_about_ours, is_user_request, read
 from ..messages.probe import AGENT_MESSAGES
 from .sessions import manager_of, mixed
 
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: States that take the place of Jupyter's own in REST models. A kernel that is being saved is idle or busy all the same.
+#: States that replace Jupyter's own in REST models. A kernel that is being saved is still idle or busy.
 _SHOWN = frozenset(KernelState) - {KernelState.STARTING, KernelState.RUNNING, KernelState.SAVING}
-#: jupyter_client's error for a message that it has received before: a snapshot is resumed for the second time that holds
-#: buffered output.
+#: jupyter_client's error for a message that it received before: a snapshot with buffered output is resumed for the second time.
 _RECEIVED_BEFORE = "Duplicate Signature"
-#: The kernel that the culler is looking at: for an idle one it calls `shutdown_kernel`, as a user's click does.
+#: The kernel that the culler is examining: for an idle one it calls `shutdown_kernel`, as a user's click does.
 _culled: ContextVar[str] = ContextVar("gpuckpt_culled", default="")
 
 
@@ -53,39 +53,40 @@ def install_kernel_manager(
 ) -> GpuCkptKernels:
     """Extend the configured kernel manager, whose instance exists already, and return it.
 
-    `owner`: asked by provisioners. `suspends_idle`: whether idle kernels may be suspended, because a cell brings them back.
+    `owner`: used by provisioners. `suspends_idle`: whether idle kernels may be suspended, because a cell resumes them.
     """
     ours = cast("GpuCkptKernels", kernels)
     ours.gpuckpt_owner, ours.gpuckpt_listener = owner, listener
     ours.gpuckpt_suspends_idle = suspends_idle
     ours.gpuckpt_kernelspecs, ours.gpuckpt_stop = {}, None
-    # What the agent is asked and answers shows nothing of whether a cell runs.
-    ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
+    # The agent's requests and replies are no activity of a user.
+    if jupyter_internals.has_untracked_types(kernels):
+        ours.untracked_message_types = [*kernels.untracked_message_types, *AGENT_MESSAGES]
     ours.__class__ = mixed(GpuCkptKernels, type(kernels))
     return ours
 
 
 class GpuCkptKernels(_Base):
-    """Mixin of the configured multi kernel manager; `install_kernel_manager` puts it in place."""
+    """A mixin of the configured multi kernel manager; `install_kernel_manager` installs it."""
 
-    #: Asked by provisioners, under this name (`gpuckpt_provisioner.owner`), and by websockets.
+    #: The owner of the kernels, used under this name by provisioners (`gpuckpt_provisioner.owner`) and by websockets.
     gpuckpt_owner: DaemonLink
     gpuckpt_listener: KernelListener
     gpuckpt_suspends_idle: bool
-    #: Kernelspecs of kernels to adopt, by kernel id: they may have been removed since.
+    #: Kernelspecs of kernels to adopt, by kernel id: they may have been uninstalled since.
     gpuckpt_kernelspecs: dict[str, dict[str, Any]]
     gpuckpt_stop: asyncio.Task[None] | None
 
     def __len__(self) -> int:
-        """Return how many kernels run: a server with suspended ones only may stop for lack of activity."""
+        """Return the number of kernels that run: a server that has only suspended ones may stop for lack of activity."""
         return sum(not self._is_suspended(kernel_id) for kernel_id in self.list_kernel_ids())
 
     def __bool__(self) -> bool:
-        """Return True: jupyter_server asks `if kernel_manager` before it cleans up."""
+        """Return True: jupyter_server tests `if kernel_manager` before it cleans up."""
         return True
 
     def kernel_model(self, kernel_id: str) -> dict[str, Any]:
-        """Return Jupyter's model, whose `execution_state` shows what keeps the kernel from answering."""
+        """Return Jupyter's model; its `execution_state` shows why the kernel cannot answer."""
         try:
             model: dict[str, Any] = super().kernel_model(kernel_id)
         except (
@@ -121,17 +122,22 @@ class GpuCkptKernels(_Base):
             return
         stream = jupyter_internals.activity_stream(self.get_kernel(kernel_id))
         record = jupyter_internals.receiver_of(stream)
+        records_all = jupyter_internals.has_untracked_types(self)
 
         def received(parts: list[bytes]) -> None:
+            if is_user_request(parts):
+                self.gpuckpt_listener.user_asked(kernel_id, fields(read(parts)[2]))
+                return
             try:
-                record(parts)
+                if records_all or not is_about_ours(parts):
+                    record(parts)
             except Exception as error:
                 self.log.debug("kernel %s: a message cannot be read: %s", kernel_id, error)
                 if _RECEIVED_BEFORE in str(error):
                     return
             try:
                 served.output.feed(parts)
-            except Exception:  # or the stream would wait for ever
+            except Exception:  # an exception would stall the stream
                 self.log.exception("kernel %s: a message was lost", kernel_id)
 
         stream.on_recv(received)
@@ -139,7 +145,7 @@ class GpuCkptKernels(_Base):
     def start_buffering(self, kernel_id: str, session_key: str, channels: dict[str, Any]) -> None:
         """Buffer replies for a page that has gone; iopub messages are kept already (`messages/output.py`).
 
-        Without channels: the connection keeps them, because it has still something to send (`messages/gate.py`).
+        `channels` is empty if the connection keeps them, because it still has something to send (`messages/gate.py`).
         """
         if not channels:
             return
@@ -148,7 +154,7 @@ class GpuCkptKernels(_Base):
             channels["iopub"].on_recv(lambda parts: None)
 
     def get_buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
-        """Return what is buffered for a page; unlike the base, keep what is buffered for another one."""
+        """Return the messages buffered for a page; unlike the base, keep those for another page."""
         served = self._served(kernel_id)
         left = served.left.pop(session_key, None) if served is not None else None
         if left is not None:
@@ -181,7 +187,7 @@ class GpuCkptKernels(_Base):
         await ensure_async(super().interrupt_kernel(kernel_id))
 
     async def restart_kernel(self, kernel_id: str, now: bool = False) -> None:  # type: ignore[override] # as the async base
-        """Restart a kernel after policies have kept what it held."""
+        """Restart a kernel, after policies have saved its state."""
         if self._served(kernel_id) is not None:
             await self.gpuckpt_listener.before_restart(kernel_id)
         await ensure_async(super().restart_kernel(kernel_id, now=now))
@@ -195,7 +201,7 @@ class GpuCkptKernels(_Base):
         if not self.gpuckpt_suspends_idle:
             return  # once suspended, no cell would bring it back
         if not (served.gate_is_open or served.state is KernelState.PARKED):
-            return  # it uses nothing, or something is being done with it
+            return  # it uses nothing, or an operation on it runs
         if served.kernel is not None and served.kernel.gpu_utilization:
             return  # a thread of the user's computes on the GPU
         culled = _culled.set(kernel_id)
@@ -228,10 +234,12 @@ class GpuCkptKernels(_Base):
     async def _stop(self, *, now: bool) -> None:
         try:
             await self.gpuckpt_listener.server_stops()
-            # Not reached after a failure: it would end kernels that were not suspended.
+            # This must not run after a failure: it would end kernels that were not suspended.
             await ensure_async(super().shutdown_all(now=now))
         except Exception:
-            self.log.exception("Kernels that were not suspended run on; the next server has them.")
+            self.log.exception(
+                "Kernels that were not suspended run on; the next server lists them."
+            )
         try:
             await self.gpuckpt_listener.server_stopped()
         except Exception:

@@ -1,7 +1,7 @@
-"""Save, suspend and resume as the server does them, around what the daemon does.
+"""The server's part of save, suspend and resume, around the daemon's operations.
 
-Covers: what is sent with a kernel, the gate before a freeze, the subscribers after a resume, operations that are over only
-when both are done. Does not cover: REST (`rest/`), states (the daemon's).
+Covers: the description that is sent with a kernel, the gate before a freeze, the subscribers after a resume; an operation is over
+only when daemon and server are done. Does not cover: REST (`rest/`), states (the daemon's).
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ if TYPE_CHECKING:
     from .daemon_link import DaemonLink
     from .descriptions import KernelDescriptions
 
-_DRAIN_SECONDS = 2.0
+_DRAIN_SECONDS = 10.0
 _INFO_SECONDS = 2.0
 _PRESENT = frozenset(KernelState) - ABSENT
-#: How long a save looks at what the variables hold, so that they can be compared later, while cells wait; less where time may
-#: be short, or where nobody has asked for it.
+#: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
+#: no user requested the save.
 _FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
 _MOST_FINGERPRINT_SECONDS = 1.0
-#: Before which snapshots a kernel gives unused memory back, and how long it may look for garbage.
+#: The causes of snapshots before which a kernel frees unused memory, with the time for collecting garbage.
 _TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
 Release = Callable[[], None]
-#: Starts bringing a kernel back from a snapshot, by default its latest (`GpuRoom.resume`).
+#: `GpuRoom.resume`: (kernel id, snapshot id or "" for the latest).
 Resume = Callable[[str, str], Awaitable[Operation]]
 
 
 class ServerOperations(KernelListener):
-    """Operations on this server's kernels: the daemon's, with what this server does before and after them."""
+    """The operations on this server's kernels: the daemon's, with the server's work before and after them."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ServerOperations(KernelListener):
         self._reconnect_timeout, self._log = reconnect_timeout, log
         self.tracked = TrackedOperations(listener.kernel_changed)
         self._background: set[asyncio.Task[None]] = set()
-        #: Set when the server stops: what it suspends then stays suspended.
+        #: True once the server stops: kernels that it suspends then stay suspended.
         self.stopping = False
 
     def served(self, kernel_id: str) -> ServedKernel:
@@ -105,14 +105,14 @@ class ServerOperations(KernelListener):
     async def suspend(
         self, kernel_id: str, name: str = "", *, cause: Cause = Cause.MANUAL
     ) -> Operation:
-        """Start taking a snapshot after which the kernel's process ends; the kernel stays in the list.
+        """Start taking a snapshot, after which the kernel's process ends; the kernel stays in the list.
 
         An idle kernel (`cause`) is left alone if that would cut its network connections.
         """
         return await self._freeze(OperationKind.SUSPEND, kernel_id, name, cause)
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
-        """Start bringing a suspended kernel back, by default from its latest snapshot, whether or not the GPU has room for it.
+        """Start resuming a suspended kernel, by default from its latest snapshot, whether or not the GPU has room for it.
 
         Everything but `policies/gpu_room.py` calls `GpuRoom.resume` instead.
         """
@@ -133,12 +133,12 @@ class ServerOperations(KernelListener):
         if not served.peer_access_is_off:
             release()
             return self._track(served, operation, lambda: None)
-        # A park that fails leaves it running.
+        # After a failed park the kernel runs, so peer access must be on again.
         end = partial(self._peer_access.switch_on_and, served, release)
         return self._track(served, operation, lambda: self.spawn(end()))
 
     async def variables(self, kernel_id: str, fingerprint_seconds: float = 0) -> Variables:
-        """Return the variables of an idle kernel now; raise what `variables.variables_of` raises."""
+        """Return the current variables of an idle kernel. Raises as `variables.variables_of` does."""
         served = self.served(kernel_id)
         return await variables_of(self._manager(kernel_id), served, fingerprint_seconds)
 
@@ -146,7 +146,7 @@ class ServerOperations(KernelListener):
         """Wait up to `timeout_seconds` for the end of an operation and return it; raise OperationNotFound."""
         if ours := await self.tracked.wait(operation_id, timeout_seconds):
             return ours
-        # It was started by somebody else, the command line for instance.
+        # Another client, for instance the command line, started it.
         daemon = self._link.daemon
         operation = await daemon.send(calls.operation(operation_id))
         with suppress(TimeoutError):
@@ -159,11 +159,11 @@ class ServerOperations(KernelListener):
         return await self.tracked.finish(operation)
 
     async def cancel(self, operation_id: str) -> None:
-        """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
+        """Request an operation to stop and undo what it did; no effect once it is past the point where it can."""
         await self._link.daemon.send(calls.cancel(operation_id))
 
     async def measured(self) -> list[Kernel]:
-        """List the daemon's records of all kernels, with what they use just now."""
+        """Return the daemon's records of all kernels, with their use of resources measured now."""
         return await self._link.daemon.send(calls.kernels())
 
     async def snapshots(self) -> list[Snapshot]:
@@ -171,12 +171,12 @@ class ServerOperations(KernelListener):
         return await self._link.daemon.send(calls.snapshots())
 
     def report_sessions(self, kernel_id: str) -> None:
-        """Tell the daemon of a kernel's sessions now: this server may be killed before its end."""
+        """Send the daemon a kernel's sessions now, because this server may be killed before its end."""
         if kernel_id in self._kernels and kernel_id in self._link.served and self._link.ready:
             self.spawn(self._report(kernel_id))
 
     def kernel_suspended(self, kernel: Kernel) -> None:
-        """Tell the daemon what this server knows of a kernel that somebody else has suspended: whether a cell runs, for instance."""
+        """Send the daemon the description of a kernel that another client suspended: for instance, whether a cell runs."""
         ours = kernel.operation is not None and kernel.operation.operation_id in self.tracked
         if not ours:
             self.report_sessions(kernel.kernel_id)
@@ -188,7 +188,7 @@ class ServerOperations(KernelListener):
         task.add_done_callback(self._background.discard)
 
     async def close(self) -> None:
-        """Cancel the background tasks, because the server ends. Operations go on in the daemon."""
+        """Cancel the background tasks at the server's end. Operations continue in the daemon."""
         left = {task for task in self._background if not task.done()} | self.tracked.running()
         for task in left:
             task.cancel()
@@ -217,7 +217,7 @@ class ServerOperations(KernelListener):
         try:
             manager = self._manager(kernel_id)
             while served.is_reconnecting:
-                await served.change()  # what it says now would be lost
+                await served.change()  # its messages would be lost now
             if served.state in {KernelState.RUNNING, KernelState.PARKED}:
                 if not known_info(manager):
                     await self._learn_info(manager)
@@ -226,20 +226,20 @@ class ServerOperations(KernelListener):
                     found = await agent.state(manager, answers=served.answers)
                     served.answers = found is not None
                     called = found is not None and await agent.call_on_save(manager, found)
-                    if found is not None:  # else it answers nothing
+                    if found is not None:  # else the agent does not answer
                         variables = await agent.variables(
                             manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
                         )
                         await self._trim(served, cause)
-                    # One that has not answered in time may still hear it later, so it is told to speak again all the same.
+                    # An agent that has not answered in time may still read the request later, so it must be flushed in any case.
                     runs = served.state is KernelState.RUNNING
                     release = self._thawing(served, release, called=called, gpu_is_back=runs)
                     if found is not None:
                         peer_access_off = await self._peer_access.switch_off(served, found)
-                    told = await agent.prepare(manager, answers=found is not None)
-                    served.comms = told or served.comms.without_states()
-                    if told:
-                        # All that it said before is with the pages then.
+                    comms = await agent.prepare(manager, answers=found is not None)
+                    served.comms = comms or served.comms.without_states()
+                    if comms:
+                        # All earlier messages have reached the pages then.
                         await wait_until_connected(manager, served, _DRAIN_SECONDS)
                 await drained(manager.ports, _DRAIN_SECONDS)
             changes = served.output.changes
@@ -250,7 +250,7 @@ class ServerOperations(KernelListener):
                 jupyter,
                 cause,
                 pinned=bool(name),
-                # The snapshot to go back to may be the oldest that is kept: what this one pushes out goes after the next save.
+                # The snapshot of a rollback may be the oldest that is kept, so retention runs only after the next save.
                 retention=None if cause is Cause.ROLLBACK else self._retention,
                 title=name,
                 variables=variables,
@@ -263,21 +263,21 @@ class ServerOperations(KernelListener):
         return self._track(served, operation, release, changes)
 
     async def _trim(self, served: ServedKernel, cause: Cause) -> None:
-        # A parked kernel's calls to the GPU would wait, and a cell that runs is not kept waiting.
+        # GPU calls of a parked kernel would block, and a running cell must not be delayed.
         idle = served.state is KernelState.RUNNING and not served.output.runs_cell
         if self._trims and idle and cause in _TRIM_SECONDS:
             trimmed = await agent.trim(self._manager(served.kernel_id), _TRIM_SECONDS[cause])
-            self._log.debug("kernel %s gave back %s bytes", served.kernel_id, trimmed)
+            self._log.debug("kernel %s freed %s bytes", served.kernel_id, trimmed)
 
     def _thawing(
         self, served: ServedKernel, release: Release, *, called: bool, gpu_is_back: bool
     ) -> Release:
-        """Return a `release` that also makes the kernel publish its output again; a kernel that was suspended does so at its resume.
+        """Return a `release` that also makes the kernel publish its output again; a suspended kernel does so at its resume.
 
-        `called`: what users registered for `on_save` was, so that `on_resume` comes before the next cell. `gpu_is_back`: it
-        was not parked, nor is it then.
+        `called`: functions for `on_save` were called, so those for `on_resume` come before the next cell. `gpu_is_back`: the
+        kernel is not parked, neither before nor after.
         """
-        told, freezes = False, served.freezes
+        released, freezes = False, served.freezes
 
         async def thaw() -> None:
             try:
@@ -294,14 +294,14 @@ class ServerOperations(KernelListener):
                 release()
 
         def thaw_and_release() -> None:
-            nonlocal told
-            if told:
+            nonlocal released
+            if released:
                 return
-            told = True
+            released = True
             if served.absent or served.is_held_by_others:
-                release()  # a suspend that took this one's place has the kernel keep what it says
+                release()  # a later suspend that replaced this one makes the kernel buffer its output
                 return
-            # Before the next cell: what users registered, and peer access between GPUs.
+            # User functions and peer access between GPUs come before the next cell.
             first = called or (gpu_is_back and served.peer_access_is_off)
             self.spawn(thaw())
             if not first:
@@ -310,7 +310,7 @@ class ServerOperations(KernelListener):
         return thaw_and_release
 
     async def _learn_info(self, manager: ServerKernelManager) -> None:
-        """Ask for the `kernel_info_reply` that no page has asked for yet: one that opens while the kernel is suspended will."""
+        """Request the `kernel_info_reply` if no page has: a page that opens while the kernel is suspended needs it."""
         info = await kernel_info(manager, "control", _INFO_SECONDS)
         if info and not known_info(manager):
             set_known_info(manager, info)
@@ -344,7 +344,7 @@ class ServerOperations(KernelListener):
     async def _wait_until_back(
         self, served: ServedKernel, operation: Operation, changes: int
     ) -> None:
-        """Wait until the pages of a kernel that has come back are connected. Its state came before the operation's end."""
+        """Wait until the pages of a resumed kernel are connected. Its state came before the operation's end."""
         if operation.state is not OperationState.SUCCEEDED:
             return
         if operation.kind in {OperationKind.SAVE, OperationKind.SUSPEND}:

@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 
 class PeerAccessSwitch:
-    """Switch of peer access: off before GPU memory is taken, then on again. In between the gate is shut or the kernel is parked."""
+    """A switch of peer access: off before GPU memory is taken, then on again. In between the gate is shut or the kernel is parked."""
 
     def __init__(self, kernels: AsyncMappingKernelManager, log: logging.Logger) -> None:
         self._kernels, self._log = kernels, log
 
     async def switch_off(self, served: ServedKernel, found: agent.AgentState | None = None) -> bool:
-        """Switch peer access off in a kernel that runs; return whether it certainly stays off until its GPU memory is taken.
+        """Switch peer access off in a running kernel; return whether it surely stays off until its GPU memory is taken.
 
-        `found`: the agent's report of just now. A kernel that does not answer is not asked, nor is one without a GPU.
+        `found`: the agent's report just before. A kernel that does not answer gets no request, nor does one without a GPU.
         """
         if not served.has_agent or served.state is not KernelState.RUNNING:
             return False
         found = found or await agent.state(self._manager(served))
         if found is None or not found.uses_gpu:
             return found is not None
-        # Set first, in case this is cancelled in the middle.
+        # Set first, in case this is canceled in the middle.
         served.peer_access_is_off = True
         access = await agent.switch_peer_access_off(
             self._manager(served), busy=served.output.runs_cell
@@ -45,7 +45,7 @@ class PeerAccessSwitch:
         return access.is_off
 
     async def switch_on(self, served: ServedKernel) -> None:
-        """Switch on again what was switched off; the GPU memory is back."""
+        """Switch on again what was switched off; call it when the GPU memory is restored."""
         if not served.peer_access_is_off:
             return
         served.peer_access_is_off = False

@@ -1,4 +1,4 @@
-"""Connecting to a kernel after its launch and after a resume: before any page, while the gate is shut."""
+"""Connecting the server to a kernel after its launch and after a resume, before any page and while the gate is shut."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from ..messages.served_kernel import ServedKernel
     from .peer_access import PeerAccessSwitch
 
-#: A new kernel that has not answered by then gets no agent.
+#: The time after which a new kernel that has not answered gets no agent.
 _BEGIN_SECONDS = 60.0
 
 
 class Reconnector:
-    """Connector of this server to kernels that were launched or resumed; it also installs the agent in new ones."""
+    """A connector of this server to launched and resumed kernels; it also installs the agent in new ones."""
 
     def __init__(
         self,
@@ -52,8 +52,8 @@ class Reconnector:
         async def install() -> None:
             try:
                 async with asyncio.timeout(_BEGIN_SECONDS):
-                    # The manager is listed when its launch, in whose middle this is, has returned.
-                    while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - nobody tells
+                    # The manager is listed only after the launch, which is still in progress, has returned.
+                    while served.kernel_id not in self._kernels:  # noqa: ASYNC110 - there is no notification
                         await asyncio.sleep(0.01)
                     manager = manager_of(self._kernels, served.kernel_id)
                     served.has_agent = await agent.install(manager)
@@ -66,14 +66,21 @@ class Reconnector:
         served.spawn(install())
 
     async def reconnect(self, served: ServedKernel) -> None:
-        """Connect to a kernel after a resume, then make it publish what it has buffered."""
+        """Connect to a kernel after a resume, then make it publish its buffered output."""
+        try:
+            await self._reconnect(served)
+        finally:
+            if served.output.lacks_beginning:
+                served.output.add_beginning([])  # it did not say it
+
+    async def _reconnect(self, served: ServedKernel) -> None:
         if served.kernel_id not in self._kernels:
-            return  # it is just being listed, and has no page yet
+            return  # it is being listed and has no page yet
         if served.state is KernelState.RUNNING and served.peer_access_is_off:
             await self._peer_access.switch_on(served)  # it was unparked
             return
         manager = manager_of(self._kernels, served.kernel_id)
-        # The culler counts from the last message; one that has just come back is not idle since then.
+        # The culler counts from the last message; a kernel that was just resumed is not idle since then.
         manager.last_activity = datetime.now(UTC)
         if not await wait_until_connected(manager, served, self._timeout_seconds):
             self._log.warning(
@@ -100,4 +107,7 @@ class Reconnector:
                 "kernel %s does not answer; it publishes its buffered output by itself",
                 served.kernel_id,
             )
+        if served.output.lacks_beginning:
+            messages, _ = await agent.messages_after(manager, "", [])
+            served.output.add_beginning(messages)
         await agent.call_on_resume(manager)

@@ -1,4 +1,4 @@
-"""Rollbacks: a kernel goes back to one of its older snapshots, after its present state was saved in another.
+"""Rollbacks: a kernel is resumed from one of its older snapshots, after its current state was saved in a new one.
 
 A rollback is two operations of the daemon, and nothing is lost if only the first succeeds: then the kernel is suspended with
 its present state, from which it is resumed.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Rollbacks:
-    """Rollbacks of kernels to older snapshots."""
+    """A starter of rollbacks of kernels to older snapshots."""
 
     def __init__(
         self, link: DaemonLink, operations: ServerOperations, resume: Resume, log: logging.Logger
@@ -34,7 +34,7 @@ class Rollbacks:
         self._resume = resume
 
     async def roll_back(self, kernel_id: str, snapshot_id: str) -> Operation:
-        """Start taking a kernel back to a snapshot. A suspended one is just resumed from it: its present state is saved.
+        """Start a rollback to a snapshot. A suspended kernel is just resumed from it: its current state is saved.
 
         Raises KernelStateConflict while a cell runs, SnapshotNotFound, ConfigurationError for another kernel's snapshot, and
         HostIncompatible where it could not be resumed; then the kernel was not touched.
@@ -45,11 +45,11 @@ class Rollbacks:
             return await self._resume(kernel_id, snapshot_id)
         if served.output.runs_cell:
             raise KernelStateConflict(
-                "A cell is running, which would never end.",
-                hint="Wait for it or interrupt it, then go back.",
+                "A cell is running.",
+                hint="Wait until it ends or interrupt it, then restore the snapshot.",
             )
         if served.is_rolling_back:
-            raise KernelStateConflict("The kernel is going back already.")
+            raise KernelStateConflict("A snapshot of this kernel is being restored already.")
         work = self._work(served, snapshot_id, served.roll_back())
         return self._operations.tracked.compose(OperationKind.ROLL_BACK, kernel_id, work)
 
@@ -79,7 +79,9 @@ class Rollbacks:
             try:
                 return await result(await self._resume(kernel_id, snapshot_id))
             except Exception:
-                self._log.warning("kernel %s does not go back: it is resumed as it was", kernel_id)
+                self._log.warning(
+                    "kernel %s could not be rolled back; its former state is resumed", kernel_id
+                )
                 await result(await self._resume(kernel_id, kept.snapshot_id))
                 raise
         finally:

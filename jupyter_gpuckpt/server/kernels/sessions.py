@@ -1,4 +1,4 @@
-"""Jupyter's sessions (which notebook has which kernel): read for a kernel that is saved, listed again for one that comes back.
+"""Jupyter's sessions (which notebook has which kernel): read when a kernel is saved, listed again when it is adopted.
 
 Session ids are kept: an open page disposes a session whose id has vanished, and with it its outputs in flight.
 """
@@ -28,19 +28,19 @@ _COLUMNS = ("session_id", "path", "name", "type", "kernel_id")
 
 
 def install_sessions(sessions: SessionManager, report: Callable[[str], None]) -> None:
-    """Make the configured session manager `report` each kernel whose sessions change; one of a foreign class is left alone."""
+    """Make the configured session manager `report` each kernel whose sessions change; a manager of a foreign class is unchanged."""
     if isinstance(sessions, SessionManager):
         sessions.__class__ = mixed(ReportingSessions, type(sessions))
         cast("ReportingSessions", sessions).gpuckpt_report = report
 
 
 def mixed(mixin: type, used: type) -> type:
-    """Return a subclass of `used`, whose methods `mixin` extends."""
+    """Return a subclass of `used` that `mixin` extends."""
     return type(f"GpuCkpt{used.__name__}", (mixin, used), {"__doc__": used.__doc__})
 
 
 class ReportingSessions(_Base):
-    """Mixin of the configured session manager that reports when a session is made or changed."""
+    """A mixin of the configured session manager that reports created and changed sessions."""
 
     gpuckpt_report: Callable[[str], None]
 

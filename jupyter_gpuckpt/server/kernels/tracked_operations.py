@@ -1,4 +1,4 @@
-"""Operations as clients of this server see them: each is over only when the server is done with it too."""
+"""Operations as clients of this server see them: each is over only when the server's part is done, too."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from ...errors import GpuCkptError, record_of
 from ...protocol import Operation, OperationKind, OperationState, Result
 
-#: How many ended operations can still be asked for.
+#: The number of ended operations that can still be requested.
 _REMEMBERED = 200
 
 
 class TrackedOperations:
-    """Table of the operations that this server began, by id. `on_end` is called with the kernel's id whenever one is over."""
+    """A table of the operations that this server started, by id. `on_end` is called with the kernel's id whenever one is over."""
 
     def __init__(self, on_end: Callable[[str], None]) -> None:
         self._on_end = on_end
@@ -45,7 +45,7 @@ class TrackedOperations:
     def compose(
         self, kind: OperationKind, kernel_id: str, work: Coroutine[None, None, Result]
     ) -> Operation:
-        """Begin an operation of this server's own, made of several of the daemon's; its error is what `work` raises."""
+        """Start an operation of this server that consists of several of the daemon's; an exception of `work` is its error."""
         begun = Operation(uuid.uuid4().hex, kind, kernel_id, OperationState.RUNNING)
 
         async def follow() -> None:
@@ -66,7 +66,7 @@ class TrackedOperations:
         return begun
 
     async def wait(self, operation_id: str, timeout_seconds: float | None) -> Operation | None:
-        """Wait for the end of an operation and return it; None if another client began it, or it was long ago."""
+        """Wait for the end of an operation and return it; None if another client started it, or it ended long ago."""
         task = self._tasks.get(operation_id)
         if task is not None:
             await asyncio.wait({task}, timeout=timeout_seconds)
@@ -79,7 +79,7 @@ class TrackedOperations:
         return await self.wait(operation.operation_id, None) or operation
 
     async def result(self, operation: Operation) -> Result:
-        """Wait until an operation is over and return what it did; raise its error."""
+        """Wait until an operation is over and return its result, or raise its error."""
         return (await self.finish(operation)).outcome()
 
     def as_seen(self, operation: Operation) -> Operation:

@@ -1,6 +1,6 @@
 """The variables of a kernel now, and their comparison with those of a snapshot.
 
-Covers: whether a kernel can be asked, what differs between two moments. Does not cover: how variables are read
+Covers: the check that a kernel can answer, the differences between two moments. Does not cover: how variables are read
 (`kernel_agent/variables/`), how they get into a snapshot (`operations.py`).
 """
 
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """The difference between two moments. `unknown`: variables that may or may not have changed. `same`: how many have not."""
+    """The differences between two moments. `unknown`: variables that may have changed. `same`: the number of unchanged ones."""
 
     added: list[Variable] = []
     removed: list[Variable] = []
@@ -42,11 +42,11 @@ class Comparison(msgspec.Struct, frozen=True):
 async def variables_of(
     manager: ServerKernelManager, served: ServedKernel, fingerprint_seconds: float
 ) -> Variables:
-    """Return the variables of a kernel now. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
+    """Return a kernel's current variables. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
     if served.state is not KernelState.RUNNING or not served.gate_is_open:
         raise KernelStateConflict(
             f"The kernel is {served.state}: its variables cannot be looked at.",
-            hint="Resume it first, or wait for what is being done with it.",
+            hint="Resume it first, or wait for the operation in flight.",
         )
     if not served.has_agent:
         raise KernelStateConflict(
@@ -91,6 +91,6 @@ def compare(then: Variables, now: Variables) -> Comparison:
 
 
 def _looks_different(one: Variable, other: Variable) -> bool:
-    # A summary may be missing where there was no time for it.
+    # A summary may be missing because there was no time for it.
     comparable = bool(one.summary and other.summary)
     return one.kind != other.kind or (comparable and one.summary != other.summary)

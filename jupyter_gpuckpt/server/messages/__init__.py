@@ -1,1 +1,1 @@
-"""What passes between pages and a kernel: the gate, output, comms and probes."""
+"""The messages between pages and a kernel: the gate, output, comms and probes."""

@@ -19,13 +19,13 @@ import zstandard
 
 from ... import decoding
 
-#: ipywidgets' comm for questions about all widgets (schema/messages.md of ipywidgets, "The jupyter.widget.control comm target").
+#: ipywidgets' comm for requests about all widgets (schema/messages.md of ipywidgets, "The jupyter.widget.control comm target").
 CONTROL_TARGET = "jupyter.widget.control"
 
-#: Larger states are known to this server only: they would be written with every record of the kernel.
+#: The largest states that are recorded for the next server: they are written with every record of the kernel.
 _MOST_RECORDED_BYTES = 1 << 20
 
-#: The data of a `comm_msg` with `method`, `states` or `state`, and `buffer_paths`; and its buffers.
+#: The data of a `comm_msg` (`method`, `states` or `state`, and `buffer_paths`), and its buffers.
 Update = tuple[dict[str, Any], list[bytes]]
 
 
@@ -52,12 +52,12 @@ class SavedComms:
 
     @classmethod
     def from_agent(cls, targets: dict[str, str], buffers: Sequence[bytes]) -> SavedComms:
-        """Return the comms in an agent's answer; takes some 0.1 s for the largest, so not for the event loop."""
+        """Return the comms in an agent's reply. It takes up to about 0.1 s, so call it outside the event loop."""
         return cls(targets, bytes(buffers[0]) if buffers else b"", buffers[1:])
 
     @classmethod
     def from_record(cls, record: Any) -> SavedComms:
-        """Return the comms that `record` described to an earlier server, without what cannot be read."""
+        """Return the comms that an earlier server described by `record`; unreadable parts are left out."""
         if not isinstance(record, dict):
             return cls()
         targets = record.get("targets", {})
@@ -71,7 +71,7 @@ class SavedComms:
         return cls(targets)
 
     def record(self) -> dict[str, Any]:
-        """Return what is kept with the kernel for the next server."""
+        """Return the record that the daemon keeps for the next server."""
         return {"targets": self.targets, "states": self._recorded}
 
     def without_states(self) -> SavedComms:
@@ -88,16 +88,16 @@ class SavedComms:
         return {"status": "ok", "comms": comms}
 
     def wants_kernel(self, content: dict[str, Any]) -> bool:
-        """Return whether a `comm_msg` is what a user did, and not what a page asks by itself to draw widgets."""
+        """Return whether a `comm_msg` is a user's action, and not a page's own request to draw widgets."""
         target = self.targets.get(str(content.get("comm_id", "")))
         return target is not None and target != CONTROL_TARGET and not _asks_for_state(content)
 
     def all_states(self) -> Update | None:
-        """Return what the kernel would answer to `request_states`; None if that is not known."""
+        """Return the kernel's reply to `request_states`; None if it is not known."""
         return (self._update, self._buffers) if self._states else None
 
     def state_of(self, comm_id: str) -> Update | None:
-        """Return what the kernel would answer to `request_state` on the comm of a widget; None if that is not known."""
+        """Return the kernel's reply to `request_state` on the comm of a widget; None if it is not known."""
         model = self._update["states"].get(comm_id) if self._states else None
         if model is None:
             return None
@@ -127,21 +127,21 @@ class SavedComms:
 
 
 class PageComms:
-    """The comms that one page opened while the kernel was away, of which the kernel never learns."""
+    """The comms that one page opened while the kernel was away; the kernel never sees them."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
-        #: Closed by us; what the page sent before it received that is still in transit.
+        #: Comms closed by this server; messages that the page sent before it received that may be in transit.
         self._closed: set[str] = set()
 
     def __bool__(self) -> bool:
-        """Return whether messages to any of them may come."""
+        """Return whether messages to any of these comms may arrive."""
         return bool(self._open or self._closed)
 
     def answer(
         self, saved: SavedComms, kind: str, content: dict[str, Any], *, absent: bool
     ) -> list[IopubMessage] | None:
-        """Return the messages that answer a page's message; None if the kernel is to answer it.
+        """Return the messages that answer a page's message; None if the kernel must answer it.
 
         `absent`: the kernel cannot be asked. Otherwise only messages to one of these comms are answered, by closing it: the
         saved state is out of date, and the page then asks the kernel itself.

@@ -1,7 +1,7 @@
-"""The gate in every websocket of a kernel under the engine.
+"""The gate: a mixin of the websockets of kernels under the engine.
 
-While the kernel cannot answer, requests are held in order and sent when it can. What pages ask by themselves when they are
-opened is answered from what is known, so that looking at a notebook needs no kernel. A cell resumes it. What is known about
+While the kernel cannot answer, requests are held in order and sent when it can. Requests that pages send by themselves when they
+are opened are answered from recorded state, so that viewing a notebook needs no kernel. A cell resumes the kernel. The state of
 comms and widgets is in `comms.py`.
 """
 # jupyter_server's methods carry no types:
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-#: What a user does in a notebook, not what a page asks by itself.
+#: Requests caused by a user's action, not sent by a page on its own.
 _WAKING = frozenset({"execute_request", "input_reply"})
-#: Replies to what pages ask while a user types or looks at something, when there is no kernel.
+#: Replies to requests that pages send while a user types or inspects, if there is no kernel.
 _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
     "complete_request": (
         "complete_reply",
@@ -51,13 +51,15 @@ _EMPTY_REPLIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class GatedConnection(_Base):
-    """Mixin of the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
+    """A mixin of the configured connection class, which must be a `ZMQChannelsWebsocketConnection`."""
 
     _held: list[Request]
-    #: Set when it connects.
+    #: The page's comms; assigned when it connects.
     _comms: PageComms
     _protocol: str | None = None
-    #: What is to be sent to a page that has disconnected while something of it was held; and what the kernel answered.
+    #: Whether the page was told that the kernel is idle because it has no process.
+    _told_idle = False
+    #: Messages for a page that disconnected while its requests were held: this server's own, and the kernel's replies.
     _unsent: list[tuple[Any, ...]] | None = None
     unreceived: list[tuple[str, list[bytes]]]
 
@@ -74,16 +76,16 @@ class GatedConnection(_Base):
         return str(self.session.session)
 
     def connect(self) -> asyncio.Future[None] | None:  # type: ignore[override] # as the base's base
-        """Connect as the base does; a page that finds no running kernel gets the status idle.
+        """Connect as the base does; a page gets the status idle if no kernel runs.
 
-        A page that connects again gets what was held and what was to be sent when it disconnected, and the kernel's question
+        A page that connects again takes over its held requests, and gets the messages it missed and the kernel's `input_request`
         that it has not answered.
         """
         self._held, self._comms, self._protocol = [], PageComms(), super().subprotocol
         served = self._served
         left = served.left.get(self.session_key) if served is not None else None
         question = served.output.question(self.client_session) if served is not None else None
-        connected = super().connect()  # which takes the channels of `left`, if there are any
+        connected = super().connect()  # it takes over the channels of `left`, if there are any
         if connected is not None and served is not None:
             served.connections.add(self)
             unsent = self.take_over(cast("GatedConnection", left)) if left is not None else []
@@ -91,7 +93,7 @@ class GatedConnection(_Base):
         return connected
 
     def take_over(self, left: GatedConnection) -> list[tuple[Any, ...]]:
-        """Hold what the page's last connection held, in front of everything; return what that one had not sent to the page."""
+        """Take over the requests that the page's last connection held, before all others; return its unsent messages."""
         self._held[:0], left._held = left._held, []
         self._comms = left._comms
         unsent, left._unsent = left._unsent or [], []
@@ -101,24 +103,24 @@ class GatedConnection(_Base):
         self, served: ServedKernel, unsent: list[tuple[Any, ...]], question: list[bytes] | None
     ) -> None:
         if self not in served.connections:
-            return  # it has gone already
+            return  # the page has disconnected
         served.output.join(self)
         for message in unsent:
             self._send(*message)
         self._send_idle()
         answers = any(request.kind == "input_reply" for request in self._held)
-        # The page may have lost the question, or the answer it has sent.
+        # The page may have lost the question, or its answer may be lost.
         if question and not answers and served.output.question(self.client_session) is question:
             super().handle_outgoing_message(self.channels["stdin"], question)
         self.on_gate()
 
     @property
     def subprotocol(self) -> Any:
-        """Return the subprotocol of the websocket, also after the page has disconnected."""
+        """Return the subprotocol of the websocket, even after the page has disconnected."""
         return self._protocol
 
     def nudge(self) -> asyncio.Future[None]:
-        """Wait until the kernel answers, as the base does; not while the gate is shut, which waits itself."""
+        """Wait until the kernel answers, as the base does; return at once if the gate is shut, because the gate waits itself."""
         served = self._served
         if served is None or served.gate_is_open:
             return super().nudge()
@@ -127,9 +129,9 @@ class GatedConnection(_Base):
         return done
 
     def disconnect(self) -> None:  # type: ignore[override] # as the base's base
-        """Disconnect as the base does. What is held is still delivered; the channels stay open for the replies (`get_buffer`)."""
+        """Disconnect as the base does. Held requests are still delivered; the channels stay open for the replies (`get_buffer`)."""
         if self._unsent is not None:
-            return  # for the second time
+            return  # it has disconnected before
         served, kept = self._served, {}
         if served is not None:
             served.connections.discard(self)
@@ -141,9 +143,11 @@ class GatedConnection(_Base):
             self.channels = kept
 
     def _keep_channels(self, served: ServedKernel) -> dict[str, Any]:
-        """Hand what is held to the page's next connection; return the channels that stay open until it comes."""
+        """Pass held requests to the page's next connection; return the channels that stay open until it comes."""
         for other in served.connections:
-            if other.session_key == self.session_key:  # it came before this one was found broken
+            if (
+                other.session_key == self.session_key
+            ):  # the page reconnected before this connection was found broken
                 other.take_over(self)
                 other.on_gate()
                 return {}
@@ -155,7 +159,7 @@ class GatedConnection(_Base):
         return kept
 
     def close_channels(self) -> None:
-        """Drop what is held and close the channels to a kernel that is gone (`served_kernel.LeftPage`)."""
+        """Drop held requests and close the channels to a kernel that is gone (`served_kernel.LeftPage`)."""
         self.drop_held()
         channels, self.channels = self.channels, {}
         for stream in channels.values():
@@ -171,7 +175,7 @@ class GatedConnection(_Base):
             super().handle_incoming_message(incoming_msg)
             return
         if self.kernel_id not in self.multi_kernel_manager:
-            return  # it was shut down a moment ago
+            return  # the kernel was just shut down
         request = read_request(incoming_msg, self.subprotocol, self.session)
         if self._answer_comm(served, request):
             return
@@ -186,25 +190,31 @@ class GatedConnection(_Base):
                 served.wake()
 
     def on_gate(self) -> None:
-        """Send what is held as far as the gate is open now, and answer what can be answered (`served_kernel.Connection`)."""
+        """Send held requests as far as the gate is open, and answer those that can be answered (`served_kernel.Connection`)."""
         served = self._served
-        if served is None or not self._held:
+        if served is None:
+            return
+        if self._told_idle and served.gate_is_open:
+            self._told_idle = False
+            if served.output.runs_cell:
+                self._send("iopub", "status", {"execution_state": "busy"}, None)
+        if not self._held:
             return
         waiting, self._held = self._held, []
         for request in waiting:
             if served.gate_is_open:
                 try:
                     self._send_on(served, request)
-                except Exception:  # as without us; what comes behind it is sent all the same
+                except Exception:  # a failed request must not prevent later ones
                     self.log.exception("kernel %s: a request was not sent", self.kernel_id)
             elif not (self._answer_comm(served, request) or self._answer(served, request)):
                 self._held.append(request)
-        # What came after the gate was shut and before the kernel was suspended could not wake it.
+        # A request that came after the gate was shut and before the kernel was suspended could not wake it.
         if served.absent and any(self._is_waking(served, request) for request in self._held):
             served.wake()
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """Answer each request that is held with an error (`served_kernel.Connection`); drop messages that have no reply."""
+        """Answer each held request with an error (`served_kernel.Connection`); drop messages that have no reply."""
         waiting, self._held = self._held, []
         text = f"{error.message} {error.hint}".strip()
         failure = {"ename": "KernelNotResumed", "evalue": text, "traceback": [text]}
@@ -216,18 +226,18 @@ class GatedConnection(_Base):
                 kind = request.kind.replace("_request", "_reply")
                 self._reply(request, kind, reply)
             else:
-                # A widget sends its next value when the last one was handled.
+                # A widget sends its next value only when the last one was handled.
                 self._send_done(request)
 
     def drop_held(self) -> None:
-        """Drop the requests that are held for a kernel that is gone (`served_kernel.Connection`)."""
+        """Drop the requests held for a kernel that is gone (`served_kernel.Connection`)."""
         if getattr(self, "_held", None):
             self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
             self._held = []
 
     def _send_on(self, served: ServedKernel, request: Request) -> None:
         if request.kind == "execute_request":
-            cell = str(request.metadata.get("cellId") or "")  # JupyterLab sends it
+            cell = str(request.metadata.get("cellId") or "")  # set by JupyterLab
             msg_id = str(request.header.get("msg_id"))
             served.output.asked(self.client_session, msg_id, cell)
         elif request.kind == "input_reply":
@@ -240,7 +250,7 @@ class GatedConnection(_Base):
         return request.kind in _WAKING
 
     def _answer_comm(self, served: ServedKernel, request: Request) -> bool:
-        """Answer a comm message in the kernel's place; return whether that could be done."""
+        """Answer a comm message in the kernel's name; return whether that was possible."""
         if not request.kind.startswith("comm_"):
             return False
         kind, content = request.kind, request.content
@@ -252,7 +262,7 @@ class GatedConnection(_Base):
         return True
 
     def _answer(self, served: ServedKernel, request: Request) -> bool:
-        """Answer a request in the kernel's place; return whether that could be done."""
+        """Answer a request in the kernel's name; return whether that was possible."""
         kind = request.kind
         if kind == "kernel_info_request" and (info := known_info(self.kernel_manager)):
             self._reply(request, "kernel_info_reply", info)
@@ -263,7 +273,7 @@ class GatedConnection(_Base):
             self._reply(request, *_EMPTY_REPLIES[kind])
         else:
             return False
-        # JupyterLab takes no status from a reply to these questions and would show "Unknown".
+        # JupyterLab takes no status from a reply to these requests and would show "Unknown".
         self._send_idle()
         return True
 
@@ -274,7 +284,7 @@ class GatedConnection(_Base):
         self._send("iopub", "status", {"execution_state": "idle"}, parent)
 
     def _send_done(self, request: Request, messages: Sequence[IopubMessage] = ()) -> None:
-        """Publish what a kernel publishes when it has handled a message without a reply."""
+        """Publish the messages by which a kernel ends the handling of a message without a reply."""
         parent = {"header": request.header}
         self._send("iopub", "status", {"execution_state": "busy"}, parent)
         for kind, content, buffers in messages:
@@ -284,6 +294,7 @@ class GatedConnection(_Base):
     def _send_idle(self) -> None:
         served = self._served
         if served is not None and served.absent:
+            self._told_idle = True
             self._send("iopub", "status", {"execution_state": "idle"}, None)
 
     def _send(
@@ -301,7 +312,7 @@ class GatedConnection(_Base):
         message = self.session.msg(kind, content, parent=parent)
         served = self._served
         if served is not None and served.output.kernel_session:
-            # JupyterLab takes another session for another kernel and drops what it has queued for this one.
+            # JupyterLab interprets another session id as another kernel and drops its queue for this one.
             message["header"]["session"] = served.output.kernel_session
         with suppress(WebSocketClosedError):
             if self.subprotocol == V1:
@@ -318,7 +329,7 @@ class GatedConnection(_Base):
     # ---- from the kernel ---------------------------------------------------------------------------------------------
 
     def handle_outgoing_message(self, stream: Any, outgoing_msg: list[Any]) -> None:
-        """Send replies and questions to the page. Iopub messages come by `show`."""
+        """Send replies and input requests to the page. Iopub messages come by `show`."""
         served, channel = self._served, getattr(stream, "channel", stream)
         if served is not None and channel == "iopub":
             return
@@ -335,13 +346,13 @@ class GatedConnection(_Base):
             super().handle_outgoing_message(self.channels["iopub"], parts)
 
     def show_again(self, parts: list[bytes]) -> None:
-        """Send the page a message that it has missed (`output.Page`), outside Jupyter's rate limit, which would drop some."""
+        """Send the page a message that it missed (`output.Page`), outside Jupyter's rate limit, which would drop some."""
         if not self.channels:
             return
         _, fed = self.session.feed_identities(parts)
         message: Any = fed[1:]
         if self.subprotocol != V1:
-            signature = self.session.sign(fed[1:5])  # it may have been changed
+            signature = self.session.sign(fed[1:5])  # the content may have been changed
             message = self.session.deserialize([signature, *fed[1:]])
         send_to_page(self, self.channels["iopub"], message)
 

@@ -1,4 +1,4 @@
-"""The parts of iopub messages, read as far as possible: some kernels send null, or anything, where others send an object."""
+"""Tolerant readers of iopub messages: some kernels send null or other values where an object is expected."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import msgspec
 
 from ... import decoding
 
-#: Every question of this server's own carries it as `header.session`, which distinguishes its echoes from a page's messages.
+#: `header.session` of this server's own requests; it distinguishes their echoes from a page's messages.
 PROBE_SESSION = "gpuckpt-probe"
-#: Between the identities and the signature of a message (jupyter_client.session.DELIM).
+#: The delimiter between the identities and the signature of a message (jupyter_client.session.DELIM).
 DELIMITER = b"<IDS|MSG>"
+_USER_REQUEST = b"gpuckpt_user_request"
 _ABOUT_COMMS = frozenset({"comm_open", "comm_msg", "comm_close"})
 
 
@@ -25,19 +26,29 @@ class Header(msgspec.Struct):
 
 
 def is_about_comms(parts: list[bytes]) -> bool:
-    """Return whether a message is about comms. A new page asks for them itself; it would close one whose target it does not know."""
+    """Return whether a message is about comms. A new page requests comms itself and closes those of unknown targets."""
     return read(parts)[0].msg_type in _ABOUT_COMMS
 
 
+def is_about_ours(parts: list[bytes]) -> bool:
+    """Return whether a message is caused by a request of this server's own."""
+    return read(parts)[1].session == PROBE_SESSION
+
+
+def is_user_request(parts: list[bytes]) -> bool:
+    """Return whether a message is a request of the user's code to this server (`kernel_agent/user_requests.py`)."""
+    return bool(parts) and parts[0] == _USER_REQUEST
+
+
 def with_cell(parts: list[bytes], cell: str) -> list[bytes]:
-    """Return the message with the cell's id in its metadata, where our front end reads it."""
+    """Return the message with the cell's id in its metadata, where the front end of this package reads it."""
     at = parts.index(DELIMITER) + 4
     metadata = {**fields(parts[at]), "cellId": cell}
     return [*parts[:at], json.dumps(metadata).encode(), *parts[at + 1 :]]
 
 
 def read(parts: list[bytes]) -> tuple[Header, Header, bytes]:
-    """Return a message's header, its parent's header, and its content; empty where they cannot be read."""
+    """Return a message's header, its parent's header, and its content; unreadable parts are empty."""
     at = parts.index(DELIMITER) if DELIMITER in parts else len(parts)
     header, parent, _, content = [*parts[at + 2 : at + 6], b"", b"", b"", b""][:4]
     return _header(header), _header(parent), content

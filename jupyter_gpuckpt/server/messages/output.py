@@ -3,8 +3,6 @@
 There is one subscription for each kernel, however many pages it has. A page that connects again gets the messages that it has
 missed; a new page gets the running cell's output from its beginning, except for comms, which it asks for itself. What is kept
 survives the server (`description`, `load`). Not covered: replies, which the kernel sends to the one page that asked.
-
-The file holds frames: length (4 bytes, little-endian), then MessagePack of (sequence number, parts as they came).
 """
 
 from __future__ import annotations
@@ -14,23 +12,23 @@ import json
 import logging
 import os
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from ... import decoding
+from ...output_log import content_of, frame_of, frames, opened
+from .begun_cells import begun_cells, messages_of
 from .kernel_messages import PROBE_SESSION, Header, fields, is_about_comms, read, with_cell
 
 _log = logging.getLogger(__name__)
 
-_LENGTH_BYTES = 4
-#: A page that catches up gets this much before others have their turn on the event loop.
+#: The bytes that are sent to a page that catches up before the event loop runs other tasks.
 _BATCH_BYTES = 1_000_000
 _EXECUTE = "execute_request"
-#: Kept even when the file is full: without them a page would wait for the end of the cell for ever.
+#: Messages that are kept even if the file is full: without them a page would wait forever for the end of the cell.
 _ALWAYS_KEPT = frozenset({"status", "execute_input", "clear_output"})
 #: Requests that change nothing in a kernel, and the one that ends it.
 _READ_ONLY = frozenset(
@@ -45,14 +43,14 @@ _READ_ONLY = frozenset(
         "shutdown_request",
     }
 )
-#: libzmq sends it to each subscriber once: it is for this server's own socket, not for pages.
+#: A message that libzmq sends to each new subscriber: it is for this server's own socket, not for pages.
 _WELCOME = "iopub_welcome"
-#: What a kernel publishes by itself when it starts, warnings included.
+#: Messages that a kernel publishes without a request when it starts, warnings included.
 _UNASKED = frozenset({"status", "stream"})
 
 
 class Page(Protocol):
-    """A page that is sent the kernel's messages (`gate.GatedConnection`)."""
+    """A page that receives the kernel's messages (`gate.GatedConnection`)."""
 
     @property
     def client_session(self) -> str:
@@ -65,11 +63,11 @@ class Page(Protocol):
         """Send a message that was published while this page was not connected."""
 
     def show_text(self, text: str) -> None:
-        """Send a note of this server's own in the middle of the kernel's output."""
+        """Send a note of this server in the middle of the kernel's output."""
 
 
 class KernelOutput:
-    """Output of one kernel: passed to its pages, and kept for those that are not connected. Used on the event loop, except `discard`.
+    """The output of one kernel: sent to its pages, and kept for disconnected ones. Used on the event loop, except `discard`.
 
     `path`: the file that keeps it, which is created when there is something to keep. `limit_bytes`: the most that the file
     may hold; messages beyond that are counted, and pages are shown how many.
@@ -77,28 +75,30 @@ class KernelOutput:
 
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self._path, self._limit_bytes = path, limit_bytes
-        #: What the next server needs if this one is killed: `description`, and the pages that were connected.
+        #: The file for the next server if this one is killed: `description`, and the pages that were connected.
         self._journal = path.with_name(path.name + ".json")
-        #: Messages that wait until it is known which came before them.
+        #: New messages that wait for `add_missed`; None if it is not expected.
         self._waiting: list[list[bytes]] | None = None
         self._file: BinaryIO | None = None
         self._closed = False
         self._size = 0
-        #: How many messages were kept, or would have been, since the file was empty.
+        #: The number of messages that were kept, or would have been, since the file was empty.
         self._count = 0
         self._left_out = 0
-        #: The number of the last message that each page which is not connected has received.
+        #: The number of the last message that each disconnected page has received.
         self._seen: dict[str, int] = {}
         #: Cells that were sent to the kernel and have not ended, and those of them that have begun.
         self._asked: set[str] = set()
         self._running: set[str] = set()
         self._pages: dict[Page, None] = {}
         self._joining: dict[Page, asyncio.Task[None]] = {}
-        #: Cells by request, from which a page that did not send a request learns where its output belongs.
+        #: Cell ids by request, so that a page that did not send a request can place its output.
         self._cells: dict[str, str] = {}
+        #: Whether messages wait for `add_beginning`: cells run, and what they have said is in the kernel only.
+        self.lacks_beginning = False
         #: The `input_request`s of the kernel that no page has answered yet, by page.
         self._questions: dict[str, list[bytes]] = {}
-        #: The page that has sent the last cell.
+        #: The session id of the page that sent the last cell.
         self.asked_by = ""
         #: `header.session` of the kernel's own messages.
         self.kernel_session = ""
@@ -108,7 +108,7 @@ class KernelOutput:
         self.probe_seen = asyncio.Event()
 
     def asked(self, client_session: str, request_id: str, cell_id: str) -> None:
-        """Note that a page's cell is sent to the kernel."""
+        """Record that a page's cell is sent to the kernel."""
         self.asked_by = client_session
         self._asked.add(request_id)
         if cell_id:
@@ -116,15 +116,15 @@ class KernelOutput:
         self._note()
 
     def asks(self, client_session: str, parts: list[bytes]) -> None:
-        """Note that the kernel asks a page for input and its cell waits for the answer."""
+        """Record that the kernel requests input from a page and its cell waits for it."""
         self._questions[client_session] = parts
 
     def answered(self, client_session: str) -> None:
-        """Note that the page's answer is sent to the kernel."""
+        """Record that the page's input is sent to the kernel."""
         self._questions.pop(client_session, None)
 
     def question(self, client_session: str) -> list[bytes] | None:
-        """Return what the kernel asks the page, as long as the cell that asks runs."""
+        """Return the kernel's pending `input_request` to the page, while the cell that sent it runs."""
         question = self._questions.get(client_session)
         if question is None:
             return None
@@ -155,13 +155,17 @@ class KernelOutput:
         ended = self._follow(header, parent, content)
         if self._running or ended or not self._pages or self._joining:
             self._keep(header, parent, parts)
+        cell = "" if self._is_asked_here(parent) else self._cells.get(parent.msg_id, "")
         for page in list(self._pages):
-            _send(page.show, parts)
+            if cell:
+                _send(page.show_again, with_cell(parts, cell))
+            else:
+                _send(page.show, parts)
         if ended:
             self._clear_if_seen()
 
     def join(self, page: Page) -> None:
-        """Send a page what it has missed, then every message as it comes."""
+        """Send a page the messages that it missed, then every message as it comes."""
         self._joining[page] = asyncio.ensure_future(self._catch_up(page))
 
     def leave(self, page: Page) -> None:
@@ -175,14 +179,14 @@ class KernelOutput:
             self._note()
 
     def forget(self) -> None:
-        """Forget everything: a fresh kernel is being started."""
+        """Reset everything, because a fresh kernel is being started."""
         self.changes = 0
         self._running.clear()
         self._asked.clear()
         self._clear()
 
     def description(self) -> dict[str, Any]:
-        """Return what the next server needs to go on (`load`); complete when the kernel publishes nothing."""
+        """Return the record from which the next server continues (`load`); it is complete while the kernel publishes nothing."""
         seen = {**self._seen, **{page.client_session: self._count for page in self._pages}}
         return {
             "count": self._count,
@@ -190,7 +194,7 @@ class KernelOutput:
             "seen": seen,
             "asked": sorted(self._asked),
             "running": sorted(self._running),
-            "cells": {key: cell for key, cell in self._cells.items() if key in self._running},
+            "cells": {key: self._cells[key] for key in self._cells.keys() & self._asked},
             "asked_by": self.asked_by,
             "questions": {
                 client: [b64encode(part).decode() for part in parts]
@@ -199,7 +203,7 @@ class KernelOutput:
         }
 
     def load(self, described: dict[str, Any]) -> None:
-        """Go on where a server stopped that had suspended the kernel; without its description the file is deleted."""
+        """Continue after the server that suspended the kernel; without its description the file is deleted."""
         self.asked_by = described.get("asked_by", "")
         self._asked = set(described.get("asked", ()))
         self._journal.unlink(missing_ok=True)
@@ -207,38 +211,48 @@ class KernelOutput:
             self._questions[client] = [b64decode(part) for part in parts]
         if not described.get("count") or not self._path.exists():
             self._path.unlink(missing_ok=True)
+            begun = begun_cells(described)
+            self._running, self._cells = set(begun.running), dict(begun.cells)
+            self.lacks_beginning = bool(begun.running)
+            self._waiting = [] if begun.running else None
             return
         self._count, self._left_out = described["count"], described["left_out"]
         self._seen = dict(described["seen"])
         self._running, self._cells = set(described["running"]), dict(described["cells"])
         self._size = self._path.stat().st_size
 
+    def add_beginning(self, messages: list[list[bytes]]) -> None:
+        """Feed what the cells that began elsewhere have said, of all `messages` that the kernel has, then those received since."""
+        missed, begun = messages_of(self._running | self._cells.keys(), messages)
+        self.lacks_beginning = False
+        self.add_missed(missed, complete=self._running <= begun)
+
     def recover(self) -> tuple[str, list[str]] | None:
-        """Go on where a server was killed; return the last message that it kept and the requests that had not ended, or None.
+        """Continue after a killed server; return the last message that it kept and the requests that had not ended, or None.
 
         Messages then wait for `add_missed`. Which of the last messages a page has received is unknown: all count as received.
         """
-        described = fields(_content(self._journal))
+        described = fields(content_of(self._journal))
         if "seen" not in described:
             self.load({})
             return None
         count, end, last = 0, 0, ""
         with suppress(OSError, ValueError, msgspec.DecodeError):
-            for frame, parts in _frames(self._path):
+            for frame, parts in frames(self._path):
                 count, last = frame, read(parts)[0].msg_id
-                end += _LENGTH_BYTES + len(msgspec.msgpack.encode((frame, parts)))
-            os.truncate(self._path, end)  # it may have been killed in the middle of one
+                end += len(frame_of(frame, parts))
+            os.truncate(self._path, end)  # the server may have been killed in the middle of a frame
         described["count"] = count
         for client in described.pop("joined", ()):
             described["seen"][client] = count
         self.load(described)
         if not (self.runs_cell or self._count):
             return None
-        self._waiting = []
+        self._waiting, self.lacks_beginning = [], False
         return last, sorted(self._asked | self._running)
 
     def add_missed(self, missed: list[list[bytes]], *, complete: bool) -> None:
-        """Feed the messages that were published while no server ran, then those that have come since."""
+        """Feed the messages that were published while no server ran, then those received since."""
         waiting, self._waiting = self._waiting or [], None
         self._left_out += not complete
         known = {read(parts)[0].msg_id for parts in missed}
@@ -246,7 +260,7 @@ class KernelOutput:
             self.feed(parts)
 
     def close(self) -> None:
-        """Close the file and forget the pages; what is kept stays for the next server."""
+        """Close the file and drop the pages; kept messages stay for the next server."""
         self._closed = True
         for joining in self._joining.values():
             joining.cancel()
@@ -263,8 +277,12 @@ class KernelOutput:
             self._path.unlink(missing_ok=True)
             self._journal.unlink(missing_ok=True)
 
+    def _is_asked_here(self, request: Header) -> bool:
+        """Return whether the page that sent a request is connected: it knows the cell, others have to be told."""
+        return any(page.client_session == request.session for page in self._pages)
+
     def _follow(self, header: Header, parent: Header, content: bytes) -> bool:
-        """Follow which cells run; return whether this message ends one."""
+        """Update the set of running cells; return whether this message ends one."""
         if header.msg_type != "status" or parent.msg_type != _EXECUTE:
             return False
         state = fields(content).get("execution_state")
@@ -280,7 +298,7 @@ class KernelOutput:
         return ended
 
     def _note(self) -> None:
-        """Write down what the next server needs, should this one be killed while a cell runs."""
+        """Write the record for the next server, in case this one is killed while a cell runs."""
         if not (self.runs_cell or self._size):
             return
         joined = [page.client_session for page in self._pages]
@@ -288,38 +306,40 @@ class KernelOutput:
         new = self._journal.with_suffix(".new")
         try:
             self._journal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _opened(new) as file:
+            with opened(new) as file:
                 file.truncate(0)
                 file.write(text)
             new.replace(self._journal)
         except OSError as error:
-            _log.warning("what pages have seen of a kernel's output cannot be kept: %s", error)
+            _log.warning(
+                "the record of a kernel's output for the next server cannot be written: %s", error
+            )
 
     def _keep(self, header: Header, parent: Header, parts: list[bytes]) -> None:
         self._count += 1
         if cell := self._cells.get(parent.msg_id):
             parts = with_cell(parts, cell)
-        frame = msgspec.msgpack.encode((self._count, [bytes(part) for part in parts]))
+        frame = frame_of(self._count, parts)
         if self._size + len(frame) > self._limit_bytes and header.msg_type not in _ALWAYS_KEPT:
             self._left_out += 1
             return
         try:
             if self._file is None:
-                self._file = _opened(self._path)
-            self._file.write(len(frame).to_bytes(_LENGTH_BYTES, "little") + frame)
+                self._file = opened(self._path)
+            self._file.write(frame)
             self._file.flush()
         except OSError as error:
             if not self._left_out:
-                _log.warning("output of a kernel cannot be kept: %s", error)
+                _log.warning("output of a kernel cannot be written: %s", error)
             self._left_out += 1
             return
-        self._size += _LENGTH_BYTES + len(frame)
+        self._size += len(frame)
 
     async def _catch_up(self, page: Page) -> None:
         is_new = page.client_session not in self._seen
         seen, sent = self._seen.get(page.client_session, 0), 0
         try:
-            for number, parts in _frames(self._path) if self._size else ():
+            for number, parts in frames(self._path) if self._size else ():
                 if number > seen and not (is_new and is_about_comms(parts)):
                     _send(page.show_again, parts)
                     sent += sum(map(len, parts))
@@ -334,7 +354,7 @@ class KernelOutput:
             self._joining.pop(page, None)
         if self._left_out:
             page.show_text(f"[{self._left_out} messages of this kernel's output were not kept]\n")
-        # Nothing can have come since the last frame was read: there was no await.
+        # No message can have come since the last frame was read: there was no await.
         self._seen.pop(page.client_session, None)
         self._pages[page] = None
         self._note()
@@ -347,7 +367,7 @@ class KernelOutput:
     def _clear(self) -> None:
         self._count = self._size = self._left_out = 0
         self._seen.clear()
-        self._cells.clear()
+        self._cells = {key: cell for key, cell in self._cells.items() if key in self._asked}
         self._questions.clear()
         if self._file is not None:
             self._file.close()
@@ -357,30 +377,8 @@ class KernelOutput:
         self._note()
 
 
-def _opened(path: Path) -> BinaryIO:
-    """Open a file for appending that nobody else may read: output may be as private as the notebook."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-    return os.fdopen(fd, "ab")
-
-
-def _frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield what is kept, including what is added meanwhile."""
-    with path.open("rb") as file:
-        while length := file.read(_LENGTH_BYTES):
-            frame = file.read(int.from_bytes(length, "little"))
-            yield decoding.from_msgpack(frame, tuple[int, list[bytes]])
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
-
-
 def _send(show: Callable[[list[bytes]], None], parts: list[bytes]) -> None:
-    """Send a message to a page; a page that fails keeps no other from receiving it."""
+    """Send a message to a page; log an error, so that other pages still receive it."""
     try:
         show(parts)
     except Exception as error:

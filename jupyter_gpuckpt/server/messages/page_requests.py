@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The newer protocol of websockets; the older one has no name.
+#: The name of the newer websocket subprotocol; the older one has none.
 V1 = "v1.kernel.websocket.jupyter.org"
 
 
@@ -39,7 +39,7 @@ class Request(NamedTuple):
 
 
 def read_request(message: Any, protocol: str | None, session: Session) -> Request:
-    """Return a page's message as a request; one that cannot be read has no kind and is sent on as it came."""
+    """Return a page's message as a request; an unreadable one has no kind and is sent to the kernel unchanged."""
     try:
         if protocol == V1:
             channel, parts = deserialize_msg_from_ws_v1(message)

@@ -1,9 +1,10 @@
-"""Requests on sockets of our own: whether a kernel is connected, whether anything is still in transit, what the kernel is."""
+"""Requests to a kernel on this server's own sockets: whether it is connected, whether messages are in transit, its kernel info."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jupyter_client.session import Session
 
+from ...agent_code import AGENT_REQUEST
 from .kernel_messages import PROBE_SESSION
 
 if TYPE_CHECKING:
@@ -23,12 +25,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The message that a kernel's agent understands (`kernel_agent/agent.py`).
-AGENT_REQUEST = "gpuckpt_request"
-#: The types of messages between this server and the agent; the second is what the agent publishes when it is probed.
+#: The types of messages between this server and the agent; the second is the agent's answer to a probe.
 AGENT_MESSAGES = (AGENT_REQUEST, "gpuckpt_probe")
 _INFO_REQUEST = "kernel_info_request"
-_REPEAT_SECONDS = 0.1
+_REPEAT_SECONDS = _STEP_SECONDS = 0.1
 _INFO_SECONDS = {"control": 2.0, "shell": 60.0}
 _ESTABLISHED = "01"
 
@@ -39,7 +39,7 @@ def _questions(
     channels: Iterable[str],
     on_reply: Callable[[dict[str, Any]], None],
 ) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Open sockets of our own and yield a function that sends a request (type and content) once on each of the channels."""
+    """Open sockets to the kernel and yield a function that sends a request (type and content) once on each of the channels."""
     session = Session(
         config=manager.session.config,
         key=manager.session.key,
@@ -51,7 +51,7 @@ def _questions(
         try:
             _, message = session.feed_identities(parts)
             reply = session.deserialize(message)
-        except Exception as error:  # or the stream would wait for ever
+        except Exception as error:  # an exception would stall the stream
             _log.debug("a kernel's answer cannot be read: %s", error)
             return
         if not isinstance(reply["content"], dict):
@@ -76,15 +76,15 @@ def _questions(
 async def wait_until_connected(
     manager: ServerKernelManager, served: ServedKernel, timeout_seconds: float
 ) -> bool:
-    """Wait until the kernel answers and this server receives its iopub messages; return whether that came true in time.
+    """Wait until the kernel answers and this server receives its iopub messages; return whether it did so in time.
 
-    A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but what the kernel
-    publishes before that is lost. The agent buffers it, and publishes the answer to a probe without buffering. When that has
-    come, all earlier messages have come, too.
+    A resumed kernel's sockets are new to their peers: libzmq connects and subscribes again by itself, but messages that the
+    kernel publishes before that are lost. The agent buffers them, and publishes the answer to a probe without buffering. Once
+    that answer has arrived, all earlier messages have, too.
     """
     replied, probe_seen = asyncio.Event(), served.output.probe_seen
     probe_seen.clear()
-    # The shell of a busy kernel answers when the cell is done; its control channel answers at once.
+    # The shell of a busy kernel answers only when the cell is done; its control channel answers at once.
     busy = served.has_agent or manager.execution_state == "busy"
     channels = ["control"] if busy else ["control", "shell"]
     request = (AGENT_REQUEST, {"op": "probe"}) if served.has_agent else (_INFO_REQUEST, {})
@@ -112,7 +112,7 @@ async def kernel_info(
 
 
 async def learn_info(manager: ServerKernelManager, expected: Future[dict[str, Any]]) -> None:
-    """Ask a kernel in which a cell may run for its `kernel_info_reply`: on control, which answers at once, else on shell."""
+    """Request the `kernel_info_reply` of a kernel that may be busy: on control, which answers at once, else on shell."""
     info: dict[str, Any] = {}
     try:
         for channel, seconds in _INFO_SECONDS.items():
@@ -130,7 +130,7 @@ async def ask(
 ) -> dict[str, Any]:
     """Return the kernel's reply to a request, with its `content` and `buffers`; empty if it does not answer in time.
 
-    On the channel `shell` an answer also means that no cell runs; on `control` it comes at once.
+    On the channel `shell` a reply also means that no cell runs; on `control` it comes at once.
     """
     reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
 
@@ -140,23 +140,25 @@ async def ask(
 
     with _questions(manager, [channel], received) as send:
         send(kind, content)
-        try:
-            return await asyncio.wait_for(reply, timeout_seconds)
-        except TimeoutError:
-            return {}
+        # The wait is in steps: if the whole machine was suspended, only one step is lost and the kernel gets the others.
+        steps = math.ceil(timeout_seconds / _STEP_SECONDS)
+        for _ in range(steps):
+            if (await asyncio.wait({reply}, timeout=timeout_seconds / steps))[0]:
+                return reply.result()
+        return {}
 
 
 async def drained(ports: list[int], timeout_seconds: float) -> bool:
-    """Wait until nothing is in transit to or from the kernel; return whether that came true in time.
+    """Wait until no message is in transit to or from the kernel; return whether that was so in time.
 
-    What a freeze finds in Linux's socket buffers is lost, because the connections are closed; what libzmq has read is part
+    Bytes in Linux's socket buffers are lost in a freeze, because the connections are closed; bytes that libzmq has read are part
     of the process.
     """
     try:
         async with asyncio.timeout(timeout_seconds):
-            # What was sent just now may not have reached the socket yet.
+            # A message sent just now may not have reached the socket yet.
             await asyncio.sleep(0.02)
-            while await asyncio.to_thread(_queued_bytes, set(ports)):  # noqa: ASYNC110 - nobody tells
+            while await asyncio.to_thread(_queued_bytes, set(ports)):  # noqa: ASYNC110 - there is no notification
                 await asyncio.sleep(0.01)
     except TimeoutError:
         return False

@@ -1,7 +1,7 @@
-"""One kernel under the engine as this server serves it: its state, and the gate that holds requests.
+"""The server's view of one kernel under the engine: its state, and the gate that holds requests.
 
 The gate is shut while the kernel cannot answer: from just before a suspend until this server is connected to it again after
-the resume. States are decided by the daemon, which reports them.
+the resume. The daemon decides the states and reports them.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ class Provisioner(Protocol):
     kernel: Kernel | None
 
     def note(self, kernel: Kernel) -> None:
-        """Take a record of the kernel that the daemon has sent."""
+        """Apply a record of the kernel that the daemon has sent."""
 
     def note_gone(self, position: Position) -> None:
-        """Note that the daemon had forgotten the kernel at this position."""
+        """Record that the kernel was gone at this position of the daemon's stream."""
 
     @property
     def incarnation(self) -> str:
-        """Return what distinguishes this start of the kernel id from earlier ones."""
+        """Return an id that distinguishes this start of the kernel from earlier ones."""
 
     def release(self) -> None:
-        """Hand the kernel over to the daemon and a later server."""
+        """Release the kernel to the daemon and a later server."""
 
     def described_manager(self) -> dict[str, Any]:
-        """Return what the manager of a later server needs: kernelspec, connection and the like."""
+        """Return the description for the manager of a later server: kernelspec, connection and so on."""
 
 
 class Connection(Protocol):
     """A websocket of this kernel (`gate.py`)."""
 
-    #: Which page of which kernel: the same when it connects again.
+    #: The key of kernel and page; it is the same when the page connects again.
     session_key: str
 
     def on_gate(self) -> None:
-        """Send what is held if the gate is open now; the state may have changed, too."""
+        """Handle a change of gate or state: send held requests if the gate is open."""
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """Answer what is held with the reason why the kernel does not come back."""
+        """Answer held requests with the reason why the kernel cannot be resumed."""
 
     def drop_held(self) -> None:
-        """Forget what is held: the kernel for which it was meant is gone."""
+        """Drop held requests: the kernel for which they were meant is gone."""
 
     def take_over(self, left: Any) -> Any:
-        """Hold what an earlier connection of the same page held; return what that one had not sent to the page."""
+        """Take over the requests that an earlier connection of the page held; return its unsent messages."""
 
 
 class LeftPage(Connection, Protocol):
-    """A connection whose page has disconnected while something was held, which is delivered all the same."""
+    """A connection whose page disconnected while it held requests, which are still delivered."""
 
     channels: dict[str, Any]
-    #: What the kernel answered meanwhile, as pairs of channel and message.
+    #: The kernel's replies meanwhile, as pairs of channel and message.
     unreceived: list[tuple[str, list[bytes]]]
 
     def close_channels(self) -> None:
@@ -81,18 +81,18 @@ class GateListener(Protocol):
     """The part of `kernels.KernelListener` that the gate calls."""
 
     def kernel_changed(self, kernel_id: str) -> None:
-        """Note that the state or the gate changed."""
+        """Handle a change of the state or the gate."""
 
     def kernel_wanted(self, served: ServedKernel) -> None:
-        """Note that somebody runs a cell in a kernel that cannot run it now."""
+        """Handle a cell that was sent to a kernel that cannot run it now."""
 
 
-#: Connects this server to a kernel again after a resume, whoever asked for that.
+#: A function that reconnects this server to a kernel after a resume, whichever client requested it.
 Reconnect = Callable[["ServedKernel"], Coroutine[Any, Any, None]]
 
 
 class ServedKernel:
-    """State of one kernel under the engine, and the gate that holds its requests. Used on the event loop only."""
+    """The state of one kernel under the engine, and the gate that holds its requests. Used on the event loop only."""
 
     def __init__(
         self,
@@ -107,26 +107,28 @@ class ServedKernel:
         self.output = output
         self._reconnect, self._listener = reconnect, listener
         self.connections: set[Connection] = set()
-        #: Pages that have gone while something of theirs was held, by `session_key`.
+        #: Pages that disconnected while requests of theirs were held, by `session_key`.
         self.left: dict[str, LeftPage] = {}
-        #: Whether the agent runs in it.
+        #: Whether the agent runs in the kernel.
         self.has_agent = False
         #: The number of saves and suspends that were begun: the kernel buffers its output for the latest only.
         self.freezes = 0
-        #: Whether the agent has answered when it was last asked.
+        #: Whether the agent answered the last request.
         self.answers = True
         #: Its comms and widgets as they were when it was last frozen.
         self.comms = SavedComms()
         #: The number of snapshots that this server has taken of it, and `output.changes` at the last one.
         self.saves = self._saved_changes = 0
-        #: Whether it was just made from a snapshot of a kernel that may still run.
+        #: Whether it was just branched from a snapshot of a kernel that may still run.
         self.is_new_branch = False
-        #: Whether it is being rolled back: a cell waits for the end of that and resumes nothing.
+        #: Whether it is being rolled back: a cell then waits for the end and does not resume the kernel.
         self.is_rolling_back = False
-        #: Whether peer access between its GPUs may be off because of us: it is switched on before the next cell.
+        #: Whether this server may have switched off peer access between its GPUs; it must be on before the next cell.
         self.peer_access_is_off = False
-        #: Why it does not come back yet, for people; empty: it does not wait for anything.
+        #: The reason, for users, why its resume waits; empty if it does not wait.
         self.waits = ""
+        #: When it will be suspended because it is idle, in seconds since the epoch; None: not soon.
+        self.suspends_at: float | None = None
         self._holds = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._reconnecting: asyncio.Task[None] | None = None
@@ -148,7 +150,7 @@ class ServedKernel:
 
     @property
     def is_reconnecting(self) -> bool:
-        """Return whether it runs after a resume, but still buffers its output."""
+        """Return whether the kernel runs after a resume, but still buffers its output."""
         return self._reconnecting is not None and self._came_back
 
     @property
@@ -173,7 +175,7 @@ class ServedKernel:
 
     @property
     def is_parked(self) -> bool:
-        """Return whether it answers questions, but must be unparked before a cell runs."""
+        """Return whether the kernel answers requests, but must be unparked before a cell runs."""
         return not (self._holds or self.is_rolling_back) and self.state in GPU_AWAY
 
     @property
@@ -182,7 +184,7 @@ class ServedKernel:
         return self.output.runs_cell or self.output.changes != self._saved_changes
 
     def note_saved(self, changes: int) -> None:
-        """Note that a snapshot was taken when `output.changes` had this value."""
+        """Record that a snapshot was taken when `output.changes` had this value."""
         self.saves += 1
         self._saved_changes = changes
 
@@ -201,7 +203,7 @@ class ServedKernel:
         return release
 
     def roll_back(self) -> Callable[[], None]:
-        """Keep the gate shut, and the kernel from being woken, until the returned function is called."""
+        """Keep the gate shut, and prevent the kernel from being woken, until the returned function is called."""
 
         def end() -> None:
             self.is_rolling_back = False
@@ -211,13 +213,19 @@ class ServedKernel:
         return end
 
     def wait_for(self, why: str) -> None:
-        """Show users why it does not come back yet; empty: it does not wait any more."""
+        """Set the reason, for users, why its resume waits; empty: it no longer waits."""
         if why != self.waits:
             self.waits = why
             self._notify()
 
+    def announce_suspend(self, at: float | None) -> None:
+        """Set when the kernel will be suspended because it is idle; None: not soon."""
+        if at != self.suspends_at:
+            self.suspends_at = at
+            self._notify()
+
     def apply(self, kernel: Kernel) -> None:
-        """Take a record of the kernel that the daemon has sent."""
+        """Apply a record of the kernel that the daemon has sent."""
         before = self.kernel.state if self.kernel else KernelState.STARTING
         self.provisioner.note(kernel)
         if before in ABSENT and self.kernel is not None and self.kernel.state not in ABSENT:
@@ -227,7 +235,7 @@ class ServedKernel:
         self._notify()
 
     async def reaches(self, states: Collection[KernelState], timeout_seconds: float) -> bool:
-        """Wait until the user-visible state is one of `states`; return whether that came true in time."""
+        """Wait until the user-visible state is one of `states`; return whether that was so in time."""
         try:
             async with asyncio.timeout(timeout_seconds):
                 while self.state not in states:
@@ -237,16 +245,16 @@ class ServedKernel:
         return True
 
     def wake(self) -> None:
-        """Ask for the kernel to be resumed if it is suspended, now or as soon as it is."""
+        """Request a resume of the kernel if it is suspended, now or as soon as it is."""
         self._listener.kernel_wanted(self)
 
     def refuse_held(self, error: ErrorRecord) -> None:
-        """Answer everything that is held with an error."""
+        """Answer all held requests with an error."""
         for connection in self._all_connections():
             connection.refuse_held(error)
 
     def drop_held(self) -> None:
-        """Forget all requests that are held: the kernel for which they were meant is gone."""
+        """Drop all held requests: the kernel for which they were meant is gone."""
         for connection in self._all_connections():
             connection.drop_held()
 
@@ -255,14 +263,14 @@ class ServedKernel:
         await self._changed.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Do something with the kernel in the background, until it is done or the kernel is gone."""
+        """Run a background task on the kernel, until it is done or the kernel is gone."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def end(self) -> set[asyncio.Task[None]]:
-        """Cancel what was spawned, because the kernel is gone or no longer ours; return the tasks, which may take a moment."""
+        """Cancel the spawned tasks, because the kernel is gone or no longer this server's; return them, as they may take a moment."""
         for task in self._tasks:
             task.cancel()
         while self.left:
@@ -297,7 +305,7 @@ class ServedKernel:
             self._notify()
 
     def _notify(self) -> None:
-        # All who wait now are woken; those who wait later wait for the next change.
+        # This wakes all present waiters; later ones wait for the next change.
         self._changed.set()
         self._changed = asyncio.Event()
         for connection in self._all_connections():
@@ -311,7 +319,7 @@ def is_past_freeze(operation: Operation) -> bool:
 
 
 def not_managed(manager: KernelManager) -> tuple[str, str]:
-    """Return why a kernel does not run under the engine, and what would help."""
+    """Return the reason why a kernel does not run under the engine, and a hint."""
     provisioner = getattr(manager, "provisioner", None)
     if provisioner is None:
         return "Its manager uses no provisioner.", "Kernels behind a gateway cannot be saved."
@@ -319,6 +327,6 @@ def not_managed(manager: KernelManager) -> tuple[str, str]:
     if reason:
         return reason, getattr(provisioner, "plain_hint", "")
     return (
-        f"It was started by {type(provisioner).__name__}.",
+        f"It uses {type(provisioner).__name__}.",
         "Start it with the provisioner gpuckpt-provisioner.",
     )

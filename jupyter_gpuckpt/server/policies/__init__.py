@@ -1,1 +1,1 @@
-"""What the server does with kernels by itself, one class for each policy."""
+"""The server's automatic actions on kernels, one class for each policy."""

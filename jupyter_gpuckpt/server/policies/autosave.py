@@ -39,29 +39,29 @@ if TYPE_CHECKING:
     from ..kernels.operations import ServerOperations
     from ..messages.served_kernel import ServedKernel
 
-#: A kernel that publishes nothing has worked when it has used this share of one processor, and this many seconds of it.
+#: A kernel that publishes nothing counts as working above this share of one CPU and this many CPU seconds.
 _WORKING, _WORKING_SECONDS = 0.01, 0.5
-#: Looks at the kernels in each interval, and the shortest and longest pause between two looks, in seconds.
+#: The checks of the kernels per interval, and the shortest and longest pause between two checks, in seconds.
 _LOOKS, _SHORTEST_LOOK, _LONGEST_LOOK = 10, 0.1, 15.0
-#: Another operation was quicker, or the save was cancelled: no reason to warn a user.
+#: Errors that are not logged as warnings: another operation came first, or the save was canceled.
 _QUIET = (KernelBusy, KernelNotFound, KernelStateConflict, OperationCancelled)
 
 
 @dataclass
 class _Watched:
-    """What is known of a kernel since it was started last. Times are the event loop's."""
+    """The state of autosave for a kernel since its last start. Times are the event loop's."""
 
     served: ServedKernel
     incarnation: str
     saves: int
-    #: Processor time of its processes when its last snapshot was taken, and when that was.
+    #: The CPU time of its processes at its last snapshot, and the time of that measurement.
     worked_seconds: float
     measured_at: float
     changed_at: float | None = None
 
 
 class Autosave(KernelListener):
-    """Timer that saves changed kernels periodically. Used on the event loop."""
+    """A timer that saves changed kernels periodically. Used on the event loop."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Autosave(KernelListener):
         self._interval_seconds, self._rest, self._log = interval_seconds, rest, log
         self._watched: dict[str, _Watched] = {}
         self._rest_until: dict[str, float] = {}
-        #: Why a kernel's last save failed: logged again only when that changes.
+        #: The reason of a kernel's last failure, by kernel id; it is logged again only when it changes.
         self._failures: dict[str, str] = {}
         self._saving: str = ""
         self._operation: Operation | None = None
@@ -89,18 +89,18 @@ class Autosave(KernelListener):
         self._task = asyncio.ensure_future(self._run())
 
     async def server_stops(self) -> None:
-        """Stop the rounds and cancel a save in flight. Never raise."""
+        """Stop the rounds and cancel a running save. Never raises."""
         if self._task is not None:
             await self.before_freeze(self._saving)
             self._task.cancel()
             await asyncio.wait({self._task})
 
     async def before_interrupt(self, kernel_id: str) -> None:
-        """Cancel a save in flight: the daemon would deliver the interrupt after it, which may take minutes."""
+        """Cancel a running save: the daemon would deliver the interrupt only after it, which may take minutes."""
         await self.before_freeze(kernel_id)
 
     async def before_freeze(self, kernel_id: str) -> None:
-        """Cancel a save in flight and wait for its end; what it has stored already serves the next one. Never raise."""
+        """Cancel a running save and wait for its end; chunks that it has stored serve the next one. Never raises."""
         while self._saving and self._saving == kernel_id:
             self._unwanted = True
             await self._cancel()
@@ -112,7 +112,7 @@ class Autosave(KernelListener):
             await asyncio.sleep(pause)
             try:
                 await self._round()
-            except Exception:  # the next round may do better
+            except Exception:  # the next round tries again
                 self._log.exception("The periodic save of kernels failed.")
 
     async def _round(self) -> None:
@@ -126,7 +126,7 @@ class Autosave(KernelListener):
         for at, kernel_id in due:
             if at > self._now() or self._operations.stopping:
                 return
-            # Time has passed since it was looked at.
+            # Time has passed since the last check.
             await self._look(kernel_id)
             watched = self._watched.get(kernel_id)
             if watched is not None and self._due_at(kernel_id) <= self._now():
@@ -140,10 +140,10 @@ class Autosave(KernelListener):
         return max(changed_at + self._interval_seconds, self._rest_until.get(kernel_id, 0.0))
 
     async def _look(self, kernel_id: str) -> None:
-        """Note whether a kernel has changed; forget one that cannot be saved now, until it can."""
+        """Record whether a kernel has changed; drop one that cannot be saved now, until it can."""
         try:
             served = self._operations.served(kernel_id)
-        except GpuCkptError:  # not one of ours, or just being started
+        except GpuCkptError:  # not under the engine, or just being started
             self._watched.pop(kernel_id, None)
             return
         if served.state is not KernelState.RUNNING or not served.gate_is_open:
@@ -159,7 +159,7 @@ class Autosave(KernelListener):
     async def _has_worked(self, watched: _Watched) -> bool:
         served = watched.served
         if not served.output.changes and not (served.kernel and served.kernel.snapshot_id):
-            return False  # nothing has run in it yet that could have left a thread behind
+            return False  # no cell has run yet that could have left a thread behind
         used = await _processor_seconds(watched.served) - watched.worked_seconds
         spent = self._now() - watched.measured_at
         return used >= max(_WORKING_SECONDS, _WORKING * spent)
@@ -192,7 +192,7 @@ class Autosave(KernelListener):
         if self._unwanted:
             await self._cancel()
         end = asyncio.ensure_future(self._operations.finish(operation))
-        # From the moment it runs again what it does is not in the snapshot.
+        # Changes made after the kernel runs again are not in the snapshot.
         while not end.done() and not served.gate_is_open:
             change = asyncio.ensure_future(served.change())
             await asyncio.wait({end, change}, return_when=asyncio.FIRST_COMPLETED)
@@ -202,7 +202,7 @@ class Autosave(KernelListener):
         self._watched[kernel_id] = _Watched(*_life(served), worked, at)
 
     async def _cancel(self) -> None:
-        """Cancel the save in flight; one that the daemon has not begun yet is cancelled by `_save_and_wait`."""
+        """Cancel the save in flight; one that the daemon has not begun yet is canceled by `_save_and_wait`."""
         if self._operation is not None:
             with suppress(GpuCkptError):  # it is over, or the daemon has gone
                 await self._operations.cancel(self._operation.operation_id)
@@ -217,12 +217,12 @@ class Autosave(KernelListener):
 
 
 def _life(served: ServedKernel) -> tuple[ServedKernel, str, int]:
-    """Return what changes when a kernel is started again or saved: the first fields of `_Watched`."""
+    """Return the values that change when a kernel is started again or saved: the first fields of `_Watched`."""
     return served, served.provisioner.incarnation, served.saves
 
 
 async def _processor_seconds(served: ServedKernel) -> float:
-    """Return the processor time of all processes of a kernel, including those that have ended."""
+    """Return the CPU time of all processes of a kernel, in seconds, including those that have ended."""
     pid = served.kernel.init_pid if served.kernel is not None else 0
     return await asyncio.to_thread(_used_seconds, pid) if pid else 0.0
 
@@ -237,6 +237,6 @@ def _used_seconds(init_pid: int) -> float:
     for process in processes:
         try:
             used += sum(process.cpu_times()[:4])
-        except psutil.Error:  # it has ended, and its parent has its time
+        except psutil.Error:  # it has ended, and its time is counted with its parent
             continue
     return used

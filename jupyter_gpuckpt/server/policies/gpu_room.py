@@ -1,6 +1,6 @@
-"""Resumes and unparks with room on the GPU: it is made by parking idle kernels of this server, the least recently used first.
+"""Resumes and unparks that make room on the GPU by parking idle kernels of this server, the least recently used first.
 
-So more notebooks can be open than fit on a GPU, and each is back when its next cell runs. Kernels that need the GPU wait in one
+So more notebooks can be open than fit on a GPU, and each is unparked for its next cell. Kernels that need the GPU wait in one
 queue; while those that hold it compute, the first of the queue waits.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from ..kernels.daemon_link import DaemonLink
     from ..kernels.operations import ServerOperations
 
-#: Seconds between two looks for a kernel that holds GPU memory and is idle now.
+#: Seconds between two searches for a kernel that holds GPU memory and is idle now.
 _LOOK_SECONDS = 1.0
 
 
 class GpuRoom:
-    """Queue of kernels that need room on the GPU, which is made by parking others.
+    """A FIFO of kernels that need room on the GPU, which is made by parking others.
 
     `wait_seconds`: how long the first of the queue waits for kernels that compute.
     """
@@ -50,7 +50,7 @@ class GpuRoom:
         self._queue = asyncio.Lock()
 
     async def resume(self, kernel_id: str, snapshot_id: str = "") -> Operation:
-        """Start bringing a suspended or parked kernel back, after making room on the GPU if it needs some."""
+        """Start resuming a suspended or parked kernel, after making room on the GPU if it needs some."""
         self._operations.served(kernel_id)
         if not await self.is_needed(kernel_id, snapshot_id):
             return await self._operations.resume(kernel_id, snapshot_id)
@@ -63,17 +63,17 @@ class GpuRoom:
             return await operations.tracked.result(await operations.resume(kernel_id, snapshot_id))
 
     async def is_needed(self, kernel_id: str, snapshot_id: str) -> bool:
-        """Return whether the kernel will need GPU memory when it is back."""
+        """Return whether the kernel will need GPU memory when it is resumed."""
         return (await self._room(kernel_id, snapshot_id)).needed_bytes > 0
 
     @asynccontextmanager
     async def made(self, kernel_id: str, snapshot_id: str) -> AsyncIterator[None]:
-        """Wait for room, then hold the queue for the resume inside; raise GpuFull if there is no room for too long."""
+        """Wait for room, then hold the queue for the resume inside the block. Raises GpuFull if there is no room in time."""
         served = self._operations.served(kernel_id)
         try:
             if self._queue.locked():
                 served.wait_for(
-                    "It waits for its turn on the GPU: another kernel comes back first."
+                    "It waits for its turn on the GPU: another kernel is resumed first."
                 )
             async with self._queue:
                 await self._make(kernel_id, snapshot_id)
@@ -88,7 +88,7 @@ class GpuRoom:
     async def _make(self, kernel_id: str, snapshot_id: str) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds
-        #: Why kernels could not be parked, by kernel id.
+        #: The reasons why kernels could not be parked, by kernel id.
         refused: dict[str, str] = {}
         while True:
             room = await self._room(kernel_id, snapshot_id)
@@ -110,7 +110,7 @@ class GpuRoom:
                 )
             self._operations.served(kernel_id).wait_for(f"It waits for the GPU: {text}")
             await asyncio.sleep(_LOOK_SECONDS)
-            # What could not be parked because RAM was short may be parked next time.
+            # A kernel that was not parked because RAM was short may be parked next time.
             refused.clear()
 
     async def _least_recently_used(self, kernel_id: str, refused: dict[str, str]) -> str:
@@ -121,7 +121,7 @@ class GpuRoom:
         return next((each for each in idle if each in holding - set(refused) - {kernel_id}), "")
 
     async def _park(self, kernel_id: str) -> str:
-        """Park a kernel; return why it could not be parked, empty if it was."""
+        """Park a kernel; return the reason why it could not be parked, empty if it was."""
         self._log.info("kernel %s is parked to make room on the GPU", kernel_id)
         try:
             ended = await self._operations.finish(await self._operations.park(kernel_id))

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from ..kernels.operations import ServerOperations
 
-#: The shortest and the longest pause between two looks, in seconds.
+#: The shortest and the longest pause between two checks, in seconds.
 _SHORTEST_LOOK, _LONGEST_LOOK = 0.5, 10.0
 
 
 class IdleParking(KernelListener):
-    """Timer that parks idle kernels that hold GPU memory, and logs once why one is not parked."""
+    """A timer that parks idle kernels that hold GPU memory, and logs once why one is not parked."""
 
     def __init__(
         self,
@@ -33,11 +33,11 @@ class IdleParking(KernelListener):
     ) -> None:
         self._kernels, self._operations = kernels, operations
         self._after_seconds, self._log = after_seconds, log
-        #: Why a kernel was not parked the last time, by kernel id.
+        #: The reasons why kernels were not parked the last time, by kernel id.
         self._reasons: dict[str, str] = {}
 
     def server_started(self) -> None:
-        """Begin to look for idle kernels, until the server stops."""
+        """Start checking for idle kernels, until the server stops."""
         self._operations.spawn(self._run())
 
     async def _run(self) -> None:
@@ -56,7 +56,7 @@ class IdleParking(KernelListener):
         for kernel in measured:
             if kernel.kernel_id not in idle or not kernel.gpu_bytes or kernel.gpu_utilization:
                 continue  # a user's thread may use the GPU although no cell runs
-            # Looked at again: measuring takes a moment, parking the one before it seconds.
+            # It is checked again, because measuring takes a moment and parking the kernel before it takes seconds.
             if kernel.kernel_id in self._idle():
                 await self._park(kernel.kernel_id)
 

@@ -1,4 +1,4 @@
-"""Restart snapshots: what a kernel held when its user restarted it, so that the restart can be undone."""
+"""Restart snapshots: saves of kernels just before a restart, so that the restart can be undone."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class RestartSnapshots(KernelListener):
-    """Policy that saves a kernel before a restart and keeps the last of these snapshots.
+    """A policy that saves a kernel before a restart and keeps the last of these snapshots.
 
-    `within_seconds`: how long a restart waits for it.
+    `within_seconds`: how long a restart waits for the save.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class RestartSnapshots(KernelListener):
         self._within_seconds, self._log = within_seconds, log
 
     async def before_restart(self, kernel_id: str) -> None:
-        """Save a kernel, unless that takes too long. Never raises: the user wants a fresh kernel, whatever this one does."""
+        """Save a kernel, unless that takes too long. Never raises: the user wants a fresh kernel in any case."""
         served = self._link.served.get(kernel_id)
-        # The last snapshot of an unchanged kernel is as good.
+        # For an unchanged kernel the last snapshot suffices.
         if served is None or served.kernel is None:
             return
         if served.state is not KernelState.RUNNING or not served.changed:
@@ -60,7 +60,7 @@ class RestartSnapshots(KernelListener):
             self._log.info("kernel %s is restarted without a snapshot: %s", kernel_id, error)
 
     async def _drop_others(self, kernel_id: str, kept: str) -> None:
-        """Delete the snapshots of earlier restarts: they may follow each other closely, and nobody asked for them."""
+        """Delete the snapshots of earlier restarts: they may be frequent, and no user requested them."""
         daemon = self._link.daemon
         with suppress(GpuCkptError):
             for info in await daemon.send(calls.snapshots(kernel_id)):

@@ -1,4 +1,4 @@
-"""The end of the server: its kernels are suspended and released, so that the next server has them again."""
+"""The end of the server: its kernels are suspended and released, so that the next server can adopt them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ..kernels.operations import ServerOperations
     from .shut_downs import ShutDowns
 
-#: How long requests in flight may take to end by themselves.
+#: How long pending requests may take to end by themselves.
 _PATIENCE_SECONDS = 1.0
 
 
 class ServerStop(KernelListener):
-    """Policy that suspends all kernels when the server stops. `within_seconds`: how long that may take; None: as long as it takes."""
+    """A policy that suspends all kernels when the server stops. `within_seconds`: the limit for that; None: no limit."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ServerStop(KernelListener):
         self._shut_downs, self._within_seconds, self._log = shut_downs, within_seconds, log
 
     async def server_stops(self) -> None:
-        """Suspend all kernels under the engine and let go of them."""
+        """Suspend all kernels under the engine and release them."""
         self._operations.stopping = True
         if starting := pending_starts(self._kernels):  # these cannot be suspended yet
             await asyncio.wait(starting)
@@ -61,11 +61,11 @@ class ServerStop(KernelListener):
             except Exception:
                 self._log.exception("Kernel %s was not detached.", kernel_id)
         await self._operations.close()
-        # From here on nothing of this server may keep the kernels from the next one.
+        # From now on no action of this server may prevent the next one from claiming the kernels.
         await self._link.leave()
 
     async def server_stopped(self) -> None:
-        """Disconnect from the daemon and end the requests in flight."""
+        """Disconnect from the daemon and end pending requests."""
         try:
             await self._link.close()
         finally:
@@ -73,7 +73,7 @@ class ServerStop(KernelListener):
 
 
 async def _end_requests() -> None:
-    """Wait for the requests in flight for a moment, then cancel those that are left.
+    """Wait a moment for pending requests, then cancel those that are left.
 
     A handler that waits for a thread of AnyIO (most of Jupyter's contents API) must end before the event loop does. AnyIO ends
     the thread after the task for which it was made; if the loop stops first, the process waits for that thread for ever.

@@ -1,8 +1,8 @@
 """Shutdowns that can be undone: the kernel is gone from every list, but kept for a while.
 
-Its processes are stopped by the daemon; its manager is kept here. When the time is over it is shut down as Jupyter does it, so
-that its exit handlers run. If this server dies before, the daemon ends it a little later. File -> Shut Down of JupyterLab and
-Notebook deletes all sessions first and stops the server right after: what is kept then counts as stopped with the server.
+The daemon stops its processes; its manager is kept here. When the time is over it is shut down as Jupyter does it, so that its
+exit handlers run. If this server dies before, the daemon ends the kernel a little later. File -> Shut Down of JupyterLab and
+Notebook deletes all sessions first and stops the server right after: kernels that are kept then count as stopped with the server.
 """
 # jupyter_server's methods carry no types:
 # mypy: allow-untyped-calls
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ..kernels.kernel_manager import GpuCkptKernels
     from ..messages.served_kernel import ServedKernel
 
-#: The daemon's end comes this much later than ours, which lets the kernel's exit handlers run.
+#: The delay of the daemon's own end of the kernel after this server's, which lets the kernel's exit handlers run.
 _DAEMON_LATER_SECONDS = 20.0
 _ACTIONS = "https://events.jupyter.org/jupyter_server/kernel_actions/v1"
-#: GPU memory is scarce: a user who shuts a kernel down to get it waits no longer than this. File -> Shut Down takes less.
+#: The limit for kernels with GPU memory: a user may shut one down to get the memory. File -> Shut Down takes less.
 _GPU_SECONDS = 5.0
 _KEPT_STATES = frozenset(
     {KernelState.RUNNING, KernelState.SAVING, KernelState.PARKED, KernelState.SUSPENDED}
@@ -58,7 +58,7 @@ class ShutDown:
 
 
 class ShutDowns(KernelListener):
-    """Table of the kernels that users shut down, each kept while that can be undone. `undo_seconds` 0: kernels are shut down at once."""
+    """A table of the kernels that users shut down, each kept while that can be undone. `undo_seconds` 0: none is kept."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class ShutDowns(KernelListener):
         self._link, self._kernels, self._sessions = link, kernels, sessions
         self._listener, self._undo_seconds, self._log = listener, undo_seconds, log
         self._kept: dict[str, ShutDown] = {}
-        #: Set when the server stops: no shutdown can be undone then.
+        #: True once the server stops: no shutdown can be undone then.
         self._stopped = False
 
     def __iter__(self) -> Any:
         return iter(self._kept.items())
 
     async def keep_shut_down(self, kernel_id: str) -> bool:
-        """Take a kernel from the list and keep it; return False if it is to be shut down at once."""
+        """Remove a kernel from the list and keep it; return False if it must be shut down at once."""
         served = self._link.served.get(kernel_id)
         keeps = self._undo_seconds > 0 and not self._stopped
         if not keeps or served is None or served.state not in _KEPT_STATES:
@@ -105,7 +105,7 @@ class ShutDowns(KernelListener):
         kept.timer = asyncio.ensure_future(self._end_later(kernel_id, seconds))
         self._kept[kernel_id] = kept
         self._log.info("Kernel %s is shut down; that can be undone for %.0f s", kernel_id, seconds)
-        # Jupyter emits this only when the process ends, but other pages need to know now.
+        # Jupyter emits this event only when the process ends, but other pages need it now.
         action = {
             "action": "shutdown",
             "status": "success",
@@ -113,13 +113,13 @@ class ShutDowns(KernelListener):
             "kernel_id": kernel_id,
             "kernel_name": manager.kernel_name,
         }
-        # A configured class need not be jupyter_server's own; then it emits no such events.
+        # A configured manager class that is not jupyter_server's own emits no such events.
         if isinstance(manager, ServerKernelManager):
             manager.emit(_ACTIONS, action)
         return True
 
     async def undo(self, kernel_id: str) -> None:
-        """List a kernel again, with its sessions, and let it go on; raise KernelNotFound when it is too late."""
+        """List a kernel again, with its sessions, and let it run on. Raises KernelNotFound if it is too late."""
         kept = self._take(kernel_id)
         if kept is None:
             raise KernelNotFound(
@@ -141,7 +141,7 @@ class ShutDowns(KernelListener):
         self._log.info("Kernel %s is back: its shutdown was undone", kernel_id)
 
     async def end_all(self) -> None:
-        """List those again that had a notebook or console, end the others: the server stops. Never raises."""
+        """At the server's stop, list again the kernels that had a notebook or console, and end the others. Never raises."""
         self._stopped = True
         for kernel_id, kept in list(self._kept.items()):
             try:
@@ -189,7 +189,7 @@ class ShutDowns(KernelListener):
     def _unlist(self, kernel_id: str) -> ServerKernelManager:
         manager = manager_of(self._kernels, kernel_id)
         manager.stop_restarter()
-        # Its streams stay open: messages may be in transit, and none may be missed if the shutdown is undone.
+        # Its streams stay open: messages in transit must not be lost if the shutdown is undone.
         self._kernels.remove_kernel(kernel_id)
         jupyter_internals.forget_pages(self._kernels, kernel_id)
         KERNEL_CURRENTLY_RUNNING_TOTAL.labels(type=manager.kernel_name).dec()

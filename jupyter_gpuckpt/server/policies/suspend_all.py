@@ -1,4 +1,4 @@
-"""Suspends of many kernels within a deadline, smallest first: for the hub's stop and for the server's own."""
+"""Suspends of many kernels within a deadline, smallest first, for the stop of the server by the hub or a user."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...client.batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each
 from ...errors import ErrorRecord, GpuCkptError, record_of
 from ...model import Cause
 from ...protocol import Kernel
 from ...states import KernelState
+from ...suspend_batch import SuspendOutcome, SuspendReport, no_time, not_saved, suspend_each
 
 if TYPE_CHECKING:
     from ...protocol import Operation
@@ -25,34 +25,38 @@ async def suspend_all(
     kernel_ids: Iterable[str],
     within_seconds: float | None,
     cause: Cause = Cause.SHUTDOWN,
+    begun: set[str] | None = None,
 ) -> SuspendReport:
-    """Suspend these kernels, wait for it, and return what became of each. Never raises.
+    """Suspend these kernels, wait for the end, and return the outcomes. Never raises.
 
     A few are suspended at a time, the smallest first by memory and GPU memory, so that most notebooks are saved before the
-    time is up. A suspend that is not complete `within_seconds` from now (None: as long as it takes) is undone, and that
-    kernel runs on under the daemon; this returns at most `batch.UNDO_SECONDS` later. Kernels that are suspended already count
-    as saved.
+    deadline. A suspend that is not complete `within_seconds` from now (None: no limit) is undone, and that kernel runs on under
+    the daemon; this returns at most `batch.UNDO_SECONDS` later. Kernels that are already suspended count as saved.
+    `begun`: the ids of suspends that the caller has begun for an earlier deadline, which are undone as well; more are added.
     """
     began = asyncio.get_running_loop().time()
     wanted = list(dict.fromkeys(kernel_ids))
+    begun = set() if begun is None else begun
     try:
         async with asyncio.timeout(within_seconds):
             known = {kernel.kernel_id: kernel for kernel in await operations.measured()}
-            # They show how fast suspends are, which matters only where there is a deadline.
+            # Earlier snapshots show how fast suspends are, which matters only with a deadline.
             snapshots = await operations.snapshots() if within_seconds and len(wanted) > 1 else []
     except TimeoutError:
-        report = _none_saved(wanted, no_time("There was no time left to ask what the kernels use."))
+        report = _none_saved(wanted, no_time("There was no time left to measure the kernels."))
     except GpuCkptError as error:
         report = _none_saved(wanted, record_of(error))
-    except Exception as error:  # a stop of the server must go on whatever happens here
-        _log.exception("what the kernels use is not known")
+    except Exception as error:  # the server's stop must continue in any case
+        _log.exception("the kernels' use of memory is not known")
         report = _none_saved(wanted, record_of(error))
     else:
         decided, to_do = _sorted_out(operations, wanted, known)
         spent = asyncio.get_running_loop().time() - began
         left = None if within_seconds is None else max(0.0, within_seconds - spent)
-        asked = _AsServer(operations, cause)
-        done = await suspend_each(smallest_first(to_do), asked, left, snapshots=snapshots)
+        asked = _AsServer(operations, cause, begun)
+        done = await suspend_each(
+            smallest_first(to_do), asked, left, snapshots=snapshots, own=frozenset(begun)
+        )
         report = SuspendReport([*done, *decided], asyncio.get_running_loop().time() - began)
     for outcome in report.kernels:
         if outcome.error is not None:
@@ -76,7 +80,7 @@ def smallest_first(kernels: Iterable[Kernel]) -> list[Kernel]:
 def _sorted_out(
     operations: ServerOperations, wanted: Iterable[str], known: dict[str, Kernel]
 ) -> tuple[list[SuspendOutcome], list[Kernel]]:
-    """Return the outcomes of those for which nothing can or need be done, and the others."""
+    """Return the outcomes of kernels that cannot or need not be suspended, and the remaining kernels."""
     decided: list[SuspendOutcome] = []
     to_do: list[Kernel] = []
     for kernel_id in wanted:
@@ -100,13 +104,15 @@ def _sorted_out(
 
 
 class _AsServer:
-    """`Suspender` that suspends as a page would: the kernel's output is kept, its gate is shut."""
+    """A `Suspender` that suspends as a page's request would: the kernel's output is kept, its gate is shut."""
 
-    def __init__(self, operations: ServerOperations, cause: Cause) -> None:
-        self._operations, self._cause = operations, cause
+    def __init__(self, operations: ServerOperations, cause: Cause, begun: set[str]) -> None:
+        self._operations, self._cause, self._begun = operations, cause, begun
 
     async def begin(self, kernel_id: str) -> Operation:
-        return await self._operations.suspend(kernel_id, cause=self._cause)
+        operation = await self._operations.suspend(kernel_id, cause=self._cause)
+        self._begun.add(operation.operation_id)
+        return operation
 
     async def finish(self, operation: Operation) -> Operation:
         return await self._operations.finish(operation)

@@ -1,4 +1,4 @@
-"""Waking: suspended and parked kernels are resumed when somebody runs a cell, or interrupts the one they were suspended in."""
+"""Waking: a suspended or parked kernel is resumed for a new cell, or for an interrupt of the cell in which it was suspended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ON_ITS_WAY = frozenset({KernelState.SUSPENDING, KernelState.PARKING, KernelStat
 
 
 class Waking(KernelListener):
-    """Policy that resumes a kernel when somebody runs a cell in it."""
+    """A policy that resumes a kernel when a cell is sent to it."""
 
     def __init__(
         self, operations: ServerOperations, gpu_room: GpuRoom, log: logging.Logger
@@ -34,13 +34,13 @@ class Waking(KernelListener):
         self._kernel_ids: set[str] = set()
 
     async def before_interrupt(self, kernel_id: str) -> None:
-        """Resume a kernel that was suspended in the middle of a cell; raise what keeps it from coming back."""
+        """Resume a kernel that was suspended in the middle of a cell. Raises GpuCkptError if it cannot be resumed."""
         served = self._operations.served(kernel_id)
         if served.state is KernelState.SUSPENDED and served.output.runs_cell:
             await self._bring_back(served)
 
     def kernel_wanted(self, served: ServedKernel) -> None:
-        """Resume a kernel because somebody runs a cell; once, however many cells are sent meanwhile."""
+        """Resume a kernel for a cell; once, however many cells are sent meanwhile."""
         if served.kernel_id not in self._kernel_ids and not self._operations.stopping:
             self._kernel_ids.add(served.kernel_id)
             self._operations.spawn(self._wake(served))
@@ -56,26 +56,26 @@ class Waking(KernelListener):
             self._kernel_ids.discard(served.kernel_id)
 
     async def _bring_back(self, served: ServedKernel) -> None:
-        """Wait until the kernel is resumed, by this server or somebody else; raise what keeps it from coming back.
+        """Wait until the kernel is resumed, by this server or another client. Raises GpuCkptError if it cannot be resumed.
 
-        Return at once where the kernel is neither suspended nor about to be, and where this server stops.
+        It returns at once if the kernel is neither suspended nor about to be, or if this server stops.
         """
         while not self._operations.stopping:
-            # One that is being suspended is resumed right afterwards; a resume of somebody else may fail.
+            # A kernel that is being suspended is resumed right afterwards; another client's resume may fail.
             while served.is_rolling_back or served.state in _ON_ITS_WAY:
                 await served.change()
             if served.state not in _AWAY or self._operations.stopping:
                 return
-            self._log.info("kernel %s is wanted: resuming it", served.kernel_id)
+            self._log.info("resuming kernel %s for a cell", served.kernel_id)
             try:
                 await self._operations.tracked.result(await self._resume_soon(served.kernel_id))
                 return
             except KernelBusy:
-                # Somebody else resumes it, which this server has not been told yet.
+                # Another client resumes it, and the event has not arrived yet.
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _resume_soon(self, kernel_id: str) -> Operation:
-        """Start a resume; wait for a daemon that is just being replaced."""
+        """Start a resume; wait for a daemon that is being replaced."""
         deadline = asyncio.get_running_loop().time() + RESTART_SECONDS
         while True:
             try:

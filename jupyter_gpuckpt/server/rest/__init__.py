@@ -1,1 +1,1 @@
-"""REST routes: request records in, answers out."""
+"""The REST interface: handlers that decode request records and answer with view records."""

@@ -1,4 +1,4 @@
-"""The base of all handlers: authentication, the parts that they call, and the one mapping from errors to answers."""
+"""The base of all handlers: authentication, the parts that they call, and the mapping from errors to responses."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ..kernels.kernel_list import KernelList
     from ..kernels.operations import Resume, ServerOperations
     from ..kernels.rollbacks import Rollbacks
+    from ..policies.idle import IdleSuspension
     from ..policies.shut_downs import ShutDowns
 
 _Record = TypeVar("_Record")
@@ -34,7 +35,7 @@ _Record = TypeVar("_Record")
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of the server that handlers call, where kernels run under the engine."""
+    """The parts of the server that handlers call, if kernels run under the engine."""
 
     link: DaemonLink
     operations: ServerOperations
@@ -42,10 +43,11 @@ class Parts:
     branching: Branching
     rollbacks: Rollbacks
     shut_downs: ShutDowns
+    idle: IdleSuspension
 
 
 class GpuCkptHandler(APIHandler):
-    """Handler that answers a `GpuCkptError` with its status and a body of message, code and hint."""
+    """A handler that answers a `GpuCkptError` with its status and a body of message, code and hint."""
 
     auth_resource = "gpuckpt"
 
@@ -55,12 +57,12 @@ class GpuCkptHandler(APIHandler):
             setattr(cls, name, web.authenticated(authorized(getattr(cls, name))))
 
     def initialize(self, kernels: KernelList, parts: Parts | None, settings: Settings) -> None:
-        """Take what `service.py` has constructed. `parts` None: no kernel of this server can run under the engine."""
+        """Store the parts that `service.py` has constructed. `parts` None: no kernel of this server can run under the engine."""
         self.kernels, self._parts, self.daemon_settings = kernels, parts, settings
 
     @property
     def parts(self) -> Parts:
-        """Return the parts; raise DaemonUnavailable where kernels run elsewhere."""
+        """Return the parts. Raises DaemonUnavailable if kernels run elsewhere."""
         if self._parts is None:
             raise DaemonUnavailable(
                 "The kernels of this server do not run under jupyter-gpuckpt.",
@@ -75,13 +77,13 @@ class GpuCkptHandler(APIHandler):
         return link if link is not None and link.ready else None
 
     async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
-        """Authenticate the request. Raise KernelNotFound and its like for what can be no id, also with an encoded slash in it."""
+        """Authenticate the request. Raises KernelNotFound and similar errors for invalid ids, even with an encoded slash."""
         await super().prepare()
         if not is_finished(self):
             ids.require(self.path_kwargs)
 
     def record(self, kind: type[_Record]) -> _Record:
-        """Return the request's body as a record, an empty one as a record of defaults; raise ConfigurationError."""
+        """Return the request's body as a record; an empty body gives the defaults. Raises ConfigurationError."""
         try:
             return decoding.from_json(self.request.body or b"{}", kind)
         except msgspec.DecodeError as error:
@@ -91,7 +93,7 @@ class GpuCkptHandler(APIHandler):
             ) from error
 
     def seconds(self, name: str, most: float) -> float:
-        """Return a query argument that is a number of seconds, at most `most`, 0 if it is left out; raise ConfigurationError."""
+        """Return a query argument in seconds, limited to `most`; 0 if it is left out. Raises ConfigurationError."""
         text = self.get_query_argument(name, "0")
         try:
             return max(0.0, min(float(text), most))
@@ -112,7 +114,7 @@ class GpuCkptHandler(APIHandler):
         super().send_error(status_code, **kwargs)
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
-        """Write the body of an answer that is an error; Jupyter's own errors keep their message."""
+        """Write the body of an error response; Jupyter's own errors keep their message."""
         error = _error_in(kwargs)
         if isinstance(error, HTTPError) or error is None:
             message = (error.log_message if error else "") or HTTPStatus(status_code).phrase

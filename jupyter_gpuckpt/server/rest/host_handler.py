@@ -1,20 +1,21 @@
-"""The route about the machine."""
+"""The routes about this machine: the report on it, and notices that it will go."""
 
 from __future__ import annotations
 
 from ... import calls
 from ...client import AsyncClient
 from ...protocol import HostReport
+from ..views import NoticesView, notice_view
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 
 
 class HostHandler(GpuCkptHandler):
-    """Handler for what this machine can do."""
+    """A handler for the report on this machine."""
 
     @answers(HostReport)
     async def get(self) -> None:
-        """Answer the doctor's report, of a daemon that is started for it where there is no connection."""
+        """Answer with the doctor's report; without a connection, a daemon is started for it."""
         if self.connected_link is not None:
             self.reply(await self.connected_link.daemon.send(calls.host()))
             return
@@ -25,4 +26,15 @@ class HostHandler(GpuCkptHandler):
             await client.close()
 
 
-ROUTES: dict[str, type[GpuCkptHandler]] = {"/host": HostHandler}
+class NoticesHandler(GpuCkptHandler):
+    """Handler for notices that this machine will go."""
+
+    @answers(NoticesView)
+    async def get(self) -> None:
+        """List the notices that stand; changes come as events of the schema `.../notice/v1`."""
+        link = self.connected_link
+        standing = link.mirror.notices.values() if link is not None else ()
+        self.reply(NoticesView(notices=[notice_view(notice) for notice in standing]))
+
+
+ROUTES: dict[str, type[GpuCkptHandler]] = {"/host": HostHandler, "/notices": NoticesHandler}

@@ -25,7 +25,7 @@ from ..views import (
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 
-#: A client may wait this long for an answer about an operation; proxies cut longer ones.
+#: The longest time that a client may wait for an operation in one request; proxies cut longer ones.
 LONGEST_WAIT_SECONDS = 60.0
 
 
@@ -46,7 +46,7 @@ class KernelsHandler(GpuCkptHandler):
 
     @answers(KernelsView)
     async def get(self) -> None:
-        """List the kernels, and those that another server has not let go of."""
+        """List the kernels, and those that another server has not released."""
         views = [self.kernels.view(kernel_id) for kernel_id in self.kernels.ids()]
         elsewhere = [elsewhere_view(kernel) for kernel in await self._kept_elsewhere()]
         self.reply(KernelsView(kernels=views, elsewhere=elsewhere))
@@ -109,7 +109,7 @@ class SuspendAllHandler(GpuCkptHandler):
 
     @answers(ReportView, request=SuspendAllRequest)
     async def post(self) -> None:
-        """Suspend all kernels; answer what became of each, at the latest a moment after the deadline."""
+        """Suspend all kernels; answer with the outcomes, at the latest a moment after the deadline."""
         request = self.record(SuspendAllRequest)
         operations = self.parts.operations
         report = await suspend_all(operations, self.kernels.ids(), request.within)
@@ -133,6 +133,16 @@ class UndoShutdownHandler(GpuCkptHandler):
     async def post(self, kernel_id: str) -> None:
         """List a kernel again, with its sessions, and let it run on."""
         await self.parts.shut_downs.undo(kernel_id)
+        self.reply(self.kernels.view(kernel_id))
+
+
+class KeepRunningHandler(GpuCkptHandler):
+    """Handler that keeps idle kernels running."""
+
+    @answers(KernelView)
+    async def post(self, kernel_id: str) -> None:
+        """Withdraw the notice that an idle kernel will be suspended; its idle time begins anew."""
+        self.parts.idle.keep_running(kernel_id)
         self.reply(self.kernels.view(kernel_id))
 
 
@@ -164,7 +174,7 @@ class CancelHandler(GpuCkptHandler):
 
     @answers(OperationView)
     async def post(self, operation_id: str) -> None:
-        """Ask an operation to stop and undo what it did; nothing happens when it is past the point where it can."""
+        """Request an operation to stop and undo what it did; no effect once it is past the point where it can."""
         await self.parts.operations.cancel(operation_id)
         self.reply(operation_view(await self.parts.operations.wait(operation_id, 0)))
 
@@ -186,6 +196,7 @@ ROUTES: dict[str, type[GpuCkptHandler]] = {
     "/kernels/{kernel_id}/suspend": SuspendHandler,
     "/kernels/{kernel_id}/resume": ResumeHandler,
     "/kernels/{kernel_id}/park": ParkHandler,
+    "/kernels/{kernel_id}/keep_running": KeepRunningHandler,
     "/suspend_all": SuspendAllHandler,
     "/kernels/{kernel_id}/undo_shutdown": UndoShutdownHandler,
     "/shut_down": ShutDownsHandler,

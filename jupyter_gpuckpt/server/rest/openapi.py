@@ -1,6 +1,6 @@
-"""The OpenAPI description of the REST interface, made from the records that its handlers take and answer.
+"""The OpenAPI description of the REST interface, generated from the records of its requests and responses.
 
-`answers` states them beside each method. `python -m jupyter_gpuckpt.server.rest` prints the description, which a server
+`answers` declares them at each method. `python -m jupyter_gpuckpt.server.rest` prints the description, which a server
 has at /api/gpuckpt/openapi.json.
 """
 
@@ -17,7 +17,7 @@ import msgspec
 from ..views import ErrorView
 
 PREFIX = "/api/gpuckpt"
-#: Stands for the bytes of an archive, in a request or an answer.
+#: The stand-in type for the bytes of an archive, in a request or a response.
 ARCHIVE = bytes
 
 _METHODS = ("get", "put", "post", "patch", "delete")
@@ -32,7 +32,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Contract:
-    """What a method takes and answers. `reply` None: nothing. `query`: its arguments, and what they mean."""
+    """The contract of a method: request and reply. `reply` None: no body. `query`: its arguments with their descriptions."""
 
     reply: Any
     status: HTTPStatus = HTTPStatus.OK
@@ -47,7 +47,7 @@ def answers(
     request: Any = None,
     query: Mapping[str, str] | None = None,
 ) -> Callable[[_Method], _Method]:
-    """State what a handler's method takes and answers; `GpuCkptHandler.reply` uses the status."""
+    """Declare the request and reply of a handler's method; `GpuCkptHandler.reply` uses the status."""
 
     def stated(method: _Method) -> _Method:
         method.contract = Contract(reply, status, request, query or {})  # type: ignore[attr-defined] # a function's own
@@ -57,7 +57,7 @@ def answers(
 
 
 def contract_of(handler: type, method: str) -> Contract:
-    """Return what was stated of a method."""
+    """Return the contract of a method."""
     contract: Contract = getattr(handler, method).contract
     return contract
 

@@ -16,7 +16,7 @@ class RemotesHandler(GpuCkptHandler):
 
     @answers(RemotesView)
     async def get(self) -> None:
-        """List the remotes as they were when they were last tried; none is asked."""
+        """List the remotes in their last known state; no request goes to a remote."""
         self.reply(RemotesView(remotes=await self.parts.link.daemon.send(calls.remotes())))
 
 
@@ -25,7 +25,7 @@ class FarSessionsHandler(GpuCkptHandler):
 
     @answers(FarListing)
     async def get(self, remote: str) -> None:
-        """List what lies in a remote, by session of a notebook, the newest first."""
+        """List the snapshots in a remote, by session of a notebook, the newest first."""
         self.reply(await self.parts.link.daemon.send(calls.far_sessions(remote)))
 
 
@@ -37,7 +37,7 @@ class FarSnapshotHandler(GpuCkptHandler):
         query={"session_id": "The session that lists it; without it all of them are looked at."},
     )
     async def get(self, remote: str, snapshot_id: str) -> None:
-        """Show what a fetch would move, and what keeps the kernel from being resumed here."""
+        """Show the size of a fetch, and the reasons why the kernel could not be resumed here."""
         session_id = self.get_query_argument("session_id", "")
         call = calls.fetch_estimate(remote, snapshot_id, session_id)
         self.reply(await self.parts.link.daemon.send(call))
@@ -48,7 +48,7 @@ class FetchHandler(GpuCkptHandler):
 
     @answers(OperationView, HTTPStatus.ACCEPTED, request=FetchRequest)
     async def post(self, remote: str, snapshot_id: str) -> None:
-        """Start bringing a snapshot here; refused where its kernel could not be resumed, unless that is forced."""
+        """Start fetching a snapshot; refuse it if its kernel could not be resumed here, unless forced."""
         call = calls.fetch(remote, snapshot_id, self.record(FetchRequest))
         self.reply(operation_view(await self.parts.link.daemon.send(call)))
 

@@ -45,7 +45,7 @@ ROUTES["/openapi.json"] = DescriptionHandler
 def tornado_routes(
     kernels: KernelList, parts: Parts | None, settings: Settings
 ) -> list[tuple[str, type[GpuCkptHandler], dict[str, Any]]]:
-    """Return the routes as tornado wants them, with what the handlers' `initialize` takes."""
+    """Return the routes in tornado's form, with the arguments of the handlers' `initialize`."""
     arguments = {"kernels": kernels, "parts": parts, "settings": settings}
     return [(_pattern(route), handler, arguments) for route, handler in ROUTES.items()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from typing import Any
@@ -19,10 +20,12 @@ from ..views import SnapshotsView, SnapshotView, snapshot_view
 from .base_handler import GpuCkptHandler
 from .openapi import ARCHIVE, answers
 
-#: An archive may be as long as a disk.
+#: The limit of an imported archive, as large as any disk.
 _MOST_ARCHIVE_BYTES = 1 << 50
-#: Pieces of an archive that wait for the daemon.
+#: The most pieces of an archive that are queued for the daemon.
 _PIECES = 16
+#: What a file's name, which a page proposes, has a dash for; and the length of the name.
+_NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.-]+", re.ASCII), 100
 
 
 class SnapshotsHandler(GpuCkptHandler):
@@ -37,7 +40,7 @@ class SnapshotsHandler(GpuCkptHandler):
         },
     )
     async def get(self) -> None:
-        """List snapshots, newest first; of one kernel or one notebook if that is given; with `deleted`, those that can be listed again."""
+        """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those whose deletion can be undone."""
         found = await self.parts.link.daemon.send(
             calls.snapshots(
                 self.get_query_argument("kernel_id", "") or None,
@@ -53,7 +56,7 @@ class SnapshotHandler(GpuCkptHandler):
 
     @answers(dict[str, Any])
     async def get(self, snapshot_id: str) -> None:
-        """Show what is in a snapshot; never its environment or its connection key."""
+        """Show the contents of a snapshot, never its environment or its connection key."""
         self.reply(await self.parts.link.daemon.send(calls.manifest_summary(snapshot_id)))
 
     @answers(SnapshotView, request=AnnotateRequest)
@@ -89,14 +92,14 @@ class VerifyHandler(GpuCkptHandler):
 
     @answers(Verification)
     async def post(self, snapshot_id: str) -> None:
-        """Read all of a snapshot, for as long as the page waits for the answer."""
+        """Read and verify all of a snapshot, while the page waits for the response."""
         self._asked = asyncio.ensure_future(self.parts.link.daemon.send(calls.verify(snapshot_id)))
         await asyncio.wait({self._asked})
         if not self._asked.cancelled():
             self.reply(self._asked.result())
 
     def on_connection_close(self) -> None:
-        """Cancel the verification: the page has disconnected."""
+        """Cancel the verification, because the page has disconnected."""
         super().on_connection_close()
         if self._asked is not None:
             self._asked.cancel()
@@ -105,15 +108,16 @@ class VerifyHandler(GpuCkptHandler):
 class ExportHandler(GpuCkptHandler):
     """Handler for exports."""
 
-    @answers(ARCHIVE)
+    @answers(ARCHIVE, query={"name": "The name of the file, without its suffix."})
     async def get(self, snapshot_id: str) -> None:
         """Send an archive of a snapshot, piece by piece as it comes."""
         try:
             async with self.parts.link.daemon.export(snapshot_id) as (length, pieces):
                 self.set_header("Content-Type", "application/x-tar")
                 self.set_header("Content-Length", length)
-                name = f"snapshot-{snapshot_id}.tar"
-                self.set_header("Content-Disposition", f'attachment; filename="{name}"')
+                name = self.get_query_argument("name", "") or f"snapshot-{snapshot_id}"
+                name = _NOT_IN_NAMES.sub("-", name)[:_LONGEST_NAME]
+                self.set_header("Content-Disposition", f'attachment; filename="{name}.tar"')
                 async for piece in pieces:
                     self.write(piece)
                     await self.flush()
@@ -123,7 +127,7 @@ class ExportHandler(GpuCkptHandler):
             self.log.error("The export of snapshot %s was cut off: %s", snapshot_id, error)
             self.detach().close()
         except StreamClosedError:
-            self.log.info("Nobody waited for the export of snapshot %s.", snapshot_id)
+            self.log.info("The client disconnected during the export of snapshot %s.", snapshot_id)
 
 
 @web.stream_request_body
@@ -134,7 +138,7 @@ class ImportHandler(GpuCkptHandler):
     _sent: asyncio.Task[list[Snapshot]] | None = None
 
     async def prepare(self) -> None:  # type: ignore[override] # as APIHandler
-        """Authenticate and authorize before the first byte: the method itself is called only when the whole body has come."""
+        """Authenticate and authorize before the first byte: `post` is called only after the whole body has arrived."""
         await super().prepare()
         if self.request.method == "POST" and not is_finished(self):
             await self._begin()  # type: ignore[misc] # the decorators forget that it is a coroutine
@@ -146,7 +150,7 @@ class ImportHandler(GpuCkptHandler):
         self._pieces = asyncio.Queue(_PIECES)
         sending = self.parts.link.daemon.send(calls.import_archive(_until_none(self._pieces)))
         self._sent = asyncio.ensure_future(sending)
-        # Nobody asks for its error when the page goes.
+        # The error is retrieved here, because `post` is not called if the page disconnects.
         self._sent.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def data_received(self, chunk: bytes) -> None:
@@ -155,13 +159,13 @@ class ImportHandler(GpuCkptHandler):
 
     @answers(SnapshotsView, HTTPStatus.CREATED, request=ARCHIVE)
     async def post(self) -> None:
-        """Answer what was imported: the whole archive has come."""
+        """Answer with the imported snapshot, once the whole archive has arrived."""
         await self._put(None)
         if self._sent is not None:
             self.reply(SnapshotsView(snapshots=list(map(snapshot_view, await self._sent))))
 
     def on_connection_close(self) -> None:
-        """Cancel the import: the page has disconnected, and what has come is not the whole archive."""
+        """Cancel the import, because the page disconnected before the whole archive had arrived."""
         super().on_connection_close()
         if self._sent is not None:
             self._sent.cancel()
@@ -181,7 +185,7 @@ class StoreHandler(GpuCkptHandler):
 
     @answers(StoreUsage)
     async def get(self) -> None:
-        """Show the size of the store, and which kernels it belongs to."""
+        """Show the size of the store, and its share by kernel."""
         self.reply(await self.parts.link.daemon.send(calls.store()))
 
 

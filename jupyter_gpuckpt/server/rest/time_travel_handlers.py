@@ -54,7 +54,7 @@ class ChangesHandler(GpuCkptHandler):
 
     @answers(Changes)
     async def get(self, snapshot_id: str) -> None:
-        """Show what has changed since the snapshot was taken."""
+        """Show the changes since the snapshot was taken."""
         self.reply(await self.parts.link.daemon.send(calls.changes(snapshot_id)))
 
 

@@ -9,7 +9,7 @@ from ..views import VariablesView
 from .base_handler import GpuCkptHandler
 from .openapi import answers
 
-#: Seconds for making fingerprints of what the variables hold.
+#: The time for computing fingerprints of the variables' values, in seconds.
 _FINGERPRINT_SECONDS = 1.0
 
 

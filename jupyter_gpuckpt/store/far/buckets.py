@@ -1,110 +1,95 @@
-"""Objects of a remote: conditional writes, reads of ranges, and errors of ours. The only module that talks to obstore.
+"""Objects of a remote: conditional writes, reads of ranges, and the project's own errors. The only module that calls obstore.
 
-Every object of ours begins with a header that holds 32 random bytes (`HEADER_BYTES` cover them). So a writer that does not know
-what became of its request, because the answer was lost or says that somebody was there before, reads the object back: its own
-header means that it won. Comparing ETags would not do: they are often a hash of the content, and A, B, A would pass.
+Every object begins with a header that contains 32 random bytes; `HEADER_BYTES` include them. A writer whose request had an unknown
+outcome (the response was lost, or says that an object exists already) reads the object's header back: if the header is its own, its
+write succeeded. Comparing ETags is not enough: an ETag is often a hash of the content, so it is the same again after A, B, A.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from ...errors import (
     AccessDenied,
     ConfigurationError,
+    CredentialsRefused,
     FarObjectInvalid,
     FarObjectMissing,
-    StoreError,
-    StoreFull,
     StoreUnavailable,
     ToolMissing,
 )
+from ...file_locks import alone
 from ...remote_records import Remote
 from ..packs import sync_directory
+from . import refusals
+from .counting import Counter
 from .credentials import AwsFile
-from .file_locks import alone
+from .objects import Found, Stored, Version
 from .retries import Retries
+from .shared_folders import locks_reach_all
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore
 
-#: Of the beginning of every object: no two writings have the same.
+#: The length of every object's header. Each write has a different header.
 HEADER_BYTES = 64
-#: What is not a pack is never longer.
+#: The most bytes of an object that is not a pack.
 MOST_SMALL_BYTES = 256 << 20
 
+#: The lock file of a folder, held during a compare-and-swap.
+_LOCK = ".lock"
 _CONNECT_SECONDS = 10
-#: Without a single byte.
-_SILENT_SECONDS = 60
+#: How long a response may send no byte. The time counts from the beginning of the request, before its content was sent.
+SILENT_SECONDS = 20
 _REQUEST_SECONDS = 900
+#: Content longer than this takes long to send, so its response may take as long as the whole request.
+_LONG_BYTES = 64 << 10
 _MOST_LISTED = 10_000_000
 
-_STATUS = re.compile(r"status(?: code:)? (\d{3})\b")
-_CODE = re.compile(r"<Code>(\w{1,64})</Code>")
-#: As Rust writes ENOSPC.
-_NO_SPACE = "os error 28"
-#: As obstore says that an answer is the whole object.
-_NO_RANGE = "non-partial response"
-#: As stores without HTTP say 416.
-_OUTSIDE = re.compile(r"[Ii]nvalid range|range was invalid")
-_TRY_AGAIN = frozenset({408, 409, 425, 429})
-_NO_ACCESS = frozenset({401, 403})
-_CLOCK_CODES = frozenset({"RequestTimeTooSkewed", "AuthenticationFailed"})
-
 _Answer = TypeVar("_Answer")
-#: What tells obstore which writing of an object is meant.
-Version = Mapping[str, str]
-
-
-class Found(NamedTuple):
-    """An object as lists show it. `modified`: by the remote's clock."""
-
-    name: str
-    size: int
-    modified: datetime
-
-
-class Stored(NamedTuple):
-    """An object's content, and which writing of it this is."""
-
-    data: bytes
-    version: Version
-    modified: datetime
+_log = logging.getLogger(__name__)
 
 
 def open_bucket(
     remote: Remote, *, retries: Retries | None = None, lock_dir: Path | None = None
 ) -> Bucket:
-    """Return the bucket of a remote. Raises ConfigurationError, ToolMissing where obstore is not installed.
+    """Return the bucket of a remote. Raises ConfigurationError, ToolMissing if obstore is not installed.
 
-    `lock_dir`: where writers of this machine exclude each other, for a remote that cannot compare and swap.
+    `lock_dir`: the folder of this machine's locks between writers, for a remote that has no compare-and-swap. Writers to a `file:`
+    remote lock a file in its folder instead, if file locks work for all hosts there.
     """
     capabilities = remote.capabilities
     swaps = capabilities is None or capabilities.compare_and_swap
     lock = None if swaps or lock_dir is None else lock_dir / f"{remote.name}.swap"
     root = Path(unquote(urlsplit(remote.url).path)) if remote.scheme == "file" else None
+    if root is not None and swaps and (capabilities or locks_reach_all(root)):
+        swaps, lock = False, root / _LOCK
+    patient = None if root else _connect(remote, _REQUEST_SECONDS)
     return Bucket(
-        _connect(remote),
+        _connect(remote, SILENT_SECONDS),
         remote.name,
+        patient=patient,
         retries=retries or Retries(),
         swaps=swaps,
+        deletes=capabilities is None or capabilities.deletes,
         lock=lock,
         root=root,
     )
 
 
 class Bucket:
-    """The objects below a remote's prefix. Thread-safe.
+    """The objects below a remote's prefix. Thread-safe. `patient`: the same store with longer timeouts, for long content.
 
-    Methods raise AccessDenied, StoreUnavailable when it stays out of reach, FarObjectInvalid for what is longer than can be,
-    ConfigurationError when the bucket is missing, OperationCancelled.
+    Methods raise AccessDenied, StoreUnavailable if the remote stays unreachable, FarObjectInvalid for an object that is too long,
+    ConfigurationError if the bucket does not exist, OperationCancelled.
     """
 
     def __init__(
@@ -113,56 +98,70 @@ class Bucket:
         name: str,
         *,
         retries: Retries,
+        patient: ObjectStore | None = None,
         swaps: bool = True,
+        deletes: bool = True,
         lock: Path | None = None,
         root: Path | None = None,
     ) -> None:
         self._store, self.name, self.retries = store, name, retries
+        #: Counts all requests and bytes.
+        self.counter = Counter()
+        #: Whether deletions succeeded when the endpoint was tested.
+        self.deletes = deletes
+        self._patient = patient or store
         self._swaps, self._lock, self._root = swaps, lock, root
 
     def get(self, name: str, *, most_bytes: int = MOST_SMALL_BYTES) -> Stored:
         """Return an object. Raises FarObjectMissing."""
 
         def get() -> Stored:
+            self.counter.note_read()
             result = self._store.get(name)
             meta = result.meta
             if meta["size"] > most_bytes:
-                raise FarObjectInvalid(f"{name} in remote {self.name} is longer than it can be.")
+                raise FarObjectInvalid(
+                    f"{name} in remote {self.name} is longer than {most_bytes:,} bytes."
+                )
             data = bytes(result.bytes())
+            self.counter.note_received(len(data))
             if len(data) != meta["size"]:
-                raise StoreUnavailable(f"{name} in remote {self.name} came truncated.")
+                raise StoreUnavailable(
+                    f"The response for {name} from remote {self.name} was truncated."
+                )
             return Stored(data, _version(meta), meta["last_modified"])
 
         return self._do(get, name)
 
     def get_range(self, name: str, start: int, end: int) -> bytes:
-        """Return the bytes from `start` up to `end` of an object, fewer if it ends before. Raises FarObjectMissing."""
+        """Return the bytes from `start` up to `end` of an object, fewer if the object is shorter. Raises FarObjectMissing."""
 
         def get() -> bytes:
+            self.counter.note_read()
             data = bytes(self._store.get_range(name, start=start, end=end))
+            self.counter.note_received(len(data))
             if len(data) > end - start:
-                raise FarObjectInvalid(f"Remote {self.name} does not keep to ranges.")
+                raise FarObjectInvalid(
+                    f"Remote {self.name} returned more bytes than the requested range."
+                )
             return data
 
         return self._do(get, name)
 
     def head(self, name: str) -> Found | None:
-        """Return what is known of an object; None if it is not there."""
-
-        def head() -> Found:
-            meta = self._store.head(name)
-            return Found(name, meta["size"], meta["last_modified"])
+        """Return the entry of an object; None if it does not exist."""
 
         with suppress(FarObjectMissing):
-            return self._do(head, name)
+            meta = self.retries.run(lambda: self._head(name))
+            return Found(name, meta["size"], meta["last_modified"])
         return None
 
     def overwrite(self, name: str, data: bytes) -> Version:
-        """Write an object, whatever is there; which writing it is. For trials: nothing keeps others from doing the same."""
+        """Write an object unconditionally; return its version. Only for testing an endpoint: another writer may do the same."""
         return self._do(lambda: _version(self._put(name, data, "overwrite")), name)
 
     def create(self, name: str, data: bytes | bytearray | memoryview) -> bool:
-        """Write an object that was not there; whether what is there now is this."""
+        """Write an object if it does not exist; return whether this write created it."""
         _require_header(name, data)
 
         def create() -> bool:
@@ -171,7 +170,7 @@ class Bucket:
             except _Lost:
                 return self._is_ours(name, data)
             except StoreUnavailable:
-                # It may have arrived nevertheless.
+                # The write may have succeeded although its response was lost.
                 if self._is_ours(name, data):
                     return True
                 raise
@@ -180,9 +179,10 @@ class Bucket:
         return self.retries.run(create)
 
     def swap(self, name: str, data: bytes, old: Version) -> bool:
-        """Replace the writing `old` of an object; whether what is there now is this.
+        """Replace the version `old` of an object; return whether the object now has this content.
 
-        False also when somebody replaced ours meanwhile: what callers do on top of the newer content must bear being done twice.
+        The result is also False if another writer replaced this content meanwhile. Then the caller applies its change to the newer
+        content, so the change must be idempotent.
         """
         _require_header(name, data)
 
@@ -191,7 +191,7 @@ class Bucket:
                 try:
                     if self._swaps:
                         self._once(lambda: self._put(name, data, dict(old)), name)
-                    elif self._once(lambda: _version(self._store.head(name)), name) == old:
+                    elif _version(self._head(name)) == old:
                         self._once(lambda: self._put(name, data, "overwrite"), name)
                     else:
                         raise _Lost
@@ -205,8 +205,10 @@ class Bucket:
 
         return self.retries.run(swap)
 
-    def delete(self, names: Sequence[str]) -> None:
-        """Delete objects; those that are gone already are no error."""
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Delete objects; log and return those that the remote refuses to delete. Missing objects are no error."""
+        refused: list[str] = []
+        why = ""
         for name in names:
 
             def delete(name: str = name) -> None:
@@ -216,36 +218,68 @@ class Bucket:
                 self._do(delete, name)
             except FarObjectMissing:
                 continue
-            except _Lost as error:
-                raise FarObjectInvalid(
-                    f"Remote {self.name} does not let {name} be deleted.",
-                    hint="A policy of the bucket may forbid that for a while.",
-                ) from error
+            except CredentialsRefused:
+                raise
+            except (_Lost, AccessDenied, FarObjectInvalid) as error:
+                refused.append(name)
+                why = getattr(error, "details", "") or "the remote gave no reason"
+        if refused:
+            _log.warning(
+                "Remote %s refused to delete %d object(s) (%s), for example %s: the credentials lack the right to delete, or a policy of"
+                " the bucket forbids it for a while. The objects stay there and cost money.",
+                *(self.name, len(refused), why, refused[0]),
+            )
+        return refused
+
+    def forget_lock(self) -> None:
+        """Remove the lock file of a folder that has no objects left."""
+        if self._root is not None:
+            (self._root / _LOCK).unlink(missing_ok=True)
 
     def list(self, folder: str) -> list[Found]:
         """Return the objects below a folder."""
 
         def every() -> list[Found]:
             found: list[Found] = []
-            for page in self._store.list(folder):
+            self.counter.note_write()
+            for number, page in enumerate(self._store.list(folder)):
+                if number:
+                    self.counter.note_write()
                 found += [Found(one["path"], one["size"], one["last_modified"]) for one in page]
                 if len(found) > _MOST_LISTED:
-                    raise FarObjectInvalid(f"Remote {self.name} lists too many objects.")
+                    raise FarObjectInvalid(
+                        f"Remote {self.name} lists more than {_MOST_LISTED:,} objects."
+                    )
             return found
 
         return self._do(every, folder)
 
     def _put(self, name: str, data: bytes | bytearray | memoryview, mode: Any) -> Any:  # noqa: ANN401 - obstore's own
-        # Several parts cannot be had together with conditions.
-        done = self._store.put(name, data, mode=mode, use_multipart=False)
+        # obstore ignores conditions in multipart uploads.
+        self.counter.note_write(len(data))
+        store = self._patient if len(data) > _LONG_BYTES else self._store
+        done = store.put(name, data, mode=mode, use_multipart=False)
         if self._root is not None:
             _bring_to_disk(self._root, name)
         return done
 
-    def _is_ours(self, name: str, data: bytes | bytearray | memoryview) -> bool:
-        """Whether this is what the object holds."""
+    def _head(self, name: str) -> ObjectMeta:
+        self.counter.note_read()
         try:
-            size = self._once(lambda: self._store.head(name), name)["size"]
+            return self._once(lambda: self._store.head(name), name)
+        except FarObjectInvalid as error:
+            # A response to HEAD has no content that would give a reason. S3 refuses expired credentials like this.
+            raise CredentialsRefused(
+                f"Remote {self.name} refused the request whether {name} exists.",
+                hint="The credentials may have expired; they are read again at the next attempt.",
+                details=error.details,
+            ) from error
+
+    def _is_ours(self, name: str, data: bytes | bytearray | memoryview) -> bool:
+        """Return whether the object has the header and the length of `data`."""
+        try:
+            size = self._head(name)["size"]
+            self.counter.note_read()
             header = self._once(
                 lambda: bytes(self._store.get_range(name, start=0, end=HEADER_BYTES)), name
             )
@@ -271,63 +305,31 @@ class Bucket:
                 ) from error
             raise FarObjectMissing(f"{name} is not in remote {self.name}.") from error
         except (theirs.PermissionDeniedError, theirs.UnauthenticatedError) as error:
-            raise self._denied(name, str(error)) from error
+            raise refusals.denied(self.name, name, str(error)) from error
         except NotImplementedError as error:
-            raise ConfigurationError(f"Remote {self.name} cannot do this.") from error
+            raise ConfigurationError(
+                f"Remote {self.name} does not support this operation."
+            ) from error
         except (theirs.BaseError, OSError, TimeoutError) as error:
-            raise self._failed(name, str(error)) from error
-
-    def _denied(self, name: str, said: str) -> AccessDenied:
-        hint = "Check the credentials and their rights: put, get, list and delete below the prefix."
-        code = _CODE.search(said)
-        if code and code[1] in _CLOCK_CODES:
-            hint += " A clock that is wrong by minutes is refused like this, too."
-        return AccessDenied(
-            f"Remote {self.name} denies access to {name}.",
-            hint=hint,
-            details=code[1] if code else "",
-        )
-
-    def _failed(self, name: str, said: str) -> StoreError:
-        # Nothing of the text is repeated but status and code: its URL may hold a token.
-        status, code = _STATUS.search(said), _CODE.search(said)
-        number = int(status[1]) if status else 0
-        if number in _NO_ACCESS:
-            return self._denied(name, said)
-        details = " ".join([f"status {number}"] * bool(number) + ([code[1]] if code else []))
-        if _NO_RANGE in said:
-            return FarObjectInvalid(f"Remote {self.name} does not keep to ranges.")
-        if _OUTSIDE.search(said):
-            return FarObjectInvalid(f"{name} in remote {self.name} is shorter than it should be.")
-        if _NO_SPACE in said:
-            return StoreFull(f"The disk of remote {self.name} is full.")
-        if 400 <= number < 500 and number not in _TRY_AGAIN:
-            return FarObjectInvalid(
-                f"Remote {self.name} refuses the request for {name}.", details=details
-            )
-        return StoreUnavailable(
-            f"Remote {self.name} cannot be reached, or failed at {name}.",
-            hint="Check the network and the URL of the remote; what was uploaded is kept.",
-            details=details or said.partition("\n")[0].rpartition(" - ")[2][:200],
-        )
+            raise refusals.failed(self.name, name, str(error)) from error
 
 
 class _Lost(Exception):  # noqa: N818 - an event
-    """The condition of a write did not hold, or an earlier attempt of the same write made it not hold."""
+    """The condition of a write was false, possibly because an earlier attempt of the same write succeeded."""
 
 
 def _version(meta: Mapping[str, Any]) -> Version:
-    # obstore refuses None.
+    # obstore rejects the value None.
     return {key: meta[key] for key in ("e_tag", "version") if meta.get(key) is not None}
 
 
 def _require_header(name: str, data: bytes | bytearray | memoryview) -> None:
     if len(data) < HEADER_BYTES:
-        raise ValueError(f"{name} has no header that tells its writings apart")
+        raise ValueError(f"{name} has no header that distinguishes its versions")
 
 
 def _bring_to_disk(root: Path, name: str) -> None:
-    """Have a file below `root` outlast a power cut, its name included."""
+    """Flush a file below `root` and its directories to the disk, so that it survives a power failure."""
     path = root / name
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -339,8 +341,8 @@ def _bring_to_disk(root: Path, name: str) -> None:
         sync_directory(path)
 
 
-def _connect(remote: Remote) -> ObjectStore:
-    """Return obstore's object for a remote; nothing is asked yet."""
+def _connect(remote: Remote, silent_seconds: int) -> ObjectStore:
+    """Return obstore's object for a remote, without any request."""
     try:
         from obstore.exceptions import BaseError  # noqa: PLC0415 - optional
         from obstore.store import from_url  # noqa: PLC0415
@@ -360,10 +362,10 @@ def _connect(remote: Remote) -> ObjectStore:
         options["client_options"] = {
             "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
-            "read_timeout": timedelta(seconds=_SILENT_SECONDS),
+            "read_timeout": timedelta(seconds=silent_seconds),
             "timeout": timedelta(seconds=_REQUEST_SECONDS),
         }
-        # Requests are made again by us alone, or a lost answer would look like a lost race.
+        # Only this project repeats requests: in a repetition by obstore a lost response would look like a lost race.
         options["retry_config"] = {"max_retries": 0}
     settings.pop("allow_http", None)
     if scheme == "s3" and (file := AwsFile.find(settings.pop("profile", ""))):

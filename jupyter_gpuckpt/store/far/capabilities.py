@@ -1,7 +1,7 @@
-"""Finding out what an endpoint can do by doing it, when a remote is configured: what it says of itself is often wrong.
+"""The test of an endpoint's capabilities when a remote is configured. Each capability is tried: documentation is often wrong.
 
-obstore cannot ask for Object Lock, life-cycle rules or the answers' headers. Versions show in the answer to a write; the clock is
-the time that the endpoint gives to an object that was just written.
+obstore cannot query Object Lock, life-cycle rules or response headers. Versioning shows in the response to a write; the endpoint's
+clock is the modification time of an object that was just written.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .buckets import Bucket
 _FOLDER = "trial"
 _RACERS = 4
 _BYTES = 4096
-#: Farther from the endpoint's clock requests are refused before long, by S3 from 15 minutes on.
+#: The largest difference of clocks without a warning. S3 refuses requests if the clocks differ by more than 15 minutes.
 _CLOCK_TOLERANCE_SECONDS = 60.0
 
 
 def try_out(bucket: Bucket) -> Capabilities:
-    """Return what the endpoint can do; some objects are written and deleted for it.
+    """Test an endpoint with temporary objects; return its capabilities.
 
-    Raises AccessDenied where it can neither be written nor read, StoreUnavailable, ConfigurationError.
+    Raises AccessDenied if objects can be neither written nor read, StoreUnavailable, ConfigurationError.
     """
     folder = f"{_FOLDER}/{os.urandom(8).hex()}"
     trial = _Trial(bucket, folder)
@@ -74,7 +74,7 @@ class _Trial:
         return name
 
     def _creates(self) -> bool:
-        """Whether of several that create an object at once, and one that comes later, exactly one wins."""
+        """Return whether exactly one of several simultaneous creations and one later creation succeeds."""
         name = self._name("created")
         contents = [os.urandom(_BYTES) for _ in range(_RACERS)]
         try:
@@ -87,7 +87,7 @@ class _Trial:
         return self._bucket.get(name).data == contents[won.index(True)]
 
     def _swaps(self) -> bool:
-        """Whether of several that replace the same writing exactly one wins, and the old one is no longer taken."""
+        """Return whether exactly one of several simultaneous swaps of one version succeeds, and a later swap of it fails."""
         name = self._name("swapped")
         self._bucket.create(name, os.urandom(_BYTES))
         old = self._bucket.get(name).version
@@ -123,43 +123,39 @@ class _Trial:
         return False
 
     def _deletes(self, name: str) -> bool:
-        try:
-            self._bucket.delete([name])
-        except (AccessDenied, FarObjectInvalid):
-            return False
-        return self._bucket.head(name) is None
+        return not self._bucket.delete([name]) and self._bucket.head(name) is None
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What follows from an endpoint's capabilities, in words. With `refusals` it cannot be used."""
+    """The consequences of an endpoint's capabilities, as texts for users. An endpoint with `refusals` cannot be used."""
 
     refusals: list[str]
-    #: What is given up.
+    #: Restrictions of an endpoint that can be used.
     warnings: list[str]
 
 
 def verdict(found: Capabilities) -> Verdict:
-    """Return what follows from what an endpoint can do."""
+    """Return the consequences of an endpoint's capabilities."""
     needed = {
-        "it overwrites objects although it was asked not to (If-None-Match)": found.create_only,
-        "it does not give parts of objects as they were asked for (Range)": found.ranges,
-        "objects that were just written are not listed, or may not be": found.lists,
-        "it does not tell a missing object from a denied one (the right to list is needed)": found.tells_missing,
+        "it ignores the condition not to overwrite an object (If-None-Match)": found.create_only,
+        "it does not support range requests (Range)": found.ranges,
+        "its lists lack objects that were just written, or listing is denied": found.lists,
+        "it gives the same error for missing and for denied objects (grant the right to list)": found.tells_missing,
     }
     refusals = [what for what, works in needed.items() if not works]
     warnings = []
     if found.create_only and not found.compare_and_swap:
         warnings.append(
-            "It cannot compare and swap (If-Match): only this machine may write to this remote."
+            "It has no compare-and-swap (If-Match, or file locks that work across hosts): only this machine may write to this remote,"
+            " and other machines cannot see which sessions run here."
         )
     if not found.deletes:
         warnings.append(
-            "It does not let objects be deleted: what is no longer needed stays, and costs money."
+            "It refuses to delete objects: objects that are no longer needed stay there and cost money."
         )
     if found.versioned:
         warnings.append(
-            "It keeps old versions: what is overwritten or deleted goes on to cost money until a life-cycle rule removes"
-            " noncurrent versions."
+            "It keeps old versions: overwritten and deleted objects cost money until a life-cycle rule removes noncurrent versions."
         )
     if abs(found.clock_ahead_seconds) > _CLOCK_TOLERANCE_SECONDS:
         warnings.append(
@@ -169,11 +165,11 @@ def verdict(found: Capabilities) -> Verdict:
 
 
 def require_usable(remote: Remote) -> None:
-    """Raise ConfigurationError where the endpoint of a remote lacks what nothing can replace, or was never tried."""
+    """Raise ConfigurationError if the endpoint of a remote lacks a required capability or was never tested."""
     found = remote.capabilities
-    refusals = verdict(found).refusals if found else ["it was never tried out"]
+    refusals = verdict(found).refusals if found else ["it was never tested"]
     if refusals:
         raise ConfigurationError(
             f"Remote {remote.name} cannot be used: {'; '.join(refusals)}.",
-            hint="Snapshots could be lost there. Use an endpoint that supports conditional writes, or a folder.",
+            hint="Snapshots could be lost there. Use an endpoint that supports conditional writes and range requests, or a folder.",
         )

@@ -1,56 +1,50 @@
-"""Removing packs that no manifest needs, beside uploaders and other collectors that may stop at any moment and go on much later.
+"""The far collector: it removes packs that no manifest needs, while uploads and other collectors may stop and continue at any time.
 
-Two phases. An epoch's collector lists what no manifest needs in `condemned/<epoch>`. The next epoch names that list, and its
-collector removes those of it that a fresh look at all manifests still finds unneeded. Why nothing goes that a listed snapshot needs:
+It works in two phases. The collector of one epoch lists the packs that no manifest needs in `condemned/<epoch>`. The next epoch
+refers to that list, and its collector reads all manifests again and removes those packs of the list that are still not needed. No
+pack is removed that a listed snapshot needs:
 
-* A manifest that is written before the look is seen by it: manifests that no far session lists count as well.
-* One that is written after it was begun by an uploader who sees afterwards that the epoch has moved, and then looks again at
-  every pack; or by one who began in this very epoch, and took nothing that the epoch's list condemns (`upload.py`).
-* A list is carried on until its packs are gone, and what was condemned once never answers a question again. So it does not
-  matter how old the look of a collector is that wakes up: what it removes was condemned before that look.
+* The collector reads every manifest that was written before, including manifests that no far session lists.
+* A manifest that is written later belongs to one of two kinds of uploads. One began in an earlier epoch: after writing its
+  manifest, it notices that the epoch changed and checks every pack again. The other began in this epoch: it relies on no pack that
+  the epoch's list condemns (`upload.py`).
+* A list of condemned packs is carried over to the next epoch until its packs are removed, and no upload relies on a pack that was
+  ever condemned. So a collector may continue after any pause: the packs that it removes were condemned before it read the manifests.
 """
 
 from __future__ import annotations
 
-import logging
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from ...errors import AccessDenied, FarObjectInvalid, FarObjectMissing
-from . import epochs, far_manifests, far_packs, indexes
-from .buckets import Bucket, Found
+from ...errors import FarObjectMissing
+from . import epochs, far_packs, indexes, leases, roots
+from .buckets import Bucket
 from .epochs import Epoch
+from .far_manifests import FarManifest
+from .objects import Found
 from .sealing import Seal
 from .seen import Seen
 from .sessions import Sessions
 
-logger = logging.getLogger(__name__)
-
-#: Younger packs, by the remote's clock, are not condemned: a slow upload would be sent over and over.
+#: Packs younger than this, by the remote's clock, are not condemned: otherwise a slow upload would have to send them repeatedly.
 LEAST_AGE = timedelta(days=1)
 
 
 class Collected(NamedTuple):
-    """What a collector did: packs that it removed, their bytes, and packs that it condemned anew."""
+    """The result of a collector: removed packs, their bytes, and newly condemned packs."""
 
     removed: int = 0
     freed_bytes: int = 0
     condemned: int = 0
 
 
-class _Needed(NamedTuple):
-    """Packs that some manifest needs, and manifests of snapshots that were deleted, by far session."""
-
-    packs: set[str]
-    deleted: dict[str, set[str]]
-
-
 def collect(
     bucket: Bucket, seal: Seal, seen: Seen, *, least_age: timedelta = LEAST_AGE
 ) -> Collected:
-    """Begin a new epoch, remove what an earlier one condemned, and condemn what is not needed now.
+    """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn packs that no manifest needs now.
 
-    Nothing is removed where somebody else begins the epoch, or a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew,
+    Nothing is removed if another collector begins the epoch, or if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew,
     AccessDenied, StoreUnavailable, OperationCancelled.
     """
     now = epochs.read(bucket, seal, seen)
@@ -63,23 +57,26 @@ def collect(
     try:
         condemned = epochs.read_list(bucket, seal, epoch.condemned) if epoch.condemned else set()
     except FarObjectMissing:
-        return Collected()  # later epochs have begun and ended meanwhile
-    needed = _look(bucket, seal, seen)
-    _forget_deleted(bucket, seal, seen, needed.deleted)
-    there = {found.name: found for found in bucket.list(far_packs.FOLDER)}
-    removed = _remove(bucket, sorted(condemned - needed.packs))
+        return Collected()  # other collectors have completed later epochs meanwhile
+    found = roots.read(bucket, seal, seen, _packs_of)
+    needed = set().union(*found.all)
+    _forget_deleted(bucket, seal, seen, found.gone)
+    there = {one.name: one for one in bucket.list(far_packs.FOLDER)}
+    removed = _remove(bucket, sorted(condemned - needed))
     if removed:
-        # Before the list is left behind, which says that they are gone.
+        # Index objects must not name these packs when the list that condemns them is no longer valid.
         indexes.consolidate(bucket, seal, without=removed)
     fresh = {
-        found.name
-        for found in there.values()
-        if _may_go(found, written - least_age)
-        and found.name not in needed.packs
-        and found.name not in condemned
+        one.name
+        for one in there.values()
+        if _may_go(one, written - least_age)
+        and one.name not in needed
+        and one.name not in condemned
     }
     epochs.write_list(bucket, seal, epoch.number, (condemned - removed) | fresh)
     _drop_lists(bucket, epoch)
+    old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - LEAST_AGE]
+    bucket.delete(old)  # heartbeats of daemons that were killed, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
     return Collected(len(removed), freed, len(fresh))
 
@@ -88,54 +85,24 @@ def _may_go(found: Found, before: datetime) -> bool:
     return far_packs.is_name(found.name) and found.modified <= before
 
 
-def _look(bucket: Bucket, seal: Seal, seen: Seen) -> _Needed:
-    """Read all manifests: those that the remote lists, and those that far sessions name."""
-    sessions = Sessions(bucket, seal, seen)
-    listed: set[str] = set()
-    deleted: dict[str, set[str]] = {}
-    for session_id in sessions.ids():
-        snapshots = sessions.get(session_id).snapshots
-        listed |= {one.manifest for one in snapshots if not one.deleted_at}
-        gone = {one.manifest for one in snapshots if one.deleted_at}
-        if gone:
-            deleted[session_id] = gone
-    found = {one.name for one in bucket.list(far_manifests.FOLDER)}
-    unlisted = {name for name in found if far_manifests.snapshot_of(name)}.difference(
-        listed, *deleted.values()
-    )
-    packs: set[str] = set()
-    for name in sorted(listed | unlisted):
-        try:
-            packs |= {ref.name for ref in far_manifests.read(bucket, seal, name).packs}
-        except FarObjectMissing:
-            # An unlisted one may just have been replaced by its uploader.
-            if name in listed:
-                logger.warning("%s is lost: its snapshot cannot be fetched.", name)
-    return _Needed(packs, deleted)
+def _packs_of(manifest: FarManifest) -> set[str]:
+    return {ref.name for ref in manifest.packs}
 
 
 def _forget_deleted(bucket: Bucket, seal: Seal, seen: Seen, deleted: dict[str, set[str]]) -> None:
-    """Remove the manifests of deleted snapshots: what only they needed goes two epochs later."""
+    """Remove the manifests of deleted and erased snapshots; packs that only they needed are removed two epochs later."""
     for session_id, names in deleted.items():
-        bucket.delete(sorted(names))
-        Sessions(bucket, seal, seen).forget_deleted(session_id, names)
+        gone = names.difference(bucket.delete(sorted(names)))
+        Sessions(bucket, seal, seen).forget_deleted(session_id, gone)
 
 
 def _remove(bucket: Bucket, names: list[str]) -> set[str]:
-    """Delete packs; those that are gone. What may not be deleted yet (Object Lock) stays condemned."""
-    removed = set()
-    for name in names:
-        try:
-            bucket.delete([name])
-        except (AccessDenied, FarObjectInvalid) as error:
-            logger.warning("Packs that nothing needs stay for now: %s", error)
-            break
-        removed.add(name)
-    return removed
+    """Delete packs; return those that were deleted. A pack that Object Lock still protects stays condemned."""
+    return set(names).difference(bucket.delete(names))
 
 
 def _drop_lists(bucket: Bucket, epoch: Epoch) -> None:
-    """Remove the lists that came before the one that counts now."""
+    """Remove the lists that are older than the valid one."""
     old = []
     for found in bucket.list(epochs.FOLDER):
         number = found.name.partition("/")[2]

@@ -1,7 +1,7 @@
-"""Credentials for S3 from the file that the AWS tools use, which obstore by itself does not read.
+"""Credentials for S3 from the file of the AWS tools, which obstore does not read.
 
-The environment, roles of machines and containers, and the other providers' chains are obstore's own. The file is read again every
-few minutes, so a rotated key is taken without a restart.
+obstore itself supports the environment, roles of machines and containers, and the chains of other providers. The file is read again
+every few minutes, so that a rotated key is used without a restart.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _MOST_BYTES = 1 << 20
 
 
 class AwsFile:
-    """Credentials of one profile of the AWS tools' file, for obstore, which asks again before they expire."""
+    """The credential provider for one profile of the AWS tools' file. obstore calls it again before credentials expire."""
 
     def __init__(self, path: Path, profile: str) -> None:
         self._path, self._profile = path, profile
 
     @classmethod
     def find(cls, profile: str, environ: Mapping[str, str] = os.environ) -> AwsFile | None:
-        """Return the profile's credentials; None where obstore's own chain is to be asked.
+        """Return the provider for a profile; None if obstore's own chain applies.
 
-        An empty `profile` is $AWS_PROFILE or `default`, and gives way to keys in the environment; one that is named does not.
-        Raises ConfigurationError when a profile that is named is not there.
+        An empty `profile` means $AWS_PROFILE or `default`; then keys in the environment come first. A named profile comes before them.
+        Raises ConfigurationError if a named profile does not exist.
         """
         chosen = profile or environ.get("AWS_PROFILE", "")
         if not profile and environ.get("AWS_ACCESS_KEY_ID"):

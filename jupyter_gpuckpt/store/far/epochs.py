@@ -1,7 +1,7 @@
 """Epochs of the collector, and the packs that it has condemned (`collect.py`).
 
-The object `epoch` names the newest list of condemned packs that is complete. A pack that was condemned once never answers a
-question again, even if something needs it after all: an older collector that wakes up may still remove it.
+The object `epoch` names the newest complete list of condemned packs. No upload relies on a pack that was ever condemned, even if a
+manifest needs the pack after all: an older collector that continues later may still remove it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from ...errors import FarObjectMissing
-from .buckets import Bucket, Version
+from .buckets import Bucket
 from .far_packs import is_name as is_pack_name
+from .objects import Version
 from .sealing import Seal, invalid
 from .seen import Seen
 
@@ -24,7 +25,7 @@ _ATTEMPTS = 5
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """The collector's count. `condemned`: of the epoch whose list counts; 0: none does."""
+    """The collector's counter. `condemned`: the epoch whose list of condemned packs is valid; 0 if there is none."""
 
     number: Annotated[int, msgspec.Meta(ge=0)] = 0
     condemned: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -35,7 +36,7 @@ class _Condemned(msgspec.Struct, frozen=True):
 
 
 class Now(NamedTuple):
-    """An epoch as it was read, and the packs that count as gone. `version` None: no collector has been there yet."""
+    """The current epoch and its condemned packs. `version` is None if no collector has run yet."""
 
     epoch: Epoch
     version: Version | None
@@ -43,7 +44,7 @@ class Now(NamedTuple):
 
 
 def read(bucket: Bucket, seal: Seal, seen: Seen) -> Now:
-    """Return the epoch now. Raises FarObjectInvalid, also where it is older than one that was seen."""
+    """Return the current epoch. Raises FarObjectInvalid, also if it is older than an epoch that this machine has seen."""
     for _ in range(_ATTEMPTS):
         epoch, version = _read(bucket, seal, seen)
         if not epoch.condemned:
@@ -51,7 +52,7 @@ def read(bucket: Bucket, seal: Seal, seen: Seen) -> Now:
         # The list is removed when a later epoch has begun.
         with suppress(FarObjectMissing):
             return Now(epoch, version, read_list(bucket, seal, epoch.condemned))
-    raise invalid(list_name(epoch.condemned), "the epoch names it, and it is gone")
+    raise invalid(list_name(epoch.condemned), "the epoch names it, but it is missing")
 
 
 def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None]:
@@ -60,17 +61,17 @@ def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None
         stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
     except FarObjectMissing:
         if newest:
-            raise invalid(NAME, "it was there, and is gone") from None
+            raise invalid(NAME, "this machine has seen it, but it is missing now") from None
         return Epoch(), None
     epoch = seal.open_record(NAME, stored.data, Epoch)
     if epoch.condemned > epoch.number:
-        raise invalid(NAME, "it does not make sense")
+        raise invalid(NAME, "its condemned epoch is newer than itself")
     seen.check(NAME, epoch.number, newest)
     return epoch, stored.version
 
 
 def advance(bucket: Bucket, seal: Seal, now: Now, after: Epoch) -> bool:
-    """Begin the next epoch; False where somebody else has."""
+    """Begin the epoch `after`; return False if another collector has begun one since `now`."""
     data = seal.seal_record(NAME, after)
     return (
         bucket.create(NAME, data) if now.version is None else bucket.swap(NAME, data, now.version)
@@ -78,7 +79,7 @@ def advance(bucket: Bucket, seal: Seal, now: Now, after: Epoch) -> bool:
 
 
 def list_name(number: int) -> str:
-    """Return the name of an epoch's list."""
+    """Return the name of an epoch's list of condemned packs."""
     return f"{FOLDER}/{number}"
 
 
@@ -87,11 +88,11 @@ def read_list(bucket: Bucket, seal: Seal, number: int) -> set[str]:
     name = list_name(number)
     packs = seal.open_record(name, bucket.get(name, most_bytes=_MOST_BYTES).data, _Condemned).packs
     if not all(map(is_pack_name, packs)):
-        raise invalid(name, "it names what is no pack")
+        raise invalid(name, "it contains a name that no pack can have")
     return set(packs)
 
 
 def write_list(bucket: Bucket, seal: Seal, number: int, packs: set[str]) -> bool:
-    """Write an epoch's list; False where there is one already."""
+    """Write an epoch's list; return False if there is one already."""
     name = list_name(number)
     return bucket.create(name, seal.seal_record(name, _Condemned(sorted(packs))))

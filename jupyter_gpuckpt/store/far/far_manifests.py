@@ -1,6 +1,6 @@
-"""Manifests on the remote: a snapshot's table of contents as the local store has it, and the packs that it needs.
+"""Far manifests: the local store's manifest of a snapshot together with references to the far packs that it needs.
 
-Each attempt to upload a snapshot writes one under a name of its own; the far session says which one counts.
+Each attempt to upload a snapshot writes a far manifest with a new name; the far session names the valid one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ _MOST_PACKS = 1 << 20
 
 
 class FarManifest(msgspec.Struct, frozen=True):
-    """A manifest on the remote. `content`: the local store's file. `packs`: where its chunks lie."""
+    """A far manifest. `content`: the local store's file of the manifest. `packs`: the packs with its chunks."""
 
     snapshot_id: Annotated[str, msgspec.Meta(max_length=128)]
     content: bytes
     packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MOST_PACKS)]
+    #: The far session that lists it; empty if an older version wrote it, then the id is that of the snapshot's kernel.
+    session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     def manifest(self) -> Manifest:
-        """Return what the local store's file says, checked as every manifest is. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the manifest in `content`, with all checks of manifests. Raises FarObjectInvalid, FormatTooNew."""
         path = manifests.path_of(Path(FOLDER), self.snapshot_id)
         try:
             return manifests.parse(path, self.content, Manifest)
@@ -42,12 +44,12 @@ class FarManifest(msgspec.Struct, frozen=True):
 
 
 def new_name(snapshot_id: str) -> str:
-    """Return a name for an attempt to upload a snapshot."""
+    """Return a new name for the far manifest of one attempt to upload a snapshot."""
     return f"{FOLDER}/{snapshot_id}.{os.urandom(8).hex()}"
 
 
 def snapshot_of(name: str) -> str | None:
-    """Return the id of the snapshot that a manifest of this name is of; None where it is no manifest's name."""
+    """Return the id of the snapshot in a far manifest's name; None if `name` is no such name."""
     folder, _, rest = name.partition("/")
     snapshot_id, _, attempt = rest.rpartition(".")
     sound = len(attempt) == 16 and not attempt.strip("0123456789abcdef")
@@ -55,12 +57,12 @@ def snapshot_of(name: str) -> str | None:
 
 
 def is_name(name: str, snapshot_id: str) -> bool:
-    """Whether a manifest of this snapshot can be called so."""
+    """Return whether `name` is a possible name of a far manifest of this snapshot."""
     return snapshot_of(name) == snapshot_id
 
 
 def write(bucket: Bucket, seal: Seal, name: str, manifest: FarManifest) -> bytes:
-    """Write a manifest; the digest of the object."""
+    """Write a far manifest; return the digest of the object."""
     data = seal.seal_record(name, manifest)
     if not bucket.create(name, data):
         raise StoreUnavailable(f"{name} is in remote {bucket.name} already.", hint="Try again.")
@@ -68,13 +70,13 @@ def write(bucket: Bucket, seal: Seal, name: str, manifest: FarManifest) -> bytes
 
 
 def read(bucket: Bucket, seal: Seal, name: str, digest: bytes = b"") -> FarManifest:
-    """Return a manifest, of which `digest` is known if it is given. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+    """Return a far manifest, compared with `digest` unless that is empty. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
     data = bucket.get(name).data
     if digest and digest_of(data) != digest:
-        raise invalid(name, "it is another than the one that its session names")
+        raise invalid(name, "it is not the object that its session lists")
     found = seal.open_record(name, data, FarManifest)
     if not is_name(name, found.snapshot_id) or not all(map(_sound, found.packs)):
-        raise invalid(name, "it does not make sense")
+        raise invalid(name, "its snapshot or a pack in it is impossible")
     return found
 
 

@@ -1,18 +1,19 @@
-"""Far packs: chunks as the local store has them, each encrypted by itself, in one object that is written once.
+"""Far packs: objects of many chunks, each chunk compressed as in the local store and encrypted by itself. A pack is written once.
 
     header    as of every object (sealing.py); from it comes the pack's key
     record *  nonce, encrypted payload with its tag; the chunk's far id, codec and raw length are associated data
     index     nonce, one encrypted row (`ROW`) per record
-    trailer   how many bytes of index, how many rows, magic
+    trailer   length of the index in bytes, number of rows, magic
 
-A pack describes itself: index objects only spare asking every one. All numbers are little-endian.
+A pack can be read without any other object; index objects only save requests. All numbers are little-endian.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -21,17 +22,19 @@ from numpy.typing import NDArray
 
 from ..codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
 from ..packs import Entry
+from ..scratch import Scratch
+from .buckets import Bucket
 from .sealing import HEADER_BYTES, NONCE_BYTES, TAG_BYTES, Seal, decrypted, invalid
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 FOLDER = "packs"
-#: A pack is closed when it has grown to this; one record may go beyond.
+#: A pack that has reached this length gets no more records. The last record may exceed it.
 PACK_BYTES = 32 << 20
 MOST_PACK_BYTES = PACK_BYTES + MOST_CHUNK_BYTES + (16 << 20)
 
-#: Where a chunk lies: its id on the remote, where its record begins, and what the local store says of it.
+#: The row of a chunk: its far id, the offset of its record, and its lengths and codec as in the local store.
 ROW = np.dtype(
     [
         ("id", f"V{DIGEST_BYTES}"),
@@ -45,15 +48,17 @@ ROW = np.dtype(
 #: An array of ROW.
 Rows = NDArray[Any]
 
+#: How many packs are checked at the same time.
+_READERS = 8
 _OVERHEAD = NONCE_BYTES + TAG_BYTES
 _TRAILER = struct.Struct("<II8s")
 _TRAILER_MAGIC = b"GPUCKFX\n"
 TRAILER_BYTES = _TRAILER.size
-_BESIDE = struct.Struct(f"<{DIGEST_BYTES}sBI")
+_ASSOCIATED_DATA = struct.Struct(f"<{DIGEST_BYTES}sBI")
 
 
 class PackRef(msgspec.Struct, frozen=True):
-    """A pack as others name it. `length`: of the object; `index_length`: of its end, from the index on."""
+    """The reference to a pack. `length`: the object's bytes; `index_length`: the bytes from the index to the object's end."""
 
     name: str
     length: int
@@ -61,67 +66,100 @@ class PackRef(msgspec.Struct, frozen=True):
 
 
 class FarPack(NamedTuple):
-    """A pack that was made: the object, and what lies in it."""
+    """A new pack: its reference, the object's content, and its rows."""
 
     ref: PackRef
-    data: bytearray
+    data: memoryview
     rows: Rows
 
 
 class FarChunk(NamedTuple):
-    """A chunk that was read: `payload` is what `codec` made of its `raw_length` bytes."""
+    """A chunk that was read: `payload` is the result of compressing its `raw_length` bytes with `codec`."""
 
     far_id: bytes
     codec: int
-    payload: bytes
+    payload: bytes | memoryview
     raw_length: int
 
 
 def new_name() -> str:
-    """Return the name of a new pack, which tells nothing."""
+    """Return a random name for a new pack: it reveals nothing about the content."""
     return f"{FOLDER}/{os.urandom(16).hex()}"
 
 
 def is_name(name: str) -> bool:
-    """Whether a pack can be called so: names come from the remote."""
+    """Return whether `name` is a possible name of a pack: names come from the remote."""
     folder, _, rest = name.partition("/")
     return folder == FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
+
+
+def gone(bucket: Bucket, packs: Collection[PackRef]) -> set[str]:
+    """Return the names of those packs that the remote lacks or has with another length. One request per pack: lists are not trusted."""
+
+    def is_gone(ref: PackRef) -> bool:
+        found = bucket.head(ref.name)
+        return found is None or found.size != ref.length
+
+    with ThreadPoolExecutor(_READERS, "look") as pool:
+        answers = list(pool.map(is_gone, packs))
+    return {ref.name for ref, is_it in zip(packs, answers, strict=True) if is_it}
+
+
+def are_there(bucket: Bucket, packs: Collection[PackRef], condemned: set[str]) -> bool:
+    """Return whether the remote has all of these packs and none of them is condemned."""
+    return condemned.isdisjoint(ref.name for ref in packs) and not gone(bucket, packs)
 
 
 def build(
     seal: Seal,
     chunks: Sequence[Entry],
-    read: Callable[[bytes], tuple[int, bytes, int]],
+    read: Callable[[bytes], tuple[int, bytes | memoryview, int]],
+    memory: Scratch,
 ) -> FarPack:
-    """Return a new pack of these chunks of the local store; `read` gives codec, payload and raw length of one."""
+    """Return a new pack of these chunks of the local store; `read` returns the codec, payload and raw length of a digest."""
+    found = (FarChunk(seal.far_id(chunk.digest), *read(chunk.digest)) for chunk in chunks)
+    return build_of(seal, found, memory)
+
+
+def build_of(seal: Seal, chunks: Iterable[FarChunk], memory: Scratch) -> FarPack:
+    """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
     name, (header, key) = new_name(), seal.begin()
-    data = bytearray(header)
-    rows = np.zeros(len(chunks), ROW)
-    for row, chunk in zip(rows, chunks, strict=True):
-        codec, payload, raw_length = read(chunk.digest)
-        far_id = seal.far_id(chunk.digest)
-        row["id"], row["offset"], row["codec"] = np.void(far_id), len(data), codec
-        row["stored_length"], row["raw_length"] = len(payload), raw_length
+    data, end = memory.get(MOST_PACK_BYTES), 0
+
+    def add(*parts: bytes) -> None:
+        nonlocal end
+        for part in parts:
+            data[end : end + len(part)] = part
+            end += len(part)
+
+    add(header)
+    entries = []
+    for chunk in chunks:
+        length, raw_length = len(chunk.payload), chunk.raw_length
+        entries.append((chunk.far_id, end, length, raw_length, chunk.codec))
         nonce = os.urandom(NONCE_BYTES)
-        data += nonce
-        data += key.encrypt(nonce, payload, _BESIDE.pack(far_id, codec, raw_length))
+        associated = _ASSOCIATED_DATA.pack(chunk.far_id, chunk.codec, raw_length)
+        add(nonce, key.encrypt(nonce, chunk.payload, associated))
+    rows = np.zeros(len(entries), ROW)
+    for row, (far_id, offset, length, raw_length, codec) in zip(rows, entries, strict=True):
+        row["id"], row["offset"], row["codec"] = np.void(far_id), offset, codec
+        row["stored_length"], row["raw_length"] = length, raw_length
     nonce = os.urandom(NONCE_BYTES)
-    index = nonce + key.encrypt(nonce, rows.tobytes(), seal.said_beside(name, header))
-    data += index
-    data += _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC)
-    return FarPack(PackRef(name, len(data), len(index) + TRAILER_BYTES), data, rows)
+    index = nonce + key.encrypt(nonce, rows.tobytes(), seal.associated_data(name, header))
+    add(index, _TRAILER.pack(len(index), len(rows), _TRAILER_MAGIC))
+    return FarPack(PackRef(name, end, len(index) + TRAILER_BYTES), data[:end], rows)
 
 
 def rows_of(seal: Seal, ref: PackRef, header: bytes, end: bytes) -> Rows:
-    """Return what lies in a pack, from its header and its end. Raises FarObjectInvalid, FormatTooNew."""
+    """Return the rows of a pack, read from its header and its end. Raises FarObjectInvalid, FormatTooNew."""
     key = seal.key_of(ref.name, header)
     if len(end) != ref.index_length or len(end) < TRAILER_BYTES:
         raise invalid(ref.name, "it is truncated")
     index, (length, count, magic) = end[:-TRAILER_BYTES], _TRAILER.unpack(end[-TRAILER_BYTES:])
     if magic != _TRAILER_MAGIC or length != len(index):
-        raise invalid(ref.name, "its end is missing or altered")
-    beside = seal.said_beside(ref.name, header)
-    data = decrypted(ref.name, key, index[:NONCE_BYTES], index[NONCE_BYTES:], beside)
+        raise invalid(ref.name, "its trailer is missing or altered")
+    associated = seal.associated_data(ref.name, header)
+    data = decrypted(ref.name, key, index[:NONCE_BYTES], index[NONCE_BYTES:], associated)
     if len(data) != count * ROW.itemsize:
         raise invalid(ref.name, "its index has another length")
     return checked_rows(ref, data)
@@ -135,7 +173,7 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
         and ref.index_length >= 0
         and len(data) % ROW.itemsize == 0
     ):
-        raise invalid(ref.name, "what is said of it cannot be")
+        raise invalid(ref.name, "the lengths in its reference are impossible")
     rows = np.frombuffer(data, ROW)
     ends = rows["offset"].astype(np.uint64) + rows["stored_length"] + np.uint64(_OVERHEAD)
     if len(rows) and not (
@@ -143,20 +181,20 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
         and ends.max() <= ref.length - ref.index_length
         and rows["raw_length"].max() <= MOST_CHUNK_BYTES
     ):
-        raise invalid(ref.name, "its index leads elsewhere")
+        raise invalid(ref.name, "its index points outside its records")
     return rows
 
 
 def record_bounds(row: np.void) -> tuple[int, int]:
-    """Return where a chunk's record begins and ends in its pack."""
+    """Return the offsets in the pack of the beginning and the end of a chunk's record."""
     start = int(row["offset"])
     return start, start + int(row["stored_length"]) + _OVERHEAD
 
 
-def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes) -> FarChunk:
-    """Return the chunk whose record was read from the pack `name`. Raises FarObjectInvalid."""
+def open_chunk(name: str, key: AESGCM, row: np.void, record: bytes | memoryview) -> FarChunk:
+    """Decrypt the record of a chunk, which was read from the pack `name`. Raises FarObjectInvalid."""
     far_id, codec = row["id"].tobytes(), int(row["codec"])
     raw_length = int(row["raw_length"])
-    beside = _BESIDE.pack(far_id, codec, raw_length)
-    payload = decrypted(name, key, record[:NONCE_BYTES], record[NONCE_BYTES:], beside)
+    associated = _ASSOCIATED_DATA.pack(far_id, codec, raw_length)
+    payload = decrypted(name, key, record[:NONCE_BYTES], record[NONCE_BYTES:], associated)
     return FarChunk(far_id, codec, payload, raw_length)

@@ -1,18 +1,20 @@
-"""Fetching a snapshot from a remote into a local store: only what is not there, in large reads, every chunk compared with its digest."""
+"""The fetch of a snapshot from a remote into the local store. It reads only missing chunks, in large ranges, and checks every digest."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...errors import StoreFull
-from ...model import SnapshotInfo
+from ...errors import StoreError, StoreFull
+from ...model import Manifest, SnapshotInfo
+from ...snapshot_records import SnapshotChange, SnapshotChangeKind
 from .. import manifests, packs
-from ..codecs import CodecError, UnknownCodecError, decompress, digest_of
+from ..codecs import CodecError, UnknownCodecError, digest_of_stored
 from ..local import LocalStore
 from ..writer import PackWriter, Record
 from . import far_manifests, far_packs
@@ -26,20 +28,23 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _READERS = 8
-#: One read: what lies closer than the gap is read with it and thrown away.
+_CHECKERS = 2
+#: The most bytes of one read, and the largest gap between chunks that is read with them and discarded.
 RUN_BYTES, GAP_BYTES = 8 << 20, 256 << 10
 
 
-class _Pack(NamedTuple):
+class OpenPack(NamedTuple):
+    """A pack with its key and its rows."""
+
     ref: PackRef
     key: AESGCM
     rows: Rows
 
 
 class _Run(NamedTuple):
-    """Chunks of a pack that are read at once; `rows` in the order of their offsets."""
+    """Chunks of a pack that one request reads; `rows` in the order of their offsets."""
 
-    pack: _Pack
+    pack: OpenPack
     rows: Rows
     start: int
     end: int
@@ -52,19 +57,21 @@ def fetch(
     store: LocalStore,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SnapshotInfo:
-    """Bring a snapshot into the local store; it is listed there when this returns. `progress`: bytes done and in all.
+    """Fetch a snapshot into the local store, which lists it as a whole snapshot when this returns.
 
-    Raises SnapshotExists, FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreFull, StoreUnavailable, AccessDenied,
-    OperationCancelled; then the store lists what it did before.
+    `progress` is called with the bytes fetched and the bytes in all. Raises SnapshotExists, FarObjectInvalid, FarObjectMissing,
+    FormatTooNew, StoreFull, StoreUnavailable, AccessDenied, OperationCancelled; then the local store lists the same as before.
     """
     far = far_manifest(bucket, seal, snapshot)
-    manifest = far.manifest()
-    store.require_absent(far.snapshot_id)
+    is_stub = store.stubs.find(far.snapshot_id) is not None
+    require_wanted(store, far.snapshot_id)
+    # A stub has its manifest here; it names the chunks to fetch.
+    manifest = store.manifest(far.snapshot_id) if is_stub else far.manifest()
     digests = manifests.references(manifest)
     with store.writer() as writer:
         known = writer.known(digests)
         wanted = {seal.far_id(digest): digest for digest in digests if digest not in known}
-        runs = list(_runs(_packs(bucket, seal, far.packs if wanted else []), wanted))
+        runs = list(_runs(open_packs(bucket, seal, far.packs if wanted else []), wanted))
         missing = len(wanted) - sum(len(run.rows) for run in runs)
         if missing:
             raise invalid(snapshot.manifest, f"{missing} of its chunks are in none of its packs")
@@ -77,33 +84,62 @@ def fetch(
         progress(0, needed)
         _Fetching(bucket, writer, wanted, needed, progress).run(runs)
         writer.finish()
-        store.publish(manifest)
+        if is_stub:
+            store.locate(digests)
+            info = store.stubs.end(far.snapshot_id)
+            store.on_change(
+                SnapshotChange(info.snapshot_id, info.kernel_id, SnapshotChangeKind.CHANGED)
+            )
+        else:
+            store.publish(manifest)
+    with suppress(StoreError):  # without the time of use it would be the first to be evicted again
+        store.stubs.note_use(far.snapshot_id)
     return manifest.info
+
+
+def require_wanted(store: LocalStore, snapshot_id: str) -> None:
+    """Raise SnapshotExists if the store has the whole snapshot, or keeps it although it was deleted; a stub does not count."""
+    if store.stubs.find(snapshot_id) is None:
+        store.require_absent(snapshot_id)
 
 
 def far_manifest(bucket: Bucket, seal: Seal, snapshot: FarSnapshot) -> FarManifest:
     """Return the manifest that a far session names. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
     far = far_manifests.read(bucket, seal, snapshot.manifest, snapshot.digest)
     if far.snapshot_id != snapshot.snapshot_id:
-        raise invalid(snapshot.manifest, "it is that of another snapshot")
+        raise invalid(snapshot.manifest, "it belongs to another snapshot")
     return far
 
 
-def _packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> list[_Pack]:
-    """Ask packs what lies in them."""
+def require_whole(bucket: Bucket, seal: Seal, snapshot: FarSnapshot, manifest: Manifest) -> None:
+    """Raise an error unless the remote has all packs of a snapshot whose local manifest is `manifest`. No pack is read.
 
-    def look(ref: PackRef) -> _Pack:
+    Raises FarObjectInvalid, FarObjectMissing, FormatTooNew, StoreUnavailable, AccessDenied.
+    """
+    far = far_manifest(bucket, seal, snapshot)
+    if manifests.references(far.manifest()) != manifests.references(manifest):
+        raise invalid(snapshot.manifest, "it names other chunks than the local snapshot")
+    gone = far_packs.gone(bucket, far.packs)
+    for ref in far.packs:
+        if ref.name in gone:
+            raise invalid(ref.name, "the object is missing or has another length")
+
+
+def open_packs(bucket: Bucket, seal: Seal, refs: Sequence[PackRef]) -> list[OpenPack]:
+    """Read the rows of packs. Raises FarObjectInvalid, FarObjectMissing, FormatTooNew."""
+
+    def look(ref: PackRef) -> OpenPack:
         header = bucket.get_range(ref.name, 0, HEADER_BYTES)
         end = bucket.get_range(ref.name, ref.length - ref.index_length, ref.length)
         rows = far_packs.rows_of(seal, ref, header, end)
-        return _Pack(ref, seal.key_of(ref.name, header), rows)
+        return OpenPack(ref, seal.key_of(ref.name, header), rows)
 
     with ThreadPoolExecutor(_READERS, "look") as pool:
         return list(pool.map(look, refs))
 
 
-def _runs(found: Sequence[_Pack], wanted: dict[bytes, bytes]) -> Iterator[_Run]:
-    """Yield what to read, each chunk once."""
+def _runs(found: Sequence[OpenPack], wanted: dict[bytes, bytes]) -> Iterator[_Run]:
+    """Yield the reads that fetch each wanted chunk once."""
     left = set(wanted)
     for pack in found:
         chosen = []
@@ -125,7 +161,7 @@ def _runs(found: Sequence[_Pack], wanted: dict[bytes, bytes]) -> Iterator[_Run]:
 
 
 class _Fetching:
-    """Reads runs, many at a time, and stores what is in them."""
+    """One fetch: it reads runs, several at a time, and appends their chunks to the local store."""
 
     def __init__(
         self,
@@ -138,9 +174,11 @@ class _Fetching:
         self._bucket, self._writer, self._wanted = bucket, writer, wanted
         self._total, self._progress = total, progress
         self._done, self._lock = 0, threading.Lock()
+        #: More threads that check chunks hinder each other, because much of the work on each chunk holds the GIL.
+        self._checking = threading.Semaphore(_CHECKERS)
 
     def run(self, runs: Sequence[_Run]) -> None:
-        """Do all of it. Raises the first error."""
+        """Read and store all runs. Raises the first error."""
         with ThreadPoolExecutor(_READERS, "fetch") as pool:
             running: list[Future[None]] = [pool.submit(self._one, run) for run in runs]
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
@@ -154,24 +192,24 @@ class _Fetching:
         data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
         if len(data) != run.end - run.start:
             raise invalid(run.pack.ref.name, "it is truncated")
-        self._writer.append_all([self._record(run, row, data) for row in run.rows])
+        with self._checking:
+            records = [self._record(run, row, memoryview(data)) for row in run.rows]
+        self._writer.append_all(records)
         with self._lock:
             self._done += int(run.rows["stored_length"].sum())
             self._progress(self._done, self._total)
 
-    def _record(self, run: _Run, row: np.void, data: bytes) -> Record:
+    def _record(self, run: _Run, row: np.void, data: memoryview) -> Record:
         start, end = far_packs.record_bounds(row)
         record = data[start - run.start : end - run.start]
         chunk = far_packs.open_chunk(run.pack.ref.name, run.pack.key, row, record)
         digest = self._wanted[chunk.far_id]
         try:
-            intact = digest_of(decompress(chunk.codec, chunk.payload, chunk.raw_length)) == digest
+            intact = digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) == digest
         except UnknownCodecError as error:
             raise packs.chunk_too_new(digest, chunk.codec) from error
         except CodecError:
             intact = False
         if not intact:
-            raise invalid(
-                run.pack.ref.name, f"chunk {digest.hex()[:16]} is not what its digest says"
-            )
+            raise invalid(run.pack.ref.name, f"chunk {digest.hex()[:16]} does not match its digest")
         return Record(digest, chunk.payload, chunk.raw_length, chunk.codec)

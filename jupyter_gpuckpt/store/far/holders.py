@@ -1,4 +1,4 @@
-"""Who can open a remote: each holder of a secret has the master key once, wrapped with a key that is stretched from the secret."""
+"""The holders of a remote's key. For each holder, the master key is encrypted with a key that is derived from the holder's secret."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from mnemonic import Mnemonic
 
 _SALT_BYTES = 16
-#: Of scrypt, as powers of two: 128 MB and half a second for what people think up; other secrets are random, and nobody guesses
-#: them. What a remote may ask of us is bounded, too.
+#: scrypt's cost, as powers of two: 128 MB and half a second for secrets that people choose. Other secrets are random, so nobody can
+#: guess them. The cost that a keyring may demand is limited, too.
 _COST, _COST_OF_RANDOM, _LEAST_COST, _MOST_COST = 17, 10, 10, 18
 _BLOCK, _LANES = 8, 1
 _LEAST_PASSPHRASE = 8
-#: Of a file, or of what a command prints.
+#: The most bytes of a secret in a file or in the output of a command.
 LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 32, 4096
 
 Hostile = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class Secret(msgspec.Struct, frozen=True):
-    """What a holder knows. Never written down or shown by us, but for the words of a recovery phrase when they are made."""
+    """A holder's secret. It is never stored or shown, except for a new recovery phrase, which is shown once."""
 
     kind: HolderKind
     value: bytes
@@ -39,7 +39,7 @@ class Secret(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """An entry of the keyring. `name` is for people: who or which machine it is."""
+    """A holder in the keyring. `name` tells people which person or machine it is."""
 
     holder_id: Hostile
     kind: HolderKind
@@ -51,13 +51,13 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 def passphrase(text: str) -> Secret:
-    """Return the secret of a passphrase that a user chose. Raises ConfigurationError for one that is guessed easily."""
+    """Return the secret of a passphrase that a user chose. Raises ConfigurationError if it is too short."""
     if len(text) < _LEAST_PASSPHRASE:
         raise ConfigurationError(
-            f"A passphrase has at least {_LEAST_PASSPHRASE} characters.",
-            hint="Several words that have nothing to do with each other are easy to remember and hard to guess.",
+            f"The passphrase is too short: it needs at least {_LEAST_PASSPHRASE} characters.",
+            hint="Several unrelated words are easy to remember and hard to guess.",
         )
-    # The same letters may come as other bytes from another keyboard.
+    # Keyboards and systems may encode the same letters as different bytes.
     return Secret(HolderKind.PASSPHRASE, unicodedata.normalize("NFC", text).encode())
 
 
@@ -70,7 +70,7 @@ def wrap(
     holder_id: str = "",
     cost: int = 0,
 ) -> Holder:
-    """Return a new holder's entry; an id is made up if none is given. `cost` 0: what makes guessing hard today."""
+    """Return an entry for a new holder, with a random id unless one is given. `cost` 0 means today's default."""
     holder_id = holder_id or os.urandom(8).hex()
     cost = cost or (_COST if secret.kind is HolderKind.PASSPHRASE else _COST_OF_RANDOM)
     salt, nonce = os.urandom(_SALT_BYTES), os.urandom(NONCE_BYTES)
@@ -80,7 +80,7 @@ def wrap(
 
 
 def unwrap(holder: Holder, secret: Secret, *, store_id: bytes) -> bytes:
-    """Return the master key. Raises KeyUnavailable when this is not the holder's secret."""
+    """Return the master key. Raises KeyUnavailable if the secret is not the holder's."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
 
     key = cipher(_stretched(secret, holder.salt, holder.cost))
@@ -90,7 +90,7 @@ def unwrap(holder: Holder, secret: Secret, *, store_id: bytes) -> bytes:
     except (InvalidTag, ValueError) as error:
         raise KeyUnavailable(
             f"This {holder.kind} does not open the remote.",
-            hint="Without a holder's secret or the recovery phrase nothing in the remote can be read, by anybody.",
+            hint="Without a holder's secret or the recovery phrase nobody can read anything in the remote.",
         ) from error
     if len(master) != KEY_BYTES:
         raise KeyUnavailable("The remote's key has another length.")
@@ -98,18 +98,18 @@ def unwrap(holder: Holder, secret: Secret, *, store_id: bytes) -> bytes:
 
 
 def new_recovery_phrase() -> tuple[str, Secret]:
-    """Return 24 words to be written down, and what they stand for. Raises ToolMissing."""
+    """Return a new recovery phrase of 24 words, and its secret. Raises ToolMissing."""
     words = _words().to_mnemonic(os.urandom(KEY_BYTES))
     return words, recovery_phrase(words)
 
 
 def recovery_phrase(text: str) -> Secret:
-    """Return the secret of the words that somebody typed. Raises ConfigurationError where one of them is wrong."""
+    """Return the secret of a recovery phrase that a user typed. Raises ConfigurationError if a word is wrong."""
     words = " ".join(text.lower().split())
     if len(words) > MOST_SECRET_BYTES or not _words().check(words):
         raise ConfigurationError(
             "This is not a recovery phrase: a word is missing or misspelt.",
-            hint="It has 24 words; their order counts.",
+            hint="It has 24 words in a fixed order.",
         )
     return Secret(HolderKind.RECOVERY, words.encode())
 
@@ -126,7 +126,7 @@ def _words() -> Mnemonic:
 
 
 def _stretched(secret: Secret, salt: bytes, cost: int) -> bytes:
-    """Return a key that takes long to compute, so that guessing passphrases does."""
+    """Derive a key from a secret by scrypt, which is slow on purpose, so that guessing passphrases is slow."""
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt  # noqa: PLC0415 - optional
 
     kdf = Scrypt(salt=salt, length=KEY_BYTES, n=1 << cost, r=_BLOCK, p=_LANES)

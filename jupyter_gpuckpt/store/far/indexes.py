@@ -1,7 +1,7 @@
-"""Index objects: what lies in many packs, so that not every pack has to be asked.
+"""Index objects: the rows of many packs in one object, so that an upload does not have to read the index of every pack.
 
-They are a convenience. An index that is missing makes chunks go up again, and readers ask the packs themselves; one that names a
-pack that is gone is noticed by who wants something of that pack.
+Nothing depends on them. If an index object is missing, the chunks of its packs are uploaded again; a fetch reads the packs that its
+manifest names. If an index object names a pack that no longer exists, the upload notices it when it checks the packs that it shares.
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import FarObjectInvalid, FarObjectMissing
+from ...errors import FarObjectInvalid, FarObjectMissing, StoreError
+from ..faults import store_errors
+from ..manifests import TEMPORARY, replace_file
 from .buckets import Bucket
 from .far_packs import ROW, PackRef, Rows, checked_rows
 from .sealing import Seal, invalid
@@ -24,14 +28,14 @@ from .sealing import Seal, invalid
 logger = logging.getLogger(__name__)
 
 FOLDER = "indexes"
-#: Beyond so many they are made one.
+#: An upload that finds more index objects joins them.
 MOST_INDEXES = 64
 _MOST_ROWS = 1_000_000
 _READERS = 8
 
 
 class PackRows(msgspec.Struct, frozen=True):
-    """A pack, and what lies in it: rows of `far_packs.ROW`."""
+    """A pack with its index: rows of `far_packs.ROW`."""
 
     ref: PackRef
     rows: bytes
@@ -49,20 +53,20 @@ class Place(NamedTuple):
 
 
 def write(bucket: Bucket, seal: Seal, packs: Sequence[PackRows]) -> str:
-    """Write an index of some packs; its name."""
+    """Write an index object for some packs; return its name."""
     name = f"{FOLDER}/{os.urandom(16).hex()}"
     bucket.create(name, seal.seal_record(name, _Index(list(packs))))
     return name
 
 
 def is_name(name: str) -> bool:
-    """Whether an index can be called so."""
+    """Return whether `name` is a possible name of an index object: names come from the remote."""
     folder, _, rest = name.partition("/")
     return folder == FOLDER and len(rest) == 32 and not rest.strip("0123456789abcdef")
 
 
 class FarIndex:
-    """What lies where, by far ids. A few bytes for each chunk: a store may have millions."""
+    """A lookup table from far ids to packs. It takes about 80 bytes per chunk: a remote may have millions of chunks."""
 
     def __init__(self, packs: Iterable[PackRows]) -> None:
         self.packs: dict[str, PackRows] = {one.ref.name: one for one in packs}
@@ -79,7 +83,7 @@ class FarIndex:
         return len(self._rows)
 
     def find(self, far_ids: Collection[bytes], without: Collection[str] = ()) -> dict[bytes, Place]:
-        """Return where those of `far_ids` lie that lie in any pack but those named in `without`."""
+        """Return the places of those of `far_ids` that are in any pack, leaving out the packs named in `without`."""
         wanted = list(far_ids)
         found: dict[bytes, Place] = {}
         heads = _heads(b"".join(wanted))
@@ -94,29 +98,32 @@ class FarIndex:
         return found
 
 
-def load(bucket: Bucket, seal: Seal) -> tuple[FarIndex, list[str]]:
-    """Return what all index objects say together, and the names of those. One that is not sound is logged and left out.
+def load(bucket: Bucket, seal: Seal, copies: Path | None = None) -> tuple[FarIndex, list[str]]:
+    """Return the rows of all index objects, and the names of those objects. An invalid one is logged and left out.
 
-    Raises FormatTooNew.
+    `copies`: a folder of this machine that keeps the index objects as they were received, so that each is received once: the content
+    of a name never changes. Copies of objects that the remote no longer has are removed. Raises FormatTooNew.
     """
     names = [found.name for found in bucket.list(FOLDER) if is_name(found.name)]
 
     def read(name: str) -> tuple[str, list[PackRows]] | None:
         try:
-            return name, _read(bucket, seal, name)
+            return name, _read(bucket, seal, name, copies)
         except FarObjectMissing:
-            return None  # it was just made part of another
+            return None  # another upload or a collector has just joined it with others
         except FarObjectInvalid as error:
-            logger.warning("What it names is uploaded again: %s", error)
+            logger.warning("The chunks of its packs are uploaded again: %s", error)
             return None
 
     with ThreadPoolExecutor(_READERS, "index") as pool:
         found = [one for one in pool.map(read, names) if one]
+    if copies:
+        _remove_copies_except(copies, names)
     return FarIndex(one for _, packs in found for one in packs), [name for name, _ in found]
 
 
 def consolidate(bucket: Bucket, seal: Seal, *, without: Collection[str] = ()) -> None:
-    """Make few index objects of many, without those packs. New ones first: whoever reads meanwhile finds everything."""
+    """Join index objects to few, leaving out the packs `without`. Write the new ones first: a concurrent reader finds every row."""
     index, names = load(bucket, seal)
     part: list[PackRows] = []
     rows = 0
@@ -133,8 +140,30 @@ def consolidate(bucket: Bucket, seal: Seal, *, without: Collection[str] = ()) ->
     bucket.delete(names)
 
 
-def _read(bucket: Bucket, seal: Seal, name: str) -> list[PackRows]:
-    packs = seal.open_record(name, bucket.get(name).data, _Index).packs
+def _read(bucket: Bucket, seal: Seal, name: str, copies: Path | None) -> list[PackRows]:
+    """Return the rows of an index object, from its copy on this machine if there is one."""
+    copy = copies / Path(name).name if copies else None
+    if copy:
+        # A damaged copy is replaced below.
+        with suppress(OSError, FarObjectInvalid):
+            return _opened(seal, name, copy.read_bytes())
+    data = bucket.get(name).data
+    packs = _opened(seal, name, data)
+    if copy:
+        try:
+            with store_errors(copy.parent):
+                copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(copy, data)
+        except StoreError as error:
+            logger.warning(
+                "No copy of %s is kept, so the next upload receives it again: %s", name, error
+            )
+    return packs
+
+
+def _opened(seal: Seal, name: str, data: bytes) -> list[PackRows]:
+    """Return the rows in the content of an index object. Raises FarObjectInvalid, FormatTooNew."""
+    packs = seal.open_record(name, data, _Index).packs
     for one in packs:
         checked_rows(one.ref, one.rows)
     if len({one.ref.name for one in packs}) < len(packs):
@@ -142,6 +171,14 @@ def _read(bucket: Bucket, seal: Seal, name: str) -> list[PackRows]:
     return packs
 
 
+def _remove_copies_except(copies: Path, names: Collection[str]) -> None:
+    kept = {Path(name).name for name in names}
+    with suppress(OSError):  # the next upload tries again
+        for path in copies.iterdir():
+            if path.name.removesuffix(TEMPORARY) not in kept:
+                path.unlink()
+
+
 def _heads(far_ids: bytes) -> NDArray[np.uint64]:
-    """Return the first eight bytes of each id, as numbers."""
+    """Return the first eight bytes of each id as a number."""
     return np.frombuffer(far_ids, "<u8").reshape(-1, 4)[:, 0].copy()

@@ -1,6 +1,6 @@
-"""What an upload has done so far, in a file of this machine, so that the next attempt does not do it again.
+"""Journals of uploads: files on this machine that list what the remote has confirmed, so that the next attempt does not repeat it.
 
-One line of JSON for each thing that the remote has confirmed. A line that a crash cut off counts for nothing.
+Each confirmed object is one line of JSON. A line that a crash truncated is ignored.
 """
 
 from __future__ import annotations
@@ -15,25 +15,41 @@ from ..faults import store_errors
 from .epochs import Epoch
 from .indexes import PackRows
 
+_FOLDER, _SUFFIX = "uploads", ".jsonl"
+
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     store_id: bytes = b""
-    #: The first one: when the upload began.
+    #: Only in one line: the epoch when the upload began.
     epoch: Epoch | None = None
     pack: PackRows | None = None
-    #: The name of a manifest that is about to be written.
+    #: The name of a manifest that is about to be written, and of the far session that will list it.
     manifest: str = ""
+    session_id: str = ""
+
+
+def path_of(state: Path, snapshot_id: str) -> Path:
+    """Return the path of an upload's journal in the state folder of a remote."""
+    return state / _FOLDER / f"{snapshot_id}{_SUFFIX}"
+
+
+def unfinished(state: Path) -> list[str]:
+    """Return the ids of snapshots whose uploads began and did not end. Raises StoreUnavailable."""
+    with store_errors(state):
+        return sorted(path.stem for path in (state / _FOLDER).glob(f"*{_SUFFIX}"))
 
 
 class Journal:
-    """Of the upload of one snapshot. What an earlier attempt did in another store is forgotten."""
+    """The journal of one snapshot's upload. Entries of an earlier attempt for another store id are removed."""
 
     def __init__(self, path: Path, store_id: bytes) -> None:
         self._path = path
-        #: The epoch before the first answer that the upload rests on; None before that.
+        #: The epoch that the upload read before it looked for chunks in the remote; None before that.
         self.epoch: Epoch | None = None
         self.packs: dict[str, PackRows] = {}
         self.manifests: list[str] = []
+        #: The far sessions that list those manifests, or were about to.
+        self.sessions: set[str] = set()
         with store_errors(path.parent):
             lines = self._lines()
             if not lines or lines[0].store_id != store_id:
@@ -44,27 +60,29 @@ class Journal:
                 self.epoch = self.epoch or line.epoch
                 if line.pack:
                     self.packs[line.pack.ref.name] = line.pack
-                if line.manifest:
+                if line.manifest and line.session_id:
                     self.manifests.append(line.manifest)
+                    self.sessions.add(line.session_id)
 
     def begin(self, epoch: Epoch) -> None:
-        """Note when the upload began, if it did not before."""
+        """Record the epoch in which the upload began, unless an earlier attempt recorded one."""
         if self.epoch is None:
             self.epoch = epoch
             self._add(_Line(epoch=epoch))
 
     def add_pack(self, pack: PackRows) -> None:
-        """Note a pack that the remote has."""
+        """Record a pack that the remote has confirmed."""
         self.packs[pack.ref.name] = pack
         self._add(_Line(pack=pack))
 
-    def add_manifest(self, name: str) -> None:
-        """Note a manifest before it is written: one that is not listed in the end has to go."""
+    def add_manifest(self, name: str, session_id: str) -> None:
+        """Record a manifest before it is written, so that it can be removed if no far session lists it in the end."""
         self.manifests.append(name)
-        self._add(_Line(manifest=name))
+        self.sessions.add(session_id)
+        self._add(_Line(manifest=name, session_id=session_id))
 
     def end(self) -> None:
-        """Forget the upload: it is complete, or given up."""
+        """Remove the journal, after the upload completed or was given up."""
         with store_errors(self._path.parent):
             self._path.unlink(missing_ok=True)
 
@@ -76,7 +94,7 @@ class Journal:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
-            # After a line that was cut off.
+            # The leading newline ends a line that a crash truncated.
             file.write(b"\n" + msgspec.json.encode(line) + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -1,26 +1,35 @@
-"""The keys of a remote, in its object `keyring`: the newest master key once for every holder, older ones sealed with it.
+"""The keys of a remote, in its object `keyring`: the newest master key, encrypted for each holder, and older ones, sealed with it.
 
-The whole is bound to the newest key: whoever can write to the bucket, but has no secret, can neither add a holder nor take one
-away without being noticed. An older keyring that is put back opens, and is refused by every machine that has seen the newer one.
+The newest key authenticates the whole keyring: somebody who can write to the bucket but has no secret can neither add nor remove a
+holder unnoticed. An older keyring that somebody puts back can be opened, but every machine that has seen the newer one refuses it.
 
-Removing a holder takes his way in away, not what he may have copied. Rekeying gives what is written from then on a key that only
-those holders have who are named then.
+Removing a holder does not take back what the holder may have copied. Rekeying creates a new key for everything that is written from
+then on; only the holders named in that call have it.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, NamedTuple
 
 import msgspec
 
 from ... import decoding
-from ...errors import ConfigurationError, FormatTooNew, KeyUnavailable
+from ...errors import (
+    ConfigurationError,
+    FarObjectInvalid,
+    FarObjectMissing,
+    FormatTooNew,
+    GpuCkptError,
+    KeyUnavailable,
+)
 from . import holders
-from .buckets import Bucket, Version
+from .buckets import Bucket
 from .holders import Holder, Secret
+from .objects import Version
 from .sealing import (
     FAR_VERSION,
     KEY_BYTES,
@@ -41,16 +50,36 @@ _MOST_HOLDERS = 64
 _ATTEMPTS = 20
 
 
+class Undecided(Exception):  # noqa: N818 - it may have succeeded
+    """The error `error` of a change to the keyring that may have been written before it failed.
+
+    `recovery_phrase`: the words that may open the remote from now on; nobody has seen them yet.
+    """
+
+    def __init__(self, error: GpuCkptError, recovery_phrase: str = "") -> None:
+        super().__init__(str(error))
+        self.error, self.recovery_phrase = error, recovery_phrase
+
+
+@contextmanager
+def undecided(recovery_phrase: str = "") -> Iterator[None]:
+    """Replace errors by `Undecided` from the first writing request on."""
+    try:
+        yield
+    except GpuCkptError as error:
+        raise Undecided(error, recovery_phrase) from error
+
+
 class _Public(msgspec.Struct, frozen=True):
     store_id: Annotated[bytes, msgspec.Meta(min_length=STORE_ID_BYTES, max_length=STORE_ID_BYTES)]
     generation: Annotated[int, msgspec.Meta(ge=1)]
     holders: Annotated[list[Holder], msgspec.Meta(max_length=_MOST_HOLDERS)]
-    #: Where the endpoint cannot compare and swap: the id of the one machine that may write.
+    #: The id of the only machine that may write, if the endpoint has no compare-and-swap.
     only_machine: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 class _Body(msgspec.Struct, frozen=True):
-    """`public` is msgpack of its own, so that it can be associated data as it is."""
+    """The keyring as it is stored. `public` is encoded msgpack, so that the same bytes serve as associated data."""
 
     public: Annotated[bytes, msgspec.Meta(max_length=_MOST_BYTES)]
     #: The older master keys, sealed with the newest.
@@ -58,7 +87,7 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 class Keyring(NamedTuple):
-    """A keyring that was opened. `holder_id`: whose secret opened it."""
+    """An opened keyring. `holder_id`: the holder whose secret opened it."""
 
     public: _Public
     masters: list[bytes]
@@ -67,32 +96,33 @@ class Keyring(NamedTuple):
 
     @property
     def seal(self) -> Seal:
-        """What seals and opens the store's objects."""
+        """Return the encryption of the store's objects."""
         return Seal(self.masters, self.public.store_id)
 
     @property
     def holders(self) -> list[Holder]:
-        """Who can open it."""
+        """Return the holders whose secrets open the keyring."""
         return self.public.holders
 
 
 def create(
     bucket: Bucket, seen: Seen, names: dict[str, Secret], *, only_machine: str = "", cost: int = 0
 ) -> Keyring | None:
-    """Make a new store's key, for these holders; None where there is a store already."""
+    """Create the keyring of a new store for these holders; return None if the remote has a store already. Raises Undecided."""
     master, store_id = os.urandom(KEY_BYTES), os.urandom(STORE_ID_BYTES)
     entries = _wrapped(master, names, store_id, cost)
     public = _Public(store_id, 1, entries, only_machine)
-    if not bucket.create(NAME, _encoded(public, [master])):
-        return None
-    return _read(bucket, seen).opened(master, entries[0].holder_id)
+    with undecided():
+        if not bucket.create(NAME, _encoded(public, [master])):
+            return None
+        return _read(bucket, seen).opened(master, entries[0].holder_id)
 
 
 def open_with(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str = "") -> Keyring:
-    """Open the keyring with a holder's secret, of the holder that is named or of any of its kind.
+    """Open the keyring with a holder's secret. Without a holder's name, all holders of the secret's kind are tried.
 
-    Raises KeyUnavailable, FarObjectInvalid when it was altered or is older than one that was seen here, FarObjectMissing,
-    FormatTooNew.
+    Raises KeyUnavailable, FarObjectInvalid if the keyring was altered or is older than one that this machine has seen,
+    FarObjectMissing, FormatTooNew.
     """
     found = _read(bucket, seen)
     fitting = [
@@ -109,15 +139,18 @@ def open_with(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str = "") -
     raise KeyUnavailable(
         f"This {secret.kind} does not open remote {bucket.name}"
         + (": its holder was removed." if not fitting else "."),
-        hint="Another holder can add this machine again. Without any holder's secret or the recovery phrase nothing in the remote"
-        " can be read, by anybody.",
+        hint="Another holder can add this machine again. Without a holder's secret or the recovery phrase nobody can read anything in"
+        " the remote.",
     )
 
 
 def add_holder(
     bucket: Bucket, seen: Seen, secret: Secret, name: str, new: Secret, *, cost: int = 0
 ) -> Keyring:
-    """Let a new holder in. `secret`: of one who is in. Raises as `open_with` does, ConfigurationError where there are too many."""
+    """Add a holder. `secret`: that of a present holder.
+
+    Raises the errors of `open_with`, Undecided, and ConfigurationError if there are too many holders.
+    """
 
     holder_id = os.urandom(8).hex()
 
@@ -142,14 +175,17 @@ def add_holder(
 
 
 def remove_holder(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str) -> Keyring:
-    """Take a holder's way in away. Raises as `open_with` does, ConfigurationError for one who is not there, or for the last."""
+    """Remove a holder.
+
+    Raises the errors of `open_with`, Undecided, and ConfigurationError if the holder does not exist or is the last one.
+    """
 
     ring = open_with(bucket, seen, secret)
     if all(one.holder_id != holder_id for one in ring.holders):
         raise ConfigurationError(f"There is no holder {holder_id[:100]!r}.")
     if holder_id == ring.holder_id:
         raise ConfigurationError(
-            "The holder whose secret is used cannot remove himself.",
+            "A holder cannot be removed with its own secret.",
             hint="Use another holder's secret, or the recovery phrase.",
         )
 
@@ -165,9 +201,10 @@ def remove_holder(bucket: Bucket, seen: Seen, secret: Secret, holder_id: str) ->
 def rekey(
     bucket: Bucket, seen: Seen, secret: Secret, names: dict[str, Secret], *, cost: int = 0
 ) -> Keyring:
-    """Give what is written from now on a new key that only these holders have; all others are removed.
+    """Create a new master key for everything that is written from now on. Only the named holders get it; all others are removed.
 
-    `secret`: of one who is in, now. They can read everything that was written before, too.
+    `secret`: that of a present holder. The named holders can also read everything that was written before. Raises the errors of
+    `open_with`, and Undecided.
     """
 
     def change(ring: Keyring) -> tuple[_Public, list[bytes]]:
@@ -179,28 +216,46 @@ def rekey(
     return ring._replace(holder_id=ring.holders[0].holder_id)
 
 
+def destroy(bucket: Bucket) -> None:
+    """Remove all holders for good, so that nobody can ever read the store again. This needs no secret.
+
+    Does nothing if the keyring is missing or damaged. Raises FormatTooNew, and KeyUnavailable if others keep changing it.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
+            public, _ = _decoded(stored.data)
+        except (FarObjectMissing, FarObjectInvalid):
+            return
+        nobody = _encoded(_next(public, []), [os.urandom(KEY_BYTES)])
+        if not public.holders or bucket.swap(NAME, nobody, stored.version):
+            return
+    raise KeyUnavailable("The keyring changes all the time.", hint="Try again later.")
+
+
 def _change(
     bucket: Bucket,
     seen: Seen,
     secret: Secret,
     change: Callable[[Keyring], tuple[_Public, list[bytes]] | None],
 ) -> Keyring:
-    """Change the keyring on top of whatever others make of it meanwhile; the new one.
+    """Apply `change` to the newest keyring; return the result.
 
-    `change` returns None where nothing is left to do: it was done, and somebody wrote over it what he had made of it.
+    `change` returns None if the keyring contains the change already: it was written, and then another writer added to it.
     """
     for _ in range(_ATTEMPTS):
         ring = open_with(bucket, seen, secret)
         changed = change(ring)
         if changed is None:
             return ring
-        if bucket.swap(NAME, _encoded(*changed), ring.version):
-            return _read(bucket, seen).opened(changed[1][-1], ring.holder_id)
+        with undecided():
+            if bucket.swap(NAME, _encoded(*changed), ring.version):
+                return _read(bucket, seen).opened(changed[1][-1], ring.holder_id)
     raise KeyUnavailable("The keyring changes all the time.", hint="Try again later.")
 
 
 class _Found(NamedTuple):
-    """A keyring that is not opened yet. `newest`: the generation that was known before it was read."""
+    """A keyring that was read but not opened. `newest`: the newest generation that this machine had seen before."""
 
     public: _Public
     body: _Body
@@ -209,7 +264,7 @@ class _Found(NamedTuple):
     newest: int
 
     def opened(self, master: bytes, holder_id: str) -> Keyring:
-        """Return it with its keys, of which `master` is the newest. Raises FarObjectInvalid."""
+        """Open the keyring with its newest master key. Raises FarObjectInvalid."""
         masters = [*_older(self.body, master), master]
         self.seen.check(NAME, self.public.generation, self.newest, self.public.store_id)
         return Keyring(self.public, masters, holder_id, self.version)
@@ -256,7 +311,7 @@ def _decoded(data: bytes) -> tuple[_Public, _Body]:
         body = decoding.from_msgpack(data[_HEADER.size :], _Body)
         return decoding.from_msgpack(body.public, _Public), body
     except msgspec.MsgspecError as error:
-        raise invalid(NAME, f"it does not make sense ({error})") from error
+        raise invalid(NAME, f"it cannot be decoded ({error})") from error
 
 
 def _older(body: _Body, master: bytes) -> list[bytes]:
@@ -265,7 +320,7 @@ def _older(body: _Body, master: bytes) -> list[bytes]:
     try:
         older = decoding.from_msgpack(opened, list[bytes])
     except msgspec.MsgspecError as error:
-        raise invalid(NAME, f"it does not make sense ({error})") from error
+        raise invalid(NAME, f"it cannot be decoded ({error})") from error
     if any(len(one) != KEY_BYTES for one in older):
         raise invalid(NAME, "a key in it is none")
     return older

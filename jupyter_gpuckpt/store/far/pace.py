@@ -1,4 +1,4 @@
-"""How fast may be uploaded."""
+"""The limit of the upload rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .retries import Retries
 
 
 class Pace:
-    """Spreads writes so that they are no more than `rate` bytes per second on average; 0: no limit. Thread-safe."""
+    """A limiter of the average upload rate to `rate` bytes per second; 0 means no limit. Thread-safe."""
 
     def __init__(self, rate: int) -> None:
         self._rate = rate
@@ -17,7 +17,7 @@ class Pace:
         self._free_at = 0.0
 
     def wait(self, count_bytes: int, retries: Retries) -> None:
-        """Wait until so many bytes may be written; the time that they take is the next one's wait."""
+        """Wait until `count_bytes` may be sent. The next call waits for the time that these bytes take at this rate."""
         if not self._rate:
             return
         with self._lock:

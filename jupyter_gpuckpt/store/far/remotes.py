@@ -1,7 +1,7 @@
-"""Which remotes there are: a URL and settings each, in a file of the data directory.
+"""The list of remotes, with the URL and settings of each, in a file of the data directory.
 
-Credentials are never among them: obstore finds them as the provider's own tools do (`buckets.py`), at every use. The file is small
-and read at every question, so a process that runs sees a change at once.
+The file never contains credentials: obstore finds them at every use, in the same places as the provider's own tools (`buckets.py`).
+The file is small and is read at every access, so running processes see changes at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 
 from ... import decoding
 from ...errors import ConfigurationError, FormatTooNew, RemoteNotFound
+from ...file_locks import alone
 from ...remote_records import Remote
 from ..faults import store_errors
 from ..manifests import replace_file
-from .file_locks import alone
 
 _FILE = "remotes.json"
 _LOCK = "remotes.lock"
@@ -34,11 +34,11 @@ class Remotes:
 
     def __init__(self, data_dir: Path) -> None:
         self._data_dir = data_dir
-        #: The file; every change of it is another file.
+        #: The file. Each change replaces it.
         self.path = data_dir / _FILE
 
     def all(self) -> list[Remote]:
-        """Return them in the order in which they were added. Raises ConfigurationError, FormatTooNew, StoreUnavailable."""
+        """Return all remotes in the order in which they were added. Raises ConfigurationError, FormatTooNew, StoreUnavailable."""
         with store_errors(self._data_dir):
             try:
                 with self.path.open("rb") as file:
@@ -58,14 +58,14 @@ class Remotes:
         except msgspec.DecodeError as error:
             raise ConfigurationError(
                 f"{self.path} is damaged: {error}.",
-                hint="Remove the file and add the remotes again; what they hold is not touched.",
+                hint="Remove the file and add the remotes again. Their content stays as it is.",
             ) from error
         for remote in found:
             remote.check()
         return found
 
     def get(self, name: str) -> Remote:
-        """Return the remote of this name. Raises RemoteNotFound, and what `all` raises."""
+        """Return the remote of this name. Raises RemoteNotFound, and the errors of `all`."""
         found = self.all()
         for remote in found:
             if remote.name == name:
@@ -77,7 +77,7 @@ class Remotes:
         )
 
     def require_new(self, remote: Remote) -> None:
-        """Raise ConfigurationError if a remote cannot be added, and what `all` raises."""
+        """Raise ConfigurationError if a remote cannot be added, and the errors of `all`."""
         remote.check()
         if any(one.name == remote.name for one in self.all()):
             raise ConfigurationError(
@@ -85,7 +85,7 @@ class Remotes:
             )
 
     def add(self, remote: Remote) -> None:
-        """Enter a remote. Raises what `require_new` raises."""
+        """Add a remote. Raises the errors of `require_new`."""
 
         def add(known: list[Remote]) -> list[Remote]:
             self.require_new(remote)
@@ -93,20 +93,29 @@ class Remotes:
 
         self._change(add)
 
-    def replace(self, remote: Remote) -> None:
-        """Replace the remote of this name, if it is still there. Raises what `all` raises."""
-        remote.check()
-        self._change(lambda known: [remote if one.name == remote.name else one for one in known])
+    def change(self, name: str, change: Callable[[Remote], Remote]) -> Remote:
+        """Apply a change to the newest settings of a remote; return the result. Raises RemoteNotFound, and the errors of `all`.
+
+        `change` must not ask the remote: others wait for it.
+        """
+
+        def replace(known: list[Remote]) -> list[Remote]:
+            changed = change(self.get(name))
+            changed.check()
+            return [changed if one.name == name else one for one in known]
+
+        return next(one for one in self._change(replace) if one.name == name)
 
     def remove(self, name: str) -> None:
-        """Forget a remote; what it holds stays. Raises RemoteNotFound, and what `all` raises."""
+        """Remove a remote from the list; its content stays. Raises RemoteNotFound, and the errors of `all`."""
         self.get(name)
         self._change(lambda known: [one for one in known if one.name != name])
 
-    def _change(self, change: Callable[[list[Remote]], list[Remote]]) -> None:
+    def _change(self, change: Callable[[list[Remote]], list[Remote]]) -> list[Remote]:
         with store_errors(self._data_dir), alone(self._data_dir / _LOCK):
             content = _File(remotes=change(self.all()))
             replace_file(self.path, msgspec.json.format(msgspec.json.encode(content), indent=2))
+        return content.remotes
 
 
 class _Version(msgspec.Struct, frozen=True):

@@ -1,11 +1,13 @@
-"""How often and after how long a request to a remote is made again."""
+"""Retries of requests to a remote."""
 
 from __future__ import annotations
 
+import math
 import random
 import threading
+import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from ...errors import OperationCancelled, StoreUnavailable
 
@@ -14,12 +16,15 @@ _Answer = TypeVar("_Answer")
 _ATTEMPTS = 6
 _FIRST_SECONDS = 0.25
 _MOST_SECONDS = 20.0
+#: No new attempt begins after this time if a user waits for the result.
+_WAITED_SECONDS = 30.0
 
 
 class Retries:
-    """Makes what fails for a while again: the wait doubles each time, and a random part of it is left out.
+    """A policy for repeating failed requests: the wait doubles each time, minus a random part.
 
-    `stop` ends every wait; then OperationCancelled is raised.
+    `stop` ends every wait; then OperationCancelled is raised. `most_seconds`: no attempt begins later, because somebody waits.
+    `tell`: is told of a failure after which another attempt is made, and None when one has succeeded after that.
     """
 
     def __init__(
@@ -28,21 +33,38 @@ class Retries:
         attempts: int = _ATTEMPTS,
         first_seconds: float = _FIRST_SECONDS,
         stop: threading.Event | None = None,
+        most_seconds: float = math.inf,
+        tell: Callable[[StoreUnavailable | None], None] = lambda error: None,
     ) -> None:
         self._attempts, self._first_seconds = attempts, first_seconds
+        self._most_seconds, self._tell = most_seconds, tell
         self.stop = stop or threading.Event()
 
+    @classmethod
+    def while_somebody_waits(cls, stop: threading.Event | None = None) -> Self:
+        """Return a policy for a user who waits: its total time is limited, even if each attempt is slow."""
+        return cls(stop=stop, most_seconds=_WAITED_SECONDS)
+
     def run(self, attempt: Callable[[], _Answer]) -> _Answer:
-        """Return what `attempt` returns; it is made again after StoreUnavailable, which the last one raises."""
+        """Call `attempt` and return its result. Repeat it after StoreUnavailable; the last attempt's error is raised."""
+        last_begin = time.monotonic() + self._most_seconds
         for number in range(1, self._attempts + 1):
             self.check()
             try:
-                return attempt()
-            except StoreUnavailable:
+                found = attempt()
+            except StoreUnavailable as error:
                 if number == self._attempts:
                     raise
                 longest = min(_MOST_SECONDS, self._first_seconds * 2**number)
-                self.wait(longest * (0.5 + random.random() / 2))  # noqa: S311 - spreads requests, no secret
+                seconds = longest * (0.5 + random.random() / 2)  # noqa: S311 - spreads requests, no secret
+                if time.monotonic() + seconds > last_begin:
+                    raise
+                self._tell(error)
+                self.wait(seconds)
+            else:
+                if number > 1:
+                    self._tell(None)
+                return found
         raise AssertionError("no attempt was made")
 
     def wait(self, seconds: float) -> None:

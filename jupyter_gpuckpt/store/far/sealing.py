@@ -1,9 +1,9 @@
-"""What makes objects of a remote unreadable and unforgeable for whoever has no key.
+"""Encryption and authentication of a remote's objects: nobody without a key can read or forge them.
 
-A store has a random master key; rekeying adds another. From each come, by HKDF with the store's id, a key for every object, out of
-the 32 random bytes in the object's header. The name of the object, the header and the store's id are associated data: an object
-that was altered, renamed or taken from another store does not open. A chunk's id on the remote is the keyed BLAKE3 of its digest,
-always with the first master key, so that ids tell nothing and stay the same.
+A store has a random master key; rekeying adds another one. The key of an object is derived from a master key by HKDF, with the
+store's id and the 32 random bytes in the object's header as salt. The object's name, its header and the store's id are associated
+data, so an object that was altered, renamed or copied from another store cannot be opened. The far id of a chunk is the keyed BLAKE3
+of its digest, always with the first master key, so that far ids reveal nothing and never change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 STORE_ID_BYTES = 16
 
-#: Of everything in a remote; a reader refuses a higher one.
+#: The format version of a remote's objects. Readers refuse a higher one.
 FAR_VERSION = 1
 
 # Magic, version, number of the master key, salt of the object's own key.
@@ -37,7 +37,7 @@ _HEADER = struct.Struct("<8sII32s")
 _MAGIC = b"GPUCKFS\n"
 HEADER_BYTES = _HEADER.size
 _SALT_BYTES = 32
-#: Before compression a record may have so many bytes, and so many for each byte after.
+#: A record may decompress to `_FREE_BYTES` plus `_BYTES_PER_BYTE` for each compressed byte.
 _FREE_BYTES, _BYTES_PER_BYTE = 4 << 20, 16
 _LEVEL = 3
 
@@ -45,7 +45,7 @@ _Record = TypeVar("_Record")
 
 
 class Seal:
-    """Seals and opens objects of the store `store_id` with its master keys, the newest of which is the last. Thread-safe."""
+    """The encryption of one store's objects with its master keys, the newest of which is the last. Thread-safe."""
 
     def __init__(self, masters: Sequence[bytes], store_id: bytes) -> None:
         if not masters or any(len(one) != KEY_BYTES for one in masters):
@@ -54,11 +54,11 @@ class Seal:
         self._id_key = _derived(masters[0], store_id, b"chunk ids")
 
     def far_id(self, digest: bytes) -> bytes:
-        """Return what a chunk is called on the remote."""
+        """Return the far id of a chunk."""
         return blake3(digest, key=self._id_key).digest(DIGEST_BYTES)
 
     def begin(self) -> tuple[bytes, AESGCM]:
-        """Return the header of a new object, and its key."""
+        """Return a header for a new object, and the object's key."""
         header = _HEADER.pack(_MAGIC, FAR_VERSION, len(self._masters) - 1, os.urandom(_SALT_BYTES))
         return header, self._key(header)
 
@@ -68,40 +68,40 @@ class Seal:
             raise invalid(name, "it is truncated")
         magic, version, number, _ = _HEADER.unpack_from(header)
         if magic != _MAGIC or version < 1:
-            raise invalid(name, "it does not begin as objects of a remote do")
+            raise invalid(name, "it has no header of a jupyter-gpuckpt object")
         if version > FAR_VERSION:
             raise FormatTooNew(
                 f"{name} has format version {version}; this version of jupyter-gpuckpt reads up to {FAR_VERSION}.",
                 hint="Upgrade jupyter-gpuckpt.",
             )
         if number >= len(self._masters):
-            raise invalid(name, "it was sealed with a key that this store has not")
+            raise invalid(name, "it was sealed with a key that this store does not have")
         return self._key(header)
 
-    def said_beside(self, name: str, header: bytes) -> bytes:
-        """Return the associated data of the object `name`: what it is bound to."""
+    def associated_data(self, name: str, header: bytes) -> bytes:
+        """Return the associated data of the object `name`, which binds it to its header, store and name."""
         return header[:HEADER_BYTES] + self._store_id + name.encode()
 
     def seal(self, name: str, content: bytes) -> bytes:
-        """Return the object `name` that holds `content`; no two calls return the same."""
+        """Return `content` sealed as the object `name`; each call returns different bytes."""
         header, key = self.begin()
         nonce = os.urandom(NONCE_BYTES)
-        return header + nonce + key.encrypt(nonce, content, self.said_beside(name, header))
+        return header + nonce + key.encrypt(nonce, content, self.associated_data(name, header))
 
     def open(self, name: str, data: bytes) -> bytes:
-        """Return what the object `name` holds. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the content of the object `name`. Raises FarObjectInvalid, FormatTooNew."""
         key = self.key_of(name, data[:HEADER_BYTES])
         nonce = data[HEADER_BYTES : HEADER_BYTES + NONCE_BYTES]
         sealed = data[HEADER_BYTES + NONCE_BYTES :]
-        return decrypted(name, key, nonce, sealed, self.said_beside(name, data))
+        return decrypted(name, key, nonce, sealed, self.associated_data(name, data))
 
     def seal_record(self, name: str, record: object) -> bytes:
-        """Return the object `name` that holds a record."""
+        """Return a record, compressed and sealed as the object `name`."""
         packed = zstandard.ZstdCompressor(level=_LEVEL).compress(msgspec.msgpack.encode(record))
         return self.seal(name, packed)
 
     def open_record(self, name: str, data: bytes, kind: type[_Record]) -> _Record:
-        """Return the record that the object `name` holds. Raises FarObjectInvalid, FormatTooNew."""
+        """Return the record in the object `name`. Raises FarObjectInvalid, FormatTooNew."""
         packed = self.open(name, data)
         try:
             length = zstandard.frame_content_size(packed)
@@ -110,7 +110,7 @@ class Seal:
             unpacked = zstandard.ZstdDecompressor().decompress(packed)
             return decoding.from_msgpack(unpacked, kind)
         except (zstandard.ZstdError, msgspec.MsgspecError) as error:
-            raise invalid(name, f"it does not make sense ({error})") from error
+            raise invalid(name, f"its record cannot be decoded ({error})") from error
 
     def _key(self, header: bytes) -> AESGCM:
         _, _, number, salt = _HEADER.unpack_from(header)
@@ -137,21 +137,27 @@ def cipher(key: bytes) -> AESGCM:
     return AESGCM(key)
 
 
-def decrypted(name: str, key: AESGCM, nonce: bytes, sealed: bytes, beside: bytes) -> bytes:
-    """Return what was sealed with `key`. Raises FarObjectInvalid naming the object."""
+def decrypted(
+    name: str,
+    key: AESGCM,
+    nonce: bytes | memoryview,
+    sealed: bytes | memoryview,
+    associated_data: bytes,
+) -> bytes:
+    """Return the content that was sealed with `key`. Raises FarObjectInvalid, which names the object."""
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - optional
 
     if len(nonce) < NONCE_BYTES or len(sealed) < TAG_BYTES:
         raise invalid(name, "it is truncated")
     try:
-        return key.decrypt(nonce, sealed, beside)
+        return key.decrypt(nonce, sealed, associated_data)
     except InvalidTag as error:
-        raise invalid(name, "it was altered, or belongs elsewhere") from error
+        raise invalid(name, "it was altered, renamed, or copied from another store") from error
 
 
 def invalid(name: str, why: str) -> FarObjectInvalid:
-    """Return the error for an object that is not what it should be."""
+    """Return the error for an object that must not be used."""
     return FarObjectInvalid(
-        f"{name[:200]} in the remote is not sound: {why}.",
-        hint="Nothing of it is used. Somebody changed the remote, or a part of it was lost there.",
+        f"{name[:200]} in the remote is damaged or was altered: {why}.",
+        hint="It is not used. Somebody changed the remote, or the remote lost data.",
     )

@@ -1,4 +1,4 @@
-"""The newest state of a remote that this machine has seen: what is older was put back by somebody, and is refused."""
+"""The newest generations of a remote's objects that this machine has seen: an older generation is refused, because somebody put it back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 from ... import decoding
 from ...errors import FarObjectInvalid
+from ...file_locks import alone
 from ..faults import store_errors
 from ..manifests import replace_file
-from .file_locks import alone
 from .sealing import invalid
 
 
@@ -21,31 +21,31 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Seen:
-    """What was seen of one remote, in the file `path`."""
+    """The record of the generations that were seen of one remote, in the file `path`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def newest(self, name: str) -> int:
-        """Return the newest generation of an object that was seen; to be asked before the object is read."""
+        """Return the newest generation of an object that was seen. Call this before reading the object."""
         with store_errors(self._path.parent):
             return self._read().generations.get(name, 0)
 
     def check(self, name: str, generation: int, newest: int, store_id: bytes = b"") -> None:
-        """Refuse an object that is older than the `newest` when it was read, else remember it.
+        """Refuse an object whose generation is below `newest`, the result of `newest()` before the read; else record its generation.
 
-        `store_id`: of the keyring; one of another store is refused. Raises FarObjectInvalid, StoreUnavailable.
+        `store_id`: that of the keyring; the keyring of another store is refused. Raises FarObjectInvalid, StoreUnavailable.
         """
         if generation < newest:
             raise invalid(
                 name,
-                f"it is older (state {generation}) than one that was seen here (state {newest})",
+                f"its generation {generation} is older than generation {newest}, which this machine has seen",
             )
         with store_errors(self._path.parent), alone(self._path.with_suffix(".lock")):
             known = self._read()
             if store_id and known.store_id not in {b"", store_id}:
                 raise FarObjectInvalid(
-                    "There is another store in the remote than the one that was added.",
+                    "The remote contains another store than the one that was added.",
                     hint="Somebody replaced it. If it was you, remove the remote and add it again.",
                 )
             if generation > known.generations.get(name, 0):
@@ -59,6 +59,6 @@ class Seen:
             return _File()
         except msgspec.DecodeError as error:
             raise FarObjectInvalid(
-                f"{self._path} is damaged, so it is not known whether the remote was set back.",
+                f"{self._path} is damaged, so an older state of the remote would not be noticed.",
                 hint="Remove the file to trust the remote as it is now.",
             ) from error

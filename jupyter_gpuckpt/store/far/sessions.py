@@ -1,35 +1,40 @@
-"""Far sessions: a notebook's snapshots, as other machines see them, in one swapped object for each.
+"""Far sessions: one object per notebook, replaced by compare-and-swap, that lists the notebook's snapshots for other machines.
 
-It is written last of all: what it names is complete.
+An upload changes it last, so every snapshot that it lists is complete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
 
 from ... import ids
-from ...errors import ConfigurationError, FarObjectMissing, StoreUnavailable
+from ...errors import ConfigurationError, FarObjectMissing, SessionLost, StoreUnavailable
 from ..codecs import DIGEST_BYTES
 from ..manifest_checks import is_time
-from .buckets import Bucket, Version
 from .far_manifests import is_name as is_manifest_name
-from .sealing import Seal, invalid
-from .seen import Seen
+from .far_manifests import snapshot_of
+from .objects import Objects, Remembering, Sealing, Version
+from .sealing import invalid
 
 FOLDER = "sessions"
 _MOST_BYTES = 8 << 20
 _ATTEMPTS = 50
 
-#: Of one text that is written here.
+#: The hint for a machine that has lost the lease of a session.
+BRANCHED = (
+    "The kernel on this machine continues as a branch, in a session of its own. Nothing is lost."
+)
+#: The most characters of a text in a far session.
 MOST_TEXT = 4096
 Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 
 
 class FarSnapshot(msgspec.Struct, frozen=True):
-    """A snapshot of a far session. `manifest`: the object; `digest`: BLAKE3 of it as it lies there."""
+    """A snapshot of a far session. `manifest`: the name of its manifest's object; `digest`: the BLAKE3 of that object's content."""
 
     snapshot_id: Text
     kernel_id: Text
@@ -39,12 +44,12 @@ class FarSnapshot(msgspec.Struct, frozen=True):
     title: Text = ""
     raw_bytes: int = 0
     stored_bytes: int = 0
-    #: Seconds since the epoch; 0: it is there. A tombstone stays until the collector has removed what only it needed.
+    #: When it was deleted, in seconds since 1970; 0 if it was not. This tombstone stays until the collector has removed its manifest.
     deleted_at: float = 0.0
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a far session is found by: whose it is and where its notebook lies."""
+    """The facts by which users find a far session: its owner and the path of its notebook."""
 
     session_id: Text
     hub_user: Text = ""
@@ -55,24 +60,49 @@ class Facts(msgspec.Struct, frozen=True):
     host_name: Text = ""
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """The right of one daemon to run a far session. `since`: by that daemon's own clock, for people only."""
+
+    daemon_id: Text
+    host_name: Text = ""
+    since: float = 0.0
+
+
+class Tenure(msgspec.Struct, frozen=True):
+    """A daemon's own record of a lease, which is valid while the far session names the same daemon and term."""
+
+    daemon_id: str
+    term: int
+
+
 class FarSession(msgspec.Struct, frozen=True):
     """A far session. `generation` grows by one with every change."""
 
     facts: Facts
     generation: Annotated[int, msgspec.Meta(ge=1)]
     snapshots: list[FarSnapshot] = []
+    #: Manifests that must not be listed again because an erasure removes them. An upload that still runs may not know this yet.
+    erased: list[Text] = []
+    #: None if no machine runs the session. Older versions wrote neither this field nor the term.
+    lease: Lease | None = None
+    #: A fencing token: the number of leases granted so far. It does not change when a lease ends.
+    term: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def listed(self) -> list[FarSnapshot]:
-        """The snapshots that are not deleted, newest first."""
+        """Return the snapshots that are not deleted, newest first."""
         there = [one for one in self.snapshots if not one.deleted_at]
         return sorted(there, key=lambda one: one.created, reverse=True)
+
+
+class ManifestErased(Exception):  # noqa: N818 - an event
+    """The error for listing a manifest that was erased before."""
 
 
 class Sessions:
     """The far sessions of a store."""
 
-    def __init__(self, bucket: Bucket, seal: Seal, seen: Seen) -> None:
+    def __init__(self, bucket: Objects, seal: Sealing, seen: Remembering) -> None:
         self._bucket, self._seal, self._seen = bucket, seal, seen
 
     def get(self, session_id: str) -> FarSession:
@@ -80,14 +110,22 @@ class Sessions:
         return self._read(name_of(session_id))[0]
 
     def ids(self) -> list[str]:
-        """Return the ids of those that the remote lists."""
+        """Return the ids of all far sessions."""
         found = (one.name.partition("/")[2] for one in self._bucket.list(FOLDER))
         return sorted(one for one in found if ids.is_id(one))
 
-    def add(self, facts: Facts, snapshot: FarSnapshot) -> FarSession:
-        """List a snapshot, in place of an earlier upload of the same one. The facts of the newest one count."""
+    def add(self, facts: Facts, snapshot: FarSnapshot, tenure: Tenure | None = None) -> FarSession:
+        """List a snapshot; it replaces an earlier upload of the same snapshot. The session keeps the facts of its newest snapshot.
+
+        `tenure`: the caller's lease of the session, or None. Raises SessionLost if another daemon has held the lease since,
+        ManifestErased, and the errors of `Bucket`.
+        """
 
         def add(session: FarSession) -> FarSession:
+            if tenure is not None:
+                require(session, tenure)
+            if snapshot.manifest in session.erased:
+                raise ManifestErased
             others = [one for one in session.snapshots if one.snapshot_id != snapshot.snapshot_id]
             is_newest = all(one.created <= snapshot.created for one in others)
             return msgspec.structs.replace(
@@ -99,7 +137,7 @@ class Sessions:
         return self._change(facts, add)
 
     def mark_deleted(self, session_id: str, snapshot_id: str, now: float) -> FarSession:
-        """Delete a snapshot for all machines; nothing to do where it is not, or is already."""
+        """Mark a snapshot as deleted for all machines. Do nothing if it is not listed or was deleted before."""
 
         def mark(session: FarSession) -> FarSession:
             marked = [
@@ -113,7 +151,7 @@ class Sessions:
         return self._change(self.get(session_id).facts, mark)
 
     def forget_deleted(self, session_id: str, manifests: set[str]) -> None:
-        """Drop tombstones whose manifests are gone."""
+        """Remove the tombstones of snapshots whose manifests were removed."""
 
         def forget(session: FarSession) -> FarSession:
             left = [
@@ -125,20 +163,101 @@ class Sessions:
 
         self._change(self.get(session_id).facts, forget)
 
-    def _change(self, facts: Facts, change: Callable[[FarSession], FarSession]) -> FarSession:
-        """Change a far session on top of whatever others make of it meanwhile. `change` must bear being done twice."""
+    def lists(self, session_id: str, manifest: str) -> bool:
+        """Return whether a far session lists a manifest now."""
+        return any(one.manifest == manifest for one in self.get(session_id).listed)
+
+    def empty(self, session_id: str, manifests: set[str]) -> FarSession:
+        """Empty a far session, and erase its manifests and `manifests`; return the session as it was.
+
+        The object stays to keep its generation: a machine that has seen it would refuse a new one as a rollback.
+        """
+        before = FarSession(Facts(session_id), 1)
+
+        def empty(session: FarSession) -> FarSession:
+            nonlocal before
+            before = session if session.snapshots else before
+            names = {one.manifest for one in session.snapshots} | manifests
+            return FarSession(
+                Facts(session_id),
+                session.generation,
+                erased=_and(session.erased, names),
+                term=session.term,
+            )
+
+        self._change(Facts(session_id), empty)
+        return before
+
+    def erase(self, session_id: str, manifests: set[str]) -> set[str]:
+        """Erase those of these manifests that the far session does not list; return all of them that are erased now."""
+
+        def erase(session: FarSession) -> FarSession:
+            names = manifests.difference(one.manifest for one in session.snapshots)
+            return msgspec.structs.replace(session, erased=_and(session.erased, names))
+
+        return manifests.intersection(self._change(Facts(session_id), erase).erased)
+
+    def replace(self, session_id: str, others: Mapping[str, tuple[str, bytes]]) -> FarSession:
+        """Replace manifests of listed snapshots by others, given by name and digest, and erase the old ones.
+
+        A manifest whose replacement was erased meanwhile stays listed.
+        """
+
+        def replace(session: FarSession) -> FarSession:
+            gone, snapshots = set(), []
+            for one in session.snapshots:
+                name, digest = others.get(one.manifest, ("", b""))
+                if not name or name in session.erased:
+                    snapshots.append(one)
+                    continue
+                gone.add(one.manifest)
+                snapshots.append(msgspec.structs.replace(one, manifest=name, digest=digest))
+            erased = _and(session.erased, gone)
+            return msgspec.structs.replace(session, snapshots=snapshots, erased=erased)
+
+        return self._change(self.get(session_id).facts, replace)
+
+    def begin(self, facts: Facts, term: int, lease: Lease | None = None) -> FarSession:
+        """Create a far session without snapshots, unless it is there already; return it."""
+        name, new = name_of(facts.session_id), FarSession(facts, 1, lease=lease, term=term)
+        while not self._bucket.create(name, self._seal.seal_record(name, new)):
+            with suppress(FarObjectMissing):
+                return self.get(facts.session_id)
+        return new
+
+    def rewrite(self, session_id: str, change: Callable[[FarSession], FarSession]) -> FarSession:
+        """Write a new version of a far session, even if `change` returns it unchanged, so that swaps of older versions fail.
+
+        Raises FarObjectMissing if the session does not exist, and the errors of `change`.
+        """
+        return self._change(Facts(session_id), change, creates=False)
+
+    def _change(
+        self,
+        facts: Facts,
+        change: Callable[[FarSession], FarSession],
+        *,
+        creates: bool = True,
+    ) -> FarSession:
+        """Apply `change` to the newest version of a far session. `change` must be idempotent: it is repeated after a lost race.
+
+        With `creates`, a missing session is created, and an unchanged one is not written. Without it, a missing session is an error,
+        and an unchanged one is written.
+        """
         name = name_of(facts.session_id)
         for _ in range(_ATTEMPTS):
             try:
                 before, version = self._read(name)
             except FarObjectMissing:
+                if not creates:
+                    raise
                 made = change(FarSession(facts, 1))
                 if self._bucket.create(name, self._seal.seal_record(name, made)):
                     self._seen.check(name, made.generation, 0)
                     return made
                 continue
             after = change(before)
-            if after == before:
+            if after == before and creates:
                 return before
             after = msgspec.structs.replace(after, generation=before.generation + 1)
             if self._bucket.swap(name, self._seal.seal_record(name, after), version):
@@ -150,19 +269,42 @@ class Sessions:
         newest = self._seen.newest(name)
         stored = self._bucket.get(name, most_bytes=_MOST_BYTES)
         session = self._seal.open_record(name, stored.data, FarSession)
-        if f"{FOLDER}/{session.facts.session_id}" != name or not all(
-            map(_sound, session.snapshots)
+        if (
+            f"{FOLDER}/{session.facts.session_id}" != name
+            or not all(map(_sound, session.snapshots))
+            or not all(map(snapshot_of, session.erased))
+            or not (session.lease is None or _is_sound(session.lease))
         ):
-            raise invalid(name, "it does not make sense")
+            raise invalid(name, "its name or an entry in it is impossible")
         self._seen.check(name, session.generation, newest)
         return session, stored.version
 
 
 def name_of(session_id: str) -> str:
-    """Return the name of a far session's object. Raises ConfigurationError for what cannot be an id."""
+    """Return the name of a far session's object. Raises ConfigurationError for an invalid id."""
     if not ids.is_id(session_id):
         raise ConfigurationError(f"{session_id[:200]!r} is not the id of a session.")
     return f"{FOLDER}/{session_id}"
+
+
+def require(session: FarSession, tenure: Tenure) -> None:
+    """Raise SessionLost if another daemon got a lease of the far session after `tenure` was granted."""
+    lease = session.lease
+    if session.term == tenure.term and (lease is None or lease.daemon_id == tenure.daemon_id):
+        return
+    whom = f"machine {lease.host_name or lease.daemon_id}" if lease else "another machine"
+    raise SessionLost(
+        f"Session {session.facts.session_id} was taken over by {whom}.",
+        hint=BRANCHED,
+    )
+
+
+def _and(erased: list[str], names: set[str]) -> list[str]:
+    return sorted({*erased, *names})
+
+
+def _is_sound(lease: Lease) -> bool:
+    return ids.is_id(lease.daemon_id) and is_time(lease.since)
 
 
 def _sound(one: FarSnapshot) -> bool:

@@ -1,46 +1,60 @@
-"""Uploading a snapshot: packs, index, manifest, and last the far session, which makes it exist for others.
+"""The upload of a snapshot: packs, index object, manifest, and last the far session, which lists the snapshot for other machines.
 
-What is uploaded rests on answers about packs of others, and a collector may be at work. So the epoch is read before the first
-answer, condemned packs count as gone, and every pack that the snapshot shares is asked for. When the manifest is written, which
-protects its packs from then on, the epoch is read again: if it moved, all packs are looked at once more, and what is condemned or
-gone goes up again, with another manifest. An upload that was cut off goes on from its journal, with the epoch of its beginning.
+An upload relies on packs that other uploads wrote, and a collector may remove packs at the same time. Therefore the upload reads
+the epoch before it looks for chunks in the remote, treats condemned packs as missing, and checks that every shared pack exists.
+The manifest protects its packs once it is written. The upload then reads the epoch again. If the epoch changed, the upload checks
+all packs once more, sends those that are condemned or missing again, and writes another manifest. An interrupted upload continues
+from its journal, with the epoch that was current when it began.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ...errors import ConfigurationError, FarObjectMissing, ObjectCorrupt, StoreUnavailable
+from ...errors import (
+    ConfigurationError,
+    FarObjectInvalid,
+    FarObjectMissing,
+    FormatTooNew,
+    ObjectCorrupt,
+    StoreUnavailable,
+)
 from ...model import Manifest
+from ...snapshot_records import Traffic
 from .. import manifests
-from ..codecs import CodecError, decompress, digest_of
+from ..codecs import CodecError, digest_of_stored
 from ..packs import Entry
 from ..places import Location
+from ..scratch import Scratch
 from . import epochs, far_manifests, far_packs, indexes
 from .buckets import Bucket
 from .epochs import Now
 from .far_manifests import FarManifest
 from .far_packs import PACK_BYTES, PackRef
 from .indexes import FarIndex, PackRows, Place
-from .journal import Journal
+from .journal import Journal, path_of
 from .keyring import Keyring
 from .pace import Pace
+from .refusals import of_the_whole_remote
 from .sealing import Seal
 from .seen import Seen
-from .sessions import Facts, FarSnapshot, Sessions
+from .sessions import Facts, FarSnapshot, ManifestErased, Sessions, Tenure
+
+_log = logging.getLogger(__name__)
 
 _WRITERS = 8
-#: How often a collector may overtake an upload.
+#: How often an upload begins again because the epoch changed during it.
 _ROUNDS = 10
 
 
 class Source(Protocol):
-    """Where an upload reads a snapshot: a `LocalStore`, or one that another process has open."""
+    """The store that an upload reads: a `LocalStore`, or a store that another process has open."""
 
     def manifest(self, snapshot_id: str) -> Manifest:
         """Return the manifest with its annotations."""
@@ -52,9 +66,9 @@ class Source(Protocol):
         """Keep these chunks in the store inside the context."""
 
     def locate(self, digests: Collection[bytes]) -> Iterable[Location]:
-        """Return where chunks lie, in the order of the disk."""
+        """Return the locations of chunks, in the order in which they lie on the disk."""
 
-    def read(self, digest: bytes) -> tuple[int, bytes, int]:
+    def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
         """Return codec, payload and raw length of a chunk."""
 
     def load(self, digest: bytes) -> bytes:
@@ -62,33 +76,38 @@ class Source(Protocol):
 
 
 class Sent(NamedTuple):
-    """What went over the wire."""
+    """The amount of data that an upload sent."""
 
     count_bytes: int = 0
     packs: int = 0
+    #: All requests; filled in by the caller that counts them.
+    traffic: Traffic = Traffic()
 
 
 class Uploaded(NamedTuple):
-    """A snapshot that the remote lists, and what had to be sent for it by this attempt."""
+    """A snapshot that the remote lists, and the amount of data that this attempt sent for it."""
 
     snapshot: FarSnapshot
     sent: Sent
 
 
 class _Far(NamedTuple):
-    """The remote, and how it is written to."""
+    """A remote, with the settings for writing to it."""
 
     bucket: Bucket
     seal: Seal
     seen: Seen
     pace: Pace
     pack_bytes: int
+    #: The folder with copies of index objects.
+    index_copies: Path
 
 
 class Uploader:
-    """Uploads snapshots of a local store to one remote, from the machine `machine_id`; one at a time.
+    """An uploader of snapshots from a local store to one remote, one snapshot at a time.
 
-    `state`: the folder where it keeps what it has done. `upload_rate`: bytes per second, 0: no limit.
+    `state`: the folder for journals and for copies of index objects. `machine_id`: this machine's. `upload_rate`: in bytes per
+    second; 0 means no limit.
     """
 
     def __init__(
@@ -108,7 +127,9 @@ class Uploader:
                 f"Only the machine that made remote {bucket.name} may write to it: its endpoint cannot compare and swap.",
                 hint="Use an endpoint that supports conditional writes (If-Match), or a remote of this machine's own.",
             )
-        self._far = _Far(bucket, keyring.seal, seen, Pace(upload_rate), pack_bytes)
+        self._far = _Far(
+            bucket, keyring.seal, seen, Pace(upload_rate), pack_bytes, state / indexes.FOLDER
+        )
         self._store_id, self._state = keyring.public.store_id, state
         self._sessions = Sessions(bucket, keyring.seal, seen)
 
@@ -118,27 +139,63 @@ class Uploader:
         snapshot_id: str,
         facts: Facts,
         progress: Callable[[int, int], None] = lambda done, total: None,
+        *,
+        tenure: Tenure | None = None,
     ) -> Uploaded:
-        """Upload a snapshot; complete when this returns. `progress` is told bytes done and in all, from any thread.
+        """Upload a snapshot; the remote lists it when this returns.
 
-        Raises SnapshotNotFound, ObjectCorrupt for a chunk that is damaged here, AccessDenied, StoreUnavailable,
-        FarObjectInvalid, OperationCancelled. What was sent is not sent again by the next attempt.
+        `progress` is called with the bytes sent and the bytes in all, from any thread. `tenure`: the lease of the far session. Raises
+        SessionLost if another daemon has held the lease since, SnapshotNotFound, ObjectCorrupt if a chunk is damaged on this machine,
+        AccessDenied, StoreUnavailable, FarObjectInvalid, OperationCancelled. After an error the next attempt does not send the same
+        packs again.
         """
         manifest = store.manifest(snapshot_id)
-        journal = Journal(self._state / "uploads" / f"{snapshot_id}.jsonl", self._store_id)
-        snapshot, sent = self._listed(facts.session_id, snapshot_id), Sent()
-        if snapshot is None:
-            digests = manifests.references(manifest)
+        journal = self._journal(snapshot_id)
+        digests, sent = manifests.references(manifest), Sent()
+        for _ in range(_ROUNDS):
+            snapshot = self._listed(facts.session_id, snapshot_id)
+            if snapshot is not None:
+                break
             with store.holding(digests):
                 run = _Run(self._far, store, manifest, digests, journal, progress)
-                snapshot = run.upload()
-            self._sessions.add(facts, snapshot)
-            sent = run.sent
-        # Manifests of earlier attempts would protect packs for ever.
-        superseded = [name for name in journal.manifests if name != snapshot.manifest]
-        self._far.bucket.delete(superseded)
-        journal.end()
+                snapshot = run.upload(facts.session_id)
+            sent = Sent(sent.count_bytes + run.sent.count_bytes, sent.packs + run.sent.packs)
+            # An erasure that ran at the same time removed the manifest: the loop writes it again.
+            with suppress(ManifestErased):
+                self._sessions.add(facts, snapshot, tenure)
+                break
+        else:
+            raise StoreUnavailable(
+                f"An erasure removed the upload's manifest {_ROUNDS} times.",
+                hint="Try again when it has ended.",
+            )
+        self._end(journal, {snapshot.manifest})
         return Uploaded(snapshot, sent)
+
+    def give_up(self, snapshot_id: str) -> None:
+        """End an interrupted upload whose snapshot was deleted: remove its manifests, except those that a far session lists.
+
+        The collector removes packs that no other manifest needs. Raises AccessDenied, StoreUnavailable.
+        """
+        journal = self._journal(snapshot_id)
+        try:
+            listed = [self._listed(session_id, snapshot_id) for session_id in journal.sessions]
+        except (FarObjectInvalid, FormatTooNew) as error:
+            # The far session cannot be read, so it may list them.
+            _log.warning(
+                "The manifests of the ended upload of %s are not removed: %s", snapshot_id, error
+            )
+            journal.end()
+        else:
+            self._end(journal, {one.manifest for one in listed if one})
+
+    def _journal(self, snapshot_id: str) -> Journal:
+        return Journal(path_of(self._state, snapshot_id), self._store_id)
+
+    def _end(self, journal: Journal, listed: set[str]) -> None:
+        """Remove an upload's journal and its unlisted manifests, which would otherwise protect their packs from the collector."""
+        self._far.bucket.delete([name for name in journal.manifests if name not in listed])
+        journal.end()
 
     def _listed(self, session_id: str, snapshot_id: str) -> FarSnapshot | None:
         try:
@@ -165,24 +222,31 @@ class _Run:
         self._digests = {self._seal.far_id(digest): digest for digest in digests}
         self._progress, self._lock = progress, threading.Lock()
         self._done = self._total = 0
-        #: What went over the wire.
+        #: One thread at a time makes a pack: several hinder each other, because much of the work on each chunk holds the GIL.
+        self._making = threading.Lock()
+        #: Memory of packs that were sent. Fresh memory takes longer than the cipher.
+        self._spare: list[Scratch] = []
+        #: What this attempt has sent so far.
         self.sent = Sent()
 
-    def upload(self) -> FarSnapshot:
-        """Send everything but the far session, in which the result has to be listed."""
+    def upload(self, session_id: str) -> FarSnapshot:
+        """Send packs, index object and manifest; return the entry that the far session must list."""
         now = self._now()
         self._journal.begin(now.epoch)
         began = self._journal.epoch
         for _ in range(_ROUNDS):
-            # What is condemned was read before the indexes, and before any pack is asked for.
+            # The list of condemned packs must be older than the index objects and than the checks of packs.
             packs = self._send_missing(now.condemned)
-            name, digest = self._write_manifest(packs)
+            name, digest = self._write_manifest(packs, session_id)
             now = self._now()
-            if now.epoch == began or self._are_there(packs, now.condemned):
+            if now.epoch == began or far_packs.are_there(self._bucket, packs, now.condemned):
                 break
             began = now.epoch
         else:
-            raise StoreUnavailable("The remote's collector overtakes the upload all the time.")
+            raise StoreUnavailable(
+                f"The remote's collector removed packs during the upload {_ROUNDS} times.",
+                hint="Try again.",
+            )
         info = self._manifest.info
         return FarSnapshot(
             info.snapshot_id,
@@ -196,16 +260,18 @@ class _Run:
         )
 
     def _now(self) -> Now:
-        return epochs.read(self._bucket, self._seal, self._far.seen)
+        with of_the_whole_remote():
+            return epochs.read(self._bucket, self._seal, self._far.seen)
 
     def _send_missing(self, condemned: set[str]) -> list[PackRef]:
-        """Send the chunks that the remote has not; all packs that the snapshot needs."""
-        index, names = indexes.load(self._bucket, self._seal)
-        if len(names) > indexes.MOST_INDEXES:
-            indexes.consolidate(self._bucket, self._seal)
+        """Send the chunks that the remote does not have; return all packs that the snapshot needs."""
+        with of_the_whole_remote():
+            index, names = indexes.load(self._bucket, self._seal, self._far.index_copies)
+            if len(names) > indexes.MOST_INDEXES and self._bucket.deletes:
+                indexes.consolidate(self._bucket, self._seal)
         known = [index, FarIndex(self._journal.packs.values())]
         shared = {place.ref for one in known for place in self._find(one, condemned)}
-        gone = condemned | self._gone(shared)
+        gone = condemned | far_packs.gone(self._bucket, shared)
         there = {
             place.row["id"].tobytes(): place.ref for one in known for place in self._find(one, gone)
         }
@@ -222,19 +288,6 @@ class _Run:
     def _find(self, index: FarIndex, without: set[str]) -> Iterable[Place]:
         return index.find(self._digests, without).values()
 
-    def _gone(self, packs: Iterable[PackRef]) -> set[str]:
-        def is_gone(ref: PackRef) -> bool:
-            found = self._bucket.head(ref.name)
-            return found is None or found.size != ref.length
-
-        refs = list(packs)
-        with ThreadPoolExecutor(_WRITERS, "look") as pool:
-            gone = list(pool.map(is_gone, refs))
-        return {ref.name for ref, is_it in zip(refs, gone, strict=True) if is_it}
-
-    def _are_there(self, packs: Collection[PackRef], condemned: set[str]) -> bool:
-        return condemned.isdisjoint(ref.name for ref in packs) and not self._gone(packs)
-
     def _send(self, digests: Collection[bytes]) -> list[PackRef]:
         groups = self._groups(digests)
         self._done, self._total = 0, sum(one.stored_length for group in groups for one in group)
@@ -243,12 +296,12 @@ class _Run:
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
             for one in unfinished:
                 one.cancel()
-        # The first error in the order of packs; those that were cancelled come after it or did not begin.
+        # Raise the first error in the order of packs. Canceled packs come after it or did not begin.
         failed = [one for one in running if not one.cancelled() and one.exception()]
         return [one.result() for one in failed or running]
 
     def _groups(self, digests: Collection[bytes]) -> list[list[Entry]]:
-        """Return the chunks in the order in which they lie here, by far pack: those of small local packs go together."""
+        """Divide chunks into far packs, in the order in which they lie on the disk; one far pack may join small local packs."""
         groups: list[list[Entry]] = []
         room = 0
         for place in self._store.locate(digests):
@@ -260,37 +313,41 @@ class _Run:
         return groups
 
     def _send_pack(self, chunks: Sequence[Entry]) -> PackRef:
-        pack = far_packs.build(self._seal, chunks, self._read)
-        self._far.pace.wait(len(pack.data), self._bucket.retries)
+        memory = self._spare.pop() if self._spare else Scratch()
+        with self._making:
+            pack = far_packs.build(self._seal, chunks, self._read, memory)
+        self._far.pace.wait(pack.ref.length, self._bucket.retries)
         if not self._bucket.create(pack.ref.name, pack.data):
-            raise StoreUnavailable(f"A pack of this name is in remote {self._bucket.name} already.")
+            raise StoreUnavailable(
+                f"Remote {self._bucket.name} already has another object named {pack.ref.name}.",
+                hint="Try again.",
+            )
+        self._spare.append(memory)
         with self._lock:
             self._journal.add_pack(PackRows(pack.ref, pack.rows.tobytes()))
-            self.sent = Sent(self.sent.count_bytes + len(pack.data), self.sent.packs + 1)
+            self.sent = Sent(self.sent.count_bytes + pack.ref.length, self.sent.packs + 1)
             self._done += sum(chunk.stored_length for chunk in chunks)
             self._progress(self._done, self._total)
         return pack.ref
 
-    def _read(self, digest: bytes) -> tuple[int, bytes, int]:
-        """Return a chunk as it is stored here, after comparing it with its digest: damage must not travel."""
+    def _read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
+        """Return a chunk as it is stored here, after comparing it with its digest, so that no damaged chunk is uploaded."""
         codec, payload, raw_length = self._store.read(digest)
         try:
-            intact = digest_of(decompress(codec, payload, raw_length)) == digest
+            intact = digest_of_stored(codec, payload, raw_length) == digest
         except CodecError:
             intact = False
         if not intact:
             self._store.load(digest)  # raises, naming the pack
             raise ObjectCorrupt(
-                f"Chunk {digest.hex()[:16]} was stored again meanwhile.", hint="Try again."
+                f"Chunk {digest.hex()[:16]} was replaced during the upload.", hint="Try again."
             )
         return codec, payload, raw_length
 
-    def _write_manifest(self, packs: Sequence[PackRef]) -> tuple[str, bytes]:
+    def _write_manifest(self, packs: Sequence[PackRef], session_id: str) -> tuple[str, bytes]:
         snapshot_id = self._manifest.info.snapshot_id
         content = manifests.to_share(self._manifest, self._store.manifest_file(snapshot_id))
         name = far_manifests.new_name(snapshot_id)
-        self._journal.add_manifest(name)
-        digest = far_manifests.write(
-            self._bucket, self._seal, name, FarManifest(snapshot_id, content, list(packs))
-        )
-        return name, digest
+        self._journal.add_manifest(name, session_id)
+        made = FarManifest(snapshot_id, content, list(packs), session_id)
+        return name, far_manifests.write(self._bucket, self._seal, name, made)

@@ -8,6 +8,7 @@ import { Signal } from '@lumino/signaling';
 import { GpuCkptApi } from '../api';
 import type { Action } from '../commands';
 import { actions, addCommands, commandIds } from '../commands';
+import { followIdleKernels } from '../idle-notice';
 import { KernelActions } from '../kernel-actions';
 import { KernelStates } from '../model';
 import { Operations } from '../operations';
@@ -26,6 +27,7 @@ let commands: CommandRegistry;
 let selected: string | null;
 const showHistory = jest.fn();
 const openNotebook = jest.fn();
+const saveNotebook = jest.fn();
 
 /** A notebook, as far as the commands look at it. */
 function aPanel(id: string, kernelId: string): NotebookPanel {
@@ -67,6 +69,7 @@ function register(
     settings,
     showHistory,
     openNotebook,
+    saveNotebook,
     trans
   );
   addCommands(registry, targets, states, kernelActions, trans);
@@ -90,6 +93,7 @@ beforeEach(async () => {
   states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
   await states.ready;
   selected = null;
+  saveNotebook.mockResolvedValue(true);
   commands = register(aTracker(aPanel('a', 'k'), aPanel('b', 'other')));
 });
 
@@ -121,7 +125,7 @@ describe('commands', () => {
     const args = { panelId: 'b' };
     expect(enabled(commands, args)).toEqual(['resume', 'branch', 'history']);
     expect(commands.caption(commandIds.save, args)).toBe(
-      'Save Session: This kernel is suspended.'
+      'Save Snapshot: This kernel is suspended.'
     );
   });
 
@@ -168,20 +172,52 @@ describe('commands', () => {
       { type: 'in-progress', message: 'Suspending a.ipynb…' }
     ]);
     const progress = {
-      stage: 'writing',
+      stage: 'store',
       done_bytes: 1,
       total_bytes: 4,
       seconds: 1
     };
     events.tell(aKernel({ operation: aSave({ kind: 'suspend', progress }) }));
-    expect(notifications()[0].message).toBe('Suspending a.ipynb… writing 25%');
+    expect(notifications()[0].message).toBe(
+      'Suspending a.ipynb… Writing to disk 25%'
+    );
     await done;
     expect(notifications()).toMatchObject([
       {
         type: 'success',
-        message: 'Suspended a.ipynb: 999 MB RAM freed, 412 MB stored in 0.41 s',
+        message:
+          'Suspended a.ipynb in 0.41 s: freed 999 MB of RAM · 412 MB on disk',
         options: { autoClose: 8000 }
       }
+    ]);
+  });
+
+  it('say how long it takes, and can be canceled', async () => {
+    server
+      .on('POST kernels/k/save', aSave())
+      .on('POST operations/o/cancel', aSave())
+      .on('GET operations/o?wait=20', aSave(), aSave({ state: 'cancelled' }));
+    const done = commands.execute(commandIds.save);
+    const progress = { stage: 'store', total_bytes: 100, seconds: 1 };
+    const reaches = (done_bytes: number, seconds: number) =>
+      events.tell(
+        aKernel({
+          operation: aSave({ progress: { ...progress, done_bytes, seconds } })
+        })
+      );
+    reaches(10, 1);
+    reaches(20, 2);
+    const [{ message, options }] = notifications();
+    expect(message).toBe(
+      'Saving a.ipynb… Writing to disk 20% (about 8 s left)'
+    );
+    const press = new MouseEvent('click', { cancelable: true });
+    options.actions?.[0].callback(press);
+    expect(press.defaultPrevented).toBe(true);
+    await done;
+    expect(server.requests).toContain('POST operations/o/cancel');
+    expect(notifications()).toMatchObject([
+      { message: 'Saving a.ipynb was canceled' }
     ]);
   });
 
@@ -217,7 +253,7 @@ describe('commands', () => {
     server.on('POST kernels/k/save', aSave({ state: 'cancelled' }));
     await commands.execute(commandIds.save);
     expect(notifications()).toMatchObject([
-      { type: 'warning', message: 'Saving a.ipynb was cancelled' }
+      { type: 'warning', message: 'Saving a.ipynb was canceled' }
     ]);
   });
 
@@ -254,6 +290,22 @@ describe('a branch', () => {
     expect(notifications().map(({ message }) => message)).toContainEqual(
       'Branched a.ipynb into a-branch-1.ipynb in 0.41 s'
     );
+  });
+
+  it('takes what is in the page along: its notebook is saved first', async () => {
+    events.tell(
+      aKernel({ state: 'suspended', snapshot_id: 's', path: 'work/a.ipynb' })
+    );
+    server.on('POST snapshots/s/branch', branched);
+    saveNotebook.mockResolvedValueOnce(false);
+    await commands.execute(commandIds.branch);
+    expect(server.requests).not.toContain('POST snapshots/s/branch');
+    await commands.execute(commandIds.branch);
+    expect(server.requests).toContain('POST snapshots/s/branch');
+    expect(saveNotebook.mock.calls).toEqual([
+      ['work/a.ipynb'],
+      ['work/a.ipynb']
+    ]);
   });
 
   it('is not begun when the save fails', async () => {
@@ -295,8 +347,34 @@ describe('notifications', () => {
     end({ state: 'failed', error });
     expect(notifications().map(({ message }) => message)).toEqual([
       'Suspending a.ipynb failed: Full.',
-      'Suspended a.ipynb: 999 MB RAM freed, 412 MB stored in 0.41 s'
+      'Suspended a.ipynb in 0.41 s: freed 999 MB of RAM · 412 MB on disk'
     ]);
+  });
+
+  it('say that an idle kernel will be suspended, and what that freed', async () => {
+    const api = new GpuCkptApi(server.settings);
+    const operations = new Operations(states, chosen(), trans);
+    followIdleKernels(states, api, operations, trans);
+    server.on('POST kernels/k/keep_running', aKernel());
+    const idle = aKernel({ path: 'work/a.ipynb', suspends_at: 60 });
+    events.tell(idle);
+    events.tell({ ...idle, memory_bytes: 1 });
+    const [{ message, options }] = notifications();
+    expect(notifications()).toHaveLength(1);
+    expect(message).toMatch(/^a\.ipynb is idle\. It will be suspended at .*/);
+    expect(options.actions?.[0].label).toBe('Keep Running');
+    options.actions?.[0].callback(new MouseEvent('click'));
+    events.tell({ ...idle, suspends_at: null });
+    expect(notifications()).toEqual([]);
+    events.tell(idle);
+    end({ kernel_id: 'k' });
+    events.tell({ ...idle, suspends_at: null, state: 'suspended' });
+    expect(notifications().map(({ message }) => message)).toEqual([
+      'Suspended a.ipynb in 0.41 s: freed 999 MB of RAM · 412 MB on disk'
+    ]);
+    end({ kernel_id: 'k' });
+    expect(notifications()).toHaveLength(1);
+    expect(server.requests).toContain('POST kernels/k/keep_running');
   });
 
   it('can be those of failures alone', async () => {

@@ -273,7 +273,9 @@ describe('fetching', () => {
   it('tells what it moves, fetches, resumes into the notebook and shows it', async () => {
     const running = run();
     const shown = await dialog('Fetch a.ipynb from team?');
-    expect(shown.textContent).toContain('30 MB to fetch, 10 MB are on this');
+    expect(shown.textContent).toContain(
+      '30 MB to download; 10 MB already on this'
+    );
     expect(shown.textContent).toContain('Saved on laptop');
     expect(shown.textContent).toContain('into the notebook work/a.ipynb');
     expect(commands.isEnabled(fetchCommandId, { ...place })).toBe(false);
@@ -285,8 +287,8 @@ describe('fetching', () => {
     ]);
     expect(openNotebook).toHaveBeenCalledWith('work/a.ipynb');
     expect(told()).toEqual([
-      'Resumed a.ipynb: 999 MB back in 0.41 s',
-      'Fetched a.ipynb: 35.4 MB in 0.41 s'
+      'Resumed a.ipynb in 0.41 s',
+      'Fetched a.ipynb in 0.41 s: 35.4 MB'
     ]);
     expect(commands.isEnabled(fetchCommandId, { ...place })).toBe(true);
   });
@@ -322,7 +324,46 @@ describe('fetching', () => {
     expect(server.bodies).toEqual([
       JSON.stringify({ session_id: 'session', force: true })
     ]);
-    expect(told()).toEqual(['Fetched a.ipynb: 35.4 MB in 0.41 s']);
+    expect(told()).toEqual(['Fetched a.ipynb in 0.41 s: 35.4 MB']);
+  });
+
+  describe('what another machine runs', () => {
+    const held = refused(409, {
+      message: 'Session session runs on machine desk, since 10:00.',
+      code: 'session_held',
+      hint: null
+    });
+    const question =
+      'The machine desk may still run it. What it does from now on is kept as a separate session.';
+
+    beforeEach(() => {
+      const session = { ...aFarSession(), leased_to: 'desk' };
+      estimates({ session });
+      server.on('POST remotes/team/snapshots/far/fetch', held, aFetch());
+    });
+
+    it('is taken over if that is wanted, then resumed', async () => {
+      const running = run();
+      press(await dialog('Fetch a.ipynb'), 'accept');
+      press(await dialog(question), 'accept');
+      await running;
+      const asked = { session_id: 'session', force: false };
+      expect(server.bodies.map(body => JSON.parse(body))).toEqual([
+        asked,
+        { ...asked, take_over: true },
+        { path: 'work/a.ipynb' }
+      ]);
+      expect(openNotebook).toHaveBeenCalledWith('work/a.ipynb');
+    });
+
+    it('is left there otherwise', async () => {
+      const running = run();
+      press(await dialog('Fetch a.ipynb'), 'accept');
+      press(await dialog(question), 'reject');
+      await running;
+      expect(server.bodies.length).toBe(1);
+      expect(told()).toEqual([]);
+    });
   });
 
   it('says why nothing is known of a snapshot', async () => {

@@ -17,6 +17,7 @@ import {
   snapshotRefusal
 } from '../snapshot-commands';
 import { Snapshots } from '../snapshots';
+import type { Undo } from '../undo';
 import {
   aDone,
   aKernel,
@@ -38,18 +39,29 @@ let events: FakeEvents;
 let states: KernelStates;
 let snapshots: Snapshots;
 let commands: CommandRegistry;
+const resumeInto = jest.fn();
+const ofRestore = jest.fn(() => () => Promise.resolve());
 
 function register(choices: Partial<IChoices> = {}): CommandRegistry {
   const registry = new CommandRegistry();
   const settings = chosen(choices);
   const actions = new SnapshotActions(
     snapshots,
+    states,
     new Operations(states, settings, trans),
-    {} as KernelActions,
+    { resumeInto } as Partial<KernelActions> as KernelActions,
+    { ofRestore } as Partial<Undo> as Undo,
     settings,
     trans
   );
-  addSnapshotCommands(registry, snapshots, states, actions, trans);
+  addSnapshotCommands(
+    registry,
+    snapshots,
+    states,
+    path => path === 'busy.ipynb',
+    actions,
+    trans
+  );
   return registry;
 }
 
@@ -82,25 +94,34 @@ afterEach(() => {
 
 describe('snapshotRefusal', () => {
   const refused = (action: SnapshotAction, changes: Partial<ISnapshot> = {}) =>
-    snapshotRefusal(action, aSnapshot(changes), states, trans);
+    snapshotRefusal(
+      action,
+      aSnapshot(changes),
+      states,
+      path => path === 'busy.ipynb',
+      trans
+    );
   const becomes = (changes: Partial<IKernel>) => events.tell(aKernel(changes));
 
   it('lets everything be done to that of a running kernel', () => {
     expect(snapshotActions.filter(action => refused(action))).toEqual([]);
   });
 
-  it('says why that of an ended kernel cannot be resumed or compared', () => {
+  it('says what cannot be done to that of an ended kernel', () => {
     const ended = { kernel_id: 'gone' };
-    expect(refused('goBack', ended)).toContain('has ended');
-    expect(refused('compare', ended)).toContain('does not run');
+    expect(refused('goBack', { ...ended, name: 'busy.ipynb' })).toContain(
+      'another kernel'
+    );
+    expect(refused('goBack', ended)).toBeNull();
+    expect(refused('compare', ended)).toContain('not running');
     expect(refused('branch', ended)).toBeNull();
     expect(refused('delete', ended)).toBeNull();
-    expect(refused('delete', { ...ended, needed: true })).toContain('lost');
+    expect(refused('delete', { ...ended, needed: true })).toContain('needs');
   });
 
   it('keeps the one that a suspended kernel needs, and no other', () => {
     becomes({ state: 'suspended', snapshot_id: 's' });
-    expect(refused('delete')).toContain('would be lost');
+    expect(refused('delete')).toContain('needs this snapshot');
     expect(refused('delete', { snapshot_id: 'older' })).toBeNull();
     becomes({ state: 'running', snapshot_id: 's' });
     expect(refused('delete', { needed: true })).toBeNull(); // as it was when it was listed
@@ -115,7 +136,7 @@ describe('snapshot commands', () => {
 
   it('ask before they go back, and send nothing if that is not wanted', async () => {
     const done = run('goBack');
-    press(await dialog('Go back to Before?'), 'reject');
+    press(await dialog('Restore Before?'), 'reject');
     await done;
     expect(server.requests).not.toContain('POST kernels/k/roll_back');
   });
@@ -147,12 +168,40 @@ describe('snapshot commands', () => {
       obstacles: []
     });
     const done = run('goBack', register({ confirmRollBack: false }));
-    const shown = await dialog('/data.csv is smaller than it was');
+    const shown = await dialog('/data.csv is smaller');
     expect(shown.textContent).toContain('1 MB, was 2 MB');
-    expect(shown.textContent).toContain('/log is gone');
+    expect(shown.textContent).toContain('/log was deleted');
     press(shown, 'accept');
     await done;
     expect(server.requests).toContain('POST kernels/k/roll_back');
+  });
+
+  it('restore the last state of an ended kernel in its own notebook', async () => {
+    const ended = aSnapshot({ title: 'Before', kernel_id: 'gone' });
+    server.on('GET snapshots', { snapshots: [ended] });
+    await snapshots.refresh();
+    await run('goBack', register({ confirmRollBack: false }));
+    expect(resumeInto).toHaveBeenCalledWith(
+      's',
+      'work/a.ipynb',
+      'a.ipynb to Before'
+    );
+  });
+
+  it('offer to undo a restore', async () => {
+    events.tell(aKernel({ state: 'suspended', snapshot_id: 'asleep' }));
+    await run('goBack', register({ confirmRollBack: false }));
+    expect(ofRestore).toHaveBeenCalledWith(
+      expect.objectContaining({ snapshot_id: 's' }),
+      'asleep'
+    );
+    expect(notifications()).toMatchObject([
+      {
+        type: 'success',
+        message: 'Restored a.ipynb to Before in 0.41 s',
+        options: { actions: [{ label: 'Undo' }] }
+      }
+    ]);
   });
 
   it('say what is in the way, and offer no way back then', async () => {
@@ -164,6 +213,21 @@ describe('snapshot commands', () => {
     press(shown, 'reject');
     await done;
     expect(server.requests).not.toContain('POST kernels/k/roll_back');
+  });
+
+  it('say that an export comes, under a name that can be read', async () => {
+    const hrefs: string[] = [];
+    jest
+      .spyOn(HTMLAnchorElement.prototype, 'click')
+      .mockImplementation(function (this: HTMLAnchorElement) {
+        hrefs.push(this.href);
+      });
+    await run('export');
+    expect(hrefs).toEqual([
+      'http://server/api/gpuckpt/snapshots/s/export?name=a%20Before'
+    ]);
+    expect(notifications()[0].message).toContain('Exporting Before');
+    jest.restoreAllMocks();
   });
 
   it('pin and unpin', async () => {
@@ -181,7 +245,7 @@ describe('snapshot commands', () => {
     server.on('POST snapshots/s/verify', found);
     await run('verify');
     expect(notifications()).toMatchObject([
-      { type: 'success', message: 'Before is intact: 400 MB read in 3 s' }
+      { type: 'success', message: 'Before is intact: 400 MB checked in 3 s' }
     ]);
   });
 

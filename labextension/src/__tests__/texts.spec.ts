@@ -91,14 +91,14 @@ describe('refusal', () => {
     );
   });
 
-  it('says why a kernel does not run under the engine', () => {
+  it('says why a kernel cannot be saved', () => {
     const kernel = aKernel({
       managed: false,
       reason: 'criu is missing.',
       hint: 'Run `apt install criu`.'
     });
     expect(refusal('save', 'k', knowing(kernel), trans)).toBe(
-      'This kernel does not run under the engine: criu is missing. Run `apt install criu`.'
+      'This kernel cannot be saved: criu is missing. Run `apt install criu`.'
     );
   });
 
@@ -118,21 +118,21 @@ describe('refusal', () => {
 
 describe('texts', () => {
   it.each([
-    [aDone(), 'Saved a: kernel stood still 0.18 s, 35.4 MB new, 412 MB in all'],
+    [aDone(), 'Saved a: paused 0.18 s · 412 MB on disk (35.4 MB new)'],
     [
       aDone({ kind: 'suspend' }),
-      'Suspended a: 999 MB RAM freed, 412 MB stored in 0.41 s'
+      'Suspended a in 0.41 s: freed 999 MB of RAM · 412 MB on disk'
     ],
     [
       with_({ kind: 'suspend' }, { gpu_bytes: 600e6 }),
-      'Suspended a: 600 MB on the GPU and 399 MB RAM freed, 412 MB stored in 0.41 s'
+      'Suspended a in 0.41 s: freed 600 MB of GPU memory and 399 MB of RAM · 412 MB on disk'
     ],
     [
       with_({ kind: 'park' }, { gpu_bytes: 600e6 }),
-      'Parked a: 600 MB on the GPU freed in 0.41 s'
+      'Parked a in 0.41 s: freed 600 MB of GPU memory'
     ],
-    [aDone({ kind: 'resume' }), 'Resumed a: 999 MB back in 0.41 s'],
-    [aDone({ kind: 'roll_back' }), 'Rolled a back: 999 MB back in 0.41 s'],
+    [aDone({ kind: 'resume' }), 'Resumed a in 0.41 s'],
+    [aDone({ kind: 'roll_back' }), 'Restored a in 0.41 s'],
     [
       aDone({ kind: 'branch', path: 'work/a-branch-1.ipynb' }),
       'Branched a into a-branch-1.ipynb in 0.41 s'
@@ -147,7 +147,7 @@ describe('texts', () => {
     const cancelled = { ...error, code: GpuCkptError.CANCELLED };
     expect(failedText('park', 'a', error, trans)).toBe('Parking a failed');
     expect(failedText('park', 'a', cancelled, trans)).toBe(
-      'Parking a was cancelled'
+      'Parking a was canceled'
     );
   });
 
@@ -161,7 +161,7 @@ describe('texts', () => {
     ]);
     const asleep = { state: 'suspended' as const, suspended_bytes: 4e9 };
     expect(usageTexts(aKernel({ ...busy, ...asleep }), trans)).toEqual([
-      '4 GB kept'
+      '4 GB saved'
     ]);
   });
 
@@ -174,19 +174,30 @@ describe('texts', () => {
     const known = { since: 1000, suspended_bytes: 4e9, resume_seconds: 3.21 };
     expect(suspendedTexts({ ...kernel, ...known }, trans)).toEqual([
       expect.stringMatching(/^Suspended since .*1970.*\.$/),
-      '4 GB are kept; a resume takes about 3.2 s.',
+      '4 GB saved. Resuming takes about 3.2 s.',
       'Running a cell resumes it.'
     ]);
   });
 
   it.each([
-    [0, null, 'read pages'],
-    [50, 200, 'read pages 25%'],
-    [300, 200, 'read pages 100%'],
-    [0, 0, 'read pages']
+    [{}, 'Running a cell resumes it.'],
+    [{ cell_paused: true }, 'A cell is paused; Resume continues it.'],
+    [{ cells_resume: false }, 'Press Resume before you run a cell.']
+  ])('with %j say what resumes a kernel', (changes, text) => {
+    const kernel = aKernel({ state: 'suspended', ...changes });
+    expect(suspendedTexts(kernel, trans)).toContain(text);
+  });
+
+  it.each([
+    [0, null, 'Writing to disk'],
+    [50, 200, 'Writing to disk 25%'],
+    [300, 200, 'Writing to disk 100%'],
+    [0, 0, 'Writing to disk']
   ])('say how far %d of %d is', (done_bytes, total_bytes, text) => {
-    const progress = { stage: 'read_pages', seconds: 0 };
-    expect(progressText({ ...progress, done_bytes, total_bytes })).toBe(text);
+    const progress = { stage: 'store', seconds: 0 };
+    expect(progressText({ ...progress, done_bytes, total_bytes }, trans)).toBe(
+      text
+    );
   });
 
   it('name every state, known or not', () => {

@@ -11,6 +11,7 @@ import { GpuCkptApi } from '../api';
 import { SuspendedBanner } from '../banner';
 import { StateChip } from '../chip';
 import { fetchCommandId } from '../fetch-commands';
+import { followState } from '../kernel-indicator';
 import { KernelStates } from '../model';
 import type { IKernel, IOperation } from '../protocol';
 import { Remotes } from '../remotes';
@@ -41,13 +42,26 @@ let widget: Widget;
 /** A notebook with the kernel `k`. */
 function aPanel(): NotebookPanel {
   const sender = {};
+  const context = {
+    session: {
+      kernel: { id: 'k', status: 'idle', connectionStatus: 'connected' }
+    },
+    kernelChanged: new Signal(sender),
+    statusChanged: new Signal(sender),
+    connectionStatusChanged: new Signal(sender)
+  };
+  const stock = { kernelDisplayStatus: 'idle' };
   return {
     disposed: new Signal(sender),
-    sessionContext: {
-      session: { kernel: { id: 'k' } },
-      kernelChanged: new Signal(sender)
-    }
+    sessionContext: Object.assign(Object.create(stock), context)
   } as unknown as NotebookPanel;
+}
+
+/** Jupyter's side of the kernel `k` changes. */
+function jupyterSays(panel: NotebookPanel, changes: object): void {
+  const { session, statusChanged } = panel.sessionContext;
+  Object.assign(session!.kernel!, changes);
+  (statusChanged as Signal<unknown, unknown>).emit(undefined);
 }
 
 /** Wait until the widget shows it. */
@@ -95,6 +109,38 @@ describe('the chip', () => {
     await shown('Resuming 25%');
   });
 
+  it('says that the kernel restarts, or that the server is away', async () => {
+    const panel = aPanel();
+    attach(new StateChip(panel, states, chosen(), nothing, trans));
+    await shown('Running');
+    jupyterSays(panel, { status: 'restarting' });
+    await shown('Restarting');
+    jupyterSays(panel, { status: 'idle', connectionStatus: 'connecting' });
+    await shown('Connecting');
+    jupyterSays(panel, { connectionStatus: 'connected' });
+    await shown('Running');
+  });
+
+  it('agrees with the indicators of Jupyter', () => {
+    const panel = aPanel();
+    const context = panel.sessionContext;
+    const drawn: string[] = [];
+    context.statusChanged.connect(() =>
+      drawn.push(context.kernelDisplayStatus)
+    );
+    followState(panel, states);
+    attach(new Widget());
+    expect(context.kernelDisplayStatus).toBe('idle');
+    becomes({ state: 'suspended' });
+    becomes({ state: 'suspended', memory_bytes: 1 });
+    becomes({ state: 'resuming' });
+    becomes({});
+    expect(drawn).toEqual(['disconnected', 'starting', 'idle']);
+    becomes({ state: 'suspended' });
+    jupyterSays(panel, { connectionStatus: 'connecting' });
+    expect(context.kernelDisplayStatus).toBe('idle'); // what Jupyter says
+  });
+
   it('can be switched off', async () => {
     const settings = chosen({ showChip: false });
     attach(new StateChip(aPanel(), states, settings, nothing, trans));
@@ -121,7 +167,7 @@ describe('the notice', () => {
     make();
     expect(widget.isHidden).toBe(true);
     becomes({ state: 'suspended', suspended_bytes: 4e9, resume_seconds: 2 });
-    await shown('4 GB are kept; a resume takes about 2 s.');
+    await shown('4 GB saved. Resuming takes about 2 s.');
     expect(widget.isHidden).toBe(false);
     becomes({ state: 'resuming' });
     expect(widget.isHidden).toBe(true);
@@ -158,9 +204,9 @@ describe('the item in the status bar', () => {
     expect(item.isActive()).toBe(false);
     becomes({ state: 'saving', operation: saving(1e9, 1) });
     expect(item.isActive()).toBe(true);
-    await shown('Saving a.ipynb… store 25%');
+    await shown('Saving a.ipynb… Writing to disk 25%');
     becomes({ state: 'saving', operation: saving(3e9, 2) });
-    await shown('Saving a.ipynb… store 75% 2 GB/s');
+    await shown('Saving a.ipynb… Writing to disk 75% 2 GB/s');
     becomes({});
     expect(item.isActive()).toBe(false);
   });
@@ -182,7 +228,7 @@ describe('the panel', () => {
     snapshots = new Snapshots(api, events.stream);
     const commands = new CommandRegistry();
     const none = { missing: new Set() } as unknown as SnapshotActions;
-    addSnapshotCommands(commands, snapshots, states, none, trans);
+    addSnapshotCommands(commands, snapshots, states, () => false, none, trans);
     for (const kind of ['save', 'suspend', 'resume']) {
       commands.addCommand(`gpuckpt:${kind}-kernel`, {
         describedBy: { args: {} },
@@ -232,6 +278,20 @@ describe('the panel', () => {
     expect(cards[0].querySelectorAll('.jp-GpuCkptSnapshot')).toHaveLength(2);
   });
 
+  it('says which snapshot a kernel continues from, and gives every button a name', async () => {
+    const titled = list.map((one, index) => ({ ...one, title: `No ${index}` }));
+    server.on('GET snapshots', { snapshots: titled });
+    becomes({ snapshot_id: 'older' });
+    make();
+    await shown('you are here');
+    const here = widget.node.querySelector("[data-snapshot='older']");
+    expect(here?.textContent).toContain('you are here');
+    const names = Array.from(widget.node.querySelectorAll('button')).map(
+      button => button.getAttribute('aria-label') ?? button.textContent
+    );
+    expect(new Set(names).size).toBe(names.length);
+  });
+
   it('shows few snapshots of many, until all are wanted', async () => {
     const many = Array.from({ length: 12 }, (_, index) =>
       aSnapshot({ snapshot_id: `s${index}`, title: `No ${index}` })
@@ -276,8 +336,8 @@ describe('the panel', () => {
     const legend = widget.node.querySelectorAll('.jp-GpuCkptStore-legend li');
     expect(legend[0].textContent).toBe('big.ipynb900 MB (90%)');
     expect(legend[5].textContent).toContain('Others');
-    expect(widget.node.textContent).toContain('Sharing saves 50%');
-    expect(widget.node.textContent).toContain('Compression saves 75%');
+    expect(widget.node.textContent).toContain('Deduplication: 8 GB → 4 GB');
+    expect(widget.node.textContent).toContain('Compression: 4 GB → 1 GB');
     expect(widget.node.querySelector('polyline')).not.toBeNull();
   });
 
@@ -293,6 +353,17 @@ describe('the panel', () => {
     expect(badges).toHaveLength(1);
     expect(badges[0].getAttribute('title')).toBe(
       'Uploaded to team.\nWaiting to be uploaded to home.'
+    );
+  });
+
+  it('says of a snapshot that its content is only in a remote', async () => {
+    const far = aSnapshot({ uploads: [anUpload()], far_only: 'team' });
+    server.on('GET snapshots', { snapshots: [far] });
+    make();
+    await shown('not on this disk');
+    const badge = widget.node.querySelector("[data-upload='far']");
+    expect(badge?.getAttribute('title')).toBe(
+      'Stored only in team. Resuming downloads it.\nUploaded to team.'
     );
   });
 
@@ -341,6 +412,6 @@ describe('the panel', () => {
   it('says why it knows nothing', async () => {
     server.on('GET snapshots', { status: 404, body: '' });
     make();
-    await shown('The server extension jupyter_gpuckpt does not run here.');
+    await shown('The server extension jupyter_gpuckpt is not running.');
   });
 });

@@ -27,7 +27,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 
 @pytest.fixture(scope="session")
 def matrix_server(criu: Path, subreaper: None) -> Iterator[Server]:
-    """A server with a daemon of its own, whose notebooks' folder holds what rows run."""
+    """Yield a server with a daemon of its own, whose notebooks' folder holds what rows run."""
     with tempfile.TemporaryDirectory(
         prefix="gpuckpt-", dir="/tmp", ignore_cleanup_errors=True
     ) as folder:

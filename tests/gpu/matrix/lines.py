@@ -64,13 +64,13 @@ def keep(line: Line) -> None:
 
 
 def read(path: Path) -> list[Line]:
-    """The lines of a file."""
+    """Return the lines of a file."""
     return [msgspec.json.decode(line, type=Line) for line in path.read_bytes().splitlines()]
 
 
 @functools.cache
 def machine() -> dict[str, str]:
-    """What the results depend on."""
+    """Return what the results depend on."""
     models = sorted({device.name for device in gpu.gpus()})
     found = {
         "GPU": ", ".join(models),
@@ -86,7 +86,7 @@ def machine() -> dict[str, str]:
 
 
 def _cuda_version() -> str:
-    """The driver's; empty without one."""
+    """Return the driver's; empty without one."""
     if not cuda.available()[0]:
         return ""
     from cuda.bindings import driver  # noqa: PLC0415 - absent where there is no GPU

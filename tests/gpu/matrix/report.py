@@ -47,7 +47,7 @@ python -m tests.gpu.matrix.report lines.jsonl > docs/gpu-matrix.md
 
 
 def page(lines: Iterable[Line]) -> str:
-    """The page as Markdown: each row's latest trial, in the order of `rows.ROWS`; one that was not run gives way to one that was."""
+    """Return the page as Markdown: each row's latest trial, in the order of `rows.ROWS`; one that was not run gives way to one that was."""
     latest: dict[str, Line] = {}
     for line in sorted(lines, key=lambda line: (line.outcome != "not run", line.time)):
         latest[line.row] = line
@@ -71,7 +71,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _machine(lines: list[Line]) -> str:
-    """What the rows ran on: one value each, or several where they differ."""
+    """Return what the rows ran on: one value each, or several where they differ."""
     found: dict[str, list[str]] = {}
     for line in lines:
         if line.outcome == "not run":

@@ -104,11 +104,11 @@ class Trial:
     # Cells.
 
     def cell(self, code: str) -> str:
-        """What a cell prints; it must succeed."""
+        """Return what a cell prints; it must succeed."""
         return self.ended(self.page.execute(code))
 
     def ended(self, request: str) -> str:
-        """What a cell has printed when it has succeeded."""
+        """Return what a cell has printed when it has succeeded."""
         self._wait(lambda: self._is_over(request))
         reply = next(
             m
@@ -155,7 +155,7 @@ class Trial:
         self._counters = told["counters"]
 
     def check_tokens(self) -> None:
-        """The tokens alone."""
+        """Check the tokens only."""
         told = self.cell("print(json.dumps(running.tokens.look()))").splitlines()[-1]
         self._check_tokens(json.loads(told))
 
@@ -166,7 +166,7 @@ class Trial:
     # Operations.
 
     def do(self, verb: str) -> dict[str, Any]:
-        """An operation that succeeds; its seconds go into the line."""
+        """Return an operation that succeeds; its seconds go into the line."""
         began = time.monotonic()
         operation = self._server.finish(self._server.begin(verb, self.kernel_id))
         self.line.seconds.setdefault(verb, []).append(round(time.monotonic() - began, 2))
@@ -178,7 +178,7 @@ class Trial:
         return result
 
     def refuse(self, verb: str) -> None:
-        """An operation that is refused as the row says."""
+        """Check that an operation is refused with the row's error."""
         path = f"api/gpuckpt/kernels/{self.kernel_id}/{verb}"
         response = self._server.request("POST", path, ok=False, json={})
         operation = response.json()

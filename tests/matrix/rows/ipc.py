@@ -21,7 +21,6 @@ while len(got) < len(data):
 assert got == data and fcntl.fcntl(w, 1032) == 1 << 19
 os.write(w, data)
 """,
-        quick=True,
     ),
     Row(
         "pipe-child",
@@ -52,7 +51,6 @@ assert a.recv(4) == b"to a" and b.recv(4) == b"to b"
 a.sendall(b"to b")
 b.sendall(b"to a")
 """,
-        quick=True,
     ),
     Row(
         "socketpair-datagrams",
@@ -105,7 +103,6 @@ assert os.eventfd_read(e) == 3
 assert p.poll(0) == []
 os.eventfd_write(e, 3)
 """,
-        quick=True,
     ),
     Row(
         "signalfd",
@@ -152,7 +149,6 @@ again = shared_memory.SharedMemory(block.name)
 assert again.buf[0] == n
 again.close()
 """,
-        quick=True,
     ),
     Row(
         "posix-semaphore",

@@ -46,7 +46,7 @@ get_ipython().run_cell_magic("bash", "--bg --proc child", "while true; do date >
 import os, time
 """,
         """
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 120
 while not os.path.exists("beats"):
     assert time.monotonic() < deadline
 size = os.path.getsize("beats")

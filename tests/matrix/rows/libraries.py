@@ -33,7 +33,7 @@ mapped = pq.read_table("t.parquet", memory_map=True)
 assert mapped.equals(table) and pq.read_table("t.parquet").equals(table)
 """,
         needs=("pyarrow",),
-        patience=60,
+        patience=3 * 60,
     ),
     Row(
         "matplotlib",
@@ -52,7 +52,7 @@ assert len(axes.lines) == n
 n += 1
 figure.savefig("figure.png")
 """,
-        patience=90,
+        patience=3 * 90,
     ),
     Row(
         "torch-loader",
@@ -68,7 +68,7 @@ assert next(batches).tolist() == [expected, expected + 1]
 expected += 2
 """,
         needs=("torch",),
-        patience=90,
+        patience=3 * 90,
     ),
     Row(
         "torch-store",
@@ -83,7 +83,7 @@ n += 1
 assert store.add("n", 1) == n
 """,
         needs=("torch",),
-        patience=90,
+        patience=3 * 90,
     ),
     Row(
         "dask",
@@ -97,12 +97,12 @@ def add(a, b):
 kept = client.submit(add, 1, 2)
 """,
         """
-assert kept.result(timeout=20) == 3
-assert client.submit(sum, [kept, 4]).result(timeout=20) == 7
+assert kept.result(timeout=100) == 3
+assert client.submit(sum, [kept, 4]).result(timeout=100) == 7
 assert sum(client.gather(client.map(abs, range(-50, 0)))) == 1275
 """,
         needs=("distributed",),
-        patience=120,
+        patience=3 * 120,
     ),
     Row(
         "ray",
@@ -118,7 +118,7 @@ def square(n):
 assert ray.get([square.remote(n) for n in range(10)], timeout=60) == [n * n for n in range(10)]
 """,
         needs=("ray",),
-        patience=120,
+        patience=3 * 120,
     ),
     Row(
         "ipyparallel",
@@ -133,6 +133,6 @@ view = client[:]
 assert view.map_sync(abs, range(-10, 0)) == list(range(10, 0, -1))
 """,
         needs=("ipyparallel",),
-        patience=120,
+        patience=3 * 120,
     ),
 ]

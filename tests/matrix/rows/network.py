@@ -34,7 +34,7 @@ b.sendall(b"to a")
 """,
         """
 for s in (a, b):
-    s.settimeout(10)
+    s.settimeout(100)
 assert b.recv(4) == b"to b" and a.recv(4) == b"to a"
 a.sendall(b"to b")
 b.sendall(b"to a")
@@ -69,7 +69,7 @@ import socket
 a, b = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
 for s in (a, b):
     s.bind(("127.0.0.1", 0))
-    s.settimeout(10)
+    s.settimeout(100)
 a.connect(b.getsockname())
 """,
         """
@@ -105,7 +105,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 threading.Thread(target=server.serve_forever, daemon=True).start()
-client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+client = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=100)
 """,
         """
 client.request("GET", "/")

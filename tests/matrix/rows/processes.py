@@ -46,7 +46,7 @@ beat()
 """,
         """
 before = beat()
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 120
 while beat() == before:
     assert time.monotonic() < deadline
 os.kill(int(open("daemon.pid").read()), 0)
@@ -75,7 +75,7 @@ child = subprocess.Popen(["sleep", "1000"])
 def state():
     return open(f"/proc/{child.pid}/stat").read().rsplit(")", 1)[1].split()[0]
 def wait(for_what):
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while state() not in for_what:
         assert time.monotonic() < deadline, state()
 child.send_signal(signal.SIGSTOP)
@@ -88,7 +88,6 @@ wait("S")
 child.send_signal(signal.SIGSTOP)
 wait("T")
 """,
-        quick=True,
     ),
     Row(
         "pty",
@@ -101,7 +100,7 @@ os.close(slave)
 def read_until(text):
     got = b""
     while text not in got:
-        assert select.select([master], [], [], 10)[0], got
+        assert select.select([master], [], [], 100)[0], got
         got += os.read(master, 4096)
     return got
 os.write(master, b"n=0; echo rea''dy\\n")
@@ -143,7 +142,7 @@ pool = multiprocessing.get_context("{method}").Pool(2)
 assert pool.starmap(operator.mul, [(n, n) for n in range(100)]) == [n * n for n in range(100)]
 """,
             quick=method == "fork",
-            patience=60,
+            patience=3 * 60,
         )
         for method in ("fork", "spawn", "forkserver")
     ),
@@ -177,7 +176,7 @@ worker.start()
 """,
         """
 questions.put(1)
-assert answers.get(timeout=10) == 2
+assert answers.get(timeout=100) == 2
 """,
     ),
     Row(
@@ -202,7 +201,7 @@ parallel = joblib.Parallel(n_jobs=2)
 assert parallel(joblib.delayed(math.sqrt)(n * n) for n in range(20)) == list(range(20))
 """,
         needs=("joblib",),
-        patience=60,
+        patience=3 * 60,
     ),
     Row(
         "asyncio-subprocess",
@@ -221,7 +220,7 @@ task = asyncio.create_task(tick())
         """
 before = ticks
 child.stdin.write(b"line\\n")
-assert await asyncio.wait_for(child.stdout.readline(), 10) == b"line\\n"
+assert await asyncio.wait_for(child.stdout.readline(), 100) == b"line\\n"
 while ticks == before:
     await asyncio.sleep(0.005)
 assert not task.done()
@@ -250,7 +249,6 @@ assert os.sched_getaffinity(0) == {0}
 assert os.sched_getaffinity(child.pid) == {1}
 assert os.sched_getaffinity(thread.native_id) == {1}
 """,
-        quick=True,
     ),
     Row(
         "priority",

@@ -23,7 +23,7 @@ n = 0
         """
 questions.put(1)
 n += 1
-assert answers.get(timeout=10) == (thread.native_id, n)
+assert answers.get(timeout=100) == (thread.native_id, n)
 """,
         quick=True,
     ),
@@ -69,7 +69,7 @@ expected = HistGradientBoostingClassifier(max_iter=5).fit(x, y).predict(x)
 assert (HistGradientBoostingClassifier(max_iter=5).fit(x, y).predict(x) == expected).all()
 """,
         needs=("sklearn",),
-        patience=60,
+        patience=3 * 60,
     ),
     Row(
         "rayon",
@@ -101,7 +101,7 @@ values = np.arange(1000.0)
 assert total(values) == 499500
 """,
         needs=("numba",),
-        patience=90,
+        patience=3 * 90,
     ),
     Row(
         "robust-mutex",

@@ -13,7 +13,7 @@ last = time.monotonic()
 """,
         """
 now = time.monotonic()
-assert 0 <= now - last < 60
+assert 0 <= now - last < 600
 last = now
 """,
     ),
@@ -27,7 +27,7 @@ timer = threading.Timer(2, fired.set)
 timer.start()
 """,
         """
-assert fired.wait(10)
+assert fired.wait(100)
 fired = threading.Event()
 timer = threading.Timer(2, fired.set)
 timer.start()
@@ -47,12 +47,11 @@ signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
 """,
         """
 before = alarms
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 120
 while alarms < before + 3:
     assert time.monotonic() < deadline
 assert signal.getitimer(signal.ITIMER_REAL)[1] == 0.02
 """,
-        quick=True,
     ),
     Row(
         "posix-timer",
@@ -72,7 +71,7 @@ assert libc.timer_settime(timer, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000
 """,
         """
 before = alarms
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 120
 while alarms < before + 3:
     assert time.monotonic() < deadline
 """,
@@ -88,7 +87,7 @@ assert libc.timerfd_settime(d, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000_0
 """,
         """
 for _ in range(3):
-    assert select.select([d], [], [], 10)[0]
+    assert select.select([d], [], [], 100)[0]
     os.read(d, 8)
 """,
     ),
@@ -100,13 +99,13 @@ import ctypes, os, select, struct
 libc = ctypes.CDLL(None, use_errno=True)
 d = libc.timerfd_create(1, os.O_NONBLOCK)
 assert libc.timerfd_settime(d, 0, struct.pack("qqqq", 0, 20_000_000, 0, 20_000_000), None) == 0
-assert select.select([d], [], [], 10)[0]
+assert select.select([d], [], [], 100)[0]
 """,
         """
 for _ in range(3):
-    assert select.select([d], [], [], 10)[0], "the timer is dead"
+    assert select.select([d], [], [], 100)[0], "the timer is dead"
     os.read(d, 8)
-assert select.select([d], [], [], 10)[0]
+assert select.select([d], [], [], 100)[0]
 """,
         quick=True,
     ),
@@ -122,10 +121,10 @@ def arm():
 arm()
 """,
         """
-assert select.select([d], [], [], 10)[0], "the expiry was lost"
+assert select.select([d], [], [], 100)[0], "the expiry was lost"
 assert struct.unpack("Q", os.read(d, 8)) == (1,)
 arm()
-assert select.select([d], [], [], 10)[0]
+assert select.select([d], [], [], 100)[0]
 """,
     ),
     Row(
@@ -139,7 +138,7 @@ async def later():
 task = asyncio.create_task(later())
 """,
         """
-assert await asyncio.wait_for(task, 20) == "done"
+assert await asyncio.wait_for(task, 100) == "done"
 task = asyncio.create_task(later())
 """,
     ),
@@ -173,7 +172,7 @@ queue(); queue()
 """,
         """
 for _ in range(2):
-    assert signal.sigtimedwait([signal.SIGRTMIN], 5).si_signo == signal.SIGRTMIN
+    assert signal.sigtimedwait([signal.SIGRTMIN], 100).si_signo == signal.SIGRTMIN
 assert signal.sigtimedwait([signal.SIGRTMIN], 0) is None
 queue(); queue()
 """,

@@ -8,7 +8,7 @@ DEVICE = os.environ.get("MATRIX_DEVICE", "cuda")
 
 
 def deterministic(seed):
-    """The same numbers in every process of this seed."""
+    """Seed the generators, so that every process with this seed draws the same numbers."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False

@@ -10,7 +10,7 @@ from .on_torch import DEVICE, TorchWork
 
 
 def serve(pipe, seed, gpus, shared):
-    """What the process does: answers are a running sum on each of its GPUs, and what it sees of the shared tensor."""
+    """Run the process: answer with a running sum on each of its GPUs and the content of the shared tensor."""
     devices = [DEVICE] if gpus == 1 else [f"cuda:{number}" for number in range(gpus)]
     sums = [torch.full((1 << 24,), seed % 1000, device=device) for device in devices]
     while True:

@@ -36,7 +36,7 @@ class Tokens:
         }
 
     def on_gpu(self):
-        """The sum of all numbers, each times a number of its place: it finds what is lost, changed or misplaced."""
+        """Return the sum of all numbers, each times a number of its place: it finds what is lost, changed or misplaced."""
         total = start = 0
         for part in self._parts:
             stop = start + len(part)
@@ -59,7 +59,7 @@ def new(path, gpu_bytes):
 
 
 def expected(told, number):
-    """What look `number` (from 0) tells; nothing of a kernel's is used but the file of its tokens."""
+    """Return the expected result of look `number` (from 0), computed from the kernel's file of tokens alone."""
     with open(told["file"]) as file:
         lines = file.readlines()
     return {
@@ -70,7 +70,7 @@ def expected(told, number):
 
 
 def expected_on_gpu(count, token):
-    """The sum over i < count of (i * FACTOR + token) * (i % PERIOD + 1), as integers of 64 bits have it."""
+    """Return the sum over i < count of (i * FACTOR + token) * (i % PERIOD + 1), as integers of 64 bits have it."""
     total = 0
     for place in range(min(PERIOD, count)):
         times = (count - place - 1) // PERIOD + 1

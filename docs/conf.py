@@ -1,0 +1,54 @@
+"""The settings of Sphinx: `make docs`. Nothing is fetched while pages are built."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from _generate import filled
+
+from jupyter_gpuckpt.protocol import package_version
+
+project = "jupyter-gpuckpt"
+author = "jupyter-gpuckpt contributors"
+copyright = author  # noqa: A001 - Sphinx's own name
+version = release = package_version()
+
+extensions = ["myst_parser"]
+root_doc = "index"
+exclude_patterns = ["_build", "_generate"]
+nitpicky = True
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+
+html_theme = "pydata_sphinx_theme"
+html_title = project
+html_static_path = ["_static"]
+html_css_files = ["style.css"]
+html_theme_options = {
+    "header_links_before_dropdown": 6,
+    "navbar_align": "left",
+    "show_toc_level": 2,
+    "show_prev_next": False,
+    "navbar_end": ["theme-switcher"],
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+html_show_sourcelink = False
+
+
+def setup(app: Sphinx) -> None:
+    """Put the generated parts into the pages."""
+    app.connect("source-read", _fill)
+
+
+def _fill(_app: Sphinx, _name: str, source: list[str]) -> None:
+    source[0] = filled(source[0])

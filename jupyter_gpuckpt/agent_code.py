@@ -1,0 +1,61 @@
+"""The code that installs the agent (`kernel_agent/`) in a kernel, and the type of the agent's messages."""
+
+from __future__ import annotations
+
+from importlib import resources
+from typing import Any
+
+#: The message that a kernel's agent understands (`kernel_agent/agent.py`).
+AGENT_REQUEST = "gpuckpt_request"
+#: The `implementation` of IPython kernels.
+IMPLEMENTATION = "ipython"
+#: The modules that run in the kernel (`kernel_agent/`), each after those that it imports.
+_MODULES = (
+    "addresses",
+    "calls",
+    "environment",
+    "history",
+    "peer_access",
+    "sent_messages",
+    "journal",
+    "user_requests",
+    "trim",
+    "variables.values",
+    "variables.fingerprints",
+    "variables.listing",
+    "agent",
+)
+#: The loader's source: it makes them modules that can import each other as they do here, hidden from user code afterwards.
+_LOADER = """
+import sys, types
+names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
+try:
+    for name, source in zip(names, ["__path__ = []", *sources.values()]):
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__package__ = name.rpartition(".")[0] or name
+        exec(compile(source, f"<{name}>", "exec"), module.__dict__)
+finally:
+    for name in names:
+        sys.modules.pop(name, None)
+"""
+
+
+def installation_request() -> dict[str, Any]:
+    """Return the content of the execute request that installs the agent."""
+    return {
+        "code": installation(),
+        "silent": True,
+        "store_history": False,
+        "user_expressions": {},
+        "allow_stdin": False,
+        "stop_on_error": False,
+    }
+
+
+def installation() -> str:
+    """Return the code that runs the agent in a kernel; its own namespace keeps names out of the user's."""
+    folder = resources.files("jupyter_gpuckpt.kernel_agent")
+    sources = {
+        name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES
+    }
+    return f"__import__('builtins').exec({_LOADER!r}, {{'sources': {sources!r}}})"

@@ -1,0 +1,62 @@
+"""The command `jupyter gpuckpt remote verify`: a drill that fetches a sample of a remote and keeps nothing of it."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser, Namespace
+
+from ..errors import GpuCkptError
+from ..remote_records import Drill, RemoteVerb
+from ..statuses import exit_code
+from . import output, prices
+from .remote_keys import ask
+
+_MOST = 100_000
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """Add the arguments of `remote verify`."""
+    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument(
+        "--sample",
+        metavar="N",
+        type=_count,
+        default=10,
+        help="look at N snapshots, and at N chunks of each. Default: 10",
+    )
+    to.add_argument(
+        "--prices",
+        metavar="STORED,WRITES,READS,RECEIVED",
+        type=prices.parsed,
+        help="as of `remote status`",
+    )
+
+
+def run(given: Namespace) -> int:
+    """Fetch a sample and compare it with its digests; return 1 if something of it is damaged."""
+    answer = ask(RemoteVerb.VERIFY, given.name, sample=given.sample)
+    found = answer.drill or Drill()
+    if given.json:
+        output.say_json({"remote": given.name, "drill": found})
+    else:
+        _say(given, found)
+    return exit_code(GpuCkptError) if found.damaged else 0
+
+
+def _say(given: Namespace, found: Drill) -> None:
+    for one in found.damaged:
+        where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
+        output.warn(f"{where}: {one.name}: {one.why}")
+    output.say(
+        f"{found.snapshots} of {found.listed} snapshots, {found.chunks} chunks with {output.size(found.chunk_bytes)}:"
+        f" {len(found.damaged) or 'nothing'} damaged."
+    )
+    reads, writes, received = found.reads, found.writes, found.received_bytes
+    cost = prices.of_reading(reads, writes, received, found.provider, given.prices)
+    output.note(f"{reads} reads, {writes} lists; {output.size(received)} received{cost}.")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
+        raise argparse.ArgumentTypeError(f"it has to be a number from 1 to {_MOST}")
+    return int(text)

@@ -1,0 +1,123 @@
+"""The command `jupyter gpuckpt remote erase`, which removes a session of a remote, or everything in it, for good."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+
+from ..errors import AccessDenied, ConfigurationError, OperationCancelled
+from ..remote_records import ErasePlan, Erasure, RemoteVerb
+from ..statuses import exit_code
+from . import only_copies, output
+from .remote_keys import ask
+
+_NUMBERS = frozenset({"SNAPSHOTS", "STORED"})
+
+
+def add_arguments(to: ArgumentParser) -> None:
+    """Add the arguments of `remote erase`."""
+    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument(
+        "session",
+        metavar="SESSION",
+        nargs="?",
+        default="",
+        help="the id of one of its snapshots, its notebook's path, or its own id. Without it everything is erased, the remote's key"
+        " first, and the remote is forgotten",
+    )
+    to.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    to.add_argument(
+        "--force",
+        action="store_true",
+        help="erase it even if it has the only copies of snapshots that are listed here",
+    )
+
+
+def run(given: Namespace) -> int:
+    """Show what will be erased, ask, and erase it; return the status of AccessDenied if something could not be deleted."""
+    plan = ask(RemoteVerb.PLAN_ERASE, given.name, session=given.session).plan
+    if plan is None:
+        raise ConfigurationError(
+            f"The content of remote {given.name} is not known.", hint="Try again."
+        )
+    session_id = plan.sessions[0].session_id if given.session else ""
+    with only_copies.kept(
+        given.name,
+        session_id,
+        force=given.force,
+        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {given.name} SNAPSHOT`) or delete them (`jupyter gpuckpt rm`); with"
+        " --force they are lost.",
+        forced=" They are lost.",
+    ):
+        _say_plan(given, plan)
+        _confirm(given)
+        done = ask(RemoteVerb.ERASE, given.name, session=session_id).erasure
+    if done is None:
+        raise ConfigurationError(f"Remote {given.name} was not erased.", hint="Try again.")
+    if given.json:
+        output.say_json({"plan": plan, "erased": done})
+    else:
+        _say_done(given, session_id, done)
+    if plan.versioned:
+        output.warn(
+            "The bucket keeps old versions: what was deleted stays there, hidden, until a life-cycle rule of the bucket removes"
+            " noncurrent versions. Until then it can be read with access to the bucket and a holder's secret."
+        )
+    if done.left:
+        output.warn(
+            f"{done.left} objects are still there: the right to delete is missing, or a policy of the bucket (Object Lock) forbids"
+            " it for a while. Repeat the command when they may be deleted."
+        )
+    return exit_code(AccessDenied) if done.left else 0
+
+
+def _say_plan(given: Namespace, plan: ErasePlan) -> None:
+    rows = [
+        [
+            one.session_id,
+            one.path or "-",
+            one.host_name or "-",
+            str(one.snapshots),
+            output.size(one.stored_bytes),
+        ]
+        for one in plan.sessions
+    ]
+    heads = ["SESSION", "NOTEBOOK", "FROM", "SNAPSHOTS", "STORED"]
+    output.note(f"This will be erased from remote {given.name} for good:")
+    if rows:
+        output.note(output.table(heads, rows, right=_NUMBERS))
+    if plan.unreadable:
+        output.note(f"Its sessions cannot be read: {output.printable(plan.unreadable)}")
+    if given.session:
+        output.note(
+            "Chunks that other sessions share with it stay. Their packs are downloaded and written again;"
+            " uploads that run meanwhile may send again what they have sent."
+        )
+    else:
+        size = output.size(plan.stored_bytes)
+        output.note(
+            f"All {plan.objects} objects, {size}, and its key: no holder and no recovery phrase opens it again."
+        )
+
+
+def _confirm(given: Namespace) -> None:
+    if given.yes:
+        return
+    if not sys.stdin.isatty() or output.typed("Type the remote's name to erase it") != given.name:
+        raise OperationCancelled("Nothing was erased.", hint="--yes does not ask.")
+
+
+def _say_done(given: Namespace, session_id: str, done: Erasure) -> None:
+    size = output.size(done.freed_bytes)
+    if not session_id:
+        output.say(f"Remote {given.name} is erased: {size} less.")
+        if not done.left:
+            output.say("It is forgotten here. Other machines are refused; remove it there, too.")
+        return
+    output.say(f"Session {session_id} is erased: {done.snapshots} snapshots, {size} less.")
+    if done.rewritten:
+        output.say(f"{done.rewritten} packs that other sessions share were written anew.")
+    output.note(
+        "This machine no longer uploads its kernel there automatically; `jupyter gpuckpt remote upload` does. Another machine"
+        " that has the kernel uploads its next snapshot again."
+    )

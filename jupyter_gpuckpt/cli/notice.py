@@ -1,0 +1,119 @@
+"""Tell the daemons of this user that this machine goes, for hooks of Kubernetes, Slurm and others; wait until kernels are safe."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from .. import calls
+from ..errors import ConfigurationError, GpuCkptError
+from ..progress import ProgressRecord
+from ..reclaim_records import NoticeRequest, NoticesReport
+from ..statuses import SOME_NOT_SAVED
+from . import output
+from .all_kernels import daemons
+
+SUMMARY = "suspend and upload all kernels, because this machine goes"
+DESCRIPTION = (
+    "For a hook that runs before a container or job is ended (preStop of Kubernetes, a trap for Slurm's signal). Servers suspend their"
+    " kernels as they would by themselves, and snapshots are uploaded to remotes. It ends when all kernels are safe, or when the time"
+    f" is over: status {SOME_NOT_SAVED} if some are not safe."
+)
+_LOOK_SECONDS = 0.3
+
+
+def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) -> None:
+    """Add the arguments of the command. `seconds` converts a text to seconds."""
+    to.add_argument(
+        "--within",
+        metavar="TIME",
+        type=seconds,
+        help="when the machine goes: 25s, 2m",
+    )
+    to.add_argument(
+        "--disk-survives",
+        action="store_true",
+        help="the snapshots here can be read afterwards: do not wait for uploads",
+    )
+    to.add_argument(
+        "--name", default="hook", help="tells this notice from others (default: %(default)s)"
+    )
+    to.add_argument("--no-wait", action="store_true", help="only tell the daemons")
+    to.add_argument("--withdraw", action="store_true", help="the machine stays after all")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Give or withdraw a notice; return `SOME_NOT_SAVED` if kernels are not safe at its end."""
+    if given.within is None and not given.withdraw:
+        raise ConfigurationError(
+            "It is not known when the machine goes.", hint="Say it, as in `--within 25s`."
+        )
+    request = NoticeRequest(
+        given.name, given.within or 0.0, given.disk_survives, withdrawn=given.withdraw
+    )
+    waits = not (given.no_wait or given.withdraw)
+    report, all_seen = asyncio.run(_give(request, waits=waits))
+    if given.json:
+        output.say_json(report)
+    elif waits:
+        _show(report, disk_survives=given.disk_survives)
+    return SOME_NOT_SAVED if not all_seen or (waits and report.unsafe) else 0
+
+
+async def _give(request: NoticeRequest, *, waits: bool) -> tuple[NoticesReport, bool]:
+    """Return what all daemons report together, and whether all could be reached."""
+    deadline = time.monotonic() + request.within_seconds
+    async with contextlib.AsyncExitStack() as stack:
+        clients, all_seen = await daemons(stack)
+        gave = calls.give_notice(request)
+        report, reached = await _sum_of([client.send(gave) for client in clients])
+        with output.ProgressBar("waiting for kernels") as bar:
+            began, most = time.monotonic(), len(report.unsafe)
+            while waits and report.unsafe and time.monotonic() < deadline:
+                await asyncio.sleep(_LOOK_SECONDS)
+                asked = [client.send(calls.notices()) for client in clients]
+                report, reached = await _sum_of(asked)
+                stage = f"{most - len(report.unsafe)} of {most} kernels safe"
+                bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
+    return report, all_seen and reached
+
+
+async def _sum_of(answers: Sequence[Awaitable[NoticesReport]]) -> tuple[NoticesReport, bool]:
+    """Return what all daemons report together, and whether all have answered."""
+    found = await asyncio.gather(*answers, return_exceptions=True)
+    reports = [one for one in found if isinstance(one, NoticesReport)]
+    errors = [one for one in found if isinstance(one, BaseException)]
+    for error in errors:
+        if not isinstance(error, GpuCkptError) or not reports:
+            raise error
+    return NoticesReport(
+        [notice for report in reports for notice in report.notices],
+        [kernel for report in reports for kernel in report.unsafe],
+        any(report.has_remote for report in reports),
+    ), not errors
+
+
+def _show(report: NoticesReport, *, disk_survives: bool) -> None:
+    are_lost = not disk_survives and not report.has_remote
+    if are_lost:
+        output.warn(
+            "Snapshots are uploaded nowhere: they are lost with this machine's disk."
+            " `jupyter gpuckpt remote add` names a place for them."
+        )
+    if not report.unsafe:
+        output.say("All kernels are suspended." if are_lost else "All kernels are safe.")
+        return
+    short = output.short_ids(kernel.kernel_id for kernel in report.unsafe)
+    rows = [
+        [
+            short[kernel.kernel_id],
+            kernel.name or "-",
+            "runs" if kernel.is_running else "not uploaded",
+            output.age(time.time() - kernel.uploaded_at) if kernel.uploaded_at else "-",
+        ]
+        for kernel in report.unsafe
+    ]
+    output.say(output.table(["KERNEL", "NAME", "NOW", "UPLOADED AS OF"], rows))

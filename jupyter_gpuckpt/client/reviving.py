@@ -1,0 +1,53 @@
+"""Kernels that are created from a snapshot with new ports: again after they ended, or as a branch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import calls
+from ..manager_secrets import joined, parted
+from ..model import LaunchSpec
+from ..ports import HeldPorts, moved_connection
+from ..protocol import BranchRequest
+from .sync_client import Client
+
+
+def revive(
+    client: Client,
+    owner_id: str,
+    snapshot_id: str,
+    name: str,
+    launch: LaunchSpec,
+    *,
+    kernel_id: str = "",
+) -> dict[str, Any]:
+    """Create a suspended kernel from a snapshot for a connected owner; return Jupyter's connection info, with the key.
+
+    `launch`: the snapshot's (`calls.launch_spec`). `kernel_id`: of a branch; by default it is the snapshot's kernel again.
+    """
+    free = HeldPorts.free(len(launch.own_ports))
+    described = joined(launch.jupyter, launch.secrets)
+    saved = described.get("connection_info") or {}
+    connection = moved_connection(saved, launch.own_ports, free.ports)
+    jupyter, _ = parted({**described, "connection_info": connection, "output": {}})
+    request = BranchRequest(
+        owner_id, snapshot_id, kernel_id or launch.kernel_id, free.ports, name, jupyter
+    )
+    client.send(calls.branch(request))
+    free.release()
+    return connection
+
+
+def write_connection_file(kernel_id: str, connection: dict[str, Any]) -> Path | None:
+    """Write a kernel's connection file, readable by this user only, and return its path; None for one that Jupyter did not start."""
+    from jupyter_core.paths import jupyter_runtime_dir, secure_write  # noqa: PLC0415 - slow
+
+    if not connection:
+        return None
+    path = Path(jupyter_runtime_dir(), f"kernel-{kernel_id}.json")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with secure_write(str(path)) as file:
+        json.dump(connection, file)
+    return path

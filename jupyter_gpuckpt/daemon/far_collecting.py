@@ -1,0 +1,154 @@
+"""The schedule of the far collector: one of all machines removes packs that no manifest needs, when no user waits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from .. import decoding
+from ..errors import GpuCkptError, RemoteNotFound, StoreUnavailable
+from ..host import commands
+from ..images.workers.messages import receive, send
+from ..remote_records import Remote
+from ..snapshot_records import FarCollection, RemoteUploads
+from ..store.far.remotes import Remotes
+from . import remote_keys
+from .far_collector import Done, Task
+from .whole_files import write_file
+
+_FILE = "collected.json"
+_LOOK_SECONDS = 60.0
+#: After a failure.
+_AGAIN_SECONDS = 3600.0
+
+_log = logging.getLogger(__name__)
+
+
+class FarCollecting:
+    """The collector's schedule for all remotes. `is_busy`: whether anything runs for which somebody may wait."""
+
+    def __init__(
+        self, data_dir: Path, interval_seconds: float, is_busy: Callable[[], bool]
+    ) -> None:
+        self._data_dir, self._interval, self._is_busy = data_dir, interval_seconds, is_busy
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start, unless nothing is to be collected."""
+        if self._interval:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; what was begun is harmless, and done by the next one."""
+        self._is_over = True
+        if self._process is not None:
+            await asyncio.to_thread(commands.stop, self._process)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+
+    def added_to(self, found: Sequence[RemoteUploads]) -> list[RemoteUploads]:
+        """Return the states of remotes with what was collected last from this machine."""
+        return [
+            msgspec.structs.replace(one, collected=self._last(one.remote) or FarCollection())
+            for one in found
+        ]
+
+    async def look(self) -> None:
+        """Collect in each remote in which a collection is due."""
+        for remote in await asyncio.to_thread(Remotes(self._data_dir).all):
+            if await asyncio.to_thread(self._is_due, remote):
+                if self._is_busy() or self._is_over:
+                    return
+                await asyncio.to_thread(self._collect, remote)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await self.look()
+            except GpuCkptError as error:
+                _log.warning("nothing is collected in remotes: %s", error)
+            except Exception:
+                _log.exception("nothing is collected in remotes")
+
+    def _is_due(self, remote: Remote) -> bool:
+        capabilities = remote.capabilities
+        if remote.paused or not remote.automatic or (capabilities and not capabilities.deletes):
+            return False
+        last = self._last(remote.name)
+        if last is None:
+            # It was added just now, perhaps.
+            self._note(remote, FarCollection(looked_at=time.time()))
+            return False
+        wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
+        return not 0 <= time.time() - last.looked_at < wait
+
+    def _collect(self, remote: Remote) -> None:
+        done = self._asked(Task(str(self._data_dir), remote, self._interval))
+        if done is None:
+            return
+        if done.error is not None:
+            _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
+        elif done.at:
+            _log.info(
+                "collected in remote %s: %d packs with %d bytes were removed, %d condemned",
+                *(remote.name, done.removed, done.freed_bytes, done.condemned),
+            )
+        last = self._last(remote.name)
+        if not done.at and last is not None:
+            done = msgspec.structs.replace(last, looked_at=done.looked_at, error=done.error)
+        self._note(remote, done)
+
+    def _asked(self, task: Task) -> FarCollection | None:
+        """Return what a process of its own has collected; None if it was killed."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                command = [sys.executable, "-P", "-m", f"{__package__}.far_collector"]
+                try:
+                    # It gets the whole environment, because that may contain credentials.
+                    self._process = commands.spawn(command, stdin=theirs.fileno(), env=os.environ)
+                except commands.CommandFailed as error:
+                    raise StoreUnavailable(
+                        f"The collector could not be started: {error}"
+                    ) from error
+            try:
+                if self._is_over:
+                    return None
+                send(ours, task)
+                answer = receive(ours, Done)
+                return answer.collection if isinstance(answer, Done) else None
+            except OSError:
+                return None
+            finally:
+                commands.stop(self._process)
+                self._process = None
+
+    def _last(self, name: str) -> FarCollection | None:
+        path = remote_keys.state_dir(self._data_dir, name) / _FILE
+        try:
+            return decoding.from_json(path.read_bytes(), FarCollection)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _note(self, remote: Remote, done: FarCollection) -> None:
+        folder = remote_keys.state_dir(self._data_dir, remote.name)
+        try:
+            # Nothing is written of a remote that was removed meanwhile.
+            with remote_keys.uploading(self._data_dir, remote):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                write_file(folder / _FILE, msgspec.json.encode(done))
+        except (RemoteNotFound, OSError) as error:
+            _log.debug("remote %s: %s", remote.name, error)

@@ -1,0 +1,106 @@
+"""The copies that remotes have of this machine's own snapshots: asked for before chunks are removed here, fetched when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ..errors import (
+    FarObjectMissing,
+    GpuCkptError,
+    OperationCancelled,
+    RemoteNotFound,
+    SnapshotExists,
+    SnapshotNotFound,
+    StoreError,
+)
+from ..model import SnapshotInfo
+from ..progress import Progress, Stage
+from ..store.far import fetch
+from ..store.far.remotes import Remotes
+from ..store.far.retries import Retries
+from ..store.far.sessions import FarSnapshot, Sessions
+from ..store.local import LocalStore
+from ..store.stub_files import Stub
+from . import remote_keys
+from .lease_file import LeaseFile
+from .remote_keys import Opened
+
+
+def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
+    """Return what the far session of a snapshot's kernel lists of it. Raises SnapshotNotFound, and what `Bucket` raises."""
+    sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
+    leases = LeaseFile(remote_keys.state_dir(data_dir, opened.remote.name))
+    for session_id in leases.sessions_of(info):
+        with suppress(FarObjectMissing):
+            for one in sessions.get(session_id).listed:
+                if one.snapshot_id == info.snapshot_id:
+                    return one
+    raise SnapshotNotFound(
+        f"Remote {opened.remote.name} does not list snapshot {info.snapshot_id}.",
+        hint="It may have been deleted there.",
+    )
+
+
+def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:
+    """Ask a remote whether it has all of a snapshot. Raises what keeps it from being fetched, as far as that can be known."""
+    manifest = store.manifest(info.snapshot_id)
+    found = find(data_dir, opened, info)
+    fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
+
+
+@contextmanager
+def here(
+    data_dir: Path, store: LocalStore, info: SnapshotInfo, progress: Progress
+) -> Iterator[None]:
+    """Have a snapshot's chunks here inside, fetched if a remote alone has them; after an error it is the stub that it was."""
+    with store.stubs.keeping(info.snapshot_id):
+        stub = store.stubs.find(info.snapshot_id)
+        if stub is not None:
+            with progress.stage(Stage.FETCH, info.sizes.stored_bytes):
+                _bring_back(data_dir, store, info, stub, progress)
+        yield
+
+
+def _bring_back(
+    data_dir: Path, store: LocalStore, info: SnapshotInfo, stub: Stub, progress: Progress
+) -> None:
+    retries = Retries.while_somebody_waits(progress.cancelled)
+    try:
+        opened, snapshot = _look(data_dir, info, stub, retries)
+        fetch.fetch(opened.bucket, opened.keyring.seal, snapshot, store, progress.reach)
+    except SnapshotExists:
+        return  # another fetch was faster
+    except OperationCancelled:
+        with suppress(StoreError):
+            store.sweep()
+        raise
+    except GpuCkptError as error:
+        where = f"remote {stub.remote}" if stub.remote else "a remote"
+        error.hint = (
+            f"{error.hint} The content of the snapshot is only in {where}, from where it is fetched before it can be resumed;"
+            " nothing was changed."
+        ).lstrip()
+        raise
+
+
+def _look(
+    data_dir: Path, info: SnapshotInfo, stub: Stub, retries: Retries
+) -> tuple[Opened, FarSnapshot]:
+    """Return the remote from which a stub can be fetched: the one that it names, or, if that is gone or has it not, any."""
+    remotes = Remotes(data_dir)
+    try:
+        opened = remote_keys.opened(data_dir, remotes.get(stub.remote), retries)
+        return opened, find(data_dir, opened, info)
+    except (RemoteNotFound, SnapshotNotFound) as error:
+        # It may have been added again by another name, and another by this one.
+        for remote in remotes.all():
+            if remote.name == stub.remote:
+                continue
+            with suppress(StoreError):
+                opened = remote_keys.opened(data_dir, remote, retries)
+                return opened, find(data_dir, opened, info)
+        if isinstance(error, RemoteNotFound):
+            error.hint = f"{error.hint} Add again the one that had it."
+        raise

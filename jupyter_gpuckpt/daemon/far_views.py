@@ -1,0 +1,69 @@
+"""What clients see of far sessions."""
+
+from __future__ import annotations
+
+from ..errors import HostIncompatible
+from ..far_records import FetchEstimate, ListedSession, ListedSnapshot, RemoteState
+from ..remote_records import Remote
+from ..store.far import capabilities
+from ..store.far.sessions import FarSession, FarSnapshot
+
+#: How many obstacles a message has.
+_SHOWN = 5
+
+
+def require_resumable(estimate: FetchEstimate) -> None:
+    """Raise HostIncompatible if the kernel of a snapshot could not be resumed here."""
+    if estimate.obstacles:
+        raise HostIncompatible(
+            f"The kernel of snapshot {estimate.snapshot.snapshot_id} could not be resumed here, so it is not fetched. "
+            + " ".join(estimate.obstacles[:_SHOWN]),
+            hint=f"{estimate.hint} It can be fetched all the same: --force.",
+            details="\n".join(estimate.obstacles),
+        )
+
+
+def state(remote: Remote) -> RemoteState:
+    """Return a remote as it was when it was last tried."""
+    found = remote.capabilities
+    if found is None:
+        return RemoteState(remote.name, remote.url)
+    verdict = capabilities.verdict(found)
+    return RemoteState(remote.name, remote.url, found.tried_at, verdict.refusals, verdict.warnings)
+
+
+def listed(session: FarSession, here: dict[str, bool]) -> ListedSession:
+    """Return a far session for display. `here`: the snapshots of the local store; True: as a stub."""
+    facts, lease = session.facts, session.lease
+    return ListedSession(
+        facts.session_id,
+        facts.host_name,
+        facts.hub_user,
+        facts.server_name,
+        facts.path,
+        facts.title,
+        [listed_snapshot(one, here) for one in session.listed],
+        lease.host_name or lease.daemon_id if lease else "",
+        lease.since if lease else 0.0,
+    )
+
+
+def listed_snapshot(one: FarSnapshot, here: dict[str, bool]) -> ListedSnapshot:
+    """Return a snapshot of a far session for display. `here`: as in `listed`."""
+    return ListedSnapshot(
+        one.snapshot_id,
+        one.kernel_id,
+        one.created,
+        one.title,
+        one.raw_bytes,
+        one.stored_bytes,
+        one.snapshot_id in here,
+        here.get(one.snapshot_id, False),
+    )
+
+
+def rank(session: ListedSession) -> tuple[bool, float]:
+    """Return the place of a session in a list: first what nobody runs and is not here, as if it were moved here; then the newest."""
+    newest = max(session.snapshots, key=lambda one: one.created, default=None)
+    is_offered = newest is not None and not session.leased_to and not newest.here
+    return not is_offered, -newest.created if newest else 0.0

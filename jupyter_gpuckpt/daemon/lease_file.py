@@ -1,0 +1,171 @@
+"""Which far session each kernel of this data directory goes on in, and the leases that its daemons have, one file for each remote.
+
+A kernel's far session is called as the kernel, until another machine took it over: what is saved here from then on is a branch, in a
+far session with an id of its own. Daemons of several hosts may share the file; each kernel belongs to one of them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from .. import decoding, ids
+from ..errors import ConfigurationError
+from ..file_locks import alone
+from ..model import SnapshotInfo
+from ..store.far.sessions import Tenure
+from ..store.faults import store_errors
+from ..store.manifests import replace_file
+
+
+class KernelLease(msgspec.Struct, frozen=True):
+    """A kernel's far session, and the last lease of it that was granted here; `term` 0: none was.
+
+    `is_held`: it was not released. `is_doubtful`: the kernel runs, but whether nobody has had the session since could not be asked.
+    """
+
+    session_id: str
+    daemon_id: str = ""
+    term: int = 0
+    is_held: bool = False
+    is_doubtful: bool = False
+
+    @property
+    def tenure(self) -> Tenure | None:
+        """What is checked when a snapshot is listed; None: others may have had the session since, the kernel does not run here."""
+        fenced = self.is_held or self.is_doubtful
+        return Tenure(self.daemon_id, self.term) if fenced else None
+
+
+class _File(msgspec.Struct, frozen=True):
+    #: By the kernel's id.
+    kernels: dict[str, KernelLease] = {}
+    #: The far sessions of snapshots that are not in the one in which their kernel goes on; by the snapshot's id.
+    fetched: dict[str, str] = {}
+
+
+class LeaseFile:
+    """The file of one remote, in the folder where this machine remembers what it knows of the remote. Thread-safe.
+
+    Methods raise StoreUnavailable, StoreFull, ConfigurationError if the file is damaged.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "leases.json"
+
+    def all(self) -> dict[str, KernelLease]:
+        """Return what is known, by the kernel's id."""
+        return self._read().kernels
+
+    def of(self, kernel_id: str) -> KernelLease:
+        """Return what is known of a kernel."""
+        return self._in(self._read(), kernel_id)
+
+    def sessions_of(self, info: SnapshotInfo) -> list[str]:
+        """Return the ids of the far sessions that may list a snapshot, the likeliest first."""
+        known = self._read()
+        goes_on = self._in(known, info.kernel_id).session_id
+        found = [known.fetched.get(info.snapshot_id), goes_on, info.kernel_id]
+        return list(dict.fromkeys(one for one in found if one))
+
+    def session_to_go_on(self, kernel_id: str, snapshot_id: str) -> str:
+        """Return the id of the far session in which a kernel goes on if it is resumed from a snapshot."""
+        known = self._read()
+        return known.fetched.get(snapshot_id) or self._in(known, kernel_id).session_id
+
+    def going_on_in(self, session_id: str) -> set[str]:
+        """Return the kernels that go on in a far session: those that do, or the one that is called as it is."""
+        known = self._read().kernels
+        found = {name for name, one in known.items() if one.session_id == session_id}
+        return found or {session_id} - known.keys()
+
+    def note_fetched(self, kernel_id: str, snapshot_id: str, session_id: str) -> None:
+        """Record where a snapshot was fetched from."""
+
+        def note(known: _File) -> _File:
+            if {session_id, self._in(known, kernel_id).session_id} == {kernel_id}:
+                return known
+            return msgspec.structs.replace(known, fetched=known.fetched | {snapshot_id: session_id})
+
+        self._change(note)
+
+    def to_upload(self, info: SnapshotInfo) -> tuple[KernelLease, str, Tenure | None]:
+        """Return the lease of a snapshot's kernel, the id of the far session that shall list it, and what is checked then."""
+        known = self._read()
+        lease = self._in(known, info.kernel_id)
+        session_id = known.fetched.get(info.snapshot_id, lease.session_id)
+        return lease, session_id, lease.tenure if session_id == lease.session_id else None
+
+    def begin(self, kernel_id: str, session_id: str, snapshot_ids: Iterable[str]) -> None:
+        """Record that a kernel is about to run, in a far session that could not be asked yet.
+
+        If it is another one than before, the kernel's snapshots (`snapshot_ids`) still belong to the former.
+        """
+
+        def begin(known: _File) -> _File:
+            lease = self._in(known, kernel_id)
+            fetched = known.fetched
+            if lease.session_id != session_id:
+                fetched = dict.fromkeys(snapshot_ids, lease.session_id) | fetched
+                lease = KernelLease(session_id)
+            lease = msgspec.structs.replace(lease, is_doubtful=True)
+            return _File(known.kernels | {kernel_id: lease}, fetched)
+
+        self._change(begin)
+
+    def note(self, kernel_id: str, lease: KernelLease) -> None:
+        """Record what is known of a kernel now."""
+        self._change(
+            lambda known: msgspec.structs.replace(known, kernels=known.kernels | {kernel_id: lease})
+        )
+
+    def branch(self, kernel_id: str, used: KernelLease) -> bool:
+        """Begin a far session of its own for a kernel; return False if it has another lease by now than the one `used`."""
+        begun = False
+
+        def begin(known: _File) -> _File:
+            nonlocal begun
+            begun = self._in(known, kernel_id) == used
+            own = KernelLease(str(uuid.uuid4()))
+            if not begun:
+                return known
+            return msgspec.structs.replace(known, kernels=known.kernels | {kernel_id: own})
+
+        self._change(begin)
+        return begun
+
+    @staticmethod
+    def _in(known: _File, kernel_id: str) -> KernelLease:
+        return known.kernels.get(kernel_id) or KernelLease(kernel_id)
+
+    def _change(self, change: Callable[[_File], _File]) -> None:
+        folder = self._path.parent
+        with store_errors(folder), alone(self._path.with_suffix(".lock")):
+            before = self._read()
+            after = change(before)
+            if after != before:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                replace_file(self._path, msgspec.json.encode(after))
+
+    def _read(self) -> _File:
+        with store_errors(self._path.parent):
+            try:
+                found = decoding.from_json(self._path.read_bytes(), _File)
+            except FileNotFoundError:
+                return _File()
+            except msgspec.DecodeError as error:
+                raise _damaged(self._path) from error
+        sessions = [*found.fetched.values(), *(one.session_id for one in found.kernels.values())]
+        if not all(map(ids.is_id, sessions)):
+            raise _damaged(self._path)
+        return found
+
+
+def _damaged(path: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"{path} is damaged, so it is not known which sessions of the remote this machine runs.",
+        hint="Remove the file; then kernels here go on in the sessions that are called as they are.",
+    )

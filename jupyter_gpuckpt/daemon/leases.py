@@ -1,0 +1,323 @@
+"""The leases of this daemon: it has those of far sessions whose kernels run here, so that no other machine runs them meanwhile.
+
+A lease is asked for before a session is fetched or one of its kernels is resumed, and by running kernels whose first snapshot was
+uploaded. It is released when the kernel does not run and all of it is uploaded. A remote that does not answer holds up no kernel: it
+runs without a lease, uploads nothing that somebody else might miss, and is found out later to be a branch or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as TooLate
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from ..errors import ErrorRecord, FarObjectMissing, GpuCkptError, SessionHeld, record_of
+from ..model import SnapshotInfo
+from ..remote_records import Remote
+from ..states import ALIVE, KernelState
+from ..store.far.leases import LIFE_SECONDS
+from ..store.far.remotes import Remotes
+from .kernels import Kernels, ManagedKernel
+from .lease_file import KernelLease, LeaseFile
+from .leases_at_remote import LeasesAtRemote, Needs, Waiting
+from .machine import Machine
+from .remote_keys import state_dir
+from .reservations import Reservations
+from .upload_line import record_path
+from .upload_queue import read_uploaded
+from .uploads import Uploads
+
+#: How long a resume from this machine's own store waits for the answer of a remote.
+WAIT_SECONDS = 5.0
+#: How long a lease is kept for a session that was fetched and not resumed yet.
+KEEP_SECONDS = 900.0
+#: How often a heartbeat is written within a lease's life.
+_BEATS = 4
+#: How long a lease is kept for a kernel that begins to run at least.
+_BEGIN_SECONDS = 60.0
+#: For the last release of a daemon that leaves.
+_LEAVE_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+class DaemonLeases:
+    """The leases in all remotes. Methods without `async` may be called in any thread.
+
+    `life_seconds`: how long a lease lasts after the last heartbeat.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        machine: Machine,
+        kernels: Kernels,
+        uploads: Uploads,
+        *,
+        life_seconds: float = LIFE_SECONDS,
+    ) -> None:
+        self._data_dir, self._machine = data_dir, machine
+        self._kernels, self._uploads = kernels, uploads
+        self._life_seconds = life_seconds
+        self.daemon_id, self._host_name = uuid.uuid4().hex, socket.gethostname()
+        self._lock = threading.Lock()
+        self._at: dict[str, LeasesAtRemote] = {}
+        #: One for each remote: what is asked of it comes one after the other, and holds up no other remote.
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        #: Kernels of sessions that are fetched or resumed.
+        self._reserved = Reservations()
+        self._is_over = threading.Event()
+        self._woken = asyncio.Event()
+        self._told: dict[str, Needs] = {}
+        #: A callback for a kernel that has become a branch, with the error that says so (`LostLeases.note`).
+        self.on_branch: Callable[[ManagedKernel, ErrorRecord], None] = lambda kernel, error: None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start with the kernels that run here already."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def wake(self) -> None:
+        """Look soon whether leases are needed or not needed any more. On the event loop's thread."""
+        self._woken.set()
+
+    async def close(self) -> None:
+        """Release what is not needed; return soon even where a remote does not answer."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        if self._at and not self._is_over.is_set():
+            self._reserved.clear()
+            with suppress(TimeoutError, GpuCkptError):
+                async with asyncio.timeout(_LEAVE_SECONDS):
+                    await self._look(is_due=True)
+        self._is_over.set()
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+
+    def claim_to_fetch(
+        self, remote: Remote, kernel_id: str, session_id: str, *, take_over: bool
+    ) -> list[str]:
+        """Get the lease of a far session before it is fetched, and keep it until `fetched`; return warnings.
+
+        Where a kernel of it runs here, or goes on in another session, the lease is not asked for before a resume. Raises
+        SessionHeld, FarObjectMissing, and what `Bucket` raises.
+        """
+        known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+        kernel = self._kernels.find(kernel_id)
+        if kernel is not None and kernel.state in ALIVE:
+            return []  # what it needs is looked after already, and a fetch does not change what it goes on in
+        if known.session_id != session_id and self._machine.snapshots(kernel_id):
+            return []  # it may go on in another session, until it is resumed from what is fetched
+        self._reserved.keep(kernel_id, float("inf"))
+        # Another host with the same home may run a kernel that this daemon does not know.
+        known = known if kernel else msgspec.structs.replace(known, is_held=False)
+        try:
+            asked = self._ask(
+                remote, lambda at: at.claim(kernel_id, session_id, take_over, known, Waiting())
+            )
+            return asked.result()
+        except BaseException:
+            self.fetched(kernel_id, keep_seconds=0.0)
+            raise
+
+    def fetched(self, kernel_id: str, *, keep_seconds: float = KEEP_SECONDS) -> None:
+        """Keep the lease of a session that was fetched for so long, unless its kernel runs by then."""
+        self._reserved.keep(kernel_id, keep_seconds)
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self.wake)
+
+    def warning_of(self, remote: Remote, session_id: str) -> str:
+        """Return who runs a far session now, as a sentence; empty if nobody else does. Raises what `Bucket` raises."""
+        return self._ask(remote, lambda at: at.warning_of(session_id)).result()
+
+    def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
+        """Get the leases that a kernel needs to be resumed from a snapshot; return warnings. Raises SessionHeld.
+
+        Remotes that do not answer within `WAIT_SECONDS` are not waited for.
+        """
+        warnings: list[str] = []
+        remotes, ids = self._remotes_of(kernel_id)
+        if remotes:
+            # What is known of it is read after this: a release that was decided before is on record, or does not come any more.
+            self._reserved.keep_longer(kernel_id, _BEGIN_SECONDS)
+        for remote in remotes:
+            try:
+                warnings += self._require_at(remote, kernel_id, snapshot_id, ids, take_over)
+            except SessionHeld:
+                raise
+            except (TooLate, GpuCkptError) as error:
+                why = error.message if isinstance(error, GpuCkptError) else "It does not answer."
+                warnings.append(
+                    f"Remote {remote.name} could not be asked whether another machine runs this session: {why}"
+                    " If one does, what is saved here becomes a branch of it there."
+                )
+        return warnings
+
+    def _require_at(
+        self,
+        remote: Remote,
+        kernel_id: str,
+        snapshot_id: str,
+        ids: set[str],
+        take_over: bool,
+    ) -> list[str]:
+        file = LeaseFile(state_dir(self._data_dir, remote.name))
+        known = file.of(kernel_id)
+        # A branch begins with a snapshot of another kernel, which says nothing of its own session.
+        session_id = file.session_to_go_on(kernel_id, snapshot_id if snapshot_id in ids else "")
+        if self._is_sure(remote, known, session_id):
+            return []
+        file.begin(kernel_id, session_id, ids)
+        waiting = Waiting()
+        asked = self._ask(
+            remote, lambda at: at.claim(kernel_id, session_id, take_over, known, waiting)
+        )
+        try:
+            try:
+                return asked.result(WAIT_SECONDS)
+            except TooLate:
+                if waiting.settle():
+                    raise
+                return asked.result()
+        except SessionHeld:
+            file.note(kernel_id, known)
+            raise
+        except FarObjectMissing:
+            file.note(kernel_id, msgspec.structs.replace(known, is_held=False))
+            return []
+
+    def lost(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
+        """Make a branch of a session that another machine has taken over, in a far session of its own, and tell the user."""
+        if not LeaseFile(state_dir(self._data_dir, remote.name)).branch(kernel_id, used):
+            return
+        _log.warning("remote %s: kernel %s: %s %s", remote.name, kernel_id, error, error.hint)
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._tell, kernel_id, record_of(error))
+
+    def _tell(self, kernel_id: str, error: ErrorRecord) -> None:
+        kernel = self._kernels.find(kernel_id)
+        if kernel is not None and not kernel.doomed:
+            self._kernels.update(kernel, error=error)
+            self.on_branch(kernel, error)
+
+    def _is_sure(self, remote: Remote, known: KernelLease, session_id: str) -> bool:
+        """Return whether this daemon has a lease that nobody can have taken, for which the remote need not be asked."""
+        with self._lock:
+            at = self._at.get(remote.name)
+        is_own = known.is_held and (known.daemon_id, known.session_id) == (
+            self.daemon_id,
+            session_id,
+        )
+        return is_own and at is not None and at.remote.place == remote.place and at.is_sure
+
+    def _remotes_of(self, kernel_id: str) -> tuple[list[Remote], set[str]]:
+        """Return the remotes in which a kernel has a far session, as far as this machine knows, and the ids of its snapshots."""
+        try:
+            remotes = Remotes(self._data_dir).all()
+            if not remotes:
+                return [], set()
+            ids = {one.snapshot_id for one in self._machine.snapshots(kernel_id)}
+        except GpuCkptError as error:
+            _log.warning("kernel %s goes on without leases: %s", kernel_id, error)
+            return [], set()
+        return [one for one in remotes if self._is_there(one, kernel_id, ids)], ids
+
+    def _is_there(self, remote: Remote, kernel_id: str, snapshot_ids: set[str]) -> bool:
+        uploaded = read_uploaded(record_path(self._data_dir, remote.name)).snapshots
+        with suppress(GpuCkptError):
+            known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
+            return bool(known.term or snapshot_ids.intersection(uploaded))
+        return True
+
+    def _ask(
+        self, remote: Remote, question: Callable[[LeasesAtRemote], _Answer]
+    ) -> Future[_Answer]:
+        with self._lock:
+            at = self._at.get(remote.name)
+            if at is None or at.remote != remote:
+                at = self._at[remote.name] = LeasesAtRemote(
+                    self._data_dir,
+                    remote,
+                    self.daemon_id,
+                    self._host_name,
+                    self._life_seconds,
+                    self._reserved,
+                    self.lost,
+                    self._is_over,
+                )
+            threads = self._threads.get(remote.name)
+            if threads is None:
+                threads = ThreadPoolExecutor(1, thread_name_prefix=f"leases {remote.name}")
+                self._threads[remote.name] = threads
+        return threads.submit(question, at)
+
+    async def _run(self) -> None:
+        due = time.monotonic()
+        while True:
+            self._woken.clear()
+            now = time.monotonic()
+            is_due = now >= due
+            if is_due:
+                due = now + self._life_seconds / _BEATS
+            try:
+                await self._look(is_due=is_due)
+            except GpuCkptError as error:
+                _log.warning("leases are as they were: %s", error)
+            except Exception:
+                _log.exception("leases are as they were")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._woken.wait()
+
+    async def _look(self, *, is_due: bool) -> None:
+        """Renew, claim and release leases, in all remotes at a time; without `is_due` only where something else is needed now."""
+        remotes = await asyncio.to_thread(Remotes(self._data_dir).all)
+        if not remotes:
+            return
+        found = await self._uploads.by_remote()
+        asked = []
+        for remote in remotes:
+            needs = self._needs(found.get(remote.name, {}))
+            if is_due or needs != self._told.get(remote.name):
+                self._told[remote.name] = needs
+                asked.append((remote, asyncio.wrap_future(self._ask(remote, _tending(needs)))))
+        if not asked:
+            return
+        # A remote that does not answer is asked again when it has: its thread does one thing after the other.
+        await asyncio.wait([one for _, one in asked], timeout=self._life_seconds / _BEATS)
+        for remote, one in asked:
+            if one.done() and not one.cancelled() and (error := one.exception()):
+                _log.warning("leases in remote %s were not renewed: %s", remote.name, error)
+                self._told.pop(remote.name, None)
+
+    def _needs(self, uploads: Mapping[str, tuple[SnapshotInfo, bool]]) -> Needs:
+        """Return which kernels need or keep a lease in a remote. `uploads`: each snapshot, and whether the remote has it."""
+        has = {info.kernel_id for info, there in uploads.values() if there}
+        waits = {info.kernel_id for info, there in uploads.values() if not there}
+        running, keeping = set(), set(waits)
+        for kernel in self._kernels:
+            state, snapshot_id = kernel.state, kernel.record.snapshot_id
+            if state in ALIVE or state is KernelState.RESUMING:
+                running.add(kernel.kernel_id)
+            elif snapshot_id and not uploads.get(snapshot_id, (None, False))[1]:
+                keeping.add(kernel.kernel_id)
+        keeping |= self._reserved.all()
+        return Needs(frozenset(running), frozenset(running & has), frozenset(keeping))
+
+
+def _tending(needs: Needs) -> Callable[[LeasesAtRemote], None]:
+    return lambda at: at.tend(needs)

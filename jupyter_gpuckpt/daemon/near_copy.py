@@ -1,0 +1,181 @@
+"""The near copy: the choice of snapshots whose chunks stay on this disk although remotes have them, too.
+
+Beyond a limit the least recently used snapshots become stubs (`store/stubs.py`). A snapshot may become one if every remote to which it
+is uploaded has it; the remote is asked again, because the local record may be outdated. None of this is urgent, so it waits while
+an operation runs, and until something has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ..engine.tree import kept_secrets
+from ..errors import AccessDenied, GpuCkptError, OperationCancelled, StoreUnavailable
+from ..file_locks import alone_at_once, eviction
+from ..model import SnapshotInfo
+from ..snapshot_records import SnapshotChange, SnapshotChangeKind, UploadState
+from ..store import retention
+from ..store.far.remotes import Remotes
+from ..store.far.retries import Retries
+from ..store.faults import store_errors
+from ..store.stub_files import Stub
+from . import far_copies, remote_keys
+from .inventory import Inventory, needed_ids
+from .machine import Machine
+from .remote_keys import Opened
+from .uploads import Uploads
+
+#: The polling interval while an operation runs.
+_LOOK_SECONDS = 0.2
+#: The time until a remote is asked again that did not answer or lacked a snapshot.
+_AGAIN_SECONDS = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+class _Candidate(NamedTuple):
+    """A snapshot that may become a stub, and the remotes that have it according to their records."""
+
+    info: SnapshotInfo
+    remotes: list[str]
+
+
+class NearCopy:
+    """A background task that enforces the limit `near_bytes` (0: none). `is_busy`: whether work runs for which a user waits."""
+
+    def __init__(
+        self,
+        near_bytes: int,
+        data_dir: Path,
+        machine: Machine,
+        inventory: Inventory,
+        uploads: Uploads,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._near_bytes, self._data_dir, self._machine = near_bytes, data_dir, machine
+        self._inventory, self._uploads, self._is_busy = inventory, uploads, is_busy
+        #: Whether stubs exist whose chunks may not be removed yet: an earlier daemon may have been killed in between.
+        self._is_uncollected = True
+        self._woken = asyncio.Event()
+        self._stop = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="near copy")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start enforcing the limit, if there is one."""
+        if self._near_bytes:
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def wake(self) -> None:
+        """Check again soon, because snapshots or their uploads have changed."""
+        self._woken.set()
+
+    async def close(self) -> None:
+        """Stop enforcing the limit; the next daemon continues."""
+        self._stop.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        await asyncio.to_thread(self._thread.shutdown)
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            is_done = False
+            try:
+                while self._is_busy():  # noqa: ASYNC110 - there is no notification of an operation's end
+                    await asyncio.sleep(_LOOK_SECONDS)
+                is_done = await self.look()
+            except GpuCkptError as error:
+                _log.warning("snapshots stay on this disk for now: %s", error)
+            except Exception:
+                _log.exception("snapshots stay on this disk for now")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(None if is_done else _AGAIN_SECONDS):
+                    await self._woken.wait()
+
+    async def look(self) -> bool:
+        """Make stubs of snapshots beyond the limit; return False if one of them could not become a stub."""
+        await self._uploads.look()
+        records, infos = await self._inventory.look()
+        found = {info.snapshot_id: self._remotes_of(info) for info in infos}
+        if not any(found.values()):
+            return True
+        needed = set(needed_ids(records, infos))
+        candidates = [_Candidate(info, found[info.snapshot_id]) for info in infos]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, self._keep, candidates, needed)
+
+    def _remotes_of(self, info: SnapshotInfo) -> list[str]:
+        """Return the remotes that have a snapshot; none while an upload of it is pending."""
+        uploads = self._uploads.of(info)
+        whole = all(one.state is UploadState.UPLOADED for one in uploads)
+        return [one.remote for one in uploads] if whole else []
+
+    def _keep(self, snapshots: list[_Candidate], needed: set[str]) -> bool:
+        store = self._machine.store
+        stubs, uses = store.stubs.all(), store.stubs.last_uses()
+        here = {one.info.snapshot_id: one for one in snapshots if one.info.snapshot_id not in stubs}
+        # Snapshots that suspended kernels need become stubs last.
+        order = sorted(
+            here.values(),
+            key=lambda one: (one.info.snapshot_id in needed, uses.get(one.info.snapshot_id, 0.0)),
+            reverse=True,
+        )
+        held = {name for name, one in here.items() if one.info.pinned or not one.remotes}
+        infos = [one.info for one in order]
+        over = retention.over_budget(infos, held, self._near_bytes, store.weights())
+        gone = self._evict([one for one in reversed(order) if one.info.snapshot_id in over])
+        if gone or (self._is_uncollected and stubs):
+            self._is_uncollected = True
+            freed = store.collect()
+            _log.info("%d snapshots are only in remotes now; %d bytes were freed", gone, freed)
+        self._is_uncollected = False
+        return gone == len(over)
+
+    def _evict(self, wanted: list[_Candidate]) -> int:
+        """Make stubs of these snapshots if remotes confirm that they have them; return the number of stubs made."""
+        asked: dict[str, Opened | None] = {}
+        return sum(
+            any(self._is_evicted(one.info, name, asked) for name in one.remotes) for one in wanted
+        )
+
+    def _is_evicted(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
+        """Make a stub of a snapshot unless the user is about to remove the remote or its content; return whether it did."""
+        with store_errors(self._data_dir), alone_at_once(eviction(self._data_dir, name)) as free:
+            return free and self._is_stub_now(info, name, asked)
+
+    def _is_stub_now(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
+        """Make a stub of a snapshot if this remote has it; return whether it did. `asked`: None for a remote that did not answer."""
+        store = self._machine.store
+        try:
+            if name not in asked:
+                asked[name] = None
+                remote = Remotes(self._data_dir).get(name)
+                asked[name] = remote_keys.opened(self._data_dir, remote, Retries(stop=self._stop))
+            if (opened := asked[name]) is None:
+                return False
+            far_copies.require_whole(self._data_dir, opened, store, info)
+        except OperationCancelled:
+            raise
+        except GpuCkptError as error:
+            if isinstance(error, (StoreUnavailable, AccessDenied)):
+                asked[name] = None  # every further request would take as long
+            _log.warning(
+                "snapshot %s stays on this disk; remote %s: %s", info.snapshot_id, name, error
+            )
+            return False
+        if not store.stubs.make(info.snapshot_id, Stub(name, [kept_secrets.STREAM])):
+            return False
+        _log.info("snapshot %s is only in remote %s now", info.snapshot_id, name)
+        store.on_change(
+            SnapshotChange(info.snapshot_id, info.kernel_id, SnapshotChangeKind.CHANGED)
+        )
+        return True

@@ -1,0 +1,52 @@
+"""The locks of places in a data directory: the daemon of a place holds its own for its life."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..errors import DaemonUnavailable
+from ..file_locks import is_locked, lock_or_refuse
+from ..place import Place
+
+
+class PlaceLocks:
+    """The locks `<place>.lock` in a folder, as seen by the daemon of `place`. Methods raise OSError."""
+
+    def __init__(self, folder: Path, place: Place) -> None:
+        self._folder, self._place = folder, place
+        self._lock = -1
+
+    def hold(self) -> None:
+        """Hold one's own lock. Raises DaemonUnavailable if another daemon has it."""
+        self._lock = lock_or_refuse(self._path(self._place))
+        if self._lock < 0:
+            raise DaemonUnavailable(
+                "Another daemon of this place uses the data directory through another runtime directory.",
+                hint="Use the same JUPYTER_GPUCKPT_RUNTIME_DIR everywhere.",
+            )
+
+    def touch(self) -> None:
+        """Set the time of one's own lock, at which versions without leases look."""
+        os.utime(self._path(self._place))
+
+    def release(self) -> None:
+        """Release one's own lock."""
+        self._path(self._place).unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def is_held(self, place: Place) -> bool | None:
+        """Return whether the daemon of a place holds its lock; None if it has left."""
+        return is_locked(self._path(place))
+
+    def is_young(self, place: Place, seconds: float) -> bool:
+        """Return whether the lock of a place was touched within so many seconds, by the file server's times."""
+        own = self._path(self._place)
+        own.touch(0o600)
+        try:
+            return own.stat().st_mtime - self._path(place).stat().st_mtime < seconds
+        except FileNotFoundError:
+            return False
+
+    def _path(self, place: Place) -> Path:
+        return self._folder / f"{place.key}.lock"

@@ -1,0 +1,127 @@
+"""Azure: the scheduled events of the instance metadata service.
+
+The service tells them to all machines of a group, so their resources are compared with this machine's name. `Freeze` pauses the
+machine for some seconds with its memory: kernels are left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from http import HTTPStatus
+
+import msgspec
+
+from ...reclaim_records import Notice, NoticeKind, now
+from .endpoints import Answer, Endpoint, NoAnswerError
+from .polling import Source, polled
+
+_SERVICE = "Azure's instance metadata service"
+_HEADERS = {"Metadata": "true"}
+_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+_EVERY_SECONDS = 1.0
+#: The first request switches the service on for the machine, which may take two minutes.
+_FIRST_SECONDS, _NEXT_SECONDS = 130.0, 10.0
+#: How long a machine is left if the service does not say it: the shortest notice, of a spot machine.
+SHORTEST_SECONDS = 30.0
+#: The kinds of events, and whether the disk can be read afterwards. A spot machine may be deleted with its disks.
+_KINDS = {
+    "Preempt": (NoticeKind.RECLAIM, False),
+    "Terminate": (NoticeKind.RECLAIM, False),
+    "Reboot": (NoticeKind.MAINTENANCE, True),
+    "Redeploy": (NoticeKind.MAINTENANCE, True),
+}
+
+_log = logging.getLogger(__name__)
+
+
+class _Event(msgspec.Struct, frozen=True, rename="pascal"):
+    event_id: str
+    event_type: str
+    resources: list[str] = []
+    not_before: str = ""
+
+
+class _Events(msgspec.Struct, frozen=True, rename="pascal"):
+    events: list[_Event] = []
+
+
+class AzureEvents:
+    """The source of scheduled events. `approves`: tell Azure that it need not wait any longer once all kernels are safe."""
+
+    name = "azure"
+
+    def __init__(self, endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> None:
+        self._endpoint, self._approves, self._pace = endpoint, approves, pace
+        self._own_name = ""
+        self._is_on = False
+        #: The deadlines of events whose time the service no longer tells, because they have begun.
+        self._deadlines: dict[str, float] = {}
+
+    def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
+        """Yield notices for ever."""
+        known = list(known)
+        self._deadlines = {one.id: one.deadline for one in known if one.deadline is not None}
+        return polled(
+            self._look,
+            name=self.name,
+            service=_SERVICE,
+            every_seconds=_EVERY_SECONDS * self._pace,
+            known=known,
+        )
+
+    async def settled(self, notice: Notice) -> None:
+        """Approve an event if that is wished: the machine goes sooner then."""
+        if not self._approves or not notice.id.startswith(f"{self.name}:"):
+            return
+        event_id = notice.id.removeprefix(f"{self.name}:")
+        body = msgspec.json.encode({"StartRequests": [{"EventId": event_id}]})
+        try:
+            answer = await self._endpoint.ask(_EVENTS, _HEADERS, method="POST", body=body)
+        except NoAnswerError as error:
+            _log.warning("%s was not told that all kernels are safe: %s", _SERVICE, error)
+        else:
+            _log.info("told Azure that all kernels are safe: status %s", answer.status)
+
+    async def _look(self) -> list[Notice]:
+        own_name = await self._name()
+        answer = await self._ask(_EVENTS, _NEXT_SECONDS if self._is_on else _FIRST_SECONDS)
+        self._is_on = True
+        # The service may send nothing at all while there is nothing.
+        events = answer.record(_Events).events if answer.body else []
+        ours = [
+            event
+            for event in events
+            if event.event_type in _KINDS and own_name in map(str.lower, event.resources)
+        ]
+        found = [self._notice(event, answer) for event in ours]
+        self._deadlines = {one.id: one.deadline for one in found if one.deadline is not None}
+        return found
+
+    async def _name(self) -> str:
+        if not self._own_name:
+            name = (await self._ask(_NAME, _NEXT_SECONDS)).text().lower()
+            if not name:
+                raise NoAnswerError("it does not tell the name of this machine")
+            self._own_name = name
+        return self._own_name
+
+    async def _ask(self, path: str, seconds: float) -> Answer:
+        answer = await self._endpoint.ask(path, _HEADERS, seconds=seconds)
+        if answer.status != HTTPStatus.OK:
+            raise NoAnswerError(f"it answers with the status {answer.status}")
+        return answer
+
+    def _notice(self, event: _Event, answer: Answer) -> Notice:
+        kind, survives = _KINDS[event.event_type]
+        notice_id = f"{self.name}:{event.event_id[:100]}"
+        deadline = self._deadlines.get(notice_id, now() + SHORTEST_SECONDS)
+        if event.not_before:
+            deadline = answer.http_deadline(event.not_before)
+        return Notice(notice_id, kind, deadline, survives)
+
+
+def sources(endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> list[Source]:
+    """Return the source; `pace` is a factor of its pauses."""
+    return [AzureEvents(endpoint, approves=approves, pace=pace)]

@@ -1,0 +1,168 @@
+"""Requests to a metadata service of a machine's provider, or to a URL of its administrator: bounded, and never by a proxy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+import msgspec
+from tornado.httpclient import HTTPClientError, HTTPRequest
+from tornado.httputil import HTTPHeaders, HTTPInputError
+from tornado.iostream import IOStream, StreamClosedError
+from tornado.netutil import Resolver
+from tornado.simple_httpclient import HTTPTimeoutError, SimpleAsyncHTTPClient
+from tornado.tcpclient import TCPClient
+
+from ... import decoding
+from ...reclaim_records import now
+
+#: The most bytes of an answer.
+_MOST_BYTES = 1 << 20
+_CONNECT_SECONDS, _ANSWER_SECONDS = 2.0, 5.0
+#: The longest wait that a service can ask for.
+_MOST_WAIT_SECONDS = 60.0
+#: Answers after which a request is repeated later and later.
+_BUSY = frozenset({429, 500, 502, 503, 504})
+
+_Record = TypeVar("_Record")
+
+
+class NoAnswerError(Exception):
+    """A request that got no answer from which notices could be learned. Standing notices stand."""
+
+    def __init__(self, text: str, *, timed_out: bool = False, wait_seconds: float = 0.0) -> None:
+        super().__init__(text)
+        #: `wait_seconds`: for how long the service asks to be left alone.
+        self.timed_out, self.wait_seconds = timed_out, wait_seconds
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer. `ahead_seconds`: the service's wall clock minus this machine's; 0 if it does not tell its time."""
+
+    status: int
+    body: bytes
+    ahead_seconds: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def deadline(self, epoch_seconds: float) -> float:
+        """Return a moment of the service's wall clock on the clock of `reclaim_records.now`, but none before the boot."""
+        return max(0.0, now() + epoch_seconds - (time.time() + self.ahead_seconds))
+
+    def http_deadline(self, date: str) -> float:
+        """Return a moment that is written as HTTP and mail write it, as `deadline` does. Raises NoAnswerError."""
+        epoch_seconds = wall_time(date)
+        if epoch_seconds is None:
+            raise NoAnswerError("its answer has no time")
+        return self.deadline(epoch_seconds)
+
+    def record(self, kind: type[_Record]) -> _Record:
+        """Decode the body as JSON. Raises NoAnswerError."""
+        try:
+            return decoding.from_json(self.body, kind)
+        except msgspec.DecodeError as error:
+            raise NoAnswerError(f"its answer is not understood: {error}") from error
+
+    def text(self) -> str:
+        """Return the body, a word or a line. Raises NoAnswerError if it is not ASCII."""
+        try:
+            return self.body.decode("ascii").strip()
+        except UnicodeDecodeError as error:
+            raise NoAnswerError("its answer is not text") from error
+
+
+class Endpoint:
+    """A service below a URL. It belongs to the event loop on which it is made."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        # Unlike others, this client knows nothing of proxies, which could not reach a link-local address.
+        self._http = SimpleAsyncHTTPClient(
+            force_instance=True, max_body_size=_MOST_BYTES, max_buffer_size=_MOST_BYTES
+        )
+        self._connections = _Connections(resolver=self._http.resolver)
+        self._http.tcp_client = self._connections
+
+    async def ask(
+        self,
+        path: str,
+        headers: Mapping[str, str],
+        *,
+        method: str = "GET",
+        body: bytes | None = None,
+        seconds: float | None = None,
+    ) -> Answer:
+        """Send a request; return its answer of any status but those of a busy service. Raises NoAnswerError."""
+        seconds = seconds or _ANSWER_SECONDS
+        request = HTTPRequest(
+            f"{self.url}{path}",
+            method=method,
+            headers=HTTPHeaders(dict(headers)),
+            body=body,
+            connect_timeout=min(_CONNECT_SECONDS, seconds),
+            request_timeout=seconds,
+            follow_redirects=False,
+            decompress_response=False,
+            allow_nonstandard_methods=True,
+        )
+        try:
+            found = await self._http.fetch(request, raise_error=False)
+        except HTTPTimeoutError as error:
+            raise NoAnswerError("it does not answer in time", timed_out=True) from error
+        except (HTTPClientError, HTTPInputError, OSError, ValueError) as error:
+            raise NoAnswerError(f"it cannot be reached: {error}") from error
+        if found.code in _BUSY:
+            wait = _wait_seconds(found.headers)
+            raise NoAnswerError(f"it answers with the status {found.code}", wait_seconds=wait)
+        return Answer(found.code, found.body, _ahead_seconds(found.headers), found.headers)
+
+    def close(self) -> None:
+        """Close all connections, also those of requests whose waiters were cancelled."""
+        self._connections.close_all()
+        self._http.close()
+
+
+class _Connections(TCPClient):
+    """A maker of connections that can close those it has made."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        super().__init__(resolver=resolver)
+        self._streams: WeakSet[IOStream] = WeakSet()
+        self._is_closed = False
+
+    async def connect(self, *arguments: Any, **options: Any) -> IOStream:
+        """Connect, and remember the connection. Raises StreamClosedError after `close_all`."""
+        stream = await super().connect(*arguments, **options)
+        if self._is_closed:
+            stream.close()
+            raise StreamClosedError
+        self._streams.add(stream)
+        return stream
+
+    def close_all(self) -> None:
+        """Close all connections, and those that are being made as soon as they exist."""
+        self._is_closed = True
+        for stream in list(self._streams):
+            stream.close()
+
+
+def _ahead_seconds(headers: Mapping[str, str]) -> float:
+    date = wall_time(headers.get("Date", ""))
+    return 0.0 if date is None else date - time.time()
+
+
+def _wait_seconds(headers: Mapping[str, str]) -> float:
+    text = headers.get("Retry-After", "")
+    return min(float(text), _MOST_WAIT_SECONDS) if text.isdecimal() and text.isascii() else 0.0
+
+
+def wall_time(http_date: str) -> float | None:
+    """Return the seconds since the epoch of a date as HTTP and mail write it; None if it is none."""
+    try:
+        return parsedate_to_datetime(http_date).timestamp()
+    except (ValueError, OverflowError, TypeError, IndexError):
+        return None

@@ -1,0 +1,152 @@
+"""The loop that asks a source again and again, and tells what is new: notices, their changes, and their withdrawal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Protocol
+
+import msgspec
+
+from ...reclaim_records import MOST_NOTICES, Notice
+from .endpoints import NoAnswerError
+
+#: Deadlines of one notice that differ by less are the same: services tell their time in whole seconds.
+_SAME_SECONDS = 2.5
+#: The pauses after a failure, which double from the first to the longest.
+FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
+#: The pause before a source that failed by a defect is used again.
+_AFTER_DEFECT_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Source(Protocol):
+    """A source of notices, polled or waited for until it is closed."""
+
+    #: The beginning of the ids of its notices, before a colon.
+    name: str
+
+    def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
+        """Yield each notice, its changes and its withdrawal, for ever.
+
+        `known`: the notices that stood when another process read the source last; of these only changes are yielded.
+        """
+
+    async def settled(self, notice: Notice) -> None:
+        """Handle that every kernel is safe from this notice. Never raises."""
+
+
+class Standing:
+    """The notices that stand, and what is new in a later list of them."""
+
+    def __init__(self, known: Iterable[Notice] = ()) -> None:
+        self._notices = {notice.id: notice for notice in known}
+
+    def changes(self, found: Iterable[Notice]) -> list[Notice]:
+        """Replace all notices; return those that are new or changed, and the withdrawn ones."""
+        before, self._notices = self._notices, {}
+        changed = []
+        for notice in found:
+            known = before.pop(notice.id, None)
+            if len(self._notices) >= MOST_NOTICES:
+                continue
+            if known is not None and _is_same(known, notice):
+                self._notices[notice.id] = known
+                continue
+            self._notices[notice.id] = notice
+            changed.append(notice)
+        return [
+            *(msgspec.structs.replace(one, withdrawn=True) for one in before.values()),
+            *changed,
+        ]
+
+
+def _is_same(known: Notice, notice: Notice) -> bool:
+    if known.deadline is None or notice.deadline is None:
+        return known == notice
+    near = abs(known.deadline - notice.deadline) < _SAME_SECONDS
+    return near and msgspec.structs.replace(notice, deadline=known.deadline) == known
+
+
+async def polled(
+    look: Callable[[], Awaitable[list[Notice]]],
+    *,
+    name: str,
+    service: str,
+    every_seconds: float,
+    known: Iterable[Notice] = (),
+    hint: str = "",
+    is_quiet: bool = False,
+) -> AsyncGenerator[Notice]:
+    """Poll `look` for the notices that stand, at most every `every_seconds`; yield those that are new or changed.
+
+    `service`: its name in the log; `hint`: what may cause a time-out. A failure says nothing of notices: it is logged once, until
+    an answer comes, and followed by a pause. `is_quiet`: another source of the same service logs failures.
+    """
+    standing = Standing(notice for notice in known if notice.id.startswith(f"{name}:"))
+    level = logging.DEBUG if is_quiet else logging.WARNING
+    loop, failures = asyncio.get_running_loop(), 0
+    while True:
+        began = loop.time()
+        try:
+            found = await look()
+        except NoAnswerError as error:
+            if failures == 0:
+                why = f" {hint}" if hint and error.timed_out else ""
+                _log.log(
+                    level,
+                    "%s: %s. Notices that this machine goes cannot be seen until it answers.%s",
+                    service,
+                    error,
+                    why,
+                )
+            pause = _pause(failures, error.wait_seconds)
+            failures += 1
+        else:
+            if failures:
+                _log.log(level, "%s answers again", service)
+            failures = 0
+            for notice in standing.changes(found):
+                yield notice
+            # A little chance keeps the daemons of many machines from asking all at once.
+            pause = began + every_seconds * random.uniform(0.9, 1.1) - loop.time()  # noqa: S311
+        await asyncio.sleep(max(0.0, pause))
+
+
+def _pause(failures: int, wait_seconds: float) -> float:
+    longest: float = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MOST_PAUSE_SECONDS)
+    return max(wait_seconds, longest * random.uniform(0.5, 1.0))  # noqa: S311
+
+
+async def merged(sources: Iterable[Source], known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
+    """Yield the notices of several sources, for ever. One that fails by a defect is logged and used again after a while."""
+    found: asyncio.Queue[Notice] = asyncio.Queue()
+    known = list(known)
+
+    async def forward(source: Source) -> None:
+        stands = {notice.id: notice for notice in known}
+        while True:
+            try:
+                async with aclosing(source.notices(list(stands.values()))) as notices:
+                    async for notice in notices:
+                        stands[notice.id] = notice
+                        if notice.withdrawn:
+                            del stands[notice.id]
+                        found.put_nowait(notice)
+            except Exception:
+                _log.exception("notices of %s cannot be read", source.name)
+            await asyncio.sleep(_AFTER_DEFECT_SECONDS)
+
+    tasks = [asyncio.ensure_future(forward(source)) for source in sources]
+    try:
+        while True:
+            yield await found.get()
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

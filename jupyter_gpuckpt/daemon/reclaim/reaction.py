@@ -1,0 +1,327 @@
+"""What the daemon does when this machine goes: it tells its servers, and suspends what none of them suspends.
+
+A notice is published when it comes. It is due when little time is left: then servers suspend their kernels, as they know best
+what passes between kernel and pages, and the daemon suspends those of scripts, and of servers that begin nothing. Where the disk
+does not survive, snapshots are uploaded at full rate meanwhile. Nothing is killed without a snapshot: a suspend that is not
+complete at the deadline is undone. A notice that is withdrawn stops what has not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import msgspec
+
+from ...errors import GpuCkptError
+from ...model import Cause
+from ...protocol import Event, Operation, OperationKind, OwnerKind, ResumeRequest, SaveRequest
+from ...reclaim_records import (
+    MOST_NOTICES,
+    Notice,
+    NoticeKind,
+    NoticeRequest,
+    NoticesReport,
+    now,
+)
+from ...states import ABSENT, ALIVE, KernelState
+from ...suspend_batch import suspend_each
+from ..kernels import Kernels, ManagedKernel
+from ..machine import Machine
+from ..measuring import Measuring
+from ..operations import Operations
+from ..streams import Streams
+from ..uploads import Uploads
+from ..verbs import Verbs
+from .risks import Risks
+
+#: A notice is due when less time than this is left, or than kernels take at this many bytes per second.
+LEAD_SECONDS, _CAREFUL_BYTES_PER_SECOND = 300.0, 50e6
+#: How long a server may take to begin with its kernels, at most this part of the time that is left.
+GRACE_SECONDS, _GRACE_PART = 3.0, 0.2
+#: How long a kernel that was resumed meanwhile runs before it is suspended again, and how often a suspend is tried.
+_AGAIN_SECONDS, _MOST_TRIES = 10.0, 2
+#: The machine stays if it is still there so long after the deadline.
+STAYS_SECONDS = 300.0
+_LOOK_SECONDS = 0.5
+_BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
+
+_log = logging.getLogger(__name__)
+
+
+class Reaction:
+    """The standing notices, and the task that acts on them. On the event loop's thread.
+
+    `settled`: called with a notice when every kernel is safe from it.
+    """
+
+    def __init__(
+        self,
+        streams: Streams,
+        kernels: Kernels,
+        operations: Operations,
+        verbs: Verbs,
+        measuring: Measuring,
+        machine: Machine,
+        uploads: Uploads,
+        settled: Callable[[Notice], Awaitable[None]],
+    ) -> None:
+        self._streams, self._kernels, self._operations = streams, kernels, operations
+        self._verbs, self._measuring, self._machine = verbs, measuring, machine
+        self._uploads, self._settled = uploads, settled
+        self._risks = Risks(kernels, uploads)
+        self._standing: dict[str, Notice] = {}
+        self._woken = asyncio.Event()
+        #: The deadline for which kernels are being suspended, and whether the disk survives; None: no notice is due.
+        self._acts_on: tuple[float, bool] | None = None
+        self._act: asyncio.Task[None] | None = None
+        self._resumes: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._tries: Counter[str] = Counter()
+        #: Kernels of scripts and batch runs that were suspended here, which nobody else would resume.
+        self._of_scripts: set[str] = set()
+        self._told: set[str] = set()
+        #: The suspends that were begun here for notices that are due.
+        self._begun: set[str] = set()
+        #: When the first of the notices that are due was, and until when servers may take to begin (by `now`); 0: none is.
+        self._due_since = self._grace_until = 0.0
+
+    def start(self) -> None:
+        """Start acting on notices."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Stop acting."""
+        tasks = {task for task in (self._task, self._act, self._resumes) if task is not None}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def standing(self) -> list[Notice]:
+        """Return the notices that stand."""
+        return list(self._standing.values())
+
+    def report(self) -> NoticesReport:
+        """Return the notices that stand, and the kernels that are not safe yet."""
+        survives = all(notice.disk_survives for notice in self._standing.values())
+        unsafe = self._risks.unsafe(disk_survives=survives)
+        return NoticesReport(self.standing(), unsafe, self._uploads.is_anywhere)
+
+    def request(self, request: NoticeRequest) -> None:
+        """Take the notice of a hook."""
+        self.take(
+            Notice(
+                f"requested:{request.name}",
+                NoticeKind.REQUESTED,
+                now() + request.within_seconds,
+                request.disk_survives,
+                request.withdrawn,
+            )
+        )
+
+    def take(self, notice: Notice) -> None:
+        """Take a notice, a change of one, or its withdrawal."""
+        known = self._standing.get(notice.id)
+        if notice.withdrawn:
+            if known is None:
+                return
+            del self._standing[notice.id]
+            _log.warning("notice %r is withdrawn: this machine stays", notice.id)
+        elif known is None and len(self._standing) >= MOST_NOTICES:
+            _log.warning("notice %r is left out: there are %d already", notice.id, MOST_NOTICES)
+            return
+        else:
+            notice = msgspec.structs.replace(notice, is_due=self._is_due(notice))
+            if notice == known:
+                return
+            self._standing[notice.id] = notice
+            left = notice.seconds_left
+            when = "perhaps soon" if left is None else f"in {left:.0f} s"
+            survives = "survives" if notice.disk_survives else "may not survive"
+            _log.warning("notice %r: this machine goes %s; its disk %s", notice.id, when, survives)
+        self._publish(notice)
+        self._told.discard(notice.id)
+        self._woken.set()
+
+    def _publish(self, notice: Notice) -> None:
+        self._streams.publish(Event(self._streams.advance(), notice=notice))
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                self._look()
+            except Exception:  # the next look tries again
+                _log.exception("notices that this machine goes are not acted on")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_SECONDS if self._standing else None):
+                    await self._woken.wait()
+
+    def _look(self) -> None:
+        for notice in self.standing():
+            if notice.deadline is None:
+                continue
+            if now() > notice.deadline + STAYS_SECONDS:
+                self.take(msgspec.structs.replace(notice, withdrawn=True))
+            elif not notice.is_due and self._is_due(notice):
+                due = self._standing[notice.id] = msgspec.structs.replace(notice, is_due=True)
+                self._publish(due)
+        due_now = [one for one in self._standing.values() if one.is_due]
+        acts_on = None
+        if due_now:
+            first = min(one.deadline for one in due_now if one.deadline is not None)
+            acts_on = (first, all(one.disk_survives for one in due_now))
+        if acts_on != self._acts_on:
+            self._acts_on = acts_on
+            if self._act is not None:
+                self._act.cancel()  # suspends that have begun go on
+            if acts_on is None:
+                self._end()
+            else:
+                self._act = asyncio.ensure_future(self._suspend_all(*acts_on))
+
+    def _end(self) -> None:
+        """Go back to usual: no notice is due any more."""
+        self._uploads.hurry(on=False)
+        self._tries.clear()
+        self._begun.clear()
+        self._due_since = self._grace_until = 0.0
+        self._resumes = asyncio.ensure_future(self._resume_scripts())
+
+    def _is_due(self, notice: Notice) -> bool:
+        left = notice.seconds_left
+        if left is None or left <= LEAD_SECONDS:
+            return left is not None
+        alive = [kernel.usage for kernel in self._kernels if kernel.state in ALIVE]
+        count_bytes = sum(usage.memory_bytes + usage.gpu_bytes for usage in alive)
+        return left <= count_bytes / _CAREFUL_BYTES_PER_SECOND
+
+    async def _suspend_all(self, deadline: float, disk_survives: bool) -> None:
+        total = deadline - now()
+        grace_until = now() + min(GRACE_SECONDS, _GRACE_PART * total)
+        # A nearer notice makes nothing wait anew.
+        self._due_since = self._due_since or time.time()
+        self._grace_until = min(self._grace_until or grace_until, grace_until)
+        half_time = now() + total / 2
+        self._uploads.hurry(on=not disk_survives)
+        if not disk_survives:
+            await self._uploads.look()  # a remote may have been added just now
+            self._risks.begin()
+        while (left := deadline - now()) > 0:
+            try:
+                if kernels := self._left_over(
+                    self._due_since, grace_is_over=now() >= self._grace_until
+                ):
+                    await self._suspend(kernels, left)
+                await self._tell_settled(disk_survives=disk_survives)
+            except GpuCkptError as error:
+                _log.warning("kernels are suspended later: %s", error)
+            except Exception:  # the others, and the next round, must go on
+                _log.exception("kernels are suspended later")
+            if not disk_survives and now() >= half_time:
+                self._risks.foresee(deadline - now())
+                half_time = deadline
+            await asyncio.sleep(max(0.0, min(_LOOK_SECONDS, deadline - now())))
+        self._undo()
+        self._risks.say_lost(disk_survives=disk_survives)
+
+    def _undo(self) -> None:
+        """Undo suspends that are not complete at the deadline; their kernels run on."""
+        for operation in self._operations:
+            if operation.operation_id in self._begun:
+                operation.cancel()
+        self._begun.clear()
+
+    def _left_over(self, began: float, *, grace_is_over: bool) -> list[ManagedKernel]:
+        """Return the kernels that nobody else suspends."""
+        left = []
+        for kernel in self._kernels:
+            record = kernel.record
+            if kernel.state in _BEING_DONE or record.ends_at:
+                continue
+            if self._tries[kernel.kernel_id] >= _MOST_TRIES:
+                continue
+            if record.since > began and time.time() < record.since + _AGAIN_SECONDS:
+                continue
+            is_servers = record.owner.kind is OwnerKind.SERVER
+            if is_servers and (not grace_is_over or self._is_at_work(kernel.owner_id)):
+                continue
+            left.append(kernel)
+        return left
+
+    def _is_at_work(self, owner_id: str) -> bool:
+        """Return whether suspends of an owner's kernels run, or have just ended."""
+        recently = time.monotonic() - GRACE_SECONDS
+        return any(
+            operation.kind is OperationKind.SUSPEND
+            and operation.kernel.owner_id == owner_id
+            and (not operation.ended or operation.ended_at > recently)
+            for operation in self._operations
+        )
+
+    async def _suspend(self, kernels: list[ManagedKernel], within_seconds: float) -> None:
+        await self._measuring.measure(kernels, exactly=False)
+        snapshots = await asyncio.to_thread(self._machine.snapshots, None)
+        smallest_first = sorted(
+            (kernel.public() for kernel in kernels),
+            key=lambda kernel: kernel.memory_bytes + kernel.gpu_bytes,
+        )
+        for kernel in kernels:
+            self._tries[kernel.kernel_id] += 1
+            if kernel.record.owner.kind is not OwnerKind.SERVER:
+                self._of_scripts.add(kernel.kernel_id)
+        asked = _AsDaemon(self._verbs, self._operations, self._begun)
+        for outcome in await suspend_each(
+            smallest_first, asked, within_seconds, snapshots=snapshots
+        ):
+            if outcome.saved:
+                del self._tries[outcome.kernel_id]
+            elif outcome.error is not None:
+                self._risks.say_not_suspended(outcome.kernel_id, outcome.error.message)
+
+    async def _tell_settled(self, *, disk_survives: bool) -> None:
+        is_lost = not disk_survives and not self._uploads.is_anywhere
+        if self._risks.unsafe(disk_survives=disk_survives) or (is_lost and any(self._kernels)):
+            return
+        for notice in self.standing():
+            if notice.is_due and notice.id not in self._told:
+                self._told.add(notice.id)
+                await self._settled(notice)
+
+    async def _resume_scripts(self) -> None:
+        """Resume the kernels of scripts, which would wait for ever."""
+        suspended, self._of_scripts = self._of_scripts, set()
+        for kernel_id in suspended:
+            kernel = self._kernels.find(kernel_id)
+            if kernel is not None and kernel.in_flight:
+                await kernel.in_flight.until_ended()
+            if kernel is not None and kernel.state is KernelState.SUSPENDED:
+                try:
+                    self._verbs.resume(kernel_id, ResumeRequest())
+                except GpuCkptError as error:
+                    _log.warning("kernel %s stays suspended: %s", kernel_id, error)
+
+
+class _AsDaemon:
+    """A `Suspender` that suspends without a server."""
+
+    def __init__(self, verbs: Verbs, operations: Operations, begun: set[str]) -> None:
+        self._verbs, self._operations, self._begun = verbs, operations, begun
+
+    async def begin(self, kernel_id: str) -> Operation:
+        operation = self._verbs.suspend(kernel_id, SaveRequest(cause=Cause.RECLAIM))
+        self._begun.add(operation.operation_id)
+        return operation.public()
+
+    async def finish(self, operation: Operation) -> Operation:
+        running = self._operations.get(operation.operation_id)
+        await running.until_ended()
+        return running.public()
+
+    async def cancel(self, operation: Operation) -> None:
+        self._operations.get(operation.operation_id).cancel()

@@ -1,0 +1,47 @@
+"""Kernels whose leases are kept for a while although they do not run, and the order of a release and a resume at one time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+
+class Reservations:
+    """The kernels whose leases are kept, by id. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        #: Until when (monotonic).
+        self._until: dict[str, float] = {}
+
+    def keep(self, kernel_id: str, seconds: float) -> None:
+        """Keep a kernel's lease for so long from now on; a release that has begun before is on record by then."""
+        with self._lock:
+            self._until[kernel_id] = time.monotonic() + seconds
+
+    def keep_longer(self, kernel_id: str, seconds: float) -> None:
+        """Keep a kernel's lease for so long at least."""
+        with self._lock:
+            until = time.monotonic() + seconds
+            self._until[kernel_id] = max(until, self._until.get(kernel_id, until))
+
+    def clear(self) -> None:
+        """Keep none any more."""
+        with self._lock:
+            self._until.clear()
+
+    def all(self) -> set[str]:
+        """Return the kernels whose leases are kept now."""
+        with self._lock:
+            now = time.monotonic()
+            self._until = {one: until for one, until in self._until.items() if until > now}
+            return set(self._until)
+
+    def unless_kept(self, kernel_id: str, note: Callable[[], None]) -> bool:
+        """Put a release on record by `note` unless the kernel's lease is kept; return whether it may be released."""
+        with self._lock:
+            if self._until.get(kernel_id, 0.0) > time.monotonic():
+                return False
+            note()
+            return True

@@ -1,0 +1,302 @@
+"""The uploads to one remote, one at a time. Each remote has its own threads, so that one that does not answer delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import ErrorRecord, GpuCkptError, OperationCancelled, SessionLost
+from ..model import SnapshotInfo
+from ..remote_records import Remote
+from ..snapshot_records import RemoteUploads, Traffic, Upload, UploadState
+from ..store.far import journal
+from . import remote_keys
+from .far_facts import facts_of
+from .leases_at_remote import OnLost
+from .machine import Machine
+from .sending import Sending
+from .snapshots_here import SnapshotsHere
+from .upload_queue import RemoteQueue, read_uploaded, write_uploaded
+
+#: The interval of checks whether an upload must pause for work for which a user waits.
+_LOOK_SECONDS = 0.2
+#: The time until an unreadable store is read again.
+_AGAIN_SECONDS = 5.0
+
+_NO_TRAFFIC = Traffic()
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+@dataclass
+class _Current:
+    """The running upload, or the one that is being given up."""
+
+    snapshot_id: str
+    sending: Sending
+    done_bytes: int = 0
+    total_bytes: int = 0
+    #: The remote's current error; None if it works.
+    trouble: ErrorRecord | None = None
+
+    def advance(self, done_bytes: int, total_bytes: int) -> None:
+        self.done_bytes, self.total_bytes = done_bytes, total_bytes
+
+    def be_in_trouble(self, error: ErrorRecord | None) -> None:
+        self.trouble = error
+
+
+class UploadLine:
+    """The uploads to one remote in its current configuration; a changed remote gets a new line. On the event loop's thread.
+
+    `is_busy`: whether work runs for which a user waits. `tell`: called with the id of a snapshot whose upload changed. `on_lost`: called
+    in a thread when another machine has taken over the far session of an upload.
+    """
+
+    def __init__(
+        self,
+        queue: RemoteQueue,
+        machine: Machine,
+        data_dir: Path,
+        here: SnapshotsHere,
+        is_busy: Callable[[], bool],
+        tell: Callable[[str], None],
+        on_lost: OnLost,
+    ) -> None:
+        self.queue, self._machine, self._data_dir, self._here = queue, machine, data_dir, here
+        self._is_busy, self._tell, self._on_lost = is_busy, tell, on_lost
+        self._current: _Current | None = None
+        self._woken = asyncio.Event()
+        # One thread uploads, the other pauses it.
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="upload")
+        # This thread may wait for the end of the running upload.
+        self._records = ThreadPoolExecutor(1, thread_name_prefix="record")
+        self._task: asyncio.Task[None] | None = None
+        self._notes: set[asyncio.Task[None]] = set()
+
+    @property
+    def remote(self) -> Remote:
+        """Return the remote."""
+        return self.queue.remote
+
+    @property
+    def any_pending(self) -> bool:
+        """Return whether an upload runs, or may start soon."""
+        return self._current is not None or self.queue.is_worth_waiting(self._here.found)
+
+    def start(self) -> None:
+        """Start with the uploads that earlier daemons left."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop; another line, or the next daemon, continues."""
+        if self._task is not None:
+            self._task.cancel()
+            if self._current is not None:
+                self._current.sending.stop()
+            await asyncio.wait({self._task})
+        if self._notes:
+            await asyncio.wait(self._notes)
+        await asyncio.to_thread(self._threads.shutdown)
+        await asyncio.to_thread(self._records.shutdown)
+
+    def wake(self) -> None:
+        """Check again for work."""
+        self._woken.set()
+
+    def hurry(self, *, on: bool) -> None:
+        """Upload at full rate, before this machine goes (`on`), or as usual. The running upload is begun again for that."""
+        self.queue.hurry(on=on)
+        if on and self._current is not None:
+            self._current.sending.stop()
+        self.wake()
+
+    def stop(self, snapshot_id: str) -> None:
+        """Stop uploading a snapshot that is gone."""
+        if self._current is not None and self._current.snapshot_id == snapshot_id:
+            self._current.sending.stop()
+
+    def view(self) -> RemoteUploads:
+        """Return the state of uploads to the remote."""
+        current, here = self._current, self._here.found
+        uploading = current.snapshot_id if current and current.snapshot_id in here else ""
+        return self.queue.view(here, uploading, current.trouble if current else None)
+
+    def upload_of(self, info: SnapshotInfo) -> Upload | None:
+        """Return the state of a snapshot's upload to the remote; None if it will not be uploaded there."""
+        current = self._current
+        if current is None or current.snapshot_id != info.snapshot_id:
+            return self.queue.upload_of(info)
+        total = current.total_bytes or info.sizes.stored_bytes
+        return Upload(self.remote.name, UploadState.UPLOADING, current.done_bytes, total)
+
+    def note_there(self, snapshot_id: str) -> None:
+        """Record that a snapshot was fetched from the remote, so that the remote need not be asked for it.
+
+        The file is written in the background: a running upload may have to end first, and waiting for that here could deadlock.
+        """
+        uploaded = self.queue.uploaded
+        self.queue.uploaded = uploaded.and_now(
+            snapshot_id, self._here.found, last_at=uploaded.last_at
+        )
+        note = self._note_on_record(snapshot_id, uploaded.last_at)
+        task = asyncio.get_running_loop().create_task(note)
+        self._notes.add(task)
+        task.add_done_callback(self._notes.discard)
+
+    async def _note_on_record(self, snapshot_id: str, last_at: float) -> None:
+        try:
+            await self._put_on_record(snapshot_id, last_at)
+        except (GpuCkptError, OSError) as error:
+            _log.warning("remote %s will be asked what it has: %s", self.remote.name, error)
+
+    async def _put_on_record(
+        self, snapshot_id: str, last_at: float | None = None, traffic: Traffic = _NO_TRAFFIC
+    ) -> None:
+        """Write to the record that the remote has a snapshot. Raises RemoteNotFound, StoreError."""
+        path = record_path(self._data_dir, self.remote.name)
+
+        def put() -> None:
+            with remote_keys.uploading(self._data_dir, self.remote):
+                # The record is read again, because the note may have waited for long.
+                known = read_uploaded(path)
+                write_uploaded(path, known.and_now(snapshot_id, self._here.found, last_at, traffic))
+
+        await asyncio.get_running_loop().run_in_executor(self._records, put)
+
+    async def _run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                if await self._do_next():
+                    continue
+            except GpuCkptError as error:
+                _log.warning("uploads to %s wait: %s", self.remote.name, error)
+                self._here.is_stale = True  # the list is read again after a while
+            except Exception:
+                _log.exception("uploads to %s wait", self.remote.name)
+                self._here.is_stale = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds_left()):
+                    await self._woken.wait()
+
+    def _seconds_left(self) -> float | None:
+        is_stale = self._here.is_stale
+        return _AGAIN_SECONDS if is_stale else self.queue.seconds_left(self._here.found)
+
+    async def _do_next(self) -> bool:
+        """Do the next task; return False if there was none."""
+        here = await self._look()
+        if not self.queue.next(here):
+            return False
+        while self._must_wait():  # noqa: ASYNC110 - there is no notification of an operation's end
+            await asyncio.sleep(_LOOK_SECONDS)
+        here = await self._look()  # the store may have changed meanwhile
+        snapshot_id = self.queue.next(here)
+        if snapshot_id in here:
+            await self._upload(here[snapshot_id])
+        elif snapshot_id:
+            await self._give_up(snapshot_id)
+        return True
+
+    def _must_wait(self) -> bool:
+        return self._is_busy() and not self.queue.hurries
+
+    async def _look(self) -> dict[str, SnapshotInfo]:
+        """Return the store's snapshots; queue interrupted uploads of snapshots that are gone, to be given up."""
+        await self._here.refresh()
+        here, state = self._here.found, remote_keys.state_dir(self._data_dir, self.remote.name)
+        self.queue.forget_others(here)
+        begun = await asyncio.to_thread(journal.unfinished, state)
+        self.queue.take_left(one for one in begun if one not in here)
+        return here
+
+    async def _upload(self, info: SnapshotInfo) -> None:
+        name, snapshot_id = self.remote.name, info.snapshot_id
+        loop = asyncio.get_running_loop()
+        current = self._begin(snapshot_id)
+        self._tell(snapshot_id)
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(current.advance, done, total)
+
+        run = partial(current.sending.run, self._machine.store, facts_of, progress)
+        try:
+            sent = await self._sent(current, run)
+            await self._put_on_record(snapshot_id, traffic=sent.traffic)
+        except OperationCancelled:
+            return
+        except SessionLost as error:
+            # It is tried again at once, in the far session of the branch.
+            used = current.sending.lease
+            await asyncio.to_thread(self._on_lost, self.remote, info.kernel_id, used, error)
+        except Exception as error:
+            self._fail(snapshot_id, error)
+        else:
+            self.queue.succeeded(snapshot_id, self._here.found, sent.traffic)
+            size = sent.count_bytes / 1e6
+            _log.info("uploaded snapshot %s to %s: %.1f MB", snapshot_id, name, size)
+        finally:
+            self._current = None
+            self._tell(snapshot_id)
+
+    async def _give_up(self, snapshot_id: str) -> None:
+        """Remove the objects of an upload whose snapshot was deleted meanwhile."""
+        current = self._begin(snapshot_id)
+        try:
+            await self._sent(current, current.sending.give_up)
+        except OperationCancelled:
+            return
+        except Exception as error:
+            self._fail(snapshot_id, error)
+        else:
+            self.queue.gave_up(snapshot_id)
+            _log.info("gave up the upload of %s to %s", snapshot_id, self.remote.name)
+        finally:
+            self._current = None
+
+    def _begin(self, snapshot_id: str) -> _Current:
+        is_urgent = self.queue.hurries
+        sending = Sending(self._data_dir, self.remote, snapshot_id, is_urgent=is_urgent)
+        self._current = _Current(snapshot_id, sending)
+        return self._current
+
+    def _fail(self, snapshot_id: str, error: Exception) -> None:
+        if not isinstance(error, GpuCkptError):
+            _log.exception("snapshot %s was not uploaded", snapshot_id)
+        name = self.remote.name
+        _log.warning("snapshot %s was not uploaded to %s: %s", snapshot_id, name, error)
+        self.queue.failed(snapshot_id, error)
+        self._here.is_stale = True  # the snapshot may be gone
+
+    async def _sent(
+        self, current: _Current, work: Callable[[Callable[[ErrorRecord | None], None]], _Result]
+    ) -> _Result:
+        """Wait until the process has done its work; pause it while work runs for which a user waits."""
+        loop = asyncio.get_running_loop()
+
+        def trouble(error: ErrorRecord | None) -> None:
+            loop.call_soon_threadsafe(current.be_in_trouble, error)
+
+        running = loop.run_in_executor(self._threads, partial(work, trouble))
+        try:
+            while not running.done():
+                hold = partial(current.sending.hold, on=self._must_wait())
+                await loop.run_in_executor(self._threads, hold)
+                await asyncio.wait({running}, timeout=_LOOK_SECONDS)
+        finally:
+            if not running.done():  # the daemon exits
+                current.sending.stop()
+        return running.result()
+
+
+def record_path(data_dir: Path, name: str) -> Path:
+    """Return the path of the record of the snapshots that a remote has."""
+    return remote_keys.state_dir(data_dir, name) / "uploaded.json"

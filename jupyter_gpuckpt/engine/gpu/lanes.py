@@ -1,0 +1,124 @@
+"""The lanes of a tree's processes during one freeze: what leaves them, where it is meanwhile, and how it comes back.
+
+Covers: the order of the lane's steps around the driver's, the files with what was copied out. Does not cover: the orders to one
+process (`lane.py`), Checkpoint and Restore (`processes.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from ...errors import CheckpointError, GpuCkptError
+from ...host import gpu, processes
+from ..tree.tree import Tree
+from . import cuda
+from .lane import Allocation, Lane
+from .staging import StagingFile, allocated
+
+logger = logging.getLogger(__name__)
+
+
+class Lanes:
+    """The lanes of one tree. `settle` undoes what `close_gate` and `empty` did; processes without a lane are left alone by all methods."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        #: Lanes whose gates are closed, by pid.
+        self.waiting: dict[int, Lane] = {}
+        #: The file with what was copied out of each lane, by pid.
+        self.files: dict[int, list[StagingFile]] = {}
+        #: What was handed over for a save, by pid.
+        self._moments: dict[int, list[Allocation]] = {}
+
+    def close_gate(self, pid: int, limit_seconds: float) -> None:
+        """Let no thread of the process enter the driver. Raises FreezeFailed after the limit; the gate is open then."""
+        lane = Lane(self._tree, pid)
+        if not lane.is_there:
+            return
+        lane.settle()  # after an operation that failed
+        self.waiting[pid] = lane
+        lane.close_gate(limit_seconds)
+
+    def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], *, stays: bool) -> None:
+        """Take from a locked process the memory that its lane allocated. It is locked again afterwards.
+
+        `used`: its bytes on each GPU. With `stays` the memory stays on the GPU, held by init, if there is room to give it back as a
+        copy; else it is copied to a file. No thread enters the driver meanwhile: they wait at the gate, and not inside the driver,
+        where they would hold up the second Lock. The first one has waited for the work on the GPU. Raises FreezeFailed.
+        """
+        if (lane := self.waiting.get(pid)) is None:
+            return
+        cuda.unlock(pid)
+        allocations = lane.allocations()
+        length = sum(one.bytes for one in allocations)
+        free = gpu.free_bytes()
+        if stays and all(free.get(uuid, 0) > size for uuid, size in used.items()):
+            self._moments[pid] = allocations
+            lane.hand_over()
+        elif length:
+            with self._made_file(pid, lane, length) as file:
+                lane.copy_out(file)
+        cuda.lock(pid, lock_seconds)
+
+    def handed_bytes(self, pid: int) -> int:
+        """Return how many bytes of a process are on the GPU without it."""
+        return sum(one.bytes for one in self._moments.get(pid, []))
+
+    def find(self, among: Iterable[int]) -> None:
+        """Let `settle` look at processes that another freeze, or another daemon, may have left with a closed gate."""
+        lanes = {pid: Lane(self._tree, pid) for pid in among}
+        self.waiting |= {pid: lane for pid, lane in lanes.items() if lane.is_there}
+
+    def settle(self, not_restored: Collection[int]) -> dict[int, GpuCkptError]:
+        """Give processes their memory back and open their gates; return the errors by pid.
+
+        Their threads run, outside the driver: none owns a lock that the lane would wait for. Processes that the driver has not
+        restored keep their gates closed until the next call, and so do those that failed.
+        """
+        failed: dict[int, GpuCkptError] = {}
+        for pid, lane in list(self.waiting.items()):
+            if pid in not_restored or cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
+                continue
+            try:
+                lane.settle()
+            except GpuCkptError as error:
+                if processes.start_time(pid) is None:
+                    continue  # it has ended
+                logger.exception("GPU memory of process %d could not be given back", pid)
+                failed[pid] = error
+            else:
+                del self.waiting[pid]
+        return failed
+
+    @property
+    def has_moments(self) -> bool:
+        """Whether memory was handed over that has to be copied out when the processes run again."""
+        return any(self._moments.values())
+
+    def copy_moments(self) -> None:
+        """Copy to files what was handed over, while the processes run on with their copies. Raises FreezeFailed."""
+        for pid, allocations in self._moments.items():
+            if allocations:
+                lane = Lane(self._tree, pid)
+                with self._made_file(pid, lane, self.handed_bytes(pid)) as file:
+                    lane.copy_moment(allocations, file)
+        self._moments.clear()
+
+    def drop_moments(self, among: Iterable[int] = ()) -> None:
+        """Free what was handed over for a save that nobody completes, here or by another daemon; never raises."""
+        for pid in {*among, *self._moments} - set(self.waiting):
+            lane = Lane(self._tree, pid)
+            if lane.is_there:
+                with suppress(CheckpointError):
+                    lane.drop_moment()
+
+    @contextmanager
+    def _made_file(self, pid: int, lane: Lane, length: int) -> Iterator[int]:
+        """Make the file for a lane's memory and yield its descriptor; afterwards it is among the files."""
+        with suppress(FileNotFoundError):
+            self._tree.inside(lane.file_path).unlink()
+        with allocated(self._tree, pid, lane.file_path, length) as (file, descriptor):
+            yield descriptor
+        self.files[pid] = [file]

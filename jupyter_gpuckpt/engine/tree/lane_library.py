@@ -1,0 +1,36 @@
+"""Loading of the lane library (gpu/lane.c) into kernels whose user chose it (`LaunchSpec.gpu_lane`).
+
+Does not cover: the orders that the daemon gives the library (`gpu/lane.py`).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...model import SCRATCH
+
+LIBRARY = Path(__file__).parents[1] / "gpu" / "gpu-lane.so"
+#: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.
+INSIDE = f"{SCRATCH}/{LIBRARY.name}"
+#: Where the library's thread of each process listens, on a socket that has the process's number as its name.
+DIRECTORY = f"{SCRATCH}/lane"
+_VARIABLE = "GPUCKPT_LANE"
+_PRELOADED = "LD_PRELOAD"
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return `env` with the library preloaded; the library removes itself from it before the program sees it."""
+    return {
+        **env,
+        _PRELOADED: ":".join(filter(None, [env.get(_PRELOADED, ""), INSIDE])),
+        _VARIABLE: DIRECTORY,
+    }
+
+
+def install(root: Path) -> None:
+    """Copy the library to the place that `environment` names, below `root`, the kernel's root directory as seen from here."""
+    target = root / INSIDE.lstrip("/")
+    shutil.copyfile(LIBRARY, target)
+    target.chmod(0o755)

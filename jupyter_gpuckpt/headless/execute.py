@@ -1,0 +1,166 @@
+"""`jupyter gpuckpt execute`: a notebook is executed as by nbclient, and goes on after whatever ended its runner or its machine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+from nbclient.exceptions import CellControlSignal, CellExecutionError, DeadKernelError
+
+from .. import daemon_settings
+from ..errors import ConfigurationError, GpuCkptError
+from .kernel_manager import BatchKernelManager, JournalClient, Stopped
+from .notebook_client import BatchClient
+from .preparing import prepared
+from .runs import write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from nbformat import NotebookNode
+
+#: New outputs are written this often, and that takes at most this part of the time.
+_WRITE_EVERY_SECONDS, _WRITE_PART = 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be executed. `timeout_seconds` and `autosave_seconds` None: never."""
+
+    notebook: Path
+    output: Path
+    kernel_name: str = ""
+    timeout_seconds: float | None = None
+    allow_errors: bool = False
+    autosave_seconds: float | None = None
+    restart: bool = False
+    from_snapshot: str = ""
+
+
+class _Executing(BatchClient):
+    """A client that keeps the outputs so far on disk."""
+
+    def __init__(self, notebook: NotebookNode, output: Path, **traits: Any) -> None:  # noqa: ANN401 - as the base
+        super().__init__(notebook, **traits)
+        self._output = output
+        self._is_behind = True
+
+    def process_message(self, *arguments: Any, **options: Any) -> NotebookNode | None:  # noqa: ANN401 - as the base
+        """Take a message of the kernel."""
+        self._is_behind = True
+        return super().process_message(*arguments, **options)
+
+    async def write_often(self) -> None:
+        """Write the notebook whenever something came, until it is cancelled."""
+        while True:
+            spent = self.write() if self._is_behind else 0.0
+            await asyncio.sleep(max(_WRITE_EVERY_SECONDS, spent / _WRITE_PART))
+
+    def write(self) -> float:
+        """Write the notebook as it is now; return how many seconds that took."""
+        began, self._is_behind = time.monotonic(), False
+        write_atomically(self._output, (nbformat.writes(self.nb) + "\n").encode())  # type: ignore[no-untyped-call]
+        return time.monotonic() - began
+
+
+def execute(
+    wanted: Wanted, progress: Callable[[int, int], None], warn: Callable[[str], None]
+) -> BaseException | None:
+    """Execute a notebook; return the error that ended it, None if it went through.
+
+    `progress` is called with the number of cells that are done and that of all. Raises GpuCkptError, Stopped.
+    """
+    notebook = _read(wanted.notebook)
+    settings = daemon_settings.from_environment()
+    output = wanted.output.absolute()
+    if not output.parent.is_dir():
+        raise ConfigurationError(f"There is no folder {output.parent}.")
+    with suppress(FileNotFoundError):
+        if output.samefile(wanted.notebook):
+            raise ConfigurationError(
+                "The output would replace the notebook.",
+                hint="A run that goes on reads the notebook again: choose another output.",
+            )
+    count = len(notebook.cells)
+    try:
+        with prepared(
+            notebook,
+            str(output),
+            settings,
+            kernel_name=wanted.kernel_name,
+            restart=wanted.restart,
+            from_snapshot=wanted.from_snapshot,
+        ) as manager:
+            client = _Executing(
+                notebook,
+                output,
+                km=manager,
+                timeout_func=lambda cell: wanted.timeout_seconds,
+                allow_errors=wanted.allow_errors,
+                resources={"metadata": {"path": str(wanted.notebook.parent.absolute())}},
+                on_cell_start=lambda cell, cell_index: progress(cell_index, count),
+            )
+            try:
+                asyncio.run(_run(client, manager, wanted.autosave_seconds, warn))
+            finally:
+                client.write()
+    except (CellControlSignal, CellExecutionError, DeadKernelError) as error:
+        return error
+    return None
+
+
+async def _run(
+    client: _Executing,
+    manager: BatchKernelManager,
+    autosave_seconds: float | None,
+    warn: Callable[[str], None],
+) -> None:
+    beside = [asyncio.ensure_future(client.write_often())]
+    if autosave_seconds is not None:
+        saving = _save_often(client, manager, autosave_seconds, warn)
+        beside.append(asyncio.ensure_future(saving))
+    try:
+        await client.async_execute()
+    finally:
+        for task in beside:
+            task.cancel()
+        for task in beside:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def _save_often(
+    client: _Executing,
+    manager: BatchKernelManager,
+    seconds: float,
+    warn: Callable[[str], None],
+) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        if not isinstance(client.kc, JournalClient) or not manager.record.is_ready:
+            continue
+        try:
+            peer_access_off = await client.kc.prepare_save()
+            await asyncio.to_thread(manager.gpuckpt_owner.save, peer_access_off=peer_access_off)
+        except GpuCkptError as error:
+            warn(f"The kernel was not saved: {error.message} {error.hint}".strip())
+        else:
+            await client.kc.ask("peers_on")
+
+
+def _read(path: Path) -> NotebookNode:
+    try:
+        notebook: NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
+    except Exception as error:  # nbformat raises many kinds
+        raise ConfigurationError(f"{path} is no notebook: {error}") from error
+    return notebook
+
+
+__all__ = ["Stopped", "Wanted", "execute"]

@@ -1,0 +1,105 @@
+"""What papermill's engine `gpuckpt` consists of (`papermill_engine.py`)."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jupyter_core.utils import run_sync
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, NotebookExecutionManager
+from papermill.log import logger
+from papermill.utils import merge_kwargs, remove_args
+
+from .. import daemon_settings
+from ..errors import GpuCkptError
+from .journal import Rewound
+from .kernel_manager import BatchKernelManager
+from .notebook_client import OutlivedClient
+from .preparing import prepared
+
+
+class _Client(OutlivedClient, PapermillNotebookClient):  # type: ignore[misc] # papermill has no types
+    """papermill's notebook client, which begins again with the journal whenever the kernel was resumed."""
+
+    def execute(self, **arguments: Any) -> Any:  # noqa: ANN401 - as the base
+        while True:
+            try:
+                return super().execute(**arguments)
+            except Rewound:
+                run_sync(self.settle)()
+                self.nb_man.notebook_start()
+                if self.nb_man.pbar is not None:
+                    self.nb_man.pbar.reset()
+
+
+class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
+    """papermill's own engine with kernels that outlive it."""
+
+    @classmethod
+    def execute_managed_notebook(
+        cls,
+        nb_man: NotebookExecutionManager,
+        kernel_name: str,
+        log_output: bool = False,
+        stdout_file: Any = None,  # noqa: ANN401 - papermill's
+        stderr_file: Any = None,  # noqa: ANN401 - papermill's
+        start_timeout: int = 60,
+        execution_timeout: int | None = None,
+        gpuckpt_autosave: float | None = None,
+        **arguments: Any,  # noqa: ANN401 - papermill's
+    ) -> None:
+        """Execute a notebook."""
+        traits = merge_kwargs(
+            remove_args(["input_path", "timeout", "startup_timeout"], **arguments),
+            timeout=execution_timeout or arguments.get("timeout"),
+            startup_timeout=start_timeout,
+            log=logger,
+            log_output=log_output,
+            stdout_file=stdout_file,
+            stderr_file=stderr_file,
+        )
+        settings = daemon_settings.from_environment()
+        output = _identity(nb_man.output_path)
+        with prepared(nb_man.nb, output, settings, kernel_name=kernel_name) as manager:
+            with _autosaved(manager, gpuckpt_autosave):
+                _Client(nb_man, km=manager, **traits).execute()
+            # papermill raises errors of cells later, from the notebook.
+            manager.has_failed = bool(nb_man.nb.metadata.papermill.get("exception"))
+
+
+def _identity(output_path: str | None) -> str:
+    """Return what identifies the run: the output's path or address; without one nothing can go on with it."""
+    if not output_path:
+        return f"papermill-{uuid.uuid4()}"
+    return output_path if "://" in output_path else str(Path(output_path).absolute())
+
+
+@contextmanager
+def _autosaved(manager: BatchKernelManager, seconds: float | None) -> Iterator[None]:
+    """Save the kernel that often, in a thread: papermill's event loop runs during cells only."""
+    if seconds is None:
+        yield
+        return
+    ended = threading.Event()
+
+    def save_often() -> None:
+        while not ended.wait(seconds):
+            if not manager.record.is_ready:
+                continue
+            try:
+                manager.gpuckpt_owner.save(peer_access_off=False)
+            except GpuCkptError as error:
+                logger.warning("The kernel was not saved: %s", error)
+
+    thread = threading.Thread(target=save_often, name="gpuckpt-autosave", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

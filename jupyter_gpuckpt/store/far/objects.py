@@ -1,0 +1,70 @@
+"""The operations that leases and far sessions need from the storage of their objects: a bucket, or a folder that hosts share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import NamedTuple, Protocol, TypeVar
+
+_Record = TypeVar("_Record")
+#: The version of an object, as conditional writes expect it.
+Version = Mapping[str, str]
+
+
+class Found(NamedTuple):
+    """The entry of an object in a list. `modified`: by the remote's clock."""
+
+    name: str
+    size: int
+    modified: datetime
+
+
+class Stored(NamedTuple):
+    """An object's content with its version."""
+
+    data: bytes
+    version: Version
+    modified: datetime
+
+
+class Objects(Protocol):
+    """Objects that are written by comparing and swapping."""
+
+    @property
+    def name(self) -> str:
+        """The name of the place, for messages."""
+
+    def get(self, name: str, *, most_bytes: int = ...) -> Stored:
+        """Return an object. Raises FarObjectMissing."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write an object that was not there; whether what is there now is this."""
+
+    def swap(self, name: str, data: bytes, old: Version) -> bool:
+        """Replace the writing `old` of an object; whether what is there now is this."""
+
+    def delete(self, names: Sequence[str]) -> list[str]:
+        """Delete objects; return those that cannot be deleted."""
+
+    def list(self, folder: str) -> list[Found]:
+        """Return the objects below a folder."""
+
+
+class Sealing(Protocol):
+    """How records become objects; no two writings of a record are the same bytes."""
+
+    def seal_record(self, name: str, record: object) -> bytes:
+        """Return the object `name` that holds a record."""
+
+    def open_record(self, name: str, data: bytes, kind: type[_Record]) -> _Record:
+        """Return the record that the object `name` holds. Raises FarObjectInvalid."""
+
+
+class Remembering(Protocol):
+    """What was seen of the place, so that an older state is refused."""
+
+    def newest(self, name: str) -> int:
+        """Return the newest generation of an object that was seen."""
+
+    def check(self, name: str, generation: int, newest: int) -> None:
+        """Refuse an object that is older than `newest`. Raises FarObjectInvalid."""

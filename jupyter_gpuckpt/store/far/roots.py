@@ -1,0 +1,90 @@
+"""The roots of garbage collection: all manifests of a remote, whether far sessions list them or not. Their packs must not be removed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ...errors import FarObjectMissing, StoreUnavailable
+from . import far_manifests
+from .buckets import Bucket
+from .far_manifests import FarManifest
+from .sealing import Seal
+from .seen import Seen
+from .sessions import Sessions
+
+_ATTEMPTS = 20
+
+_Fact = TypeVar("_Fact")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Roots(Generic[_Fact]):
+    """The manifests whose packs must stay, by name, each with the value that `read` was asked for."""
+
+    #: Each value comes with the id of the far session that lists the manifest.
+    listed: dict[str, tuple[str, _Fact]]
+    unlisted: dict[str, _Fact]
+    #: By far session: manifests of deleted snapshots, and erased manifests whose objects still exist.
+    gone: dict[str, set[str]]
+
+    @property
+    def all(self) -> list[_Fact]:
+        """Return the facts of all manifests in `listed` and `unlisted`."""
+        return [*(fact for _, fact in self.listed.values()), *self.unlisted.values()]
+
+
+def read(
+    bucket: Bucket, seal: Seal, seen: Seen, want: Callable[[FarManifest], _Fact]
+) -> Roots[_Fact]:
+    """Read all manifests, found by listing the remote and in far sessions; keep what `want` returns for each.
+
+    A lost manifest is logged and left out. Raises FarObjectInvalid, FormatTooNew, AccessDenied, StoreUnavailable,
+    OperationCancelled.
+    """
+    sessions, known = Sessions(bucket, seal, seen), dict[str, _Fact]()
+    for _ in range(_ATTEMPTS):
+        listed, gone = _named(sessions)
+        there = {one.name for one in bucket.list(far_manifests.FOLDER)}
+        gone = {one: (deleted, erased & there) for one, (deleted, erased) in gone.items()}
+        without = {name for both in gone.values() for names in both for name in names}
+        unlisted = {one for one in there if far_manifests.snapshot_of(one)} - without - set(listed)
+        missing = set()
+        for name in sorted({*listed, *unlisted} - known.keys()):
+            try:
+                known[name] = want(far_manifests.read(bucket, seal, name))
+            except FarObjectMissing:
+                missing.add(name)  # its upload may just have replaced an unlisted manifest
+        lost = missing & listed.keys()
+        # A far session may list another manifest by now in place of a missing one. That manifest was not read yet.
+        if all(sessions.lists(listed[name], name) for name in lost):
+            break
+    else:
+        raise StoreUnavailable(
+            f"The sessions of remote {bucket.name} changed {_ATTEMPTS} times while they were read.",
+            hint="Try again.",
+        )
+    for name in sorted(lost):
+        _log.warning("%s is lost: its snapshot cannot be fetched.", name)
+    return Roots(
+        {name: (listed[name], known[name]) for name in listed if name in known},
+        {name: known[name] for name in unlisted if name in known},
+        {one: deleted | erased for one, (deleted, erased) in gone.items() if deleted | erased},
+    )
+
+
+def _named(
+    sessions: Sessions,
+) -> tuple[dict[str, str], dict[str, tuple[set[str], set[str]]]]:
+    """Return the far session of each listed manifest, and by far session the manifests of deleted snapshots and the erased ones."""
+    listed: dict[str, str] = {}
+    gone = {}
+    for session_id in sessions.ids():
+        session = sessions.get(session_id)
+        listed |= {one.manifest: session_id for one in session.snapshots if not one.deleted_at}
+        deleted = {one.manifest for one in session.snapshots if one.deleted_at}
+        gone[session_id] = deleted, set(session.erased)
+    return listed, gone

@@ -1,0 +1,25 @@
+"""The folders of a store, which are readable by their owner only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..errors import ConfigurationError
+
+
+def prepare(root: Path, packs: Path) -> None:
+    """Create the folder of a store; its packs will be in `packs`. Raises OSError, ConfigurationError if it holds other files."""
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not packs.exists() and any(p.name != "lock" for p in root.iterdir()):
+        raise ConfigurationError(
+            f"{root} holds other files, so it is not used as a snapshot store.",
+            hint="Choose a directory that is empty, or that does not exist yet.",
+        )
+    make(root)
+
+
+def make(path: Path) -> None:
+    """Create a folder with mode 0700. Raises OSError."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_mode & 0o077:
+        path.chmod(0o700)

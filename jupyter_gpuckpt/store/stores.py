@@ -1,0 +1,87 @@
+"""Which store a daemon writes, where several hosts or containers share a data directory: `store`, or `store-2` while that is in use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import StoreUnavailable
+from ..file_locks import is_locked
+from .far.shared_folders import locks_reach_all
+from .faults import store_errors
+from .local import LocalStore
+from .lock import names_another_host
+
+_MOST = 64
+_PAUSE = 0.05
+#: How long the store of a process of this host is waited for, in seconds: the process may just be ending.
+_ENDING_SECONDS = 2.0
+
+
+def open_free(root: Path, are_others_there: Callable[[], bool]) -> LocalStore:
+    """Open the first store that no other process has. Raises as `LocalStore` does.
+
+    A process of this host that has a store is waited for: it may be the last daemon, which was killed and still ends.
+    `are_others_there`: whether daemons of other hosts live; asked only where file locks may not reach them.
+    """
+    for directory in _directories(root):
+        with store_errors(directory):
+            if _stays_locked(directory / "lock"):
+                continue
+        if not _is_free(directory, are_others_there):
+            continue
+        for is_last in (False, False, True):
+            try:
+                return LocalStore(directory)
+            except StoreUnavailable:
+                # Another daemon has it now, or has only looked whether it is in use.
+                if is_locked(directory / "lock"):
+                    break
+                if is_last:
+                    raise
+                time.sleep(_PAUSE)
+    raise StoreUnavailable(
+        f"All {_MOST} snapshot stores beside {root} are in use.",
+        hint="Stop a gpuckptd on another machine, or choose another store.",
+    )
+
+
+def _stays_locked(lock: Path) -> bool:
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while is_locked(lock):
+        if names_another_host(lock) or time.monotonic() > deadline:
+            return True
+        time.sleep(_PAUSE)
+    return False
+
+
+def others(root: Path, own: LocalStore) -> list[Path]:
+    """Return the directories of the stores beside the one that is open."""
+    found = (one for one in _directories(root) if (one / "manifests").is_dir())
+    return [one for one in found if one != own.root]
+
+
+def abandoned(root: Path, own: LocalStore, are_others_there: Callable[[], bool]) -> list[Path]:
+    """Return those of the other stores that no daemon has."""
+    return [one for one in others(root, own) if _is_free(one, are_others_there)]
+
+
+def all_of(root: Path) -> list[Path]:
+    """Return the directories of the stores that there are."""
+    return [one for one in _directories(root) if one.is_dir()]
+
+
+def _is_free(directory: Path, are_others_there: Callable[[], bool]) -> bool:
+    lock = directory / "lock"
+    with store_errors(directory):
+        if is_locked(lock):
+            return False
+        is_doubtful = names_another_host(lock) and not locks_reach_all(directory)
+    return not (is_doubtful and are_others_there())
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    yield root
+    for number in range(2, _MOST + 1):
+        yield root.with_name(f"{root.name}-{number}")

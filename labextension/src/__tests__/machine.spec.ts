@@ -1,0 +1,204 @@
+// What is told of the machine: that it goes, and that another one has taken a session over.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import { nullTranslator } from '@jupyterlab/translation';
+import { MessageLoop } from '@lumino/messaging';
+import { Signal } from '@lumino/signaling';
+import { Widget } from '@lumino/widgets';
+
+import { GpuCkptApi } from '../api';
+import { LostSessionBanner } from '../lost-session';
+import { MachineNotices } from '../machine-notices';
+import { KernelStates } from '../model';
+import { countdown, NoticeBanner } from '../notice-banner';
+import type { INotice } from '../protocol';
+import { NOTICE_EVENT_SCHEMA } from '../server-events';
+import { aKernel, FakeEvents, FakeServer } from './fakes';
+
+const trans = nullTranslator.load('');
+
+let events: FakeEvents;
+let server: FakeServer;
+let widget: Widget;
+
+function attach(made: Widget): void {
+  widget = made;
+  Widget.attach(widget, document.body);
+}
+
+async function drawn(): Promise<void> {
+  MessageLoop.flush();
+  await new Promise(resolve => setTimeout(resolve, 5));
+}
+
+async function shown(text: string): Promise<void> {
+  while (!widget.node.textContent?.includes(text)) {
+    await drawn();
+  }
+}
+
+function button(label: string): HTMLButtonElement {
+  const found = Array.from(widget.node.querySelectorAll('button')).find(
+    ({ textContent }) => textContent === label
+  );
+  return found as HTMLButtonElement;
+}
+
+beforeEach(() => {
+  events = new FakeEvents();
+  server = new FakeServer();
+});
+
+afterEach(() => {
+  widget.dispose();
+  Notification.dismiss();
+});
+
+describe('the banner of a machine that goes', () => {
+  let now: number;
+  let notices: MachineNotices;
+
+  function aNotice(changes: Partial<INotice> = {}): INotice {
+    return {
+      id: 'aws-spot:1',
+      kind: 'reclaim',
+      seconds_left: 105,
+      disk_survives: false,
+      is_due: false,
+      withdrawn: false,
+      ...changes
+    };
+  }
+
+  const tell = (changes: Partial<INotice> = {}) =>
+    events.emit({ ...aNotice(changes), schema_id: NOTICE_EVENT_SCHEMA });
+
+  async function make(...told: INotice[]): Promise<void> {
+    now = 1e6;
+    server.on('GET notices', { notices: told });
+    const api = new GpuCkptApi(server.settings);
+    notices = new MachineNotices(api, events.stream, () => now);
+    attach(new NoticeBanner(notices, trans));
+    await notices.ready;
+  }
+
+  afterEach(() => notices.dispose());
+
+  it('counts down, and says what is done and what is lost', async () => {
+    await make();
+    expect(widget.isHidden).toBe(true);
+    tell();
+    expect(widget.isHidden).toBe(false);
+    await shown('This machine will be shut down in 1:45.');
+    await shown('Sessions will be suspended before. Its disk is lost');
+    now += 41_000;
+    await shown('in 1:04.'); // by itself, within a second
+    tell({ seconds_left: 30, is_due: true, disk_survives: true });
+    await shown('in 0:30. Sessions are being suspended. Its disk is kept.');
+    now += 31_000;
+    tell({ id: 'other', seconds_left: 5000 });
+    await shown('at any moment');
+  });
+
+  it('shows the nearest, and goes when the machine stays', async () => {
+    await make(aNotice({ seconds_left: 7384 }), aNotice({ id: 'b' }));
+    await shown('in 1:45.');
+    tell({ id: 'b', withdrawn: true });
+    await shown('in 2:03:04.');
+    tell({ withdrawn: true });
+    expect(widget.isHidden).toBe(true);
+  });
+
+  it('says that a machine may go', async () => {
+    await make(aNotice({ kind: 'rebalance', seconds_left: null }));
+    await shown('may be shut down soon. Sessions are saved and run on.');
+  });
+
+  it('is not there where the server knows no notices', async () => {
+    await make();
+    server.on('GET notices', { status: 404, body: '<html>' });
+    expect(await notices.refresh()).toBe(true);
+    server.on('GET notices', new TypeError('away'));
+    expect(await notices.refresh()).toBe(false);
+    expect(widget.isHidden).toBe(true);
+  });
+
+  it('writes times as clocks do', () => {
+    expect([0, 0.2, 59.5, 61, 3600].map(countdown)).toEqual([
+      '0:00',
+      '0:01',
+      '1:00',
+      '1:01',
+      '1:00:00'
+    ]);
+  });
+});
+
+describe('a notebook whose session was taken over', () => {
+  const save = jest.fn(async () => undefined);
+  const saveCopy = jest.fn();
+  let panel: NotebookPanel;
+  let states: KernelStates;
+
+  const isLost = () =>
+    events.tell(
+      aKernel({ error_code: 'session_lost', reason: 'Taken over by desk.' })
+    );
+
+  beforeEach(async () => {
+    save.mockClear();
+    saveCopy.mockClear();
+    const sender = {};
+    panel = {
+      title: { label: 'a.ipynb' },
+      context: { save },
+      disposed: new Signal(sender),
+      sessionContext: {
+        session: { kernel: { id: 'k' } },
+        kernelChanged: new Signal(sender),
+        statusChanged: new Signal(sender),
+        connectionStatusChanged: new Signal(sender)
+      }
+    } as unknown as NotebookPanel;
+    server.on('GET kernels', { kernels: [aKernel()] });
+    states = new KernelStates(new GpuCkptApi(server.settings), events.stream);
+    await states.ready;
+    attach(new LostSessionBanner(panel, states, saveCopy, trans));
+  });
+
+  afterEach(() => states.dispose());
+
+  it('is not saved, until its user says where', async () => {
+    expect(widget.isHidden).toBe(true);
+    await panel.context.save();
+    expect(save).toHaveBeenCalledTimes(1);
+    isLost();
+    expect(widget.isHidden).toBe(false);
+    await shown('Taken over by desk. This notebook is not saved until');
+    // The periodic save of JupyterLab takes this for a user who has cancelled it.
+    const refusal = { name: 'ModalCancelError' };
+    await expect(panel.context.save()).rejects.toMatchObject(refusal);
+    await expect(panel.context.save()).rejects.toMatchObject(refusal);
+    expect(Notification.manager.count).toBe(1);
+    // The next save of the kernel clears its error, which decides nothing.
+    events.tell(aKernel());
+    await expect(panel.context.save()).rejects.toMatchObject(refusal);
+    button('Save as a Copy…').click();
+    expect(saveCopy).toHaveBeenCalled();
+    expect(save).toHaveBeenCalledTimes(1);
+    button('Keep Saving Here').click();
+    expect(widget.isHidden).toBe(true);
+    await panel.context.save();
+    expect(save).toHaveBeenCalledTimes(2);
+    isLost();
+    expect(widget.isHidden).toBe(true);
+  });
+
+  it('is saved as before when the banner has gone', async () => {
+    isLost();
+    widget.dispose();
+    await panel.context.save();
+    expect(save).toHaveBeenCalledTimes(1);
+  });
+});

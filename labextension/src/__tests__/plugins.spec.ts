@@ -1,0 +1,18 @@
+import { ILauncher } from '@jupyterlab/launcher';
+import { IRunningSessionManagers } from '@jupyterlab/running';
+import { IStatusBar } from '@jupyterlab/statusbar';
+
+import plugins from '../index';
+
+describe('the plugins', () => {
+  it.each([ILauncher, IRunningSessionManagers, IStatusBar])(
+    'work without what not every application has: %p',
+    token => {
+      const using = plugins.filter(({ optional }) => optional?.includes(token));
+      expect(using).toHaveLength(1);
+      expect(plugins.some(({ requires }) => requires?.includes(token))).toBe(
+        false
+      );
+    }
+  );
+});

@@ -1,0 +1,152 @@
+import { Notification } from '@jupyterlab/apputils';
+import { nullTranslator } from '@jupyterlab/translation';
+
+import { GpuCkptApi } from '../api';
+import { KernelStates } from '../model';
+import { failureText } from '../notices';
+import { Operations } from '../operations';
+import { KERNEL_ACTION_SCHEMA, OPERATION_EVENT_SCHEMA } from '../server-events';
+import { Undo } from '../undo';
+import {
+  aDone,
+  aKernel,
+  aSnapshot,
+  chosen,
+  FakeEvents,
+  FakeServer
+} from './fakes';
+
+const trans = nullTranslator.load('');
+const reconnect = jest.fn();
+
+let server: FakeServer;
+let events: FakeEvents;
+let states: KernelStates;
+let undo: Undo;
+
+const happened = (action: string) =>
+  events.emit({
+    schema_id: KERNEL_ACTION_SCHEMA,
+    action,
+    status: 'success',
+    kernel_id: 'k'
+  });
+
+/** The notification that says so, as soon as it is there. */
+async function told(text: string) {
+  for (;;) {
+    const found = Notification.manager.notifications.find(({ message }) =>
+      message.includes(text)
+    );
+    if (found) {
+      return found;
+    }
+    await new Promise(resolve => setTimeout(resolve, 5));
+  }
+}
+
+async function pressUndo(text: string): Promise<void> {
+  const [action] = (await told(text)).options.actions ?? [];
+  expect(action.label).toBe('Undo');
+  action.callback(new MouseEvent('click'));
+}
+
+beforeEach(async () => {
+  events = new FakeEvents();
+  server = new FakeServer()
+    .on('GET kernels', { kernels: [aKernel({ path: 'work/a.ipynb' })] })
+    .on('GET kernels/k', aKernel())
+    .on('POST kernels/k/roll_back', aDone({ kind: 'roll_back' }));
+  const api = new GpuCkptApi(server.settings);
+  states = new KernelStates(api, events.stream);
+  await states.ready;
+  const operations = new Operations(states, chosen(), trans);
+  undo = new Undo(api, operations, reconnect, trans);
+  undo.follow(events.stream);
+  jest.spyOn(document, 'hasFocus').mockReturnValue(true);
+});
+
+afterEach(() => {
+  jest.restoreAllMocks();
+  reconnect.mockClear();
+  Notification.dismiss();
+  states.dispose();
+});
+
+describe('undo', () => {
+  it('takes a shutdown back and connects the notebook again', async () => {
+    const kept = {
+      kernel_id: 'k',
+      kernel_name: 'python3',
+      path: 'work/a.ipynb',
+      ends_at: Date.now() / 1000 + 20
+    };
+    server
+      .on('GET shut_down', { kernels: [kept] })
+      .on('POST kernels/k/undo_shutdown', aKernel());
+    happened('shutdown');
+    const { options } = await told('Shut down the kernel of a.ipynb');
+    expect(options.autoClose).toBeLessThanOrEqual(20000);
+    await pressUndo('Shut down');
+    while (reconnect.mock.calls.length === 0) {
+      await new Promise(resolve => setTimeout(resolve, 5));
+    }
+    expect(server.requests).toContain('POST kernels/k/undo_shutdown');
+    expect(reconnect).toHaveBeenCalledWith('work/a.ipynb', 'k');
+  });
+
+  it('says nothing on pages where nobody is', async () => {
+    jest.spyOn(document, 'hasFocus').mockReturnValue(false);
+    happened('shutdown');
+    happened('restart');
+    expect(server.requests).not.toContain('GET shut_down');
+    expect(server.requests).not.toContain('GET snapshots');
+  });
+
+  it('restores the snapshot that was taken for a restart', async () => {
+    const list = [
+      aSnapshot({ cause: 'restart' }),
+      aSnapshot({ snapshot_id: 'older' })
+    ];
+    server.on('GET snapshots', { snapshots: list });
+    happened('restart');
+    await pressUndo('Restarted the kernel of a.ipynb');
+    await told('Restored a.ipynb to');
+    expect(server.bodies).toContain('{"snapshot_id":"s"}');
+  });
+
+  it('says that a restart cannot be undone where its snapshot failed', async () => {
+    events.emit({
+      ...aDone({ operation_id: 'theirs', state: 'cancelled' }),
+      schema_id: OPERATION_EVENT_SCHEMA,
+      name: 'work/a.ipynb'
+    });
+    happened('restart');
+    const { type } = await told('restarted without a snapshot');
+    expect(type).toBe('warning');
+  });
+
+  it.each([
+    [null, 'before'],
+    ['asleep', 'asleep']
+  ])('of a restore (saved as %s) goes back to %s', async (saved, wanted) => {
+    const list = [
+      aSnapshot({ snapshot_id: 'autosave', cause: 'autosave' }),
+      aSnapshot({ snapshot_id: 'before', cause: 'rollback' }),
+      aSnapshot({ snapshot_id: 'asleep', cause: 'idle' })
+    ];
+    server.on('GET snapshots', { snapshots: list });
+    await undo.ofRestore(aSnapshot(), saved)();
+    expect(server.bodies).toContain(`{"snapshot_id":"${wanted}"}`);
+  });
+});
+
+describe('the text of a failure', () => {
+  it('keeps its hint where JupyterLab would cut it off', () => {
+    const cause = 'Process 4711 (python3) has a connection. '.repeat(5);
+    const text = failureText('Saving a failed', [cause, 'Close it.']);
+    expect(text).toHaveLength(140);
+    expect(text).toMatch(/^Saving a failed: Process 4711 .*… Close it\.$/);
+    expect(failureText('Failed', ['Full.'])).toBe('Failed: Full.');
+  });
+});

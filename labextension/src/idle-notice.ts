@@ -1,0 +1,57 @@
+// The notification that an idle kernel will be suspended, by which it can be kept running.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import { formatInstant } from './format';
+import { tellFailure } from './notices';
+import type { Operations } from './operations';
+import { kernelName } from './texts';
+import type { IKernelStates } from './tokens';
+
+/** Show it for every kernel that will be suspended, and afterwards what was freed. */
+export function followIdleKernels(
+  states: IKernelStates,
+  api: GpuCkptApi,
+  operations: Operations,
+  trans: TranslationBundle
+): void {
+  /** The notifications that are shown, by kernel. */
+  const shown = new Map<string, string>();
+  const keep = async (kernelId: string) => {
+    try {
+      await api.keepRunning(kernelId);
+    } catch (error) {
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+      tellFailure('', trans.__('It may be suspended'), error, trans);
+    }
+  };
+  states.changed.connect(() => {
+    const soon = states.all().filter(({ suspends_at }) => suspends_at !== null);
+    for (const kernel of soon) {
+      const { kernel_id, suspends_at } = kernel;
+      if (!shown.has(kernel_id)) {
+        operations.expect(kernel_id);
+        const message = trans.__(
+          '%1 is idle. It will be suspended at %2 to free its memory and GPU.',
+          kernelName(kernel, trans),
+          formatInstant(suspends_at ?? 0)
+        );
+        const label = trans.__('Keep Running');
+        const action = { label, callback: () => void keep(kernel_id) };
+        const options = { autoClose: false as const, actions: [action] };
+        shown.set(kernel_id, Notification.warning(message, options));
+      }
+    }
+    for (const [kernelId, id] of shown) {
+      if (!soon.some(({ kernel_id }) => kernel_id === kernelId)) {
+        shown.delete(kernelId);
+        Notification.dismiss(id);
+      }
+    }
+  });
+}

@@ -1,0 +1,115 @@
+// The banner above a notebook whose session another machine has taken over: its document is not saved until the user decides.
+//
+// Both machines may have the document of one shared folder: what is saved here would replace what the other one saves.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { NotebookPanel } from '@jupyterlab/notebook';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import * as React from 'react';
+
+import { GpuCkptError } from './api';
+import { FittedBanner } from './fitted-banner';
+import { kernelIdOf, watchKernel } from './notebooks';
+import type { IKernelStates } from './tokens';
+
+/** The name of the error that JupyterLab takes for a save that its user has cancelled: it is told nobody. */
+const CANCELLED_SAVE = 'ModalCancelError';
+
+/** How long it stays on the screen that a save was refused, in milliseconds. */
+const SHOWN = 8000;
+
+export class LostSessionBanner extends FittedBanner {
+  constructor(
+    private readonly _panel: NotebookPanel,
+    private readonly _states: IKernelStates,
+    private readonly _saveCopy: () => void,
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.setHidden(true);
+    watchKernel(_panel, _states, () => this._follow());
+  }
+
+  dispose(): void {
+    this._keepSaving();
+    super.dispose();
+  }
+
+  protected render(): JSX.Element | null {
+    const trans = this._trans;
+    if (this._save === null) {
+      return null;
+    }
+    return (
+      <div ref={this.measure} className="jp-GpuCkptBanner-content">
+        <span role="alert" className="jp-GpuCkptBanner-text">
+          {this._reason}{' '}
+          {trans.__(
+            'This notebook is not saved until you choose: the other machine may save to the same file.'
+          )}
+        </span>
+        <button
+          type="button"
+          className="jp-mod-styled jp-mod-accept"
+          onClick={this._saveCopy}
+        >
+          {trans.__('Save as a Copy…')}
+        </button>
+        <button
+          type="button"
+          className="jp-mod-styled"
+          onClick={() => this._keepSaving()}
+        >
+          {trans.__('Keep Saving Here')}
+        </button>
+      </div>
+    );
+  }
+
+  private _follow(): void {
+    const kernelId = kernelIdOf(this._panel) ?? '';
+    const kernel = this._states.get(kernelId);
+    if (
+      kernel?.error_code === GpuCkptError.SESSION_LOST &&
+      this._decided !== kernelId &&
+      this._save === null
+    ) {
+      this._decided = kernelId;
+      this._reason = kernel.reason ?? '';
+      this._stopSaving();
+      this.setHidden(false);
+      this.update();
+    }
+  }
+
+  /** Refuse every save of the document, JupyterLab's periodic ones too, to which there is no other handle for one document. */
+  private _stopSaving(): void {
+    const { context } = this._panel;
+    this._save = context.save;
+    let told = 'none';
+    context.save = async () => {
+      const message = this._trans.__(
+        '%1 is not saved: choose above the notebook where it is to be saved.',
+        this._panel.title.label
+      );
+      Notification.dismiss(told);
+      told = Notification.emit(message, 'warning', { autoClose: SHOWN });
+      throw Object.assign(new Error(message), { name: CANCELLED_SAVE });
+    };
+  }
+
+  private _keepSaving(): void {
+    if (this._save !== null) {
+      this._panel.context.save = this._save;
+      this._save = null;
+      this.setHidden(true);
+      this.update();
+    }
+  }
+
+  /** The document's own function, while another one stands in its place. */
+  private _save: NotebookPanel['context']['save'] | null = null;
+  private _reason = '';
+  /** The kernel about which the user was asked last. */
+  private _decided = '';
+}

@@ -1,0 +1,109 @@
+// The banner above every notebook that says when this machine goes, and what is done about it.
+
+import type { TranslationBundle } from '@jupyterlab/translation';
+import type { Message } from '@lumino/messaging';
+import * as React from 'react';
+
+import { FittedBanner } from './fitted-banner';
+import type { MachineNotices } from './machine-notices';
+import type { INotice } from './protocol';
+
+/** How often the countdown is drawn, in milliseconds. */
+const TICK = 1000;
+
+export class NoticeBanner extends FittedBanner {
+  constructor(
+    private readonly _notices: MachineNotices,
+    private readonly _trans: TranslationBundle
+  ) {
+    super();
+    this.addClass('jp-GpuCkptNotice');
+    _notices.changed.connect(this._follow, this);
+    this._follow();
+  }
+
+  dispose(): void {
+    clearInterval(this._timer);
+    this._notices.changed.disconnect(this._follow, this);
+    super.dispose();
+  }
+
+  protected onAfterAttach(message: Message): void {
+    super.onAfterAttach(message);
+    this._follow();
+  }
+
+  protected render(): JSX.Element | null {
+    const standing = this._notices.soonest;
+    if (standing === null) {
+      return null;
+    }
+    const left = this._notices.secondsLeft(standing);
+    const [what, ...rest] = noticeTexts(standing.notice, left, this._trans);
+    return (
+      <div ref={this.measure} className="jp-GpuCkptBanner-content">
+        <span className="jp-GpuCkptBanner-text">
+          {/* A screen reader would say every second. */}
+          <strong role="timer" aria-live="off">
+            {what}
+          </strong>{' '}
+          <span role="status">{rest.join(' ')}</span>
+        </span>
+      </div>
+    );
+  }
+
+  private _follow(): void {
+    const standing = this._notices.soonest;
+    clearInterval(this._timer);
+    if (standing !== null && standing.endsAt !== null && !this.isDisposed) {
+      this._timer = window.setInterval(() => this.update(), TICK);
+    }
+    this.setHidden(standing === null);
+    this.update();
+  }
+
+  private _timer = 0;
+}
+
+/** What a notice means for the user: when the machine goes, what is done, and what is lost. */
+export function noticeTexts(
+  notice: INotice,
+  secondsLeft: number | null,
+  trans: TranslationBundle
+): string[] {
+  if (secondsLeft === null) {
+    return [
+      trans.__('This machine may be shut down soon.'),
+      trans.__('Sessions are saved and run on.')
+    ];
+  }
+  const texts = [
+    secondsLeft > 0
+      ? trans.__(
+          'This machine will be shut down in %1.',
+          countdown(secondsLeft)
+        )
+      : trans.__('This machine can be shut down at any moment.'),
+    notice.is_due
+      ? trans.__('Sessions are being suspended.')
+      : trans.__('Sessions will be suspended before.')
+  ];
+  texts.push(
+    notice.disk_survives
+      ? trans.__('Its disk is kept.')
+      : trans.__(
+          'Its disk is lost: only what is uploaded to a remote survives.'
+        )
+  );
+  return texts;
+}
+
+/** Seconds as a clock shows them: "1:45", "2:03:10". */
+export function countdown(seconds: number): string {
+  const whole = Math.ceil(seconds);
+  const parts = [Math.floor(whole / 60) % 60, whole % 60];
+  const hours = Math.floor(whole / 3600);
+  const [first, ...rest] = hours > 0 ? [hours, ...parts] : parts;
+  return [first, ...rest.map(part => `${part}`.padStart(2, '0'))].join(':');
+}

@@ -1,0 +1,84 @@
+// The plugins that know: kernels' states, snapshots, the user's choices. Those in `index.ts` show them.
+
+import type {
+  JupyterFrontEnd,
+  JupyterFrontEndPlugin
+} from '@jupyterlab/application';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+
+import { GpuCkptApi, GpuCkptError } from './api';
+import { KernelStates } from './model';
+import { askAgainAfterOutages } from './reconnection';
+import { Snapshots } from './snapshots';
+import { IKernelStates, ISnapshots, IUserSettings } from './tokens';
+import { UserSettings } from './user-settings';
+
+export const states: JupyterFrontEndPlugin<IKernelStates> = {
+  id: 'jupyter-gpuckpt:states',
+  description: 'Knows the state of every kernel under the engine.',
+  autoStart: true,
+  optional: [INotebookTracker],
+  provides: IKernelStates,
+  activate: (app: JupyterFrontEnd, tracker: INotebookTracker | null) => {
+    const { events, kernels, serverSettings } = app.serviceManager;
+    const api = new GpuCkptApi(serverSettings);
+    const states = new KernelStates(api, events.stream);
+    askAgainAfterOutages(app.serviceManager, async () => {
+      await states.refreshAll();
+      return states.problem('')?.code !== GpuCkptError.UNREACHABLE;
+    });
+    // The end of a kernel that may still be called back is no event.
+    kernels.runningChanged.connect((_, models) => {
+      const listed = new Set(models.map(({ id }) => id));
+      if (states.all().some(({ kernel_id }) => !listed.has(kernel_id))) {
+        void states.refreshAll();
+      }
+    });
+    // A (re)connected kernel may be new, and events may have been lost with the connection.
+    tracker?.widgetAdded.connect((_, { sessionContext }) => {
+      sessionContext.connectionStatusChanged.connect((_, status) => {
+        const kernelId = sessionContext.session?.kernel?.id;
+        if (status === 'connected' && kernelId) {
+          void states.refresh(kernelId);
+        }
+      });
+    });
+    return states;
+  }
+};
+
+export const snapshots: JupyterFrontEndPlugin<ISnapshots> = {
+  id: 'jupyter-gpuckpt:snapshots',
+  description: 'Knows the snapshots of the user.',
+  autoStart: true,
+  provides: ISnapshots,
+  activate: (app: JupyterFrontEnd) => {
+    const { events, serverSettings } = app.serviceManager;
+    const api = new GpuCkptApi(serverSettings);
+    const snapshots = new Snapshots(api, events.stream);
+    askAgainAfterOutages(app.serviceManager, async () => {
+      if (snapshots.list !== null) {
+        await snapshots.refresh();
+      }
+      return snapshots.problem?.code !== GpuCkptError.UNREACHABLE;
+    });
+    return snapshots;
+  }
+};
+
+export const settings: JupyterFrontEndPlugin<IUserSettings> = {
+  id: 'jupyter-gpuckpt:settings',
+  description: 'Reads what the user has chosen.',
+  autoStart: true,
+  optional: [ISettingRegistry],
+  provides: IUserSettings,
+  activate: (_: JupyterFrontEnd, registry: ISettingRegistry | null) => {
+    const settings = new UserSettings();
+    registry?.load('jupyter-gpuckpt:settings').then(
+      loaded => settings.follow(loaded),
+      reason => console.warn('The defaults are used:', reason)
+    );
+    return settings;
+  }
+};

@@ -1,0 +1,162 @@
+// Notifications that take back what has just been done: a shutdown, a restart, a restored snapshot.
+
+import { Notification } from '@jupyterlab/apputils';
+import type { Event } from '@jupyterlab/services';
+import type { TranslationBundle } from '@jupyterlab/translation';
+
+import type { GpuCkptApi } from './api';
+import { GpuCkptError } from './api';
+import { nameOfPath } from './format';
+import { SHOW_UNDO, tellFailure } from './notices';
+import type { Operations } from './operations';
+import type { ISnapshot } from './protocol';
+import { isEndEvent, isKernelAction } from './server-events';
+import { snapshotTitle } from './snapshot-texts';
+
+/** A save that failed so many milliseconds before the end of a restart was that of the restart. */
+const SAME_RESTART = 15000;
+
+export class Undo {
+  constructor(
+    private readonly _api: GpuCkptApi,
+    private readonly _operations: Operations,
+    /** Connects the notebook at a path to its kernel again, or opens it. */
+    private readonly _reconnect: (path: string, kernelId: string) => void,
+    private readonly _trans: TranslationBundle
+  ) {}
+
+  /** Offer to take back shutdowns and restarts that the user of this page asks for. */
+  follow(stream: Event.Stream): void {
+    stream.connect((_, event) => {
+      if (isEndEvent(event) && event.kind === 'save') {
+        if (event.state !== 'succeeded') {
+          this._failed.set(event.kernel_id, Date.now());
+        }
+      } else if (
+        isKernelAction(event) &&
+        event.status === 'success' &&
+        event.kernel_id &&
+        document.hasFocus()
+      ) {
+        void this._onAction(event.action, event.kernel_id);
+      }
+    });
+  }
+
+  /** What takes a restored snapshot back. `saved`: the state before; null: it was saved for the restore. */
+  ofRestore(snapshot: ISnapshot, saved: string | null): () => Promise<void> {
+    return async () => {
+      const { kernel_id: kernelId } = snapshot;
+      const before = await this._newest(kernelId, one =>
+        saved ? one.snapshot_id === saved : one.cause === 'rollback'
+      );
+      if (before) {
+        await this._restore(before, kernelId);
+      }
+    };
+  }
+
+  private async _onAction(action: string, kernelId: string): Promise<void> {
+    try {
+      if (action === 'shutdown') {
+        await this._offerShutdown(kernelId);
+      } else if (action === 'restart') {
+        await this._offerRestart(kernelId);
+      }
+    } catch (error) {
+      // A server without these routes offers nothing.
+      if (!(error instanceof GpuCkptError)) {
+        throw error;
+      }
+    }
+  }
+
+  private async _offerShutdown(kernelId: string): Promise<void> {
+    const trans = this._trans;
+    const kept = (await this._api.shutDowns()).find(
+      ({ kernel_id }) => kernel_id === kernelId
+    );
+    if (kept === undefined) {
+      return;
+    }
+    const name = nameOfPath(kept.path || kept.kernel_name, trans);
+    const left = kept.ends_at * 1000 - Date.now();
+    this._offer(
+      trans.__('Shut down the kernel of %1', name),
+      // The server's clock may be another one.
+      left > 0 ? Math.min(left, SHOW_UNDO) : SHOW_UNDO,
+      async () => {
+        await this._api.undoShutdown(kernelId);
+        this._reconnect(kept.path, kernelId);
+      }
+    );
+  }
+
+  private async _offerRestart(kernelId: string): Promise<void> {
+    const trans = this._trans;
+    const failed = this._failed.get(kernelId) ?? 0;
+    if (Date.now() - failed < SAME_RESTART) {
+      Notification.warning(
+        trans.__(
+          'The kernel was restarted without a snapshot, so this cannot be undone: saving it failed or took too long.'
+        ),
+        { autoClose: SHOW_UNDO }
+      );
+      return;
+    }
+    const saved = await this._newest(kernelId, () => true);
+    if (saved?.cause === 'restart') {
+      const name = nameOfPath(saved.name, trans);
+      this._offer(trans.__('Restarted the kernel of %1', name), SHOW_UNDO, () =>
+        this._restore(saved, kernelId)
+      );
+    }
+  }
+
+  private async _newest(
+    kernelId: string,
+    isIt: (snapshot: ISnapshot) => boolean
+  ): Promise<ISnapshot | undefined> {
+    const list = await this._api.snapshots();
+    return list.find(one => one.kernel_id === kernelId && isIt(one));
+  }
+
+  private async _restore(to: ISnapshot, kernelId: string): Promise<void> {
+    const { snapshot_id, name } = to;
+    await this._operations.run(
+      'roll_back',
+      kernelId,
+      this._trans.__(
+        '%1 to %2',
+        nameOfPath(name, this._trans),
+        snapshotTitle(to)
+      ),
+      { body: { snapshot_id } }
+    );
+  }
+
+  private _offer(
+    message: string,
+    autoClose: number,
+    undo: () => Promise<void>
+  ): void {
+    const trans = this._trans;
+    const callback = async () => {
+      try {
+        await undo();
+      } catch (error) {
+        if (!(error instanceof GpuCkptError)) {
+          throw error;
+        }
+        tellFailure('', trans.__('Undo failed'), error, trans);
+      }
+    };
+    Notification.info(message, {
+      autoClose,
+      actions: [{ label: trans.__('Undo'), callback: () => void callback() }]
+    });
+  }
+
+  /** When a save of a kernel failed last. */
+  private readonly _failed = new Map<string, number>();
+}

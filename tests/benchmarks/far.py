@@ -1,0 +1,292 @@
+"""Uploads and fetches beside obstore's own parallel put and get of the same objects, the cipher's share, and a large far store.
+
+The object store is SeaweedFS on this machine: it shares the processors with what is measured. GPUCKPT_BENCH_CHUNKS names other
+sizes of the large far store, whose chunks are short, and all else is as large as it would be.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import msgspec
+import numpy as np
+from obstore.store import S3Store
+
+from jupyter_gpuckpt.images.compression import Compressor
+from jupyter_gpuckpt.remote_records import HolderKind
+from jupyter_gpuckpt.store import manifests
+from jupyter_gpuckpt.store.codecs import digest_of
+from jupyter_gpuckpt.store.far import far_manifests, far_packs, indexes, keyring
+from jupyter_gpuckpt.store.far.buckets import open_bucket
+from jupyter_gpuckpt.store.far.collect import collect
+from jupyter_gpuckpt.store.far.far_manifests import FarManifest
+from jupyter_gpuckpt.store.far.far_packs import PackRef
+from jupyter_gpuckpt.store.far.fetch import fetch
+from jupyter_gpuckpt.store.far.holders import Secret
+from jupyter_gpuckpt.store.far.indexes import PackRows
+from jupyter_gpuckpt.store.far.sealing import TAG_BYTES, Seal
+from jupyter_gpuckpt.store.far.seen import Seen
+from jupyter_gpuckpt.store.far.sessions import Facts, FarSession, FarSnapshot, Sessions
+from jupyter_gpuckpt.store.far.upload import Uploader
+from jupyter_gpuckpt.store.local import LocalStore
+from jupyter_gpuckpt.store.packs import Entry
+from jupyter_gpuckpt.store.scratch import Scratch
+from tests.far import servers
+
+from . import large_store
+from .engine_kernel import scratch
+from .measured import Row, ratios
+from .room import GB, scaled
+
+ROUNDS = 3
+#: Bytes of a chunk, as they are on average.
+CHUNK_BYTES = 274_000
+#: How many times as long an upload or a fetch may take as obstore alone, and a sealed upload as one in the clear.
+BUDGET, CIPHER_BUDGET = 1.3, 1.15
+SIZES = [int(size) for size in os.environ.get("GPUCKPT_BENCH_CHUNKS", "100000,1000000").split(",")]
+#: As many requests at a time as uploads and fetches make.
+_AT_A_TIME = 8
+#: A far store has so many index objects at most.
+_INDEXES = indexes.MOST_INDEXES
+_CHUNKS_PER_PACK = far_packs.PACK_BYTES // CHUNK_BYTES
+_SECRET = Secret(HolderKind.FILE, b"b" * 32)
+_SESSION = "session"
+
+
+def run() -> Iterator[Row]:
+    """Each kind of data, then each size."""
+    with scratch() as place, mock.patch.dict(os.environ, servers.s3_variables()):
+        (place / "weed").mkdir()
+        with servers.seaweedfs(place / "weed") as url:
+            size = scaled(0.25, most_gb=1, memory=3, disk=12)
+            for kind in ("random", "compressible"):
+                yield from _transfers(url, place / kind, kind, int(size * GB))
+            yield _cipher(url, place / "random/made", place / "cipher")
+            for count in SIZES:
+                yield from _large(url, place / f"large-{count}", count)
+
+
+class _Remote:
+    """A remote of its own, and what a machine knows of it."""
+
+    def __init__(self, url: str, prefix: str, folder: Path) -> None:
+        self.bucket = open_bucket(servers.s3_remote(url, prefix))
+        self.folder = folder
+        self.seen = Seen(folder / "seen.json")
+        self.keyring = keyring.create(self.bucket, self.seen, {"own": _SECRET})
+        self.seal = self.keyring.seal
+        self.sessions = Sessions(self.bucket, self.seal, self.seen)
+
+    def upload(self, store: LocalStore, snapshot_id: str) -> FarSnapshot:
+        uploader = Uploader(
+            self.bucket, self.keyring, self.seen, state=self.folder / "state", machine_id="here"
+        )
+        return uploader.upload(store, snapshot_id, Facts(_SESSION)).snapshot
+
+
+def _transfers(url: str, place: Path, kind: str, size: int) -> Iterator[Row]:
+    """Rows of one kind of data: upload and fetch, each beside obstore in the same round."""
+    place.mkdir()
+    stored = _make_store(place / "made", kind, size // CHUNK_BYTES)
+    seconds = defaultdict[str, list[float]](list)
+    plain = S3Store(servers.BUCKET, endpoint=url, client_options={"allow_http": True})
+    with LocalStore(place / "made") as store:
+        for number in range(ROUNDS):
+            remote = _Remote(url, f"{kind}-{number}", place / f"remote-{number}")
+            with _timed(seconds["upload"]):
+                snapshot = remote.upload(store, "s1")
+            with mock.patch.object(Seal, "_key", return_value=_InTheClear()):
+                clear = _Remote(url, f"{kind}-{number}-clear", place / f"clear-{number}")
+                with _timed(seconds["upload in the clear"]):
+                    clear.upload(store, "s1")
+            manifest = far_manifests.read(remote.bucket, remote.seal, snapshot.manifest)
+            names = [ref.name for ref in manifest.packs]
+            packs = [remote.bucket.get(name).data for name in names]
+            keys = [f"plain-{kind}-{number}/{name}" for name in names]
+            with _timed(seconds["put"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
+                list(pool.map(plain.put, keys, packs))
+            del packs
+            with _timed(seconds["get"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
+                list(pool.map(lambda key: plain.get(key).bytes(), keys))
+            (files := place / f"files-{number}").mkdir()
+            with _timed(seconds["get into files"]), ThreadPoolExecutor(_AT_A_TIME) as pool:
+                list(pool.map(partial(_get_into_file, plain, files), keys))
+            with LocalStore(place / f"fetched-{number}") as target:
+                with _timed(seconds["fetch"]):
+                    fetch(remote.bucket, remote.seal, snapshot, target)
+                target.verify("s1")
+    facts = {"of": f"{size / 1e6:.0f} MB, {stored / 1e6:.0f} MB stored, {len(names)} packs"}
+    yield Row(f"{kind}: upload", seconds["upload"], facts=facts)
+    yield Row("    obstore's own put of these packs", seconds["put"])
+    yield Row("    ratio", ratios(seconds["upload"], seconds["put"]), "x", BUDGET)
+    held = CIPHER_BUDGET if kind == "compressible" else None
+    found = ratios(seconds["upload"], seconds["upload in the clear"])
+    yield Row("    an upload beside one without a cipher", found, "x", held)
+    yield Row(f"{kind}: fetch into an empty store", seconds["fetch"])
+    yield Row("    obstore's own get of these packs into files", seconds["get into files"])
+    yield Row("    ratio", ratios(seconds["fetch"], seconds["get into files"]), "x", BUDGET)
+    yield Row("    obstore's own get of these packs into memory", seconds["get"])
+
+
+def _get_into_file(plain: S3Store, folder: Path, key: str) -> None:
+    """Get an object and keep it, as a fetch does with chunks: it is on the disk when this returns."""
+    with (folder / key.rpartition("/")[2]).open("wb") as file:
+        file.write(plain.get(key).bytes())
+        os.fsync(file.fileno())
+
+
+class _InTheClear:
+    """A cipher that leaves everything as it is."""
+
+    def encrypt(self, _nonce: bytes, data: bytes, _beside: bytes) -> bytes:
+        return bytes(data) + bytes(TAG_BYTES)
+
+    def decrypt(self, _nonce: bytes, data: bytes, _beside: bytes) -> bytes:
+        return bytes(data)[:-TAG_BYTES]
+
+
+def _cipher(url: str, made: Path, place: Path) -> Row:
+    """Return what making a pack of what the page cache has costs with a cipher, beside one without: nothing is sent."""
+    seconds = defaultdict[str, list[float]](list)
+    seal = _Remote(url, "cipher", place).seal
+    with LocalStore(made) as store:
+        digests = manifests.references(store.manifest("s1"))
+        chunks = _entries(store, digests)[:_CHUNKS_PER_PACK]
+        for _ in range(ROUNDS):
+            with _timed(seconds["sealed"]):
+                far_packs.build(seal, chunks, store.read)
+            with (
+                mock.patch.object(Seal, "_key", return_value=_InTheClear()),
+                _timed(seconds["clear"]),
+            ):
+                far_packs.build(seal, chunks, store.read)
+    facts = {"sealed": f"{statistics.median(seconds['sealed']):.3f} s"}
+    found = ratios(seconds["sealed"], seconds["clear"])
+    return Row("making a pack of random data, beside one without a cipher", found, "x", facts=facts)
+
+
+def _large(url: str, place: Path, count: int) -> Iterator[Row]:
+    """Rows of a far store of `count` chunks: lists, an upload of what it has, a cold start, a collection."""
+    large_store.make(place / "store", count)
+    remote = _Remote(url, f"large-{count}", place)
+    with LocalStore(place / "store") as store:
+        store.sweep()
+        _fill(remote, store)
+        label = f"{count:,} chunks: "
+        newcomer = Sessions(remote.bucket, remote.seal, Seen(place / "newcomer.json"))
+        yield _row(f"{label}list of a new machine", remote, lambda: _listed(newcomer))
+        *_, last = large_store.snapshot_ids(place / "store")
+        again = store.manifest(last)
+        again = msgspec.structs.replace(
+            again, info=msgspec.structs.replace(again.info, snapshot_id="again")
+        )
+        store.publish(again)
+        yield _row(
+            "    upload of a snapshot all of whose chunks it has",
+            remote,
+            lambda: remote.upload(store, "again"),
+        )
+        [snapshot] = [
+            one for one in remote.sessions.get(_SESSION).listed if one.snapshot_id == "again"
+        ]
+        with LocalStore(place / "fetched") as target:
+            yield _row(
+                "    fetch of it into an empty store",
+                remote,
+                lambda: fetch(remote.bucket, remote.seal, snapshot, target),
+            )
+            target.verify("again")
+        first = newcomer.ids()[0]
+        for one in newcomer.get(first).listed:
+            remote.sessions.mark_deleted(first, one.snapshot_id, 1.0)
+        for what in ("condemns", "removes"):
+            yield _row(
+                f"    collection that {what} those of one session",
+                remote,
+                lambda: collect(remote.bucket, remote.seal, remote.seen, least_age=timedelta(0)),
+            )
+        assert len(_listed(remote.sessions)) == len(newcomer.ids())
+
+
+def _listed(sessions: Sessions) -> list[FarSession]:
+    return [sessions.get(one) for one in sessions.ids()]
+
+
+def _row(name: str, remote: _Remote, work: Callable[[], object]) -> Row:
+    """Do the work once; return a row with its requests."""
+    before, seconds = remote.bucket.counter.traffic, list[float]()
+    with _timed(seconds):
+        work()
+    after = remote.bucket.counter.traffic
+    requests = after.reads + after.writes - before.reads - before.writes
+    received = (after.received_bytes - before.received_bytes) / 1e6
+    return Row(name, seconds, facts={"requests": f"{requests:,}", "received": f"{received:.1f} MB"})
+
+
+def _fill(remote: _Remote, store: LocalStore) -> None:
+    """Upload all snapshots of a store, each notebook into a session of its own, without a question about what is there."""
+    sent: list[PackRows] = []
+    pack_of: dict[bytes, PackRef] = {}
+
+    def send(chunks: Sequence[Entry]) -> PackRows:
+        pack = far_packs.build(remote.seal, chunks, store.read, Scratch())
+        remote.bucket.create(pack.ref.name, pack.data)
+        pack_of.update(dict.fromkeys((chunk.digest for chunk in chunks), pack.ref))
+        return PackRows(pack.ref, pack.rows.tobytes())
+
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for info in sorted(store.snapshots(), key=lambda info: info.snapshot_id):
+            digests = manifests.references(store.manifest(info.snapshot_id))
+            fresh = _entries(store, digests - pack_of.keys())
+            starts = range(0, len(fresh), _CHUNKS_PER_PACK)
+            sent += pool.map(send, (fresh[at : at + _CHUNKS_PER_PACK] for at in starts))
+            refs = list({pack_of[digest].name: pack_of[digest] for digest in digests}.values())
+            name = far_manifests.new_name(info.snapshot_id)
+            content = store.manifest_file(info.snapshot_id)
+            made = FarManifest(info.snapshot_id, content, refs, info.kernel_id)
+            digest = far_manifests.write(remote.bucket, remote.seal, name, made)
+            listed = FarSnapshot(info.snapshot_id, info.kernel_id, name, digest, info.created)
+            remote.sessions.add(Facts(info.kernel_id), listed)
+    for start in range(_INDEXES):
+        indexes.write(remote.bucket, remote.seal, sent[start::_INDEXES])
+
+
+def _entries(store: LocalStore, digests: Collection[bytes]) -> list[Entry]:
+    """Return where chunks lie, as packs are made of them."""
+    return [Entry(one.digest, one.offset, *one[3:]) for one in store.locate(digests)]
+
+
+def _make_store(root: Path, kind: str, count: int) -> int:
+    """Make a store with the snapshot `s1` of so many chunks; return their bytes as stored."""
+    chance = np.random.default_rng(1)
+    digests = np.empty(count, "V32")
+    stored = 0
+    with LocalStore(root) as store:
+        with store.writer() as writer:
+            for number in range(count):
+                content = chance.bytes(CHUNK_BYTES)
+                if kind == "compressible":  # to a third
+                    content = content[: CHUNK_BYTES // 3] * 3
+                codec, payload = Compressor().compress(memoryview(content))
+                digests[number] = digest = digest_of(content)
+                stored += writer.append(digest, payload, len(content), codec)
+            writer.finish()
+        store.publish(large_store.manifest("s1", "n.ipynb", digests, CHUNK_BYTES))
+    return stored
+
+
+@contextmanager
+def _timed(into: list[float]) -> Iterator[None]:
+    began = time.monotonic()
+    yield
+    into.append(time.monotonic() - began)

@@ -1,0 +1,155 @@
+/* A libcuda.so.1 whose GPU memory is files in RAM: what the lane library needs of the driver, with real descriptors and bytes.
+ *
+ * Handles are memfd descriptors, mappings are shared mappings of them, a kernel launch adds a number to every byte of a range. It
+ * counts what exists, so that a test can find what was left behind.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef uint64_t u64;
+static long reserved, mapped, handles, plain;
+static volatile long inside;
+static volatile int refused; /* the number of later cuMemCreate calls that succeed before one is refused; 0: never */
+static pthread_rwlock_t lock = PTHREAD_RWLOCK_INITIALIZER;
+
+long driver_count(int what) {
+    return what == 0 ? reserved : what == 1 ? mapped : what == 2 ? handles : what == 3 ? plain : inside;
+}
+void driver_refuse_create(int after) { refused = after; }
+/* Launches wait while it is held, as behind a long kernel. */
+void driver_hold(int wanted) { wanted ? pthread_rwlock_wrlock(&lock) : pthread_rwlock_unlock(&lock); }
+
+int cuInit(unsigned flags) { return flags ? 1 : 0; }
+int cuDeviceGetCount(int *count) { return *count = getenv("SEVERAL_GPUS") ? 2 : 1, 0; }
+int cuCtxGetDevice(int *device) { return *device = 0; }
+int cuCtxGetCurrent(void **context) { return *context = (void *)1, 0; }
+int cuCtxPushCurrent_v2(void *context) { return context ? 0 : 201; }
+int cuCtxPopCurrent_v2(void **context) { return *context = (void *)1, 0; }
+int cuCtxSynchronize(void) { return 0; }
+int cuCtxDestroy_v2(void *context) { return context ? 0 : 201; }
+int cuDevicePrimaryCtxReset_v2(int device) { return device ? 101 : 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { return *value = attribute == 116 && !device, 0; }
+
+int cuMemAlloc_v2(u64 *result, size_t bytes) {
+    void *found = malloc(bytes);
+    if (!found) return 2;
+    __atomic_add_fetch(&plain, 1, __ATOMIC_SEQ_CST);
+    return *result = (u64)found, 0;
+}
+int cuMemFree_v2(u64 address) {
+    if (address) __atomic_sub_fetch(&plain, 1, __ATOMIC_SEQ_CST);
+    return free((void *)address), 0;
+}
+int cuMemGetAddressRange_v2(u64 *begin, size_t *bytes, u64 address) { return *begin = address, *bytes = 0, 1; }
+int cuMemAddressReserve(u64 *result, size_t bytes, size_t alignment, u64 wanted, unsigned long long flags) {
+    if (alignment || flags) return 1;
+    void *found = mmap((void *)wanted, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (found == MAP_FAILED) return 2;
+    __atomic_add_fetch(&reserved, 1, __ATOMIC_SEQ_CST);
+    return *result = (u64)found, 0;
+}
+int cuMemAddressFree(u64 address, size_t bytes) {
+    __atomic_sub_fetch(&reserved, 1, __ATOMIC_SEQ_CST);
+    return munmap((void *)address, bytes) ? 1 : 0;
+}
+int cuMemCreate(u64 *handle, size_t bytes, const void *properties, unsigned long long flags) {
+    if (flags || !properties || bytes % (2 << 20)) return 1;
+    if (refused && !--refused) return 2;
+    int made = memfd_create("gpu", MFD_CLOEXEC);
+    if (made < 0 || ftruncate(made, bytes)) return 2;
+    __atomic_add_fetch(&handles, 1, __ATOMIC_SEQ_CST);
+    return *handle = made, 0;
+}
+int cuMemRelease(u64 handle) {
+    __atomic_sub_fetch(&handles, 1, __ATOMIC_SEQ_CST);
+    return close((int)handle) ? 1 : 0;
+}
+int cuMemMap(u64 address, size_t bytes, size_t offset, u64 handle, unsigned long long flags) {
+    if (flags) return 1;
+    int wanted = MAP_SHARED | MAP_FIXED;
+    if (mmap((void *)address, bytes, PROT_NONE, wanted, (int)handle, offset) == MAP_FAILED) return 1;
+    __atomic_add_fetch(&mapped, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+int cuMemUnmap(u64 address, size_t bytes) {
+    int wanted = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap((void *)address, bytes, PROT_NONE, wanted, -1, 0) == MAP_FAILED) return 1;
+    __atomic_sub_fetch(&mapped, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+int cuMemSetAccess(u64 address, size_t bytes, const void *access, size_t count) {
+    return !access || count != 1 || mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) ? 1 : 0;
+}
+int cuMemExportToShareableHandle(int *descriptor, u64 handle, int kind, unsigned long long flags) {
+    if (kind != 1 || flags) return 1;
+    return (*descriptor = fcntl((int)handle, F_DUPFD_CLOEXEC, 0)) < 0 ? 1 : 0;
+}
+int cuMemImportFromShareableHandle(u64 *handle, void *descriptor, int kind) {
+    int made = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 0);
+    if (kind != 1 || made < 0) return 1;
+    __atomic_add_fetch(&handles, 1, __ATOMIC_SEQ_CST);
+    return *handle = made, 0;
+}
+int cuMemcpyDtoDAsync_v2(u64 to, u64 from, size_t bytes, void *stream) {
+    return memcpy((void *)to, (void *)from, bytes), stream ? 0 : 1;
+}
+int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t bytes, void *stream) { return memcpy(to, (void *)from, bytes), stream ? 0 : 1; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, void *stream) { return memcpy((void *)to, from, bytes), stream ? 0 : 1; }
+int cuMemHostRegister_v2(void *begin, size_t bytes, unsigned flags) { return !begin || !bytes || flags; }
+int cuMemHostUnregister(void *begin) { return !begin; }
+int cuStreamCreate(void **stream, unsigned flags) { return *stream = (void *)8, flags != 1; }
+int cuStreamSynchronize(void *stream) { return !stream; }
+int cuStreamDestroy_v2(void *stream) { return !stream; }
+/* As a launch has: eleven arguments, of which five are on the stack. It adds `parameters[2]` to every byte; 0: it is set to the
+ * lowest byte and the highest one. */
+int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, u64 *parameters, void *extra) {
+    if (x != 1 || y != 2 || z != 3 || bx != 4 || by != 5 || bz != 6 || shared != 7 || stream != (void *)8 || extra != (void *)9)
+        return 1;
+    __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    pthread_rwlock_rdlock(&lock);
+    unsigned char *at = (unsigned char *)parameters[0];
+    if (parameters[2])
+        for (u64 i = 0; i < parameters[1]; i++) at[i] += parameters[2];
+    else {
+        unsigned char lowest = 255, highest = 0;
+        for (u64 i = 0; i < parameters[1]; i++) {
+            if (at[i] < lowest) lowest = at[i];
+            if (at[i] > highest) highest = at[i];
+        }
+        parameters[2] = lowest | (u64)highest << 8;
+    }
+    pthread_rwlock_unlock(&lock);
+    __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    return function ? 0 : 1;
+}
+void *dlsym(void *, const char *);
+int cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags, int *status) {
+    static const char *renamed[] = {"cuMemAlloc", "cuMemFree", "cuCtxDestroy", "cuGetProcAddress"};
+    char full[64];
+    strncpy(full, name, sizeof full - 4)[sizeof full - 4] = 0;
+    for (unsigned i = 0; i < sizeof renamed / sizeof *renamed; i++)
+        if (!strcmp(name, renamed[i])) strcat(full, "_v2");
+    extern void *driver_find(const char *);
+    *function = driver_find(full);
+    if (status) *status = !*function;
+    return flags || version < 11000 || !*function ? 500 : 0;
+}
+int cuGetProcAddress(const char *name, void **function, int version, unsigned long long flags) {
+    return cuGetProcAddress_v2(name, function, version, flags, 0);
+}
+/* Without dlsym, which is the lane's. */
+void *driver_find(const char *name) {
+#define KNOWN(function) if (!strcmp(name, #function)) return (void *)function
+    KNOWN(cuInit); KNOWN(cuMemAlloc_v2); KNOWN(cuMemFree_v2); KNOWN(cuLaunchKernel); KNOWN(cuCtxSynchronize);
+    KNOWN(cuCtxDestroy_v2); KNOWN(cuGetProcAddress_v2); KNOWN(cuGetProcAddress); KNOWN(cuCtxGetCurrent); KNOWN(cuMemGetAddressRange_v2);
+    return 0;
+}

@@ -1,0 +1,255 @@
+"""The lane library in programs of its own: whose calls wait at the gate, what is allocated by it, and what stays as without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from jupyter_gpuckpt.engine.gpu.lane import Lane
+from jupyter_gpuckpt.engine.tree import lane_library
+from jupyter_gpuckpt.errors import FreezeFailed
+from tests.conftest import wait_for
+
+HERE = Path(__file__).parent / "lane"
+#: What every program begins with: the driver's functions as programs get them, and `count`, what exists in the driver.
+BEGIN = """
+import ctypes, os, sys, threading
+driver = ctypes.CDLL("libcuda.so.1")
+count = lambda what: driver.driver_count(["reserved", "mapped", "handles", "plain", "inside"].index(what))
+def function(name, *arguments):
+    found, status = ctypes.c_void_p(), ctypes.c_int()
+    assert not driver.cuGetProcAddress_v2(
+        name.encode(), ctypes.byref(found), 12000, ctypes.c_ulonglong(0), ctypes.byref(status)
+    )
+    return ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(found.value)
+pointer, number = ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint64
+_allocate, free = function("cuMemAlloc", pointer, number), function("cuMemFree", number)
+launch = function("cuLaunchKernel", ctypes.c_void_p, *[ctypes.c_uint] * 7, *[ctypes.c_void_p] * 3)
+def allocate(size):
+    address = number()
+    error = _allocate(ctypes.byref(address), size)
+    return address.value if not error else -error
+def add(address, size, value):
+    parameters = (number * 3)(address, size, value)
+    assert launch(1, 1, 2, 3, 4, 5, 6, 7, 8, parameters, 9) == 0
+    return parameters[2]
+MB = 1 << 20
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory) -> Path:
+    """Return a folder with the driver, and a library that is linked with it."""
+    folder = tmp_path_factory.mktemp("libraries")
+    gcc = ["gcc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC"]
+    driver = folder / "libcuda.so.1"
+    options = [f"-Wl,-soname,{driver.name}", "-o", driver]
+    subprocess.run([*gcc, *options, HERE / "driver.c"], check=True)
+    subprocess.run([*gcc, "-o", folder / "direct.so", HERE / "direct.c", driver], check=True)
+    return folder
+
+
+@pytest.fixture
+def run(libraries, short_dir):
+    """Return a function that starts a program with the library, and one with the orders of the daemon for it."""
+    (short_dir / "lane").mkdir()
+    started = []
+
+    def begin(code, *, with_lane=True):
+        env = {
+            **os.environ,
+            "LD_LIBRARY_PATH": str(libraries),
+            "DIRECT": str(libraries / "direct.so"),
+        }
+        if with_lane:
+            more = {"LD_PRELOAD": lane_library.LIBRARY, "GPUCKPT_LANE": short_dir / "lane"}
+            env |= {name: str(value) for name, value in more.items()}
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + textwrap.dedent(code)],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def lane_of(process, short_dir):
+    """Return the daemon's side, for a process that has no init: it lies in no tree."""
+    tree = SimpleNamespace(inside=lambda path: short_dir / "lane" / Path(path).name)
+    lane = Lane(tree, process.pid)
+    lane._socket = short_dir / "lane" / str(process.pid)
+    return lane
+
+
+def said(process):
+    return process.stdout.readline().split()
+
+
+def told(process, line="go"):
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+def test_large_memory_is_the_lanes_and_small_memory_is_the_drivers(run):
+    process = run("""
+        large, small = allocate(5 * MB), allocate(MB)
+        print(count("handles"), count("plain"))
+        add(large, 5 * MB, 7), add(small, MB, 8)
+        print(add(large, 5 * MB, 0) == 7 | 7 << 8)
+        huge = allocate(2560 * MB)  # in parts of at most 1 GB
+        print(count("reserved"), count("handles"))
+        base, size = number(), number()
+        get = function("cuMemGetAddressRange_v2", pointer, pointer, number)
+        assert get(ctypes.byref(base), ctypes.byref(size), huge + (2000 << 20)) == 0
+        print(base.value == huge, size.value >> 20)
+        print(free(huge), free(large), free(small), count("reserved"), count("handles"), count("plain"))
+    """)
+    assert said(process) == ["1", "1"]
+    assert said(process) == ["True"]
+    assert said(process) == ["2", "4"]
+    assert said(process) == ["True", "2560"]
+    assert said(process) == ["0", "0", "0", "0", "0", "0"]
+
+
+def test_out_of_memory_stays_out_of_memory_and_leaves_nothing(run):
+    process = run("""
+        driver.driver_refuse_create(2)
+        print(allocate(2560 * MB), count("reserved"), count("mapped"), count("handles"), count("plain"))
+        print(allocate(5 * MB) > 0)
+    """)
+    assert said(process) == ["-2", "0", "0", "0", "0"]
+    assert said(process) == ["True"]
+
+
+@pytest.mark.parametrize("way", ["by address", "by name", "linked"])
+def test_no_thread_is_inside_the_driver_while_the_gate_is_closed(run, short_dir, way):
+    process = run(f"""
+        import time
+        way, direct = {way!r}, ctypes.CDLL(os.environ["DIRECT"])
+        memory = allocate(2 * MB)
+        launches = [0, 0, 0]
+        def work(which):
+            parameters = (number * 3)(memory, 2 * MB, 1)
+            while True:
+                if way == "by address":
+                    launch(1, 1, 2, 3, 4, 5, 6, 7, 8, parameters, 9)
+                elif way == "by name":
+                    P, U = ctypes.c_void_p, ctypes.c_uint
+                    words = [P(1), U(1), U(2), U(3), U(4), U(5), U(6), U(7), P(8), parameters, P(9)]
+                    assert driver.cuLaunchKernel(*words) == 0
+                else:
+                    assert direct.direct_launch(parameters) == 0
+                launches[which] += 1
+        for which in range(3):
+            threading.Thread(target=work, args=(which,), daemon=True).start()
+        for line in sys.stdin:
+            print(count("inside"), sum(launches), flush=True)
+    """)
+    lane = lane_of(process, short_dir)
+    wait_for(lambda: lane.is_there)
+    for _ in range(20):
+        lane.close_gate(30)
+        assert lane.status().closed
+        told(process)
+        inside, before = said(process)
+        assert inside == "0"
+        told(process)
+        assert said(process) == ["0", before]
+        lane.open_gate()
+        wait_for(lambda before=before: told(process) or int(said(process)[1]) > int(before))
+
+
+def test_a_gate_that_cannot_be_closed_in_time_is_open_again(run, short_dir):
+    process = run("""
+        memory = allocate(2 * MB)
+        print("ready", flush=True)
+        add(memory, 2 * MB, 1)
+        sys.stdin.readline()
+        driver.driver_hold(1)
+        holder = threading.Thread(target=add, args=(memory, 2 * MB, 1))
+        holder.start()
+        while not count("inside"):
+            pass
+        print("inside", flush=True)
+        sys.stdin.readline()
+        driver.driver_hold(0)
+        holder.join()
+        print(add(memory, 2 * MB, 0) & 255, flush=True)
+    """)
+    said(process)
+    lane = lane_of(process, short_dir)
+    wait_for(lambda: lane.is_there)
+    told(process)
+    assert said(process) == ["inside"]
+    with pytest.raises(FreezeFailed) as caught:
+        lane.close_gate(0.05)
+    assert "CLOSE" in caught.value.details
+    assert not lane.status().closed
+    told(process)
+    assert said(process) == ["2"]
+
+
+def test_children_and_programs_that_it_starts_are_as_without_it(run):
+    process = run("""
+        memory = allocate(2 * MB)
+        print("GPUCKPT_LANE" in os.environ, sys.stdout.flush())
+        if not os.fork():
+            child = allocate(5 * MB)  # of this driver, which survives a fork
+            print(count("handles"), count("plain"), flush=True)
+            os._exit(0)
+        os.wait()
+        import subprocess
+        print(subprocess.run(
+            [sys.executable, "-c", "import os; print(os.environ.get('GPUCKPT_LANE'))"],
+            capture_output=True, text=True,
+        ).stdout)
+    """)
+    assert said(process) == ["False", "None"]
+    assert said(process) == ["1", "1"]
+    assert said(process) == ["None"]
+
+
+def test_with_several_gpus_all_memory_is_the_drivers(run, monkeypatch):
+    monkeypatch.setenv("SEVERAL_GPUS", "1")
+    process = run("""
+        memory = allocate(5 * MB)
+        print(count("handles"), count("plain"), free(memory), count("plain"))
+    """)
+    assert said(process) == ["0", "1", "0", "0"]
+
+
+def test_without_a_driver_its_names_are_not_there(run):
+    process = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import ctypes; print(hasattr(ctypes.CDLL(None), 'cuInit'), hasattr(ctypes.CDLL(None), 'curious'))",
+        ],
+        env={**os.environ, "LD_PRELOAD": str(lane_library.LIBRARY)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == "False False\n"
+
+
+def test_a_destroyed_context_takes_its_memory_along(run):
+    process = run("""
+        memory = allocate(2 * MB), allocate(7 * MB)
+        destroy = function("cuCtxDestroy", ctypes.c_void_p)
+        print(destroy(1), count("handles"), count("reserved"))
+    """)
+    assert said(process) == ["0", "0", "0"]

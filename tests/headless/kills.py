@@ -1,0 +1,98 @@
+"""Kill the runner, the daemon, or everything at once, at random moments; each notebook must end as an undisturbed one.
+
+python -m tests.headless.kills [KILLS] [SEED]
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from jupyter_gpuckpt.host import doctor
+from tests.conftest import environment, folder_of_a_daemon
+
+from .running import Runner, outputs, write_notebook
+
+#: Cells without effects outside: their outputs depend on everything that was computed before.
+CELLS = [
+    "import random, time\nstate = random.Random(7)\nseen = []",
+    "for _ in range(25):\n    seen.append(state.randrange(1000))\n    print(seen[-1], flush=True)\n    time.sleep(0.08)",
+    "from IPython.display import display\nshown = display(0, display_id=True)\n"
+    "for n in range(20):\n    shown.update(n + seen[n])\n    time.sleep(0.05)",
+    "1 / (seen[0] - seen[0])",
+    "def numbers():\n    while True:\n        yield state.random()\ngenerator = numbers()\n[next(generator) for _ in range(3)]",
+    "for _ in range(20):\n    print(f'{next(generator):.6f}', flush=True)\n    time.sleep(0.05)\nlen(seen)",
+]
+TAGS = {3: ["raises-exception"]}
+#: Who is killed, and how often of ten times.
+VICTIMS = {"runner": 4, "daemon": 2, "everything": 4}
+#: The longest time before a kill: a run takes about as long, with its start.
+_LONGEST_SECONDS = 7.0
+
+
+def undisturbed(env: dict[str, str], folder: Path) -> list[list[str]]:
+    """Return the outputs of a run that nobody disturbs."""
+    runner = _new_runner(env, folder)
+    assert runner.run()[0] == 0
+    return outputs(runner.output)
+
+
+def kill_at_random(env: dict[str, str], folder: Path, kills: int, seed: int) -> Counter[str]:
+    """Kill that often, and compare every notebook that ends; return how often whom."""
+    expected = undisturbed(env, folder / "undisturbed")
+    chosen, killed, runs = random.Random(seed), Counter[str](), 0
+    while killed.total() < kills:
+        runs += 1
+        runner = _new_runner(env, folder / f"run-{runs}")
+        runner.start("--autosave", "1s")
+        while killed.total() < kills:
+            victim = chosen.choices(list(VICTIMS), list(VICTIMS.values()))[0]
+            assert runner.process is not None
+            if _ends_within(runner, chosen.uniform(0, _LONGEST_SECONDS)):
+                break
+            killed[victim] += 1
+            everything = victim == "everything"
+            is_daemons = victim == "daemon"
+            runner.kill(runner=not is_daemons, daemon=everything or is_daemons, kernel=everything)
+            if not is_daemons:
+                runner.start("--autosave", "1s")
+        status, said = runner.ended()
+        assert status == 0, f"run {runs} of seed {seed}, after {killed}: {said}"
+        found = outputs(runner.output)
+        assert found == expected, f"run {runs} of seed {seed}: {found} instead of {expected}"
+    return killed
+
+
+def _ends_within(runner: Runner, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if runner.process is None or runner.process.poll() is not None:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def _new_runner(env: dict[str, str], folder: Path) -> Runner:
+    folder.mkdir(parents=True)
+    notebook = write_notebook(folder / "notebook.ipynb", CELLS, TAGS)
+    return Runner(env, notebook, folder / "out.ipynb")
+
+
+def main() -> None:
+    """Kill as often as the first argument says, by the random numbers of the second."""
+    kills = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+    seed = int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    criu = doctor.find_criu()
+    assert criu is not None
+    began = time.monotonic()
+    with folder_of_a_daemon() as data, tempfile.TemporaryDirectory() as folder:
+        killed = kill_at_random(environment(criu, data), Path(folder), kills, seed)
+    print(f"{killed.total()} kills in {time.monotonic() - began:.0f} s, all as expected: {killed}")
+
+
+if __name__ == "__main__":
+    main()

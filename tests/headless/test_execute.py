@@ -1,0 +1,95 @@
+"""`jupyter gpuckpt execute`: nbclient's semantics, and going on after whatever ended the runner."""
+
+import time
+
+import pytest
+
+from jupyter_gpuckpt import calls
+from jupyter_gpuckpt.states import KernelState
+from tests.conftest import wait_for
+
+from .running import outputs, write_notebook
+
+TOTAL = sum(number * number for number in range(1, 31))
+SHOWN = "".join(f"{n} {sum(m * m for m in range(1, n + 1))}\n" for n in range(1, 31))
+#: The outputs of an undisturbed run of `CELLS`; what the two gates are waited at for.
+EXPECTED = [[], [SHOWN, str(TOTAL)], [f"{TOTAL}\n", str(2 * TOTAL)]]
+AT_FIRST, AT_SECOND = "10 385", "20 2870"
+
+
+def test_the_next_runner_goes_on_with_the_kernel_of_one_that_was_killed(runner):
+    runner.start()
+    wait_for(lambda: runner.has_shown(AT_FIRST))
+    runner.kill()
+    runner.open_gate(10)
+    runner.open_gate(20)
+    kernel = runner.kernels()[0]
+    assert kernel.state is KernelState.RUNNING
+    status, said = runner.run()
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said
+    assert runner.kernels() == []
+
+
+def test_a_run_goes_on_from_its_last_save_after_everything_was_killed(runner):
+    runner.start("--autosave", "1s")
+    wait_for(lambda: runner.has_shown(AT_FIRST) and runner.snapshots())
+    runner.open_gate(10)
+    wait_for(lambda: runner.has_shown(AT_SECOND))
+    runner.kill(daemon=True, kernel=True)
+    runner.open_gate(20)
+    status, said = runner.run()
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said
+    # The automatic saves of a run that is over are not kept.
+    assert runner.snapshots() == []
+
+
+@pytest.mark.slow
+def test_a_runner_that_lives_goes_on_by_itself_and_counts_the_kernels_clock(runner):
+    """The daemon is killed; then somebody else suspends the kernel for longer than its time limit, and resumes it."""
+    runner.start("--timeout", "3s")
+    wait_for(lambda: runner.has_shown(AT_FIRST))
+    runner.kill(runner=False, daemon=True)
+    wait_for(lambda: runner.pids()[0])
+    with runner.client() as client:
+        kernel_id = runner.kernels()[0].kernel_id
+        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
+        time.sleep(3)
+        client.wait(client.send(calls.resume(kernel_id)).operation_id)
+    runner.open_gate(10)
+    runner.open_gate(20)
+    status, said = runner.ended()
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said
+
+
+@pytest.mark.slow
+def test_a_cell_that_takes_too_long_ends_the_notebook(runner):
+    status, said = runner.run("--timeout", "1s")
+    assert status == 1
+    assert "timed out" in said
+    assert AT_FIRST in str(outputs(runner.output))
+    assert runner.kernels() == []
+
+
+@pytest.mark.slow
+def test_a_stop_suspends_the_kernel_and_the_next_runner_resumes_it(runner):
+    runner.start()
+    wait_for(lambda: runner.has_shown(AT_FIRST))
+    runner.process.terminate()
+    status, said = runner.ended()
+    assert status == 130, said
+    assert runner.kernels()[0].state is KernelState.SUSPENDED, said
+    runner.open_gate(10)
+    runner.open_gate(20)
+    status, said = runner.run()
+    assert (status, outputs(runner.output)) == (0, EXPECTED), said
+
+
+def test_an_error_ends_the_notebook_unless_its_cell_is_tagged(runner):
+    cells = ["1 / 0", "print('skipped')", "print('shown')", "int('x')", "print('never')"]
+    tags = {0: ["raises-exception"], 1: ["skip-execution"]}
+    write_notebook(runner.notebook, cells, tags)
+    status, said = runner.run()
+    assert status == 1
+    assert "ValueError" in said
+    assert outputs(runner.output) == [["ZeroDivisionError"], [], ["shown\n"], ["ValueError"], []]
+    assert runner.kernels() == []

@@ -1,0 +1,79 @@
+"""Sessions in Python: the examples of the documentation, and what they do to a real kernel."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import start_new_kernel
+
+from jupyter_gpuckpt.errors import KernelNotFound
+from jupyter_gpuckpt.sessions import KernelState, Sessions
+
+PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def kernel(module_daemon_env):
+    """Yield the id of a kernel of this process, and a function that runs code in it and returns what it printed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in module_daemon_env.items():
+            patch.setenv(name, value)
+        patch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "gpuckpt-provisioner")
+        manager, client = start_new_kernel(
+            startup_timeout=120,
+            # Without it IPython may say that its history goes on under another number.
+            extra_arguments=["--HistoryManager.enabled=False"],
+        )
+        yield manager.kernel_id, lambda code: printed(client, code)
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.context.destroy(linger=0)
+
+
+def printed(client, code):
+    client.wait_for_ready(timeout=60)  # its connections end with a suspend
+    texts = []
+    client.execute_interactive(
+        code,
+        output_hook=lambda message: texts.append(message["content"].get("text", "")),
+        timeout=60,
+    )
+    return "".join(texts)
+
+
+def test_a_kernel_goes_back_and_gets_a_branch(kernel):
+    kernel_id, run = kernel
+    with Sessions() as sessions:
+        run("x = 1")
+        saved = sessions.save(kernel_id, title="one")
+        run("x = 2")
+        assert sessions.restore(saved.snapshot_id).state is KernelState.RUNNING
+        assert run("print(x)") == "1\n"
+        titles = {one.title: one for one in sessions.snapshots(kernel_id)}
+        assert titles["one"].snapshot_id == saved.snapshot_id
+        branch = sessions.branch(saved.snapshot_id)
+        beside = BlockingKernelClient(connection_file=str(branch.connection_file))
+        beside.load_connection_file()
+        beside.start_channels()
+        assert printed(beside, "x += 10; print(x)") == "11\n"
+        beside.stop_channels()
+        assert run("print(x)") == "1\n"
+        sessions.suspend(branch.kernel.kernel_id)
+        with pytest.raises(TimeoutError):
+            sessions.wait(branch.kernel.kernel_id, {KernelState.RUNNING}, seconds=0)
+        with pytest.raises(KernelNotFound):
+            sessions.save("no such kernel")
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["sync", "async"])
+def test_an_example_of_the_documentation_runs(kernel, example):
+    _, run = kernel
+    with Sessions() as sessions:
+        for one in sessions.list():
+            sessions.resume(one.kernel_id)
+        run("y = 5")
+        exec(compile(example, PAGE, "exec"), {})
+        assert {one.state for one in sessions.list()} == {KernelState.RUNNING}
+    assert run("print(y)") == "5\n"

@@ -1,0 +1,284 @@
+"""The parts of the reaction by themselves: records between versions, mirrors, the order of uploads, what a server does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from jupyter_gpuckpt import decoding
+from jupyter_gpuckpt.client.mirror import Mirror
+from jupyter_gpuckpt.daemon.reclaim.reaction import Reaction
+from jupyter_gpuckpt.daemon.reclaim.risks import _ago
+from jupyter_gpuckpt.daemon.upload_queue import RemoteQueue, Uploaded
+from jupyter_gpuckpt.errors import KernelBusy, StoreUnavailable
+from jupyter_gpuckpt.model import Cause, Sizes, SnapshotInfo
+from jupyter_gpuckpt.protocol import (
+    Event,
+    Kernel,
+    Operation,
+    OperationKind,
+    OperationState,
+    OwnerKind,
+    Position,
+    State,
+)
+from jupyter_gpuckpt.reclaim_records import Notice, NoticeKind, NoticeRequest, now
+from jupyter_gpuckpt.remote_records import Remote
+from jupyter_gpuckpt.server.policies.reclaim import Reclaim
+from jupyter_gpuckpt.states import KernelState
+
+NOTICE = Notice("aws-spot:1", NoticeKind.RECLAIM, 100.0)
+
+
+def test_daemons_and_clients_of_other_versions_get_along():
+    told = msgspec.json.encode(Event(Position(1, 1), notice=NOTICE))
+    assert decoding.from_json(told, Event).notice == NOTICE
+    newer = told.replace(b'"disk_survives"', b'"of_a_later_version":{},"disk_survives"')
+    assert decoding.from_json(newer, Event).notice == NOTICE
+    older = b'{"position":[1,1],"state":{"kernels":[],"operations":[]}}'
+    assert decoding.from_json(older, Event).state == State()
+
+    class OlderEvent(msgspec.Struct, frozen=True):
+        position: Position
+        gone: str = ""
+
+    assert decoding.from_json(told, OlderEvent) == OlderEvent(Position(1, 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": ""}',
+        '{"name": "x", "within_seconds": -1}',
+        '{"name": "x", "within_seconds": 1e300}',
+        '{"name": "%s"}' % ("x" * 101),
+        '{"name": "x", "else": 1}',
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(text):
+    with pytest.raises(msgspec.DecodeError):
+        decoding.from_json(text, NoticeRequest)
+
+
+def test_a_mirror_has_the_notices_that_stand():
+    mirror = Mirror()
+    mirror.apply(Event(Position(1, 1), State()))
+    mirror.apply(Event(Position(1, 2), notice=NOTICE))
+    assert mirror.notices == {NOTICE.id: NOTICE}
+    # A full state in place of missed events: one notice is gone, and another is there.
+    another = Notice("url:2", NoticeKind.REQUESTED)
+    changes = mirror.apply(Event(Position(1, 9), State(notices=[another])))
+    assert [change.notice for change in changes] == [
+        msgspec.structs.replace(NOTICE, withdrawn=True),
+        another,
+    ]
+    assert mirror.notices == {another.id: another}
+    assert mirror.apply(Event(Position(1, 10), State(notices=[another]))) == []
+    mirror.apply(Event(Position(1, 11), notice=msgspec.structs.replace(another, withdrawn=True)))
+    assert mirror.notices == {}
+
+
+def info(snapshot_id, kernel_id, stored_bytes):
+    return SnapshotInfo(snapshot_id, kernel_id, 1.0, "save", sizes=Sizes(stored_bytes=stored_bytes))
+
+
+#: Newest first.
+HERE = {
+    one.snapshot_id: one
+    for one in (
+        info("big", "first", 900),
+        info("small", "second", 10),
+        info("old-big", "first", 800),
+        info("old-small", "second", 5),
+    )
+}
+
+
+def test_in_a_hurry_the_newest_of_each_kernel_goes_first_the_smallest_before_others():
+    queue = RemoteQueue(Remote("far", "file:///far"), Uploaded())
+    queue.asked = ["old-big"]
+    assert list(queue.waiting(HERE)) == ["old-big", "big", "small", "old-small"]
+    queue.hurry(on=True)
+    assert list(queue.waiting(HERE)) == ["small", "big", "old-small", "old-big"]
+    assert next(iter(queue.taken_over(queue.remote, Uploaded()).waiting(HERE))) == "small"
+    queue.hurry(on=False)
+    assert next(iter(queue.waiting(HERE))) == "old-big"
+
+
+def test_in_a_hurry_a_remote_that_failed_is_tried_at_once_and_a_paused_one_is_not():
+    queue = RemoteQueue(Remote("far", "file:///far"), Uploaded())
+    for _ in range(10):
+        queue.failed("small", StoreUnavailable("It does not answer."))
+    assert queue.next(HERE) == ""
+    queue.hurry(on=True)
+    assert queue.next(HERE) == "small"
+    paused = RemoteQueue(Remote("far", "file:///far", paused=True), Uploaded())
+    paused.hurry(on=True)
+    assert paused.next(HERE) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(-5, "0 s"), (90, "90 s"), (150, "2 min"), (7200, "2 h"), (86400 * 2.6, "3 days")],
+)
+def test_the_age_of_an_upload_is_said_in_words(seconds, words):
+    assert _ago(seconds) == words
+
+
+class Kernels:
+    """What the policy asks of a server: kernels that are saved, of which one refuses."""
+
+    def __init__(self):
+        self.states = {
+            "a": KernelState.RUNNING,
+            "refusing": KernelState.RUNNING,
+            "b": KernelState.SUSPENDED,
+            "c": KernelState.RUNNING,
+        }
+        self.link = SimpleNamespace(served={one: self.served(one) for one in self.states})
+        self.saved, self.tasks = [], []
+
+    def list_kernel_ids(self):
+        return list(self.states)
+
+    def served(self, kernel_id):
+        return SimpleNamespace(kernel=object(), state=self.states[kernel_id])
+
+    async def save(self, kernel_id, *, cause):
+        if kernel_id == "refusing":
+            raise KernelBusy("It is being saved.")
+        self.saved.append((kernel_id, cause))
+
+    async def finish(self, operation):
+        return operation
+
+    def spawn(self, work):
+        self.tasks.append(asyncio.ensure_future(work))
+
+
+def test_for_a_machine_that_may_go_kernels_are_saved_once_and_run_on():
+    kernels = Kernels()
+
+    async def told():
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        notice = Notice("aws-rebalance:1", NoticeKind.REBALANCE)
+        policy.notice_changed(notice)
+        policy.notice_changed(notice)
+        await asyncio.gather(*kernels.tasks)
+        policy.notice_changed(msgspec.structs.replace(notice, withdrawn=True))
+
+    asyncio.run(told())
+    assert kernels.saved == [("a", Cause.AUTOSAVE), ("c", Cause.AUTOSAVE)]
+
+
+class Slow(Kernels):
+    """Kernels whose suspends take until they are canceled."""
+
+    def __init__(self):
+        super().__init__()
+        self.link = SimpleNamespace(served={"a": self.served("a")})
+        self.begun, self.ends = asyncio.Event(), asyncio.Event()
+
+    def list_kernel_ids(self):
+        return ["a"]
+
+    def record(self):
+        running = Operation("o1", OperationKind.SUSPEND, "a", OperationState.RUNNING)
+        operation = running if self.begun.is_set() else None
+        return Kernel("a", KernelState.SUSPENDING, "server", operation=operation)
+
+    def served(self, kernel_id):
+        return SimpleNamespace(kernel=object(), state=self.states[kernel_id])
+
+    async def measured(self):
+        return [self.record()]
+
+    async def suspend(self, kernel_id, *, cause):
+        self.begun.set()
+        return self.record().operation
+
+    async def finish(self, operation):
+        await self.ends.wait()
+        return msgspec.structs.replace(operation, state=OperationState.CANCELLED)
+
+    async def cancel(self, operation_id):
+        self.saved.append(operation_id)
+        self.ends.set()
+
+
+def test_a_nearer_notice_undoes_what_was_begun_for_a_later_one():
+    async def told():
+        kernels = Slow()
+        policy = Reclaim(kernels.link, kernels, kernels, logging.getLogger())
+        later = Notice("requested:later", NoticeKind.REQUESTED, now() + 1000, is_due=True)
+        policy.notice_changed(later)
+        await kernels.begun.wait()
+        nearer = Notice("requested:nearer", NoticeKind.REQUESTED, now() + 0.2, is_due=True)
+        policy.notice_changed(nearer)
+        async with asyncio.timeout(60):
+            await kernels.ends.wait()
+        await policy.server_stops()
+        return kernels.saved
+
+    assert asyncio.run(told()) == ["o1"]
+
+
+def test_the_seconds_that_are_left_are_never_negative():
+    assert NOTICE.seconds_left == 0.0
+    assert 55 < Notice("a", NoticeKind.STOP, now() + 60).seconds_left <= 60
+    assert Notice("a", NoticeKind.REBALANCE).seconds_left is None
+
+
+def test_what_is_left_to_the_daemon():
+    def kernel(kernel_id, owner=OwnerKind.SCRIPT, state=KernelState.RUNNING, **changes):
+        fields = {"ends_at": 0.0, "since": 0.0, "owner": SimpleNamespace(kind=owner), **changes}
+        record = SimpleNamespace(**fields)
+        return SimpleNamespace(kernel_id=kernel_id, owner_id=kernel_id, state=state, record=record)
+
+    began = time.time() - 100
+    kernels = [
+        kernel("script"),
+        kernel("parked", state=KernelState.PARKED),
+        kernel("saving", state=KernelState.SAVING),
+        kernel("suspending", state=KernelState.SUSPENDING),
+        kernel("suspended", state=KernelState.SUSPENDED),
+        kernel("starting", state=KernelState.STARTING),
+        kernel("shut down", ends_at=1e10),
+        kernel("resumed just now", since=time.time() - 5),
+        kernel("resumed a while ago", since=time.time() - 50),
+        kernel("server's", OwnerKind.SERVER),
+        kernel("server's at work", OwnerKind.SERVER),
+        kernel("server's that has worked", OwnerKind.SERVER),
+        kernel("failed twice"),
+    ]
+
+    def operation(owner_id, ended_ago=None, kind=OperationKind.SUSPEND):
+        ended_at = 0.0 if ended_ago is None else time.monotonic() - ended_ago
+        return SimpleNamespace(
+            kind=kind,
+            kernel=SimpleNamespace(owner_id=owner_id),
+            ended=ended_ago is not None,
+            ended_at=ended_at,
+        )
+
+    operations = [
+        operation("server's at work"),
+        operation("server's that has worked", ended_ago=60),
+        operation("server's", kind=OperationKind.SAVE),
+    ]
+
+    async def left(*, grace_is_over):
+        reaction = Reaction(None, kernels, operations, None, None, None, None, None)
+        reaction._tries.update(["failed twice", "failed twice", "script"])
+        found = reaction._left_over(began, grace_is_over=grace_is_over)
+        return [one.kernel_id for one in found]
+
+    scripts = ["script", "parked", "saving", "resumed a while ago"]
+    servers = ["server's", "server's that has worked"]
+    assert asyncio.run(left(grace_is_over=False)) == scripts
+    assert asyncio.run(left(grace_is_over=True)) == scripts + servers

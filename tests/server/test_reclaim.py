@@ -1,0 +1,67 @@
+"""The machine of a server goes: its kernels are suspended as it would do it, pages are told, and it may all be a false alarm."""
+
+import subprocess
+
+import pytest
+
+from jupyter_gpuckpt.server.events.notice_events import SCHEMA_ID
+from tests.conftest import wait_for
+from tests.programs import python_module
+
+
+@pytest.fixture
+def server(clean_server):
+    return clean_server
+
+
+def notice(server, *arguments):
+    command = [*python_module("jupyter_gpuckpt.cli"), "notice", *arguments]
+    subprocess.run(command, env=server.env, check=True, stdin=subprocess.DEVNULL)
+
+
+def states(server):
+    return {one["path"]: one["state"] for one in server.get("api/gpuckpt/kernels")["kernels"]}
+
+
+def test_kernels_are_suspended_by_their_server_and_what_ran_goes_on_if_the_machine_stays(
+    server, make_listener, tmp_path
+):
+    listener = make_listener(SCHEMA_ID)
+    idle, busy = server.open("idle.ipynb"), server.open("busy.ipynb")
+    idle.run("x = 41")
+    flag = tmp_path / "flag"
+    wait = f"import os, time\nwhile not os.path.exists({str(flag)!r}): time.sleep(0.05)"
+    cell = busy.execute(f"{wait}\nprint('done')")
+    busy.wait_for(lambda message: message["msg_type"] == "execute_input")
+    assert server.get("api/gpuckpt/notices") == {"notices": []}
+
+    notice(server, "--within", "200s", "--disk-survives", "--no-wait")
+    wait_for(lambda: listener.heard)
+    heard = listener.heard[-1]
+    (shown,) = server.get("api/gpuckpt/notices")["notices"]
+    for one in (heard, shown):
+        assert (one["id"], one["kind"]) == ("requested:hook", "requested")
+        assert one["disk_survives"]
+        assert one["is_due"]
+        assert not one["withdrawn"]
+        assert 100 < one["seconds_left"] <= 200
+    both = {"idle.ipynb": "suspended", "busy.ipynb": "suspended"}
+    wait_for(lambda: states(server) == both)
+    assert "suspending 2 kernels" in server.log()
+    # The server's suspends know the variables, the daemon's do not.
+    (snapshot,) = [
+        one
+        for one in server.get("api/gpuckpt/snapshots")["snapshots"]
+        if one["name"] == "idle.ipynb"
+    ]
+    assert snapshot["cause"] == "reclaim"
+    assert [one["name"] for one in snapshot["variables"]] == ["x"]
+
+    notice(server, "--withdraw")
+    wait_for(lambda: listener.heard[-1]["withdrawn"])
+    wait_for(lambda: states(server)["busy.ipynb"] == "running")
+    flag.touch()
+    assert busy.output(cell) == "done\n"
+    assert states(server)["idle.ipynb"] == "suspended"
+    assert idle.run("print(x)") == "41\n"
+    assert server.get("api/gpuckpt/notices") == {"notices": []}

@@ -1,0 +1,384 @@
+"""A machine is taken back in the middle of a training cell, and the cell ends on another machine as if nothing had happened.
+
+python tools/demo_reclaim.py [URL]      a bucket, with credentials where its provider's tools find them; else a folder
+
+First with the notice that Amazon gives spot instances (a server on this machine gives it, 30 s before and not 120), then without any
+notice: the last periodic upload comes back. A and B are two data directories with a server and a daemon each; where root runs this,
+each also has a host name, a boot id and a disk of its own. A is killed without a goodbye, and its disk is gone. Any line that differs
+from an undisturbed run, or is missing, ends the demo with an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+from demo import JSON, Server, Table, check, in_directory, megabytes, sizes
+from demo_far import User, session_of, timed
+from tornado.websocket import WebSocketClientConnection
+
+#: How long before its end a machine is told of it; Amazon's notice is 120 s.
+NOTICE_SECONDS = 30.0
+AUTOSAVE_SECONDS = 5.0
+#: What a step of a condition may take.
+MOST_SECONDS = 120.0
+STEPS, PAUSE = 300, 0.1
+CELL_ID = "training"
+TRAINING = """
+import time
+import numpy as np
+
+random = np.random.default_rng(7)
+inputs = random.standard_normal((200, 20))
+targets = inputs @ random.standard_normal(20) + random.standard_normal(200)
+weights = np.zeros(20)
+for step in range({steps}):
+    error = inputs @ weights - targets
+    weights -= 0.01 * (inputs.T @ error) / len(targets)
+    print("step", step, "loss", float(error @ error), flush=True)
+    time.sleep({pause})
+print("weights", weights.tolist())
+"""
+NOTEBOOK = {
+    "cells": [
+        {
+            "cell_type": "code",
+            "execution_count": None,
+            "id": CELL_ID,
+            "metadata": {},
+            "outputs": [],
+            "source": TRAINING.format(steps=STEPS, pause=PAUSE),
+        }
+    ],
+    "metadata": {"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+}
+#: Run a command on a machine of its own: NAME BOOT FOLDER OTHER COMMAND... It has another host name and another boot id (the file
+#: BOOT), and where the other machine's disk is (OTHER) it finds its own (FOLDER).
+MACHINE = """
+hostname "$1" && mount --bind "$2" /proc/sys/kernel/random/boot_id && mount --bind "$3" "$4" && shift 4 && exec "$@"
+"""
+
+
+class Provider:
+    """A double of Amazon's metadata service, as its documentation describes it."""
+
+    def __init__(self) -> None:
+        self.notice: bytes | None = None
+        token = uuid.uuid4().hex
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                self._answer(token.encode() if self.path == "/latest/api/token" else None)
+
+            def do_GET(self) -> None:
+                is_asked = self.path == "/latest/meta-data/spot/instance-action"
+                is_known = self.headers.get("X-aws-ec2-metadata-token") == token
+                self._answer(provider.notice if is_asked and is_known else None)
+
+            def _answer(self, body: bytes | None) -> None:
+                self.send_response(200 if body else 404)
+                self.send_header("Content-Length", str(len(body or b"")))
+                self.end_headers()
+                self.wfile.write(body or b"")
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def announce(self, seconds: float) -> float:
+        """Say that the machine is terminated in so many seconds; return when, on the clock of `time.monotonic`."""
+        at = time.gmtime(time.time() + seconds)
+        text = {"action": "terminate", "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", at)}
+        self.notice = json.dumps(text).encode()
+        return time.monotonic() + seconds
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Machine:
+    """A machine with a notebook, and what somebody types on it."""
+
+    def __init__(self, folder: Path, other: Path) -> None:
+        self.folder, self.name, self._other = folder, folder.name, other
+        self._make_disk()
+        self.user = User(folder)
+        self.server: Server | None = None
+
+    def _make_disk(self) -> None:
+        (self.folder / "notebooks").mkdir(parents=True)
+        (self.folder / "notebooks/demo.ipynb").write_text(json.dumps(NOTEBOOK))
+
+    def start(self, provider: Provider, *options: str) -> Server:
+        """Start a server on it."""
+        variables = {
+            "JUPYTER_GPUCKPT_RECLAIM_PROVIDER": "aws",
+            "JUPYTER_GPUCKPT_RECLAIM_ENDPOINT": provider.url,
+        }
+        within = []
+        if os.geteuid() == 0:
+            boot = self.folder.with_name(f"{self.name}-boot")
+            boot.write_text(f"{uuid.uuid4()}\n")
+            names = (self.name, str(boot), str(self.folder), str(self._other))
+            within = ["unshare", "--uts", "--mount", "sh", "-c", MACHINE, "sh", *names]
+        self.server = Server(
+            self.folder,
+            module="jupyter_server",
+            options=options,
+            variables=variables,
+            within=within,
+        )
+        self.server.wait()
+        if within:
+            self.user.within = ["nsenter", f"--target={self.server.pid}", "--mount", "--uts"]
+        return self.server
+
+    def lose(self) -> None:
+        """Kill everything on it at once, and lose its disk."""
+        marker = f"JUPYTER_GPUCKPT_RUNTIME_DIR={self.folder / 'run'}".encode()
+        deadline = time.monotonic() + MOST_SECONDS
+        while left := _with_variable(marker):
+            check(time.monotonic() < deadline, f"processes of {self.name} do not end: {left}")
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        if self.server is not None:
+            self.server.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._make_disk()  # empty but for what every machine has
+
+
+def _with_variable(marker: bytes) -> list[int]:
+    """Return the processes that have this in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if marker in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+class Said(NamedTuple):
+    """What a page was told of a cell: its text, the ids of the cell that came with it, and whether the cell has ended."""
+
+    text: str
+    cells: set[str]
+    ended: bool
+
+
+async def hear(connection: WebSocketClientConnection, enough: Callable[[str], bool]) -> Said:
+    """Follow the running cell, until its text is enough or it ends."""
+    text, cells, ended = "", set[str](), False
+    while not (ended or enough(text)):
+        told = await asyncio.wait_for(connection.read_message(), MOST_SECONDS)
+        check(told is not None, "the websocket was closed")
+        message = json.loads(told or "{}")
+        if message["parent_header"].get("msg_type") != "execute_request":
+            continue
+        kind, content = message["header"]["msg_type"], message["content"]
+        check(kind != "error", "\n".join(content.get("traceback", [])))
+        text += content["text"] if kind == "stream" else ""
+        cells.add(message["metadata"].get("cellId", ""))
+        ended = kind == "status" and content["execution_state"] == "idle"
+    return Said(text, cells, ended)
+
+
+async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection]:
+    """Run the notebook's cell on A until it has come some way; the kernel, and the page."""
+    kernel_id = session_of(server)["kernel"]["id"]
+    connection = await server.connect(kernel_id)
+    header = {
+        "msg_id": uuid.uuid4().hex,
+        "msg_type": "execute_request",
+        "username": "",
+        "session": "demo",
+        "version": "5.3",
+    }
+    code = TRAINING.format(steps=STEPS, pause=PAUSE)
+    message = {
+        "header": header,
+        "parent_header": {},
+        "metadata": {"cellId": CELL_ID},
+        "content": {"code": code, "silent": False, "store_history": True},
+        "channel": "shell",
+        "buffers": [],
+    }
+    await connection.write_message(json.dumps(message))
+    said = await hear(connection, lambda text: text.count("\n") > STEPS // 20)
+    check(not said.ended, "the cell ended at once")
+    return kernel_id, connection
+
+
+async def until(condition: Callable[[], JSON | None], what: str) -> JSON:
+    """Wait until a condition gives something."""
+    deadline = time.monotonic() + MOST_SECONDS
+    while not (found := await asyncio.to_thread(condition)):
+        check(time.monotonic() < deadline, f"never came: {what}")
+        await asyncio.sleep(0.1)
+    return found
+
+
+def uploaded(server: Server) -> JSON | None:
+    """Return the newest snapshot on A that the remote has."""
+    found: list[JSON] = server.request("GET", "/api/gpuckpt/snapshots")["snapshots"]
+    there = [one for one in found if any(up["state"] == "uploaded" for up in one["uploads"])]
+    return there[0] if there else None
+
+
+def leased(machine: Machine) -> JSON | None:
+    """Return the session in the remote if a machine has the right to run it."""
+    [session] = machine.user.types("remote", "sessions", "demo")["sessions"]
+    return session if session["leased_to"] else None
+
+
+async def with_notice(a: Machine, provider: Provider, table: Table) -> None:
+    """Train on A until it is taken back; kernels are suspended and uploaded before."""
+    server = await asyncio.to_thread(a.start, provider)
+    kernel_id, _ = await begin_training(server)
+    table.add("A: the cell runs")
+    began, deadline = time.monotonic(), provider.announce(NOTICE_SECONDS)
+    table.add("A: notice", None, f"in {NOTICE_SECONDS:.0f} s it goes, and its disk with it")
+
+    def suspended() -> JSON | None:
+        kernel: JSON = server.request("GET", f"/api/gpuckpt/kernels/{kernel_id}")
+        return kernel if kernel["state"] == "suspended" else None
+
+    await until(suspended, "the suspend of A's kernel")
+    table.add("A: suspended", time.monotonic() - began, "in the middle of the cell")
+    await until(lambda: uploaded(server), "the upload of it")
+    spent = time.monotonic() - began
+    check(time.monotonic() < deadline, f"the upload took too long: {spent:.1f} s")
+    table.add("A: uploaded", spent)
+    await asyncio.sleep(max(0.0, deadline - time.monotonic()))
+
+
+async def without_notice(a: Machine, provider: Provider, table: Table) -> None:
+    """Train on A until it goes without a word; what was uploaded is what a periodic save had."""
+    server = await asyncio.to_thread(
+        a.start, provider, f"--GpuCkptServer.autosave_interval={AUTOSAVE_SECONDS}"
+    )
+    _, connection = await begin_training(server)
+    table.add("A: the cell runs", None, f"saved every {AUTOSAVE_SECONDS:.0f} s")
+    snapshot = await until(lambda: uploaded(server), "an upload of a periodic save")
+    table.add("A: saved and uploaded", None, f"{megabytes(snapshot['stored_bytes'])}, runs on")
+    await until(lambda: leased(a), "the lease of the session")
+    # What comes after it is lost, and is computed again.
+    said = await hear(connection, lambda text: text.count("\n") > STEPS // 20)
+    check(not said.ended, "the cell ended before the machine did")
+
+
+async def on_b(b: Machine, provider: Provider, table: Table, *, takes_over: bool) -> Said:
+    """Fetch the newest state of the session on B, resume it in the notebook there, and hear the cell to its end."""
+    server, spent = await asyncio.to_thread(timed, lambda: b.start(provider))
+    table.add("B: server started", spent)
+    [session] = (await asyncio.to_thread(b.user.types, "remote", "sessions", "demo"))["sessions"]
+    newest = session["snapshots"][0]
+    age = f"{time.time() - newest['created']:.0f} s old"
+    table.add("B: listed", None, f"{session['path']} of {session['host_name']}, {age}")
+    words = ["remote", "fetch", "demo", newest["snapshot_id"]]
+    if takes_over:
+        refusal = await asyncio.to_thread(b.user.is_refused, *words)
+        check("runs on machine" in refusal["message"], f"another refusal: {refusal}")
+        table.add("B: refused", None, refusal["message"])
+        words.append("--take-over")
+    fetched = (await asyncio.to_thread(b.user.types, *words))["operation"]["result"]
+    how = "taken over, " if takes_over else ""
+    table.add("B: fetched", fetched["seconds"], how + megabytes(fetched["sizes"]["new_bytes"]))
+    began = time.monotonic()
+    path = f"/api/gpuckpt/snapshots/{newest['snapshot_id']}/branch"
+    resumed = server.request("POST", path, {"path": "demo.ipynb"})
+    connection = await server.connect(resumed["kernel_id"])
+    done = await until(lambda: ended(server, resumed["operation_id"]), "the resume")
+    check(done["state"] == "succeeded", f"the resume failed: {done['error']}")
+    table.add("B: resumed", done["result"]["seconds"], sizes(done["result"]))
+    said = await hear(connection, lambda _: False)
+    table.add("B: the cell has ended", time.monotonic() - began)
+    return said
+
+
+def ended(server: Server, operation_id: str) -> JSON | None:
+    """Return an operation if it is over."""
+    found: JSON = server.request("GET", f"/api/gpuckpt/operations/{operation_id}?wait=1")
+    return None if found["state"] == "running" else found
+
+
+def compare(expected: str, said: Said) -> None:
+    """Fail unless B's page was shown all lines of an undisturbed run, and no other, in the notebook's cell."""
+    here, there = said.text.splitlines(), expected.splitlines()
+    for number, (line, wanted) in enumerate(zip(here, there, strict=False)):
+        check(line == wanted, f"line {number} is {line!r} and not {wanted!r}")
+    check(len(here) == len(there), f"{len(here)} lines instead of {len(there)}")
+    check(said.cells == {CELL_ID}, f"output belongs to other cells: {said.cells}")
+
+
+@contextmanager
+def two_machines(folder: Path, url: str) -> Iterator[tuple[Machine, Machine]]:
+    """Yield machines A and B that know a remote; nothing of them is left."""
+    a, b = folder / "a", folder / "b"
+    machines = Machine(a, b), Machine(b, a)
+    try:
+        added = machines[0].user.types("remote", "add", "demo", url)
+        phrase = added["recovery_phrase"] + "\n"
+        machines[1].user.types("remote", "add", "demo", url, "--recovery-phrase", said=phrase)
+        yield machines
+    finally:
+        for machine in machines:
+            machine.lose()
+
+
+async def run(directory: Path, url: str) -> None:
+    """Lose a machine twice, and compare both results with an undisturbed run."""
+    table = Table()
+    words = [sys.executable, "-c", TRAINING.format(steps=STEPS, pause=0)]
+    done = await asyncio.to_thread(subprocess.run, words, capture_output=True, check=True)
+    expected = done.stdout.decode()
+    table.add("undisturbed run", None, f"{len(expected.splitlines())} lines, for comparison")
+    provider = Provider()
+    try:
+        for name, loses, takes_over in (
+            ("with a notice", with_notice, False),
+            ("without a notice", without_notice, True),
+        ):
+            print(f"\n{name}:")
+            provider.notice = None
+            folder = name.replace(" ", "-")
+            with two_machines(directory / folder, f"{url}/{folder}") as (a, b):
+                await loses(a, provider, table)
+                await asyncio.to_thread(a.lose)
+                table.add("A: killed", None, "server, daemon and kernel; its disk is gone")
+                provider.notice = None
+                compare(expected, await on_b(b, provider, table, takes_over=takes_over))
+                table.add("B: all lines are as undisturbed")
+    finally:
+        provider.close()
+
+
+async def run_with_remote(directory: Path) -> None:
+    """Run the demo with the bucket that was named, or with a folder of the directory."""
+    await run(directory, sys.argv[1] if len(sys.argv) > 1 else f"file://{directory}/share")
+
+
+if __name__ == "__main__":
+    sys.exit(in_directory(run_with_remote))
