@@ -1,7 +1,7 @@
-"""Kernels that a user has shut down: their processes are stopped while that can be undone, then they are killed.
+"""Shutdowns that can be undone for a while: a kernel's processes are stopped at first, and killed when that time is over.
 
-The time of the end is in the kernel's record, so that a daemon that takes over observes it. A suspended kernel is only forgotten
-then; its snapshots stay.
+The kernel's record holds the time of the kill, so that the next daemon keeps to it. A suspended kernel has no process and is only
+forgotten at that time; its snapshots stay.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Endings:
         return kernel
 
     def expect_all(self) -> None:
-        """Set the timers of the ends that an earlier daemon has accepted."""
+        """Set the timers of the shutdowns that an earlier daemon accepted."""
         for kernel in self._kernels:
             if kernel.record.ends_at:
                 self._expect(kernel)

@@ -87,7 +87,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
     def take(remote: Remote) -> Remote:
         return msgspec.structs.replace(remote, erased=remote.erased | dict.fromkeys(going_on, now))
 
-    # Another remote to the daemon, which ends the upload that runs, and to processes that it has begun.
+    # To the daemon, and to processes that it has started, the changed record is another remote: a running upload ends.
     remotes.change(call.name, take)
     with remote_keys.alone_with(data_dir, call.name):
         seal = opened.keyring.seal
@@ -96,7 +96,7 @@ def _session(call: RemoteCall, remotes: Remotes) -> Erasure:
 
 def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
     data_dir = Path(call.data_dir)
-    # The daemon ends the upload that runs; by itself it begins no other.
+    # A paused remote makes the daemon end the running upload; it starts no other by itself.
     remote = remotes.change(call.name, lambda one: msgspec.structs.replace(one, paused=True))
     with remote_keys.alone_with(data_dir, call.name):
         bucket = _bucket(call, remote)
@@ -104,7 +104,7 @@ def _everything(call: RemoteCall, remotes: Remotes) -> Erasure:
         keyring.destroy(bucket)
         left = _delete(bucket)
         if not left:
-            # The keyring goes last: while it exists, no client takes the place for an empty one.
+            # The keyring goes last: while it exists, no client thinks that the place is empty.
             left = bucket.delete([keyring.NAME])
         if not left:
             bucket.forget_lock()

@@ -1,4 +1,4 @@
-"""The schedule of the far collector: one of all machines removes packs that no manifest needs, when no user waits."""
+"""The schedule of the far collector. One machine at a time removes a remote's packs that no manifest needs, when no user waits."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from .whole_files import write_file
 
 _FILE = "collected.json"
 _LOOK_SECONDS = 60.0
-#: After a failure.
+#: The pause after a failure.
 _AGAIN_SECONDS = 3600.0
 
 _log = logging.getLogger(__name__)
 
 
 class FarCollecting:
-    """The collector's schedule for all remotes. `is_busy`: whether anything runs for which somebody may wait."""
+    """The collector's schedule for all remotes. `is_busy`: whether work runs for which a user waits."""
 
     def __init__(
         self, data_dir: Path, interval_seconds: float, is_busy: Callable[[], bool]
@@ -45,12 +45,12 @@ class FarCollecting:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start, unless nothing is to be collected."""
+        """Start the schedule, unless the interval is 0."""
         if self._interval:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; what was begun is harmless, and done by the next one."""
+        """Stop the schedule and a running collection; the next collection continues it."""
         self._is_over = True
         if self._process is not None:
             await asyncio.to_thread(commands.stop, self._process)
@@ -59,7 +59,7 @@ class FarCollecting:
             await asyncio.wait({self._task})
 
     def added_to(self, found: Sequence[RemoteUploads]) -> list[RemoteUploads]:
-        """Return the states of remotes with what was collected last from this machine."""
+        """Return the states of remotes, each with the result of this machine's last collection there."""
         return [
             msgspec.structs.replace(one, collected=self._last(one.remote) or FarCollection())
             for one in found
@@ -89,7 +89,7 @@ class FarCollecting:
             return False
         last = self._last(remote.name)
         if last is None:
-            # It was added just now, perhaps.
+            # The remote may be new, so the first collection waits a full interval.
             self._note(remote, FarCollection(looked_at=time.time()))
             return False
         wait = min(_AGAIN_SECONDS, self._interval) if last.error else self._interval
@@ -112,13 +112,13 @@ class FarCollecting:
         self._note(remote, done)
 
     def _asked(self, task: Task) -> FarCollection | None:
-        """Return what a process of its own has collected; None if it was killed."""
+        """Run the collector in a separate process; return its result, or None if it was killed."""
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
                 command = [sys.executable, "-P", "-m", f"{__package__}.far_collector"]
                 try:
-                    # It gets the whole environment, because that may contain credentials.
+                    # The process gets the whole environment, because it may contain credentials.
                     self._process = commands.spawn(command, stdin=theirs.fileno(), env=os.environ)
                 except commands.CommandFailed as error:
                     raise StoreUnavailable(
@@ -146,7 +146,7 @@ class FarCollecting:
     def _note(self, remote: Remote, done: FarCollection) -> None:
         folder = remote_keys.state_dir(self._data_dir, remote.name)
         try:
-            # Nothing is written of a remote that was removed meanwhile.
+            # No file is written for a remote that was removed meanwhile.
             with remote_keys.uploading(self._data_dir, remote):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_file(folder / _FILE, msgspec.json.encode(done))

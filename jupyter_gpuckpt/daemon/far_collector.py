@@ -1,6 +1,6 @@
-"""The process that removes from a remote what nothing there needs any more, at the lowest priority. It may be killed at any moment.
+"""The process that removes the objects of a remote that nothing there needs any more, at the lowest priority.
 
-`far_collecting.py` starts it.
+It may be killed at any moment. `far_collecting.py` starts it.
 
 python -m jupyter_gpuckpt.daemon.far_collector      with a socket as standard input
 """
@@ -61,7 +61,7 @@ def _collected(task: Task, now: float) -> FarCollection:
     if epoch is not None and now + ahead - epoch.modified.timestamp() < task.interval_seconds:
         return FarCollection(looked_at=now)
     with tempfile.TemporaryDirectory(prefix="gpuckpt-") as folder:
-        # A copy: the remote may be removed meanwhile, and then nothing may be written of it any more.
+        # The collector works on a copy: if the remote is removed meanwhile, its state must not be written again.
         known = Path(folder) / "seen.json"
         source = remote_keys.state_dir(data_dir, remote.name) / known.name
         if source.exists():
@@ -72,7 +72,7 @@ def _collected(task: Task, now: float) -> FarCollection:
 
 
 def main(connection: socket.socket) -> None:
-    """Receive a task by `connection`, do it, and answer."""
+    """Receive a task by `connection`, carry it out, and answer."""
     idle_priority.take()
     task = receive(connection, Task)
     logging.getLogger().setLevel(logging.CRITICAL)

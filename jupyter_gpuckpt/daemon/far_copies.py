@@ -1,4 +1,4 @@
-"""The copies that remotes have of this machine's own snapshots: asked for before chunks are removed here, fetched when they are needed."""
+"""The copies of this machine's own snapshots in remotes: verified before chunks are removed here, fetched when chunks are needed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .remote_keys import Opened
 
 
 def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
-    """Return what the far session of a snapshot's kernel lists of it. Raises SnapshotNotFound, and what `Bucket` raises."""
+    """Return a snapshot's entry in the far session of its kernel. Raises SnapshotNotFound, and what `Bucket` raises."""
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
     leases = LeaseFile(remote_keys.state_dir(data_dir, opened.remote.name))
     for session_id in leases.sessions_of(info):
@@ -44,7 +44,7 @@ def find(data_dir: Path, opened: Opened, info: SnapshotInfo) -> FarSnapshot:
 
 
 def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: SnapshotInfo) -> None:
-    """Ask a remote whether it has all of a snapshot. Raises what keeps it from being fetched, as far as that can be known."""
+    """Check that a remote has all of a snapshot. Raises the error that would make a fetch fail, as far as it can be foreseen."""
     manifest = store.manifest(info.snapshot_id)
     found = find(data_dir, opened, info)
     fetch.require_whole(opened.bucket, opened.keyring.seal, found, manifest)
@@ -54,7 +54,7 @@ def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: Snaps
 def here(
     data_dir: Path, store: LocalStore, info: SnapshotInfo, progress: Progress
 ) -> Iterator[None]:
-    """Have a snapshot's chunks here inside, fetched if a remote alone has them; after an error it is the stub that it was."""
+    """Ensure that the local store has a snapshot's chunks inside the block; fetch a stub's. After an error it is a stub again."""
     with store.stubs.keeping(info.snapshot_id):
         stub = store.stubs.find(info.snapshot_id)
         if stub is not None:
@@ -88,13 +88,13 @@ def _bring_back(
 def _look(
     data_dir: Path, info: SnapshotInfo, stub: Stub, retries: Retries
 ) -> tuple[Opened, FarSnapshot]:
-    """Return the remote from which a stub can be fetched: the one that it names, or, if that is gone or has it not, any."""
+    """Return the remote from which a stub can be fetched: the one that it names, else any other that has the snapshot."""
     remotes = Remotes(data_dir)
     try:
         opened = remote_keys.opened(data_dir, remotes.get(stub.remote), retries)
         return opened, find(data_dir, opened, info)
     except (RemoteNotFound, SnapshotNotFound) as error:
-        # It may have been added again by another name, and another by this one.
+        # The remote may have been added again under another name, and another remote under this name.
         for remote in remotes.all():
             if remote.name == stub.remote:
                 continue

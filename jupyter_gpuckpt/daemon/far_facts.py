@@ -1,4 +1,4 @@
-"""What remotes are told of a snapshot, so that its notebook is found there: as far as it is known, and nothing that is guessed."""
+"""The facts about a snapshot that remotes list, so that its notebook is found there. Unknown facts are left out, never guessed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
     """Return the facts of a snapshot, from its record and from what Jupyter keeps with its kernel (`LaunchSpec.jupyter`).
 
     The far session's id is the kernel's, which is the same on every machine (but see `LeaseFile.branch`). A kernel without a
-    notebook has no path, and one without a server (a script's, or of an older version) neither user nor server.
+    notebook has no path. A kernel without a server (a script's, or one of an older version) has neither user nor server.
     """
 
     def known(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The routes about remotes and what lies in them, one class each."""
+"""The routes about remotes and their content, one class each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RemotesHandler(BaseHandler):
     """Handler for all remotes."""
 
     async def get(self) -> None:
-        """List the remotes, without asking any."""
+        """List the remotes, without a request to any of them."""
         self.reply(await self.daemon.far_sessions.remotes())
 
 

@@ -1,7 +1,7 @@
-"""What lies in a remote, and how it comes into the local store: lists of far sessions, estimates before a fetch, fetches.
+"""Requests about the content of remotes: lists of far sessions, estimates before a fetch, and fetches into the local store.
 
-Every request opens the remote anew, with the credentials that this daemon's environment leads to, in threads that are the remote's
-own: one that does not answer holds up nothing else.
+Every request opens the remote anew, with the credentials of this daemon's environment. Each remote has threads of its own, so that
+one that does not answer delays no other.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from .operations import Operations, RunningOperation
 from .remote_keys import Opened
 from .streams import Streams
 
-#: Fetches from one remote at a time; more wait. Each reads by several threads.
+#: The number of concurrent fetches from one remote; more wait. Each uses several threads.
 AT_ONCE = 2
-#: Questions to one remote at a time.
+#: The number of concurrent questions to one remote.
 _QUESTIONS = 4
-#: Far sessions that are read at a time.
+#: The number of far sessions that are read concurrently.
 _READERS = 8
 
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _Found(NamedTuple):
-    """A snapshot in a remote, its manifest, and what a fetch of it would do."""
+    """A snapshot in a remote, its manifest, and the estimate of its fetch."""
 
     opened: Opened
     snapshot: FarSnapshot
@@ -73,7 +73,7 @@ class _Found(NamedTuple):
 
 
 class _Coming:
-    """Subject of a fetch: the kernel of its snapshot, which this daemon need not know, and which nobody owns."""
+    """The subject of a fetch: the kernel of its snapshot. This daemon need not manage that kernel, and nobody owns it."""
 
     owner_id = ""
 
@@ -81,7 +81,7 @@ class _Coming:
         self.kernel_id, self._streams, self._stop = kernel_id, streams, stop
 
     def on_operation(self, operation: RunningOperation) -> None:
-        """Tell whoever follows the fetch, and end its waits if it was cancelled."""
+        """Publish the progress of the fetch, and end its waits if it was cancelled."""
         if operation.progress.cancelled.is_set():
             self._stop.set()
         event = Event(self._streams.advance(), operation=operation.public())
@@ -91,7 +91,7 @@ class _Coming:
 class FarSessions:
     """Far sessions of the remotes of this data directory, and the fetches that run.
 
-    `note_there` is told which remote a snapshot came from, before the end of its fetch.
+    `note_there`: called with the remote and the snapshot before the end of its fetch.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class FarSessions:
         self._data_dir, self._machine = data_dir, machine
         self._operations, self._streams = operations, streams
         self._note_there, self._leases = note_there, leases
-        #: For questions and for fetches, by the remote's name.
+        #: The threads for questions and for fetches, by the remote's name.
         self._asking: dict[str, ThreadPoolExecutor] = {}
         self._fetching: dict[str, ThreadPoolExecutor] = {}
         self._is_over = threading.Event()
-        #: By the snapshot's id.
+        #: The running fetches, by the snapshot's id.
         self._running: dict[str, RunningOperation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -121,11 +121,11 @@ class FarSessions:
         )
 
     async def sessions(self, name: str) -> FarListing:
-        """List the far sessions of a remote with their snapshots; raise RemoteNotFound, and what keeps it from being read."""
+        """List the far sessions of a remote with their snapshots. Raises RemoteNotFound, and what `Bucket` raises."""
         return await self._ask(name, lambda remote: self._listing(self._open(remote)))
 
     async def estimate(self, name: str, snapshot_id: str, session_id: str = "") -> FetchEstimate:
-        """Return what a fetch would move, and whether the kernel could be resumed here; raise as `fetch` does."""
+        """Return what a fetch would move, and whether the kernel could be resumed here. Raises what `fetch` raises."""
         found = await self._ask(
             name, lambda remote: self._find(self._open(remote), snapshot_id, session_id)
         )
@@ -141,8 +141,8 @@ class FarSessions:
     async def fetch(self, name: str, snapshot_id: str, request: FetchRequest) -> RunningOperation:
         """Start bringing a snapshot into the local store, or return the operation that does so already.
 
-        Raises RemoteNotFound, SnapshotNotFound, SnapshotExists, FarObjectInvalid, HostIncompatible if its kernel could not be
-        resumed here, unless that is forced, and SessionHeld if another machine runs its session; then nothing was moved.
+        Raises, before anything is moved, RemoteNotFound, SnapshotNotFound, SnapshotExists, FarObjectInvalid, SessionHeld if another
+        machine runs its session, and HostIncompatible if its kernel could not be resumed here, unless the fetch is forced.
         """
         if running := self._running.get(snapshot_id):
             return running
@@ -164,7 +164,7 @@ class FarSessions:
                 take_over=request.take_over,
             )
             found.estimate.warnings.extend(warnings)
-        # Somebody else may have asked for it meanwhile.
+        # Another client may have started the same fetch meanwhile.
         if running := self._running.get(snapshot_id):
             return running
         coming = _Coming(found.snapshot.kernel_id, self._streams, stop)
@@ -176,7 +176,7 @@ class FarSessions:
         return operation
 
     async def close(self) -> None:
-        """Cancel the fetches that run, and wait for their threads; questions end when their remote answers, or does not."""
+        """Cancel the running fetches and wait for their threads. Questions are not waited for: they end with an answer or a time-out."""
         self._is_over.set()
         for operation in self._running.values():
             operation.cancel()
@@ -188,7 +188,7 @@ class FarSessions:
             threads.shutdown(wait=False, cancel_futures=True)
 
     async def _ask(self, name: str, question: Callable[[Remote], _Answer]) -> _Answer:
-        """Return the answer to a question to a remote; raise RemoteNotFound, and what keeps it from being answered."""
+        """Run `question` in a thread of the remote and return its answer. Raises RemoteNotFound, and what `question` raises."""
         remote = await asyncio.to_thread(Remotes(self._data_dir).get, name)
         threads = _threads_of(self._asking, name, _QUESTIONS)
         with _whose_credentials():
@@ -237,7 +237,7 @@ class FarSessions:
             with progress.stage(Stage.FETCH, found.estimate.move_bytes):
                 info = fetch.fetch(bucket, seal, found.snapshot, store, reach)
         except OperationCancelled:
-            # Nobody wants it; what a fetch that failed brought in serves the next one.
+            # Nobody wants the packs of a cancelled fetch. Those of a failed one stay, because its repetition uses them.
             self._sweep()
             raise
         sizes = Sizes(info.sizes.raw_bytes, info.sizes.stored_bytes, moved, info.sizes.gpu_bytes)
@@ -273,7 +273,7 @@ class FarSessions:
         return FarListing(opened.remote.name, sessions, unreadable)
 
     def _here(self) -> dict[str, bool]:
-        """Return the ids of the snapshots that the local store has, deleted ones that can be undeleted included; True: as a stub."""
+        """Return the ids of the local store's snapshots, also of deleted ones that can be undeleted; True: it is a stub."""
         deleted = [one.info for one in self._machine.deleted_snapshots()]
         found, stubs = self._machine.snapshots(None), self._machine.store.stubs.all()
         return {info.snapshot_id: info.snapshot_id in stubs for info in (*found, *deleted)}
@@ -305,7 +305,7 @@ def _threads_of(kept: dict[str, ThreadPoolExecutor], name: str, at_once: int) ->
 
 @contextmanager
 def _whose_credentials() -> Iterator[None]:
-    """Say in an error that the credentials of a shell, with which a remote was added, need not be the daemon's."""
+    """Add to an error's hint that the daemon may have other credentials than the shell in which the remote was added."""
     try:
         yield
     except (AccessDenied, StoreUnavailable) as error:
@@ -315,14 +315,14 @@ def _whose_credentials() -> Iterator[None]:
 
 
 def _read(opened: Opened) -> Iterator[FarSession | GpuCkptError]:
-    """Yield the far sessions of a remote, and of those that cannot be read why: one must not hide the others."""
+    """Yield the far sessions of a remote. For one that cannot be read, yield the error, so that it does not hide the others."""
     sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)
 
     def get(session_id: str) -> FarSession | GpuCkptError | None:
         try:
             return sessions.get(session_id)
         except FarObjectMissing:
-            return None  # it went just now
+            return None  # it was removed just now
         except (FarObjectInvalid, FormatTooNew) as error:
             return error
 
@@ -331,7 +331,7 @@ def _read(opened: Opened) -> Iterator[FarSession | GpuCkptError]:
 
 
 def _look_up(opened: Opened, snapshot_id: str, session_id: str) -> tuple[FarSession, FarSnapshot]:
-    """Return what a remote lists under this id; raise SnapshotNotFound."""
+    """Return the entry of this snapshot in a remote, with its far session. Raises SnapshotNotFound."""
     found: Iterator[FarSession | GpuCkptError] = _read(opened)
     if session_id:
         sessions = Sessions(opened.bucket, opened.keyring.seal, opened.seen)

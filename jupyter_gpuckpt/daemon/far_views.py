@@ -1,4 +1,4 @@
-"""What clients see of far sessions."""
+"""Conversions of far sessions to the records that clients see."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..remote_records import Remote
 from ..store.far import capabilities
 from ..store.far.sessions import FarSession, FarSnapshot
 
-#: How many obstacles a message has.
+#: The most obstacles that a message lists.
 _SHOWN = 5
 
 
@@ -63,7 +63,7 @@ def listed_snapshot(one: FarSnapshot, here: dict[str, bool]) -> ListedSnapshot:
 
 
 def rank(session: ListedSession) -> tuple[bool, float]:
-    """Return the place of a session in a list: first what nobody runs and is not here, as if it were moved here; then the newest."""
+    """Return the sort key of a session in a list: first those that nobody runs and that are not here, then the newest."""
     newest = max(session.snapshots, key=lambda one: one.created, default=None)
     is_offered = newest is not None and not session.leased_to and not newest.here
     return not is_offered, -newest.created if newest else 0.0

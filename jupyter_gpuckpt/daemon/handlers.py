@@ -45,7 +45,7 @@ class StreamHandler(BaseHandler):
 
 
 class HandshakeHandler(BaseHandler):
-    """A handler for the handshake: the daemon's identity, and whether its engine works."""
+    """Handler for the handshake: the daemon's identity, and whether its engine works."""
 
     async def get(self) -> None:
         """Return the handshake; only the first request waits for the check of the machine."""
@@ -233,14 +233,14 @@ class OwnersHandler(StreamHandler):
 
 
 class NoticesHandler(BaseHandler):
-    """Handler for notices that this machine goes."""
+    """Handler for notices that this machine will go."""
 
     async def get(self) -> None:
         """List the notices that stand, and the kernels that are not safe yet."""
         self.reply(self.daemon.reaction.report())
 
     async def post(self) -> None:
-        """Take a hook's notice, or its withdrawal."""
+        """Accept a hook's notice, or its withdrawal."""
         self.daemon.reaction.request(self.record(NoticeRequest))
         self.reply(self.daemon.reaction.report())
 

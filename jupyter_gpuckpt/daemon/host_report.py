@@ -2,9 +2,9 @@
 
     python -m jupyter_gpuckpt.daemon.host_report SETTINGS     prints a HostReport as JSON
 
-A successful trial is remembered, keyed by all that could change its result: boot, container, user, namespaces, rights, sysctls,
-limits, programs. A failed one is not, because its cause may have been fixed; nor is one under a seccomp filter, because filters
-cannot be told apart.
+A successful trial is remembered under a key of all that could change its result: boot, container, user, namespaces, rights,
+sysctls, limits, programs. A failed trial is not remembered, because its cause may have been fixed since. Under a seccomp filter
+no trial is remembered, because filters cannot be told apart.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _memory(settings: Settings, criu: Path) -> Path:
 
 
 def _remember(file: Path) -> None:
-    """Create the file, and remove the oldest ones over the limit. Without a home directory nothing is remembered."""
+    """Create the file, and remove the oldest ones above the limit. Without a home directory nothing is remembered."""
     with suppress(OSError):
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.touch(mode=0o600)

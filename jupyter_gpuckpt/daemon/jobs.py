@@ -1,4 +1,4 @@
-"""The work of each operation in its thread, and the kernel's changes when it succeeds."""
+"""The jobs of the operations: the work of each in its thread, and the changes of the kernel's record when it succeeds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Job:
     work: Callable[[RunningOperation], Outcome]
     entering: dict[str, Any] = field(default_factory=dict)
     retention: RetentionPolicy | None = None
-    #: Whether no user requested it; it is refused where it would cost something.
+    #: Whether no user requested it; then it is refused where it would disturb a user's work.
     is_automatic: bool = False
 
 
@@ -89,7 +89,7 @@ def freeze(machine: Machine, record: KernelRecord, request: SaveRequest, *, stop
         else (Verb.SAVE, OperationKind.SAVE, KernelState.SAVING)
     )
     is_automatic = request.cause is Cause.IDLE
-    # It is set at the start: a server that starts during the operation lists the kernel by it.
+    # The description is set at the start: a server that starts during the operation needs it to list the kernel.
     entering = {} if request.jupyter is None else {"jupyter": request.jupyter}
     return Job(*what, work, entering, request.retention, is_automatic)
 
@@ -128,10 +128,10 @@ def _moved(record: KernelRecord, operation: RunningOperation, sizes: Sizes) -> R
 
 
 class Leases(Protocol):
-    """What a resume asks for the right to run its kernel's far sessions."""
+    """The provider of the leases that a resume needs (`leases.DaemonLeases`)."""
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
-        """Get that right; return warnings. Raises SessionHeld."""
+        """Get the leases of the kernel's far sessions; return warnings. Raises SessionHeld."""
 
 
 def thaw(

@@ -57,10 +57,10 @@ class ManagedKernel:
         self.operation: RunningOperation | None = None
         self.doomed = False
         self.launched = asyncio.Event()
-        #: Its use of resources, the last published one, and the time of the measurement.
+        #: The kernel's use of resources, the last published value, and the time of the measurement.
         self.usage = self.published_usage = Usage()
         self.measured_at = 0.0
-        # The ports are reserved until it is forgotten, even while it is suspended: it is resumed on the same ports.
+        # The ports are reserved until the kernel is forgotten, even while it is suspended: it is resumed on the same ports.
         self.ports = HeldPorts(record.spec.own_ports)
 
     def __repr__(self) -> str:
@@ -160,7 +160,7 @@ class Kernels:
         return any(kernel.state in ALIVE for kernel in self._kernels.values())
 
     def add(self, record: KernelRecord) -> ManagedKernel:
-        """Manage a kernel from now on; `update` writes its record."""
+        """Add a kernel to the table; `update` writes its record."""
         record.since = record.since or time.time()
         kernel = self._kernels[record.kernel_id] = ManagedKernel(
             record, self.announce, self._machine.resume_times, self._streams
@@ -175,7 +175,7 @@ class Kernels:
             raise AssertionError(f"{kernel} may not become {state}")
         record.previous, record.state, record.since = record.state, state, time.time()
         if state is KernelState.SUSPENDED:
-            kernel.ports.hold()  # the kernel itself listened on them when this daemon recovered it
+            kernel.ports.hold()  # a recovered kernel listened on them itself until now
         return self.update(kernel, **changes)
 
     def update(self, kernel: ManagedKernel, **changes: Any) -> Awaitable[None]:
@@ -203,19 +203,19 @@ class Kernels:
         return True
 
     async def drop_moved(self) -> None:
-        """Remove the suspended kernels that another daemon has taken over from the table."""
+        """Remove from the table the suspended kernels that another daemon has taken over."""
         for kernel_id in await asyncio.to_thread(self._records.moved):
             if (kernel := self._kernels.get(kernel_id)) is not None and kernel.state in ABSENT:
                 _log.info("kernel %s went to another machine", kernel_id)
                 self._drop(kernel)
 
     def on_lost(self, kernel_id: str, error: GpuCkptError) -> None:
-        """Tell the user that another machine has taken over a kernel that goes on here."""
+        """Tell the user that another machine has taken over a kernel that still runs here."""
         if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
             self.update(kernel, error=record_of(error))
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
-        """Publish the kernel's and an operation's records to the owner; a slow reader may miss progress, but no end."""
+        """Publish the records of a kernel and an operation to the owner. A slow reader may miss progress, but never an end."""
         is_listed = not kernel.doomed and self._kernels.get(kernel.kernel_id) is kernel
         if not is_listed and operation is None:
             return
@@ -242,7 +242,7 @@ class Kernels:
                 await asyncio.to_thread(self._machine.learn_programs, tree)
 
     async def recover(self, found: list[KernelRecord]) -> None:
-        """Manage kernels that another daemon left, each in the state that `records.recovered` finds."""
+        """Manage kernels that another daemon left, each in the state that `recovered.recovered` returns."""
         for record in found:
             try:
                 await self._recover(record)
@@ -281,7 +281,7 @@ class Kernels:
         return True
 
     def secrets(self, record: KernelRecord) -> dict[str, Any]:
-        """Return the secrets that the next server needs and no record holds; never raises."""
+        """Return the secrets that the next server needs and that records do not hold; never raises."""
         try:
             return self._machine.secrets(record)
         except GpuCkptError as error:
@@ -323,7 +323,7 @@ class Kernels:
         return kept
 
     def _part(self, record: KernelRecord, tree: Tree | None) -> None:
-        """Move the secrets out of a record that an older version wrote; snapshots of that version keep them."""
+        """Move the secrets out of a record that an older version wrote. Snapshots of that version still contain them."""
         record.spec = record.spec.written_down()
         record.jupyter, secrets = manager_secrets.parted(record.jupyter)
         if record.spec.jupyter:

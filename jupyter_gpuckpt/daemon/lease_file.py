@@ -1,6 +1,6 @@
-"""Which far session each kernel of this data directory goes on in, and the leases that its daemons have, one file for each remote.
+"""The file that records, for one remote, the far session of each kernel of this data directory and the leases of its daemons.
 
-A kernel's far session is called as the kernel, until another machine took it over: what is saved here from then on is a branch, in a
+A far session has the id of its kernel. When another machine has taken it over, what is saved here is a branch from then on, in a
 far session with an id of its own. Daemons of several hosts may share the file; each kernel belongs to one of them.
 """
 
@@ -22,9 +22,9 @@ from ..store.manifests import replace_file
 
 
 class KernelLease(msgspec.Struct, frozen=True):
-    """A kernel's far session, and the last lease of it that was granted here; `term` 0: none was.
+    """A kernel's far session, and the last lease of it that was granted here; `term` 0: none was granted.
 
-    `is_held`: it was not released. `is_doubtful`: the kernel runs, but whether nobody has had the session since could not be asked.
+    `is_held`: it was not released. `is_doubtful`: the kernel runs, but the remote could not be asked whether others had the session since.
     """
 
     session_id: str
@@ -35,20 +35,20 @@ class KernelLease(msgspec.Struct, frozen=True):
 
     @property
     def tenure(self) -> Tenure | None:
-        """What is checked when a snapshot is listed; None: others may have had the session since, the kernel does not run here."""
+        """The lease that is checked when a snapshot is listed; None: others may have had the session since, no kernel runs here."""
         fenced = self.is_held or self.is_doubtful
         return Tenure(self.daemon_id, self.term) if fenced else None
 
 
 class _File(msgspec.Struct, frozen=True):
-    #: By the kernel's id.
+    #: The lease of each kernel, by the kernel's id.
     kernels: dict[str, KernelLease] = {}
-    #: The far sessions of snapshots that are not in the one in which their kernel goes on; by the snapshot's id.
+    #: The far sessions of snapshots that are not in the present far session of their kernel, by the snapshot's id.
     fetched: dict[str, str] = {}
 
 
 class LeaseFile:
-    """The file of one remote, in the folder where this machine remembers what it knows of the remote. Thread-safe.
+    """The file of one remote, in the folder of this machine's state about it (`remote_keys.state_dir`). Thread-safe.
 
     Methods raise StoreUnavailable, StoreFull, ConfigurationError if the file is damaged.
     """
@@ -57,11 +57,11 @@ class LeaseFile:
         self._path = state_dir / "leases.json"
 
     def all(self) -> dict[str, KernelLease]:
-        """Return what is known, by the kernel's id."""
+        """Return the leases of all recorded kernels, by the kernel's id."""
         return self._read().kernels
 
     def of(self, kernel_id: str) -> KernelLease:
-        """Return what is known of a kernel."""
+        """Return the recorded lease of a kernel."""
         return self._in(self._read(), kernel_id)
 
     def sessions_of(self, info: SnapshotInfo) -> list[str]:
@@ -77,7 +77,7 @@ class LeaseFile:
         return known.fetched.get(snapshot_id) or self._in(known, kernel_id).session_id
 
     def going_on_in(self, session_id: str) -> set[str]:
-        """Return the kernels that go on in a far session: those that do, or the one that is called as it is."""
+        """Return the kernels that go on in a far session: the recorded ones, else an unrecorded kernel of the same id."""
         known = self._read().kernels
         found = {name for name, one in known.items() if one.session_id == session_id}
         return found or {session_id} - known.keys()
@@ -93,16 +93,16 @@ class LeaseFile:
         self._change(note)
 
     def to_upload(self, info: SnapshotInfo) -> tuple[KernelLease, str, Tenure | None]:
-        """Return the lease of a snapshot's kernel, the id of the far session that shall list it, and what is checked then."""
+        """Return the lease of a snapshot's kernel, the far session that will list the snapshot, and the tenure to check then."""
         known = self._read()
         lease = self._in(known, info.kernel_id)
         session_id = known.fetched.get(info.snapshot_id, lease.session_id)
         return lease, session_id, lease.tenure if session_id == lease.session_id else None
 
     def begin(self, kernel_id: str, session_id: str, snapshot_ids: Iterable[str]) -> None:
-        """Record that a kernel is about to run, in a far session that could not be asked yet.
+        """Record that a kernel is about to run in a far session whose lease is not known yet.
 
-        If it is another one than before, the kernel's snapshots (`snapshot_ids`) still belong to the former.
+        If the session differs from the former one, the kernel's snapshots (`snapshot_ids`) still belong to the former.
         """
 
         def begin(known: _File) -> _File:
@@ -117,13 +117,13 @@ class LeaseFile:
         self._change(begin)
 
     def note(self, kernel_id: str, lease: KernelLease) -> None:
-        """Record what is known of a kernel now."""
+        """Record the lease of a kernel."""
         self._change(
             lambda known: msgspec.structs.replace(known, kernels=known.kernels | {kernel_id: lease})
         )
 
     def branch(self, kernel_id: str, used: KernelLease) -> bool:
-        """Begin a far session of its own for a kernel; return False if it has another lease by now than the one `used`."""
+        """Begin a new far session for a kernel; return False if its lease is no longer the one `used`."""
         begun = False
 
         def begin(known: _File) -> _File:

@@ -1,8 +1,8 @@
-"""The leases of this daemon: it has those of far sessions whose kernels run here, so that no other machine runs them meanwhile.
+"""The leases of this daemon. While a kernel runs here, the daemon has the lease of its far session: no other machine may run it.
 
-A lease is asked for before a session is fetched or one of its kernels is resumed, and by running kernels whose first snapshot was
-uploaded. It is released when the kernel does not run and all of it is uploaded. A remote that does not answer holds up no kernel: it
-runs without a lease, uploads nothing that somebody else might miss, and is found out later to be a branch or not.
+A lease is requested before a session is fetched, before one of its kernels is resumed, and after a running kernel's first snapshot
+was uploaded. It is released when the kernel does not run and all its snapshots are uploaded. A remote that does not answer delays
+no kernel. The kernel runs without a lease then, and when the remote answers it turns out whether it has become a branch.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .uploads import Uploads
 
 #: How long a resume from this machine's own store waits for the answer of a remote.
 WAIT_SECONDS = 5.0
-#: How long a lease is kept for a session that was fetched and not resumed yet.
+#: How long a lease is kept for a session that was fetched but not resumed yet.
 KEEP_SECONDS = 900.0
-#: How often a heartbeat is written within a lease's life.
+#: The number of heartbeats within a lease's life.
 _BEATS = 4
-#: How long a lease is kept for a kernel that begins to run at least.
+#: The shortest time for which a lease is kept for a kernel that is about to run.
 _BEGIN_SECONDS = 60.0
-#: For the last release of a daemon that leaves.
+#: The time limit for the last releases when the daemon exits.
 _LEAVE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
@@ -74,9 +74,9 @@ class DaemonLeases:
         self.daemon_id, self._host_name = uuid.uuid4().hex, socket.gethostname()
         self._lock = threading.Lock()
         self._at: dict[str, LeasesAtRemote] = {}
-        #: One for each remote: what is asked of it comes one after the other, and holds up no other remote.
+        #: One thread for each remote: requests to one remote run one after the other, and delay no other remote.
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        #: Kernels of sessions that are fetched or resumed.
+        #: Kernels that are being fetched or resumed.
         self._reserved = Reservations()
         self._is_over = threading.Event()
         self._woken = asyncio.Event()
@@ -87,15 +87,15 @@ class DaemonLeases:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start with the kernels that run here already."""
+        """Start renewing leases, also for kernels that run already."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     def wake(self) -> None:
-        """Look soon whether leases are needed or not needed any more. On the event loop's thread."""
+        """Check soon which leases are needed. On the event loop's thread."""
         self._woken.set()
 
     async def close(self) -> None:
-        """Release what is not needed; return soon even where a remote does not answer."""
+        """Release the leases that are not needed; return soon even if a remote does not answer."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -113,15 +113,15 @@ class DaemonLeases:
     ) -> list[str]:
         """Get the lease of a far session before it is fetched, and keep it until `fetched`; return warnings.
 
-        Where a kernel of it runs here, or goes on in another session, the lease is not asked for before a resume. Raises
+        If its kernel runs here, or goes on in another session, the lease is not requested now but before a resume. Raises
         SessionHeld, FarObjectMissing, and what `Bucket` raises.
         """
         known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
         kernel = self._kernels.find(kernel_id)
         if kernel is not None and kernel.state in ALIVE:
-            return []  # what it needs is looked after already, and a fetch does not change what it goes on in
+            return []  # `_look` gets the lease of a running kernel, and a fetch does not change its session
         if known.session_id != session_id and self._machine.snapshots(kernel_id):
-            return []  # it may go on in another session, until it is resumed from what is fetched
+            return []  # the kernel stays in its other session until it is resumed from the fetched snapshot
         self._reserved.keep(kernel_id, float("inf"))
         # Another host with the same home may run a kernel that this daemon does not know.
         known = known if kernel else msgspec.structs.replace(known, is_held=False)
@@ -135,13 +135,13 @@ class DaemonLeases:
             raise
 
     def fetched(self, kernel_id: str, *, keep_seconds: float = KEEP_SECONDS) -> None:
-        """Keep the lease of a session that was fetched for so long, unless its kernel runs by then."""
+        """Keep the lease of a fetched session for `keep_seconds`, or for as long as its kernel runs."""
         self._reserved.keep(kernel_id, keep_seconds)
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self.wake)
 
     def warning_of(self, remote: Remote, session_id: str) -> str:
-        """Return who runs a far session now, as a sentence; empty if nobody else does. Raises what `Bucket` raises."""
+        """Return a sentence that says who runs a far session now; empty if nobody else does. Raises what `Bucket` raises."""
         return self._ask(remote, lambda at: at.warning_of(session_id)).result()
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
@@ -152,7 +152,7 @@ class DaemonLeases:
         warnings: list[str] = []
         remotes, ids = self._remotes_of(kernel_id)
         if remotes:
-            # What is known of it is read after this: a release that was decided before is on record, or does not come any more.
+            # The lease file is read after this: a release that was decided before is recorded in it, and no later one is decided.
             self._reserved.keep_longer(kernel_id, _BEGIN_SECONDS)
         for remote in remotes:
             try:
@@ -201,7 +201,7 @@ class DaemonLeases:
             return []
 
     def lost(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
-        """Make a branch of a session that another machine has taken over, in a far session of its own, and tell the user."""
+        """Make a kernel whose session another machine has taken over a branch, in a new far session, and tell the user."""
         if not LeaseFile(state_dir(self._data_dir, remote.name)).branch(kernel_id, used):
             return
         _log.warning("remote %s: kernel %s: %s %s", remote.name, kernel_id, error, error.hint)
@@ -215,7 +215,7 @@ class DaemonLeases:
             self.on_branch(kernel, error)
 
     def _is_sure(self, remote: Remote, known: KernelLease, session_id: str) -> bool:
-        """Return whether this daemon has a lease that nobody can have taken, for which the remote need not be asked."""
+        """Return whether this daemon surely has the lease, so that the remote need not be asked."""
         with self._lock:
             at = self._at.get(remote.name)
         is_own = known.is_held and (known.daemon_id, known.session_id) == (
@@ -225,7 +225,7 @@ class DaemonLeases:
         return is_own and at is not None and at.remote.place == remote.place and at.is_sure
 
     def _remotes_of(self, kernel_id: str) -> tuple[list[Remote], set[str]]:
-        """Return the remotes in which a kernel has a far session, as far as this machine knows, and the ids of its snapshots."""
+        """Return the remotes in which a kernel has a far session, as far as this machine knows, and the ids of the kernel's snapshots."""
         try:
             remotes = Remotes(self._data_dir).all()
             if not remotes:
@@ -284,7 +284,7 @@ class DaemonLeases:
                     await self._woken.wait()
 
     async def _look(self, *, is_due: bool) -> None:
-        """Renew, claim and release leases, in all remotes at a time; without `is_due` only where something else is needed now."""
+        """Renew, claim and release leases in all remotes at once; without `is_due` only in those where the needs have changed."""
         remotes = await asyncio.to_thread(Remotes(self._data_dir).all)
         if not remotes:
             return
@@ -297,7 +297,7 @@ class DaemonLeases:
                 asked.append((remote, asyncio.wrap_future(self._ask(remote, _tending(needs)))))
         if not asked:
             return
-        # A remote that does not answer is asked again when it has: its thread does one thing after the other.
+        # A remote that does not answer gets its next request after the answer, because its thread does one after the other.
         await asyncio.wait([one for _, one in asked], timeout=self._life_seconds / _BEATS)
         for remote, one in asked:
             if one.done() and not one.cancelled() and (error := one.exception()):

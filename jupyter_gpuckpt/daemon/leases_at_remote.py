@@ -25,17 +25,17 @@ from . import remote_keys
 from .lease_file import KernelLease, LeaseFile
 from .reservations import Reservations
 
-#: After so many heartbeats the far sessions are looked at, too: one read for each in ten minutes.
+#: The number of heartbeats between two reads of the far sessions, which take one request each: about ten minutes.
 _LOOK_BEATS = 20
 
 _Answer = TypeVar("_Answer")
 
-#: What is told of a lost session: the remote, the kernel, the lease that it had, and why.
+#: A callback for a lost session: the remote, the kernel's id, the lease that it had, and the error with the reason.
 OnLost = Callable[[Remote, str, KernelLease, GpuCkptError], None]
 
 
 class Needs(NamedTuple):
-    """Kernels by what they need: those that `run`, those of them that have far snapshots, and others whose leases are kept."""
+    """Kernels by their needs: those that run, those of them that have far snapshots, and others whose leases are kept."""
 
     running: frozenset[str] = frozenset()
     claiming: frozenset[str] = frozenset()
@@ -43,13 +43,13 @@ class Needs(NamedTuple):
 
 
 class Waiting:
-    """Whether somebody still waits for a lease: whoever settles it first, the waiter that gives up or the answer, decides."""
+    """A flag for a lease that a caller waits for. Whoever settles it first decides: the answer, or the caller that gives up."""
 
     def __init__(self) -> None:
         self._lock, self._is_settled = threading.Lock(), False
 
     def settle(self) -> bool:
-        """Settle it; return whether nobody has before."""
+        """Settle the flag; return False if it was settled before."""
         with self._lock:
             is_first, self._is_settled = not self._is_settled, True
             return is_first
@@ -81,7 +81,7 @@ class LeasesAtRemote:
 
     @property
     def is_sure(self) -> bool:
-        """Return whether no lease of this daemon can have been taken, unless a user has wanted it just now. In any thread."""
+        """Return whether no lease of this daemon can have expired; a user may still have taken one over. In any thread."""
         leases = self._leases
         return leases is not None and leases.is_sure
 
@@ -95,8 +95,8 @@ class LeasesAtRemote:
     ) -> list[str]:
         """Get the lease of a far session for a kernel, which goes on in it; return warnings.
 
-        `known`: what was known before of the kernel's lease. If nobody waits for it any more, the kernel may run already: then it goes
-        on only in a session that nobody else has had meanwhile. Raises SessionHeld, FarObjectMissing.
+        `known`: the kernel's recorded lease. If the caller has given up `waiting`, the kernel may run already; then it goes on in the
+        session only if nobody else has had it meanwhile. Raises SessionHeld, FarObjectMissing.
         """
         leases, sessions = self._opened()
         is_same = known.session_id == session_id
@@ -114,7 +114,7 @@ class LeasesAtRemote:
         )
         was_away = bool(is_same and known.term and tenure.term > known.term + 1)
         if not waiting.settle() and was_away:
-            leases.release(session_id, tenure)  # what runs here is a branch, which `tend` finds out
+            leases.release(session_id, tenure)  # `tend` finds out that this is a branch
             return []
         self._file.note(kernel_id, _held(session_id, tenure))
         if known.is_held and not is_same and known.daemon_id == self._daemon_id:
@@ -127,7 +127,7 @@ class LeasesAtRemote:
         return []
 
     def warning_of(self, session_id: str) -> str:
-        """Return who runs a far session now, as a sentence; empty if nobody else does."""
+        """Return a sentence that says who runs a far session now; empty if nobody else does."""
         leases, sessions = self._opened()
         session = sessions.get(session_id)
         lease = session.lease
@@ -169,12 +169,12 @@ class LeasesAtRemote:
         return one.is_held and one.daemon_id == self._daemon_id
 
     def _look_at(self, own: Mapping[str, KernelLease]) -> None:
-        """Find out which leases were taken over by machines that could not give a sign."""
+        """Find the leases that other machines took over without a trace in the heartbeat."""
         _, sessions = self._opened()
         self._check(own, lambda session_id, tenure: require(sessions.get(session_id), tenure))
 
     def _check(self, own: Mapping[str, KernelLease], check: Callable[[str, Tenure], None]) -> None:
-        """Call `check` with the far session and the lease of each kernel; note what it finds lost or gone."""
+        """Call `check` with the far session and the tenure of each kernel; handle those that it finds lost or gone."""
         for kernel_id, one in own.items():
             try:
                 check(one.session_id, Tenure(one.daemon_id, one.term))
@@ -184,7 +184,7 @@ class LeasesAtRemote:
                 self._file.note(kernel_id, KernelLease(one.session_id))
 
     def _claim_running(self, kernel_id: str) -> None:
-        """Get the lease of a kernel that runs already: if anybody else has had it since, what runs here is a branch."""
+        """Get the lease of a kernel that runs already. If another machine has had it since, the kernel here is a branch."""
         leases, sessions = self._opened()
         known = self._file.of(kernel_id)
         try:
@@ -209,7 +209,7 @@ class LeasesAtRemote:
         self._file.note(kernel_id, _held(known.session_id, tenure))
 
     def _release(self, kernel_id: str) -> None:
-        """Release a lease, unless the kernel is about to be resumed. On record it is released first, so that a resume asks anew."""
+        """Release a lease, unless the kernel is about to be resumed. The file says so first, so that a resume asks for it anew."""
         leases, _ = self._opened()
         one = self._file.of(kernel_id)
         released = msgspec.structs.replace(one, is_held=False, is_doubtful=False)
@@ -223,7 +223,7 @@ class LeasesAtRemote:
             raise
 
     def _guarded(self, work: Callable[[], _Answer]) -> _Answer:
-        """Return what `work` returns; after a refusal the remote is opened anew, since credentials may have changed."""
+        """Return what `work` returns. After AccessDenied the next call opens the remote anew, since credentials may have changed."""
         try:
             return work()
         except AccessDenied:
@@ -248,7 +248,7 @@ class LeasesAtRemote:
                 host_name=self._host_name,
                 life_seconds=self._life_seconds,
             )
-            # It may have been another one that wrote the last heartbeat.
+            # An earlier object for this remote may have written the last heartbeat.
             self._leases.in_doubt = any(map(self._is_own, self._file.all().values()))
         return self._leases, self._sessions
 

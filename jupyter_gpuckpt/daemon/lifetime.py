@@ -26,10 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 def detached(serve: Callable[[Callable[[], None]], int]) -> int:
-    """Run `serve` in a child that outlives the caller's process tree; return when it calls its argument, or ends.
+    """Run `serve` in a child that outlives the caller's process tree; return when `serve` calls its argument, or ends.
 
-    Return 0 if the child is ready or had nothing to do, else its exit status; its messages are on standard error then. Call it
-    before any thread starts.
+    Return 0 if the child is ready or had nothing to do, else the child's exit status; its messages are on standard error then. Call
+    this before any thread starts.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -70,7 +70,7 @@ def become_parent_of_orphans() -> None:
 
 
 def log_to(path: Path) -> None:
-    """Write the log to a file of at most 1 MB; three are kept. It never contains environments or keys."""
+    """Write the log to a file of at most 1 MiB; three are kept. It never contains environments or keys."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=_LOG_BYTES, backupCount=_LOG_FILES - 1

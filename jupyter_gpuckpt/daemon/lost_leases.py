@@ -1,4 +1,4 @@
-"""The reaction to lost leases: kernels whose far sessions other machines have taken over continue, or are suspended on this machine."""
+"""The reaction to lost leases: a kernel whose far session another machine has taken over runs on, or is suspended here."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger(__name__)
 
 
 class LostLeases:
-    """The pauses of kernels that have become branches. On the event loop's thread."""
+    """The suspender of kernels that have become branches. On the event loop's thread."""
 
     def __init__(self, kernels: Kernels, verbs: Verbs) -> None:
         self._kernels, self._verbs = kernels, verbs
         self._tasks: set[asyncio.Task[None]] = set()
 
     def note(self, kernel: ManagedKernel, error: ErrorRecord) -> None:
-        """Suspend a kernel that has become a branch, if that is wanted. `error`: what its users are told."""
+        """Suspend a kernel that has become a branch, if its launch asks for that (`pauses`). `error`: the message for its users."""
         if pauses(kernel.record) and kernel.state in ALIVE:
             task = asyncio.get_running_loop().create_task(self._pause(kernel, error))
             self._tasks.add(task)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: The interval of checks whether a kernel has loaded other programs and libraries.
+#: The interval of checks for programs and libraries that a kernel has newly loaded.
 _LEARN_SECONDS = 60.0
 #: Checks of the doctor that are about programs; the other required ones are about rights.
 _TOOLS = (["criu"], ["init"])
@@ -207,7 +207,7 @@ class Machine:
         )
 
     def learn_programs(self, tree: Tree) -> None:
-        """Compute digests of a tree's programs and libraries in the background, so that a suspend need not; never raises."""
+        """Compute the digests of a tree's programs and libraries in the background, so that a suspend has them; never raises."""
         now = time.monotonic()
         if now - self._learned.get(tree.init_pid, -_LEARN_SECONDS) >= _LEARN_SECONDS:
             self._learned[tree.init_pid] = now
@@ -249,7 +249,7 @@ class Machine:
         *,
         visible_gpus: str,
     ) -> Resumed:
-        """Resume a kernel; fetch its snapshot before if necessary. Raises ThawFailed, or the class that names the cause."""
+        """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         with (
             far_copies.here(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
@@ -287,7 +287,7 @@ class Machine:
         return msgspec.structs.replace(manifest.launch.written_down(), secrets=secrets)
 
     def changes(self, snapshot_id: str) -> Changes:
-        """Return the differences of files and machine since a snapshot was taken."""
+        """Return the differences between the files and the machine now and those of a snapshot."""
         return changes.changes(self.store.manifest(snapshot_id), self.store, self._digests)
 
     def check_arrival(self, manifest: Manifest) -> Arrival:
@@ -326,7 +326,7 @@ class Machine:
             return self._store
 
     def bring(self, kernel_id: str, snapshot_id: str) -> None:
-        """Bring a kernel's snapshots from the stores of other daemons. Raises SnapshotNotFound if `snapshot_id` is nowhere."""
+        """Copy a kernel's snapshots from the stores of other daemons into this one. Raises SnapshotNotFound if `snapshot_id` is nowhere."""
         others = stores.others(self._settings.store, self.store)
         bringing.bring_kernel(self.store, others, kernel_id, self._in_other_stores)
         if snapshot_id:

@@ -61,7 +61,7 @@ class NearCopy:
     ) -> None:
         self._near_bytes, self._data_dir, self._machine = near_bytes, data_dir, machine
         self._inventory, self._uploads, self._is_busy = inventory, uploads, is_busy
-        #: Whether stubs exist whose chunks may not be removed yet: an earlier daemon may have been killed in between.
+        #: Whether chunks of stubs may still be on the disk: an earlier daemon may have been killed before it removed them.
         self._is_uncollected = True
         self._woken = asyncio.Event()
         self._stop = threading.Event()
@@ -148,12 +148,12 @@ class NearCopy:
         )
 
     def _is_evicted(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
-        """Make a stub of a snapshot unless the user is about to remove the remote or its content; return whether it did."""
+        """Make a stub of a snapshot, unless the remote is being removed or erased; return whether it is one now."""
         with store_errors(self._data_dir), alone_at_once(eviction(self._data_dir, name)) as free:
             return free and self._is_stub_now(info, name, asked)
 
     def _is_stub_now(self, info: SnapshotInfo, name: str, asked: dict[str, Opened | None]) -> bool:
-        """Make a stub of a snapshot if this remote has it; return whether it did. `asked`: None for a remote that did not answer."""
+        """Make a stub of a snapshot if this remote has it; return whether it is one now. `asked`: None for a remote that did not answer."""
         store = self._machine.store
         try:
             if name not in asked:

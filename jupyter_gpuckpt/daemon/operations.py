@@ -15,7 +15,7 @@ from ..progress import Progress, ProgressRecord
 from ..protocol import Operation, OperationKind, OperationState, Result, summary
 from .streams import Streams
 
-#: How long an ended operation can be requested.
+#: How long an ended operation can be looked up.
 KEEP_SECONDS = 600.0
 
 _log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class RunningOperation:
         self._end(OperationState.SUCCEEDED)
 
     def fail(self, error: BaseException) -> None:
-        """End the operation with an error. The traceback of one that is no GpuCkptError, a defect, is logged only here."""
+        """End the operation with an error. Any error but a GpuCkptError is a defect, whose traceback is logged only here."""
         if not isinstance(error, GpuCkptError):
             _log.error("%s of kernel %s failed", self.kind, self.kernel.kernel_id, exc_info=error)
         self.error = record_of(error)

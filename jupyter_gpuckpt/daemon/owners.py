@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Owners:
-    """A table of the owners that are connected, or were just before."""
+    """A table of the owners that are connected, or were within the grace period."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Owners:
         self._streams, self._kernels, self._operations = streams, kernels, operations
         self._verbs, self._records = verbs, records
         self._known: dict[str, Owner] = {}
-        #: The number of connections by owner: a new one may come before the end of the old one is noticed.
+        #: The number of connections of each owner: a new one may come before the end of the old one is noticed.
         self._connections: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._arrived = asyncio.Event()
@@ -114,7 +114,7 @@ class Owners:
             self._spawn(self._expire(owner, RESTART_SECONDS))
 
     async def claim(self, owner_id: str) -> list[SuspendedKernel]:
-        """Transfer to this server the kernels of dead servers that belong under its root_dir and hub server; to a batch run its own.
+        """Transfer to a server the kernels of dead servers that belong to it (see `belongs`), or to a batch run the kernels of that run.
 
         No two servers get the same kernel: other places' records are transferred under a lock, this place's on the event loop.
         """
@@ -139,7 +139,7 @@ class Owners:
         return [await self._handed_over(kernel) for kernel in claimed]
 
     async def bring(self, kernel_id: str) -> None:
-        """Take over a kernel that another machine with the same home has let go, to resume it here. Raises SessionHeld."""
+        """Take over a kernel that another machine with the same home has released, to resume it here. Raises SessionHeld."""
         await self._kernels.drop_moved()
         if self._kernels.find(kernel_id) is None:
             found = await asyncio.to_thread(self._records.take, kernel_id)
@@ -165,7 +165,7 @@ class Owners:
         return left
 
     async def leave(self, owner_id: str) -> None:
-        """Let the next server claim this owner's kernels although its process may still run. It cannot be undone."""
+        """Let the next server claim this owner's kernels although its process may still run. This cannot be undone."""
         for kernel in self._kernels.of_owner(owner_id):
             left = msgspec.structs.replace(kernel.record.owner, pid=0, start_time=0.0)
             await self._kernels.update(kernel, owner=left)
@@ -204,7 +204,7 @@ class Owners:
 def belongs(record: KernelRecord, claimant: Owner) -> bool:
     """Return whether `claimant` may take over a dead server's kernel: same hub server, notebook under its root_dir.
 
-    A batch run takes over what the same run left; nobody else does.
+    Kernels of a batch run go only to the same run.
 
     `record.jupyter` holds `root` (the former server's root_dir) and `sessions`, whose `path` is relative to it. A kernel
     without a path belongs to a server of the same root_dir. No server may claim one that its user has shut down.

@@ -1,4 +1,4 @@
-"""The locks of places in a data directory: the daemon of a place holds its own for its life."""
+"""The locks of places in a data directory. A place's daemon holds the place's lock for its whole life."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PlaceLocks:
         self._lock = -1
 
     def hold(self) -> None:
-        """Hold one's own lock. Raises DaemonUnavailable if another daemon has it."""
+        """Acquire the lock of the own place. Raises DaemonUnavailable if another daemon has it."""
         self._lock = lock_or_refuse(self._path(self._place))
         if self._lock < 0:
             raise DaemonUnavailable(
@@ -27,20 +27,20 @@ class PlaceLocks:
             )
 
     def touch(self) -> None:
-        """Set the time of one's own lock, at which versions without leases look."""
+        """Set the time of the own lock file, which versions without leases read."""
         os.utime(self._path(self._place))
 
     def release(self) -> None:
-        """Release one's own lock."""
+        """Release the own lock."""
         self._path(self._place).unlink(missing_ok=True)
         os.close(self._lock)
 
     def is_held(self, place: Place) -> bool | None:
-        """Return whether the daemon of a place holds its lock; None if it has left."""
+        """Return whether the daemon of a place holds its lock; None if it has exited and removed the file."""
         return is_locked(self._path(place))
 
     def is_young(self, place: Place, seconds: float) -> bool:
-        """Return whether the lock of a place was touched within so many seconds, by the file server's times."""
+        """Return whether the lock of a place was touched within the last `seconds`, by the file server's clock."""
         own = self._path(self._place)
         own.touch(0o600)
         try:

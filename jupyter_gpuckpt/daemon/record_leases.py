@@ -1,7 +1,7 @@
-"""The leases of kernels in a data directory that several hosts may share: one far session and its term for each kernel.
+"""The leases of kernels in a data directory that several hosts may share: one far session with its term for each kernel.
 
-The protocol is that of remotes (`store/far/leases.py`); the objects are files beside the records. `records.py` asks for a lease before it
-writes that a kernel has a process, and releases it after it has written that it has none.
+The protocol is that of remotes (`store/far/leases.py`); the objects are files beside the records. `records.py` gets a kernel's lease
+before it writes that the kernel has a process, and releases the lease after it has written that the kernel has none.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..store.far.shared_files import NothingSeen, Plain, SharedFiles
 
 #: How long a lease lasts after the last heartbeat.
 LIFE_SECONDS = 60.0
-#: How often a heartbeat is written.
+#: The interval of heartbeats.
 _BEAT_SECONDS = LIFE_SECONDS / 4
-#: Heartbeats of daemons that were killed are removed when they are so much older than one's own.
+#: Heartbeats of killed daemons are removed when they are so much older than this daemon's own.
 _KEEP_SECONDS = 7 * 24 * 3600.0
 
 _ELSEWHERE = "Suspend it there; then it can be resumed here. If that machine has ended, its kernels can be taken over after a minute."
@@ -50,7 +50,7 @@ class _Known(NamedTuple):
 
 
 class RecordLeases:
-    """The leases of the daemon of `place`. One thread at a time. Methods raise StoreUnavailable, StoreFull."""
+    """The leases of the daemon of `place`. Not thread-safe. Methods raise StoreUnavailable, StoreFull."""
 
     def __init__(self, folder: Path, place: Place) -> None:
         self._files = SharedFiles(folder)
@@ -69,7 +69,7 @@ class RecordLeases:
         self._beaten_at = float("-inf")
 
     def knows(self, kernel_id: str) -> bool:
-        """Return whether the kernel is one of this daemon, as far as it knows."""
+        """Return whether the kernel belongs to this daemon, as far as it knows."""
         return kernel_id in self._known
 
     def is_held(self, kernel_id: str) -> bool:
@@ -78,7 +78,7 @@ class RecordLeases:
         return known is not None and known.is_held
 
     def session(self, kernel_id: str) -> FarSession | None:
-        """Return a kernel's session; None: a version without leases has written its record."""
+        """Return a kernel's session; None if a version without leases has written its record."""
         try:
             return self._sessions.get(kernel_id)
         except FarObjectMissing:
@@ -90,7 +90,7 @@ class RecordLeases:
             self._known[kernel_id] = _Known(self._begun(kernel_id).term, False)
 
     def have(self, kernel_id: str) -> None:
-        """Get the lease of a kernel of this daemon, unless it has it. Raises SessionHeld, SessionLost."""
+        """Ensure that this daemon has the lease of one of its kernels. Raises SessionHeld, SessionLost."""
         known = self._known.get(kernel_id)
         if known is not None and known.is_held:
             return
@@ -102,18 +102,18 @@ class RecordLeases:
         self._known[kernel_id] = _Known(tenure.term, True)
 
     def take(self, kernel_id: str, ended: Collection[str]) -> None:
-        """Get the lease of a kernel of another daemon; those of the places `ended` (keys) are known to have ended. Raises SessionHeld."""
+        """Get the lease of another daemon's kernel. `ended`: keys of places whose daemons are known to have ended. Raises SessionHeld."""
         lease = self._begun(kernel_id).lease
         heir_of = lease.daemon_id if lease and _place_of(lease.daemon_id) in ended else ""
         tenure = self._claim(kernel_id, heir_of)
         self._known[kernel_id] = _Known(tenure.term, True)
 
     def inherit(self, kernel_id: str) -> None:
-        """Register a kernel of this place's last daemon, and get its lease if that daemon had it. Raises SessionHeld."""
+        """Register a kernel of this place's previous daemon, and get its lease if that daemon had it. Raises SessionHeld."""
         try:
             lease = self._begun(kernel_id).lease
         except FarObjectInvalid as error:
-            _log.error("%s", error)  # a power cut may have damaged it, and ended all processes
+            _log.error("%s", error)  # a power cut, which ended all processes as well
             self._files.delete([f"sessions/{kernel_id}"])
             lease = None
         if lease is None:
@@ -123,7 +123,7 @@ class RecordLeases:
 
     @contextmanager
     def checked(self, kernel_id: str) -> Iterator[None]:
-        """Let nobody get the kernel's lease inside the block. Raises SessionLost if another daemon had it meanwhile."""
+        """Prevent others from getting the kernel's lease inside the block. Raises SessionLost if another daemon has had it."""
         known = self._known[kernel_id]
         with self._files.locked():
             try:
@@ -134,18 +134,18 @@ class RecordLeases:
             yield
 
     def release(self, kernel_id: str) -> None:
-        """Let other daemons have the kernel."""
+        """Release the lease, so that other daemons can take the kernel over."""
         known = self._known[kernel_id]
         if known.is_held:
             self._leases.release(kernel_id, Tenure(self._leases.daemon_id, known.term))
             self._known[kernel_id] = known._replace(is_held=False)
 
     def leave(self, kernel_id: str) -> None:
-        """Remove the knowledge of a kernel that another daemon has."""
+        """Drop a kernel that belongs to another daemon now."""
         self._known.pop(kernel_id, None)
 
     def forget(self, kernel_id: str) -> None:
-        """Remove the session of a kernel that has ended. Call it inside of `checked`."""
+        """Remove the session of a kernel that has ended. Call it inside a block of `checked`."""
         self._files.delete([f"sessions/{kernel_id}"])
         self.leave(kernel_id)
 
@@ -158,7 +158,7 @@ class RecordLeases:
         return session is None or session.term != known.term
 
     def catch_up(self, kernel_id: str) -> None:
-        """Accept the present term of a kernel whose lease another daemon got and released without changing its record."""
+        """Accept the present term of a kernel whose lease another daemon got and released without changing the record."""
         session = self.session(kernel_id)
         if session is not None and session.lease is None:
             self._known[kernel_id] = _Known(session.term, False)
@@ -168,7 +168,7 @@ class RecordLeases:
         return [kernel_id for kernel_id in list(self._known) if self.has_moved(kernel_id)]
 
     def beat(self) -> dict[str, SessionLost]:
-        """Write the heartbeat if it is due; return the kernels that were taken over because it came late, with the reason."""
+        """Write the heartbeat if it is due. If it was late, return the kernels that others have taken over, with the error for each."""
         if not self._known:
             return {}
         if time.monotonic() >= self._beaten_at + _BEAT_SECONDS or not self._leases.is_good:
@@ -188,7 +188,7 @@ class RecordLeases:
         return lost
 
     def is_heard_of(self, place_key: str = "") -> bool:
-        """Return whether the heartbeat of a daemon of this place is young; without one: of any other place."""
+        """Return whether the heartbeat of the daemon of this place is recent; without an argument, of any other place's daemon."""
         found = [one.name.partition("/")[2] for one in self._files.list(HEARTBEATS)]
         asked = [
             daemon_id
@@ -211,7 +211,7 @@ class RecordLeases:
             self._files.delete(old)
 
     def end(self) -> None:
-        """Remove the heartbeat when the daemon leaves: what is left of its leases ends with it; never raises."""
+        """Remove the heartbeat when the daemon exits, which ends its remaining leases; never raises."""
         with suppress(GpuCkptError):
             self._leases.end()
 
@@ -227,7 +227,7 @@ class RecordLeases:
 
 
 def held(kernel_id: str, why: str) -> SessionHeld:
-    """Return the error for a kernel of another daemon that has not let it go."""
+    """Return the error for a kernel that another daemon has not released."""
     return SessionHeld(f"Kernel {kernel_id} {why}.", hint=_ELSEWHERE)
 
 
@@ -239,7 +239,7 @@ def _moved(kernel_id: str) -> SessionLost:
 
 
 def _new_term() -> int:
-    # A kernel that was forgotten and made anew must not begin with a term that somebody remembers.
+    # A new kernel of a forgotten one's id must not begin with a term that another daemon remembers.
     return secrets.randbits(48)
 
 

@@ -1,13 +1,14 @@
 """The records of kernels on disk, by which the next daemon finds them.
 
-Covers: one JSON file per kernel, written atomically; which daemon a record belongs to, since homes are shared between
-machines and containers; what a record means after its daemon was killed. Does not cover: what a kernel does (`kernels.py`).
+Covers: one JSON file per kernel, written atomically; which daemon a record belongs to, since machines and containers may share
+a home; who may take it over. Does not cover: what a kernel does (`kernels.py`), what a record means after its daemon was killed
+(`recovered.py`).
 
     state/kernels/<kernel_id>/record.json   environment and connection key: 0600, never logged
     state/exits/<kernel_id>-<word>          wait statuses, written by init (or by a kill)
-    state/kernels/<kernel_id>/branch-<place>.json   that of a kernel which goes on here although another daemon has taken it over
+    state/kernels/<kernel_id>/branch-<place>.json   the record of a kernel that runs on here although another daemon has taken it over
     state/shared/                           leases: which daemon may write a record (record_leases.py)
-    state/places/<place>.lock               held by the daemon of that place for its life
+    state/places/<place>.lock               a lock that the daemon of that place holds for its whole life
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from .place_locks import PlaceLocks
 from .record_leases import RecordLeases, held
 from .whole_files import UNFINISHED, write_file
 
-#: The age at which an unfinished file counts as abandoned, and a place of an older version whose lock is free.
+#: The age at which an unfinished file counts as abandoned, and so does a place of an older version whose lock is free.
 ABANDONED_SECONDS = 60.0
 #: How long exit files are kept. A provisioner reads one within moments of the end, unless its machine was suspended.
 KEEP_EXITS_SECONDS = 7 * 24 * 3600.0
@@ -99,11 +100,11 @@ class Records:
         self._locks = PlaceLocks(state_dir / "places", place)
         self._leases = RecordLeases(state_dir / "shared", place)
         self._turn = threading.RLock()
-        #: Kernels of this daemon whose records are another daemon's.
+        #: Kernels that run here as branches: their records belong to another daemon.
         self._branches: set[str] = set()
-        #: Called in any thread when a kernel becomes one of them, with the reason.
+        #: A callback for a kernel that becomes a branch, with the reason; called in any thread.
         self.on_lost: Callable[[str, SessionLost], None] = lambda kernel_id, error: None
-        #: Brings what a record needs of another daemon's store, before it is taken over. Raises StoreError.
+        #: A callback that copies a record's snapshots from another daemon's store before the record is taken over. Raises StoreError.
         self.bring: Callable[[KernelRecord], None] = lambda record: None
 
     def hold(self) -> None:
@@ -114,7 +115,7 @@ class Records:
             self._leases.sweep()
 
     def beat(self) -> None:
-        """Write the heartbeat of this daemon; call it at least every 20 s. What it cannot do now is logged, and done next time."""
+        """Write the heartbeat of this daemon; call this at least every 20 s. An error is logged, and the next call tries again."""
         try:
             self._locks.touch()
             with self._turn:
@@ -138,9 +139,9 @@ class Records:
     def write(
         self, kernel_id: str, encoded: bytes, state: KernelState = KernelState.RUNNING
     ) -> None:
-        """Replace a record by its encoded form, with the kernel's lease if it has a process; on return it survives a power cut.
+        """Write a record durably in its encoded form, with the kernel's lease if the kernel has a process.
 
-        Raises SessionHeld, SessionLost if the kernel is another daemon's, StoreFull, StoreUnavailable.
+        Raises SessionHeld or SessionLost if the kernel belongs to another daemon; StoreFull, StoreUnavailable.
         """
         with self._turn:
             if kernel_id not in self._branches:
@@ -156,7 +157,7 @@ class Records:
             self._replace(self._branch_path(kernel_id), encoded)
 
     def forget(self, kernel_id: str) -> None:
-        """Remove a record, unless it is another daemon's by now; its snapshots stay."""
+        """Remove a record, unless it belongs to another daemon now; the kernel's snapshots stay."""
         with self._turn:
             path = self._path(kernel_id)
             if kernel_id in self._branches:
@@ -180,7 +181,7 @@ class Records:
         return sorted(self._read(), key=lambda record: record.since)
 
     def mine(self) -> list[KernelRecord]:
-        """Return the records of this place, whose last daemon has ended, and get their leases."""
+        """Return the records of this place, whose previous daemon has ended, and get their leases."""
         found = list(self._read(name=f"branch-{self._place.key}.json"))
         with self._turn:
             self._branches.update(record.kernel_id for record in found)
@@ -199,7 +200,7 @@ class Records:
         return [one for one in self.all() if one.place != self._place]
 
     def moved(self) -> list[str]:
-        """Return the suspended kernels of this daemon that another one has taken over meanwhile, and know them no more."""
+        """Return the suspended kernels of this daemon that another one has taken over, and drop them."""
         with self._turn:
             found = [one for one in self._leases.moved() if not self._caught_up(one)]
             for kernel_id in found:
@@ -208,8 +209,8 @@ class Records:
 
     @property
     def are_others_heard_of(self) -> bool:
-        """Whether a daemon of another place lives, or was killed a moment ago."""
-        # With leases of its own, since whoever asks may have been called by this object.
+        """Whether a daemon of another place runs, or was killed a moment ago."""
+        # It uses its own RecordLeases, without `_turn`, because a callback of this object may ask.
         observer = RecordLeases(self._state / "shared", self._place)
         try:
             return observer.is_heard_of()
@@ -217,7 +218,7 @@ class Records:
             observer.end()
 
     def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
-        """Transfer the `wanted` records of other places whose daemon is gone, or has let them go, to this place, and return them."""
+        """Transfer the `wanted` records of other places to this one if their daemons have ended or released them; return them."""
         taken = []
         for record in self.of_others():
             if wanted(record):
@@ -232,7 +233,7 @@ class Records:
     def take(self, kernel_id: str) -> KernelRecord | None:
         """Transfer a kernel's record to this place because a user asks for it; None if there is no such record.
 
-        A suspended kernel is let go even if its server still runs. Raises SessionHeld, and what brings its snapshot here.
+        A suspended kernel is taken even if its server still runs. Raises SessionHeld, and what `bring` raises.
         """
         deadline = time.monotonic() + _RELEASE_SECONDS
         while True:
@@ -242,7 +243,7 @@ class Records:
             try:
                 return self._taken(found, lambda record: True, is_asked=True)
             except SessionHeld:
-                # It may have been suspended just now.
+                # Its daemon may have suspended it just now, and be about to release the lease.
                 if time.monotonic() > deadline or found.state not in _ENDING:
                     raise
             time.sleep(_PAUSE)
@@ -256,11 +257,11 @@ class Records:
                 raise held(kernel_id, "is one of this daemon")
             self._leases.take(kernel_id, self._require_left(record, is_asked=is_asked))
         try:
-            # Until now its daemon may have written.
+            # The record is read again, because its daemon may have written it until the lease was taken.
             now = self._of(kernel_id)
             if now is None or now.place != place or not wanted(now):
                 raise held(kernel_id, "has changed just now")
-            self.bring(now)  # it may take long, and others need their turns
+            self.bring(now)  # without `_turn`, because it may take long
             now.place = self._place
             if is_asked:
                 now.owner = msgspec.structs.replace(now.owner, pid=0, start_time=0.0)
@@ -275,7 +276,7 @@ class Records:
         return now
 
     def _require_left(self, record: KernelRecord, *, is_asked: bool) -> set[str]:
-        """Raise SessionHeld if a record's daemon has not let it go; return the places whose daemons are known to have ended."""
+        """Raise SessionHeld if a record's daemon has not released it; return the places whose daemons are known to have ended."""
         kernel_id, place = record.kernel_id, record.place
         session = self._leases.session(kernel_id)
         is_at_rest = record.state in _AT_REST
@@ -316,7 +317,7 @@ class Records:
             self._leases.release(kernel_id)
 
     def _caught_up(self, kernel_id: str) -> bool:
-        """Return whether a record is this place's although another daemon has had the lease: it could not take the kernel over."""
+        """Return whether a record is still this place's although another daemon has had the lease without taking the kernel over."""
         if is_mine := self._is_mine(kernel_id):
             self._leases.catch_up(kernel_id)
         return is_mine
@@ -326,7 +327,7 @@ class Records:
         return record is not None and record.place == self._place
 
     def _become_branch(self, kernel_id: str, reason: SessionLost) -> None:
-        """Go on with a kernel whose record is another daemon's."""
+        """Keep a kernel, as a branch, whose record belongs to another daemon now."""
         with self._turn:
             self._branches.add(kernel_id)
             self._leases.leave(kernel_id)

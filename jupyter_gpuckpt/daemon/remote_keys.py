@@ -1,4 +1,4 @@
-"""The secrets of this machine's holders, and the work of `jupyter gpuckpt remote key`."""
+"""This machine's keys for remotes, and the work of `jupyter gpuckpt remote key`."""
 
 from __future__ import annotations
 
@@ -51,21 +51,21 @@ def seen(data_dir: Path, name: str) -> Seen:
 def forget(data_dir: Path, name: str) -> None:
     """Delete this machine's state about a remote, and the journals of its uploads.
 
-    Otherwise a remote added under this name later would be taken for this one in an older state.
+    Otherwise a remote that is added under this name later would be taken for an older state of this one.
     """
     shutil.rmtree(state_dir(data_dir, name), ignore_errors=True)
 
 
 @contextmanager
 def alone_with(data_dir: Path, name: str) -> Iterator[None]:
-    """Hold the lock that excludes other uploads to a remote and its removal. Raises StoreUnavailable."""
+    """Hold the lock of a remote inside the block: no upload to it and no removal of it runs meanwhile. Raises StoreUnavailable."""
     with store_errors(data_dir), alone(data_dir / "remotes" / f"{name}.uploading"):
         yield
 
 
 @contextmanager
 def uploading(data_dir: Path, remote: Remote) -> Iterator[None]:
-    """Hold the lock of `alone_with`; raise RemoteNotFound if the remote was removed, so that no state of it is written again."""
+    """Hold the lock of `alone_with` inside the block. Raises RemoteNotFound for a removed remote, whose state must not be written."""
     with alone_with(data_dir, remote.name):
         now = Remotes(data_dir).get(remote.name)
         # Erased snapshots must not be uploaded again.
@@ -87,7 +87,7 @@ def machine_id(data_dir: Path) -> str:
 def set_up(call: RemoteCall, remote: Remote) -> Keyed:
     """Create the key of a new store, or add this machine to an existing one; return the remote with this machine's key.
 
-    Raises KeyUnavailable if the given secrets do not open an existing store, and Undecided; then this machine's key stays.
+    Raises KeyUnavailable if the given secrets do not open an existing store, and Undecided, after which this machine's key stays.
     """
     data_dir, source = Path(call.data_dir), remote.key or KeySource()
     if source.kind is HolderKind.FILE and not source.path:
@@ -162,7 +162,7 @@ def listed(data_dir: Path, remote: Remote) -> list[HolderView]:
 
 
 def add_holder(call: RemoteCall, remote: Remote) -> tuple[list[HolderView], str]:
-    """Add a holder; return all holders, and the recovery phrase if that is the new one."""
+    """Add a holder; return all holders, and the new recovery phrase if the holder is one."""
     if call.new is None:
         raise ConfigurationError("No secret is given for the new holder.")
     bucket, known, own = _own(Path(call.data_dir), remote)

@@ -32,7 +32,7 @@ from . import erasing, remote_keys
 
 
 def answer(call: RemoteCall) -> RemoteAnswer:
-    """Run a command; return its result, or its error with a new recovery phrase that may be valid nevertheless."""
+    """Run a command; return its result, or its error. An error may come with a new recovery phrase that may be valid nevertheless."""
     try:
         return _VERBS[call.verb](call)
     except Undecided as undecided:
@@ -54,7 +54,7 @@ def _add(call: RemoteCall) -> RemoteAnswer:
     capabilities.require_usable(tried)
     data_dir = Path(call.data_dir)
     with remote_keys.alone_with(data_dir, call.remote.name):
-        # A process that still read a removed remote of this name may have written its state again.
+        # A process that had read a removed remote of this name may have written its state again.
         remote_keys.forget(data_dir, call.remote.name)
     keyed = remote_keys.set_up(call, tried)
     with undecided(keyed.recovery_phrase):

@@ -1,7 +1,7 @@
 """Removal of snapshots: one that a user names, or those that retention does not keep (`store/retention.py` decides).
 
 A deletion by a user can be undone for a while. The end of that time is recorded beside the snapshot, so that the next daemon
-observes it.
+keeps to it.
 
 Retention runs after every save and suspend with a policy, once no operation runs: reading all manifests must not
 delay a suspend that is racing against the end of the machine. It never fails an operation.
@@ -61,7 +61,7 @@ class Removal:
         return await asyncio.to_thread(lambda: self._machine.store.undelete(snapshot_id))
 
     def expect_all(self) -> None:
-        """Set the timers of the deletions that an earlier daemon has accepted."""
+        """Set the timers of the deletions that an earlier daemon accepted."""
         self._spawn(self._look_for_deleted())
 
     async def prune(self, policy: RetentionPolicy, *, dry_run: bool = False) -> PruneReport:

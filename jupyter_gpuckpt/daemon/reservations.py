@@ -1,4 +1,4 @@
-"""Kernels whose leases are kept for a while although they do not run, and the order of a release and a resume at one time."""
+"""The kernels whose leases are kept for a while although they do not run. A lock orders a release and a concurrent resume."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class Reservations:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        #: Until when (monotonic).
+        #: The end of each reservation, on the monotonic clock.
         self._until: dict[str, float] = {}
 
     def keep(self, kernel_id: str, seconds: float) -> None:
-        """Keep a kernel's lease for so long from now on; a release that has begun before is on record by then."""
+        """Keep a kernel's lease for `seconds` from now; on return an earlier release is already in the lease file."""
         with self._lock:
             self._until[kernel_id] = time.monotonic() + seconds
 
     def keep_longer(self, kernel_id: str, seconds: float) -> None:
-        """Keep a kernel's lease for so long at least."""
+        """Keep a kernel's lease for at least `seconds` from now."""
         with self._lock:
             until = time.monotonic() + seconds
             self._until[kernel_id] = max(until, self._until.get(kernel_id, until))
 
     def clear(self) -> None:
-        """Keep none any more."""
+        """End all reservations."""
         with self._lock:
             self._until.clear()
 
@@ -39,7 +39,7 @@ class Reservations:
             return set(self._until)
 
     def unless_kept(self, kernel_id: str, note: Callable[[], None]) -> bool:
-        """Put a release on record by `note` unless the kernel's lease is kept; return whether it may be released."""
+        """Call `note`, which records a release, unless the kernel's lease is kept; return whether it was called."""
         with self._lock:
             if self._until.get(kernel_id, 0.0) > time.monotonic():
                 return False

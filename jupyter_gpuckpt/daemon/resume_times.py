@@ -1,7 +1,7 @@
 """Durations of resumes on this machine, and the estimate of the next one.
 
-A resume is a constant (namespaces, images, CRIU) and the time in which memory is read from the store; GPUs make both longer,
-so kernels that use one are counted separately. The latest of each are kept in a small file of the data directory.
+A resume takes a constant time (namespaces, images, CRIU) and the time to read the memory from the store. GPUs make both longer,
+so kernels that use one are counted separately. A small file in the data directory keeps the latest resumes of each kind.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ResumeTimes:
 
     @contextmanager
     def measured(self, manifest: Manifest, progress: Progress) -> Iterator[None]:
-        """Measure the resume inside the block, if it succeeds."""
+        """Measure the resume inside the block; record it if it succeeds."""
         began, before = time.monotonic(), _reading_seconds(progress)
         yield
         seconds = time.monotonic() - began

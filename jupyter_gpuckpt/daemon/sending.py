@@ -1,7 +1,7 @@
-"""The daemon's side of an upload, which a process at the lowest priority does; it requests from here what the open store knows.
+"""The daemon's side of an upload. A separate process uploads, at the lowest priority; it asks the daemon what the open store knows.
 
-The process reads packs by itself; it requests the locations of chunks, and chunks that were moved meanwhile. It ends with its socket:
-when it is stopped, or when this process is killed. Its journal records what was sent by then (`store/far/journal.py`).
+The process reads packs by itself. It requests the locations of chunks, and chunks that were moved meanwhile. It ends when its socket
+is closed: when the upload is stopped, or when the daemon is killed. Its journal records what was sent (`store/far/journal.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class Task(msgspec.Struct, frozen=True, tag=True):
     """A task to upload a snapshot. `content`: the manifest's file; `info`: with the current annotations.
 
-    `tenure`: the lease of its far session, which counts when it is listed there.
+    `tenure`: the lease of its far session, which is checked when the snapshot is listed there.
     """
 
     data_dir: str
@@ -100,7 +100,7 @@ class Locate(msgspec.Struct, frozen=True, tag=True):
 
 
 class Read(msgspec.Struct, frozen=True, tag=True):
-    """A request for a chunk; `verified`: a damaged one is refused, with the name of its pack."""
+    """A request for a chunk. `verified`: a damaged chunk is refused with an error that names its pack."""
 
     digest: bytes
     verified: bool
@@ -114,7 +114,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
 
 
 class Trouble(msgspec.Struct, frozen=True, tag=True):
-    """A report of the error for which a request is retried; None: it succeeded in the end."""
+    """A report of the error for which a request is retried; None when it has succeeded in the end."""
 
     error: ErrorRecord | None
 
@@ -199,7 +199,7 @@ class Sending:
 
     def stop(self) -> None:
         """Make `run` raise OperationCancelled; return at once."""
-        # It does not take the lock, whose holder may wait for a process that gets no CPU time.
+        # This does not acquire the lock, because its holder may wait for a process that gets no CPU time.
         self._is_stopped = True
         if self._connection is not None:
             with suppress(OSError):

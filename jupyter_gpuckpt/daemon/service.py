@@ -39,7 +39,7 @@ from .transfers import Transfers
 from .uploads import Uploads
 from .verbs import Verbs
 
-#: The longest interval between two checks whether the daemon is still needed, each with a heartbeat.
+#: The longest interval between two checks for whether the daemon is still needed; each check also writes the heartbeat.
 LOOK_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from ..snapshots.export import Export
 from .base_handler import BaseHandler
 from .inflow import Inflow
 
-#: The limit of an imported archive, as large as any disk.
+#: The largest imported archive in bytes: larger than any disk, so in effect there is no limit.
 _MOST_ARCHIVE_BYTES = 1 << 50
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class ExportHandler(BaseHandler):
     """Handler for exports."""
 
     async def get(self, snapshot_id: str) -> None:
-        """Send the archive of a snapshot. An error in the middle makes it shorter than its stated length; the log has the cause."""
+        """Send the archive of a snapshot. After an error it ends before its announced length; the log has the cause."""
         pieces = self.daemon.transfers.export(snapshot_id)
         try:
             async for piece in pieces:

@@ -1,7 +1,7 @@
 """Ordered streams of events: for owners about their kernels and operations, and for other clients about one operation.
 
-A stream begins with a full state; then every change follows in order, with its position. A reader has the daemon's state at the
-position of the last event that it read. A reader that is too slow gets a new full state.
+A stream begins with a full state; then every change follows in order, with its position. So a reader knows the daemon's state at
+the position of the last event that it read. A reader that is too slow gets a new full state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOST_WAITING = 256
 
 
 class Stream:
-    """A queue of events for one reader. `state` makes a full state; `concerns` selects its events, by event and owner id."""
+    """A queue of events for one reader. `state` makes a full state; `concerns` selects its events by event and owner id."""
 
     def __init__(
         self, state: Callable[[], Event], concerns: Callable[[Event, str], bool], streams: Streams

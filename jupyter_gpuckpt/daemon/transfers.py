@@ -1,4 +1,4 @@
-"""Verifications, exports and imports of whole snapshots. Each ends when its client goes."""
+"""Verifications, exports and imports of whole snapshots. Each ends when its client disconnects."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ..snapshots.verify import verify
 from .inflow import Inflow
 from .machine import Machine
 
-#: How many at a time; more wait. Their threads are their own: others must not wait for them.
+#: The number of concurrent transfers; more wait. They have their own threads, so that other work does not wait for them.
 AT_ONCE = 2
 
 _Result = TypeVar("_Result")
 
 
 class Transfers:
-    """Verifications, exports and imports that run."""
+    """The running verifications, exports and imports."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="transfer")
-        #: How each that is going on is made to stop.
+        #: For each running transfer, the function that stops it.
         self._stops: list[Callable[[], None]] = []
 
     @property
     def any_running(self) -> bool:
-        """Return whether a client waits for one."""
+        """Return whether a client waits for a transfer."""
         return bool(self._stops)
 
     async def verify(self, snapshot_id: str, cancelled: threading.Event) -> Verification:
@@ -72,7 +72,7 @@ class Transfers:
                 yield piece
 
     async def import_archive(self, inflow: Inflow) -> list[SnapshotInfo]:
-        """Store the snapshots of an archive that comes in; raise ArchiveInvalid, SnapshotExists, StoreError."""
+        """Store the snapshots of an incoming archive. Raises ArchiveInvalid, SnapshotExists, StoreError."""
 
         def work() -> list[SnapshotInfo]:
             try:
@@ -84,7 +84,7 @@ class Transfers:
             return await self._run(work)
 
     async def close(self) -> None:
-        """Stop all, and wait for their threads."""
+        """Stop all transfers, and wait for their threads."""
         for stop in self._stops:
             stop()
         await asyncio.to_thread(self._threads.shutdown)

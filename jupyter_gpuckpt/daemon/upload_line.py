@@ -1,4 +1,4 @@
-"""The uploads to one remote, one at a time. Each remote has its own threads, so that one that does not answer delays no other."""
+"""The uploads to one remote, one after the other. Each remote has its own threads: one that does not answer delays no other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .sending import Sending
 from .snapshots_here import SnapshotsHere
 from .upload_queue import RemoteQueue, read_uploaded, write_uploaded
 
-#: The interval of checks whether an upload must pause for work for which a user waits.
+#: The interval at which an upload checks for work for which a user waits, and for which it pauses.
 _LOOK_SECONDS = 0.2
 #: The time until an unreadable store is read again.
 _AGAIN_SECONDS = 5.0
@@ -165,7 +165,7 @@ class UploadLine:
 
         def put() -> None:
             with remote_keys.uploading(self._data_dir, self.remote):
-                # The record is read again, because the note may have waited for long.
+                # The record is read again, because this may have waited for long.
                 known = read_uploaded(path)
                 write_uploaded(path, known.and_now(snapshot_id, self._here.found, last_at, traffic))
 

@@ -1,4 +1,4 @@
-"""The upload queue of one remote: waiting and failed uploads, and those done, which a file records for the next daemon."""
+"""The upload queue of one remote: waiting, failed and completed uploads. A file records the completed ones for the next daemon."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class RemoteQueue:
         self._forget_trouble()
 
     def take_left(self, snapshot_ids: Iterable[str]) -> None:
-        """Set the interrupted uploads of snapshots that are gone."""
+        """Replace the list of interrupted uploads whose snapshots are gone."""
         self._left = [one for one in snapshot_ids if one not in self._not_given_up]
 
     def gave_up(self, snapshot_id: str) -> None:
@@ -217,7 +217,7 @@ class RemoteQueue:
         )
 
     def _is_uploaded(self, info: SnapshotInfo) -> bool:
-        """Whether the remote has a snapshot, and it was not erased there since."""
+        """Return whether the remote has a snapshot that was not erased there since."""
         since = self.uploaded.snapshots.get(info.snapshot_id, 0.0)
         return since > self.remote.erased.get(info.kernel_id, 0.0)
 

@@ -1,4 +1,4 @@
-"""The process that uploads one snapshot, or gives an upload up, at the lowest priority unless this machine goes soon.
+"""The process that uploads one snapshot, or gives an upload up. It has the lowest priority unless this machine goes soon.
 
 `sending.py` starts it and defines the messages.
 
@@ -160,7 +160,7 @@ class _Source:
 
 
 def main(connection: socket.socket) -> None:
-    """Receive a task by `connection`, do it, and report its end."""
+    """Receive a task by `connection`, carry it out, and report its end."""
     task = receive(connection, Task, GiveUp)
     if not isinstance(task, Task | GiveUp):
         return
@@ -183,7 +183,7 @@ def _is_urgent(task: Task | GiveUp) -> bool:
 
 def _done(daemon: _Daemon, task: Task | GiveUp) -> Sent:
     data_dir = Path(task.data_dir)
-    # It waits for the worker of a killed daemon, which is about to end.
+    # This waits for the worker of a killed daemon, which is about to end.
     with remote_keys.uploading(data_dir, task.remote):
         opened = _opened(daemon, data_dir, task.remote)
         rate = 0 if _is_urgent(task) else opened.remote.upload_rate

@@ -1,8 +1,8 @@
-"""Background uploads of snapshots to remotes, after all work for which users wait: one at a time per remote, the newest first.
+"""Background uploads of snapshots to remotes, one at a time per remote and the newest first. Work for which users wait comes first.
 
-A file beside a remote's state records the snapshots that it has; all others wait. So no upload is lost when a daemon ends: the next
-one computes the difference. An otherwise unneeded daemon stays while uploads wait, because the machine may be gone before the next
-daemon starts; if the remote cannot be reached, it leaves after an hour.
+A file beside a remote's state records the snapshots that the remote has; all others are to be uploaded. So no upload is lost when
+a daemon ends: the next one computes the difference. An otherwise unneeded daemon stays while uploads wait, because the machine may
+be gone before the next daemon starts; if the remote cannot be reached, the daemon exits after an hour.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ class Uploads:
 
     @property
     def is_anywhere(self) -> bool:
-        """Return whether there is a remote to which snapshots go by themselves."""
+        """Return whether there is a remote to which snapshots are uploaded automatically."""
         remotes = [line.remote for line in self._lines.values()]
         return any(remote.automatic and not remote.paused for remote in remotes)
 
     def hurry(self, *, on: bool) -> None:
-        """Upload what waits at full rate and beside all other work, because this machine goes (`on`), or as usual."""
+        """Upload at full rate and beside all other work, because this machine goes (`on`), or as usual."""
         if on == self._hurries:
             return
         self._hurries = on
@@ -146,12 +146,12 @@ class Uploads:
         )
 
     def progress_of(self, snapshot_id: str) -> Upload | None:
-        """Return the upload of a snapshot that has come farthest; None if it is in no list."""
+        """Return the most advanced of a snapshot's uploads; None if the snapshot is in no list."""
         info = self._here.found.get(snapshot_id)
         return max(self.of(info) if info else [], key=lambda one: one.done_bytes, default=None)
 
     async def by_remote(self) -> dict[str, dict[str, tuple[SnapshotInfo, bool]]]:
-        """Return the snapshots that remotes have or shall have, by the remote's name and the snapshot's id; True: it is there."""
+        """Return the snapshots that remotes have or will get, by remote name and snapshot id; True: the remote has it."""
         await self.look()
         if self._lines:
             await self._here.refresh()

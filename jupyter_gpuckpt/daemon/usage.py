@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 #: Thresholds below which changes are not published, because every kernel's memory changes all the time.
 _SHARE, _LEAST_BYTES, _LEAST_PERCENT = 0.05, 1_000_000, 5
-#: The most counts in one measurement of memory that keeps changing.
+#: How often one measurement counts memory that keeps changing.
 _MOST_COUNTS = 3
 
 
@@ -36,8 +36,8 @@ def counted(
 ) -> tuple[int, int]:
     """Return memory and resident bytes; count memory only if the resident bytes differ from those of `before`.
 
-    `look` is cheap and returns the resident bytes; `count` is slow. If they change during a count, it is repeated: a count stored
-    with resident bytes of another moment would be considered valid as long as those stay.
+    `look` is cheap and returns the resident bytes; `count` is slow. If the resident bytes change during a count, the count is repeated:
+    stored with the resident bytes of another moment, it would be considered valid for as long as those stay the same.
     """
     resident = look()
     if before is not None and before.resident_bytes and not differ(before.resident_bytes, resident):

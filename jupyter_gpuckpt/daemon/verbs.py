@@ -1,8 +1,8 @@
 """The verbs that clients request: launch, branch, save, suspend, resume, park, signal, kill.
 
-`states.answer` alone decides what a verb does in a state; this module carries the answer out. All of it runs on the event
-loop's thread but the engine's part (`jobs.py`), which has a thread for itself from its first to its last step: ptrace ties
-a tracee to the thread that attached to it.
+`states.answer` alone decides what a verb does in a state; this module carries the answer out. It runs on the event loop's thread.
+Only the engine's part (`jobs.py`) runs in a thread of its own, the same one from its first to its last step: ptrace ties a tracee to
+the thread that attached to it.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Verbs:
         return self._begin(kernel, jobs.freeze(self._machine, kernel.record, request, stop=True))
 
     def resume(self, kernel_id: str, request: ResumeRequest) -> RunningOperation:
-        """Start resuming a kernel, or unparking a parked one; if that fails it is suspended (parked, lost) as before."""
+        """Start resuming a kernel, or unparking a parked one. After a failure it is suspended, parked or lost as before."""
         kernel = self._kernels.get(kernel_id)
         if kernel.state in GPU_AWAY:
             return self._begin(kernel, jobs.unpark(self._machine, kernel.record))
@@ -229,7 +229,7 @@ class Verbs:
         return decision
 
     def _decide_job(self, kernel: ManagedKernel, job: Job) -> Answer:
-        """Return the table's answer for a job; an explicit request does not join an automatic one, which may be refused, but waits."""
+        """Return the table's answer for a job. An explicit request never joins an automatic job, which may be refused; it waits."""
         decision = self._decide(kernel, job.verb)
         automatic = kernel.in_flight is not None and kernel.in_flight.is_automatic
         joins = decision is Answer.NOTHING and automatic and not job.is_automatic

@@ -6,7 +6,7 @@ import os
 import secrets
 from pathlib import Path
 
-#: Of a file that is being written.
+#: The prefix of the name of a file that is being written.
 UNFINISHED = ".unfinished-"
 
 

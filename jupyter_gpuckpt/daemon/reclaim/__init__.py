@@ -1,1 +1,1 @@
-"""Notices that this machine will go: their sources, one module each, and what the daemon does about them."""
+"""Notices that this machine will go: their sources, one module each, and the daemon's reaction."""

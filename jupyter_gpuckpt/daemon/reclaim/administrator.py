@@ -1,4 +1,4 @@
-"""Notices of an administrator: a program that prints them, or a URL that lists them."""
+"""Sources of an administrator's notices: a program that prints them, and a URL that lists them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Given(msgspec.Struct, frozen=True):
-    """A notice as an administrator gives it. A URL may tell `deadline`, as HTTP and mail write times, in place of `within_seconds`."""
+    """A notice as an administrator gives it. A URL may give `deadline`, a time as HTTP and mail write it, instead of `within_seconds`."""
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_ID_CHARACTERS // 2)]
     within_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e8)] = 0.0
@@ -49,7 +49,7 @@ class UrlNotices:
 
     def __init__(self, endpoint: Endpoint, pace: float = 1.0) -> None:
         self._endpoint, self._pace = endpoint, pace
-        #: The deadlines of notices that are told as a remaining time, from their first sight.
+        #: The deadlines of notices that give a remaining time, counted from when each notice was first read.
         self._deadlines: dict[str, float] = {}
 
     def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
@@ -59,7 +59,7 @@ class UrlNotices:
         return polled(self._look, name=self.name, service=service, every_seconds=every, known=known)
 
     async def settled(self, notice: Notice) -> None:
-        """Do nothing: the URL takes no answer."""
+        """Do nothing: the URL accepts no answer."""
 
     async def _look(self) -> list[Notice]:
         answer = await self._endpoint.ask("", {"Accept": "application/json"})
@@ -110,10 +110,10 @@ class CommandNotices:
             await asyncio.sleep(longest * self._pace * random.uniform(0.5, 1.0))  # noqa: S311
 
     async def settled(self, notice: Notice) -> None:
-        """Do nothing: the program is not told."""
+        """Do nothing: the program accepts no answer."""
 
     async def _lines(self) -> AsyncGenerator[bytes]:
-        """Yield the lines of a new process. Raises ValueError for one that is too long, OSError, CommandFailed."""
+        """Start the program and yield its lines. Raises OSError, CommandFailed, and ValueError for a line that is too long."""
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb", buffering=0) as output:
             try:

@@ -1,7 +1,7 @@
-"""Amazon EC2: the instance metadata service, version 2.
+"""Sources for Amazon EC2, which read the instance metadata service, version 2.
 
-A spot instance is told two minutes before it is taken (best effort), a rebalance recommendation may come earlier, and scheduled
-events are known for days. `hibernate` keeps the memory: kernels are left alone.
+The interruption of a spot instance is announced two minutes before it (best effort), a rebalance recommendation may come earlier,
+and scheduled events are known for days. `hibernate` keeps the memory: kernels are left alone.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_SECONDS = 21_600
 _SPOT_EVERY, _OTHERS_EVERY = 5.0, 30.0
 _LATEST = "/latest/meta-data"
 _ACTIONS = {"terminate": NoticeKind.RECLAIM, "stop": NoticeKind.STOP}
-#: Codes of scheduled events, and whether the disk can be read afterwards. A retired instance with an instance store is gone.
+#: Codes of scheduled events, and whether the disk can be read afterwards. The disk of a retired instance with an instance store is lost.
 _SURVIVES = {
     "instance-reboot": True,
     "system-reboot": True,
@@ -89,7 +89,7 @@ class Imds:
 
 
 class _AwsSource:
-    """The part that the sources of this module have in common."""
+    """The common base of this module's sources."""
 
     name = ""
     _every = _OTHERS_EVERY
@@ -110,14 +110,14 @@ class _AwsSource:
         )
 
     async def settled(self, notice: Notice) -> None:
-        """Do nothing: the service takes no answer."""
+        """Do nothing: the service accepts no answer."""
 
     async def _look(self) -> list[Notice]:
         raise NotImplementedError
 
 
 class AwsSpot(_AwsSource):
-    """The source of the interruption of a spot instance."""
+    """The source of spot interruptions."""
 
     name, _every = "aws-spot", _SPOT_EVERY
 
@@ -170,7 +170,7 @@ class AwsMaintenance(_AwsSource):
 
 
 def sources(endpoint: Endpoint, pace: float = 1.0) -> list[Source]:
-    """Return all sources; `pace` is a factor of their pauses."""
+    """Return all sources; `pace` multiplies their pauses."""
     imds = Imds(endpoint)
     return [AwsSpot(imds, pace), AwsRebalance(imds, pace), AwsMaintenance(imds, pace)]
 

@@ -1,7 +1,7 @@
-"""Azure: the scheduled events of the instance metadata service.
+"""Source for Azure, which reads the scheduled events of the instance metadata service.
 
-The service tells them to all machines of a group, so their resources are compared with this machine's name. `Freeze` pauses the
-machine for some seconds with its memory: kernels are left alone.
+The service sends an event to all machines of a group, so the event's resources are compared with this machine's name. `Freeze`
+pauses the machine for some seconds and keeps its memory: kernels are left alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _EVERY_SECONDS = 1.0
 #: The first request switches the service on for the machine, which may take two minutes.
 _FIRST_SECONDS, _NEXT_SECONDS = 130.0, 10.0
-#: How long a machine is left if the service does not say it: the shortest notice, of a spot machine.
+#: The time until the machine goes if the service does not say it: that of a spot machine, which is the shortest.
 SHORTEST_SECONDS = 30.0
 #: The kinds of events, and whether the disk can be read afterwards. A spot machine may be deleted with its disks.
 _KINDS = {
@@ -56,7 +56,7 @@ class AzureEvents:
         self._endpoint, self._approves, self._pace = endpoint, approves, pace
         self._own_name = ""
         self._is_on = False
-        #: The deadlines of events whose time the service no longer tells, because they have begun.
+        #: The deadlines of events that have begun, for which the service no longer gives the time.
         self._deadlines: dict[str, float] = {}
 
     def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
@@ -72,7 +72,7 @@ class AzureEvents:
         )
 
     async def settled(self, notice: Notice) -> None:
-        """Approve an event if that is wished: the machine goes sooner then."""
+        """Approve an event if `approves` is set; the machine goes sooner then."""
         if not self._approves or not notice.id.startswith(f"{self.name}:"):
             return
         event_id = notice.id.removeprefix(f"{self.name}:")
@@ -88,7 +88,7 @@ class AzureEvents:
         own_name = await self._name()
         answer = await self._ask(_EVENTS, _NEXT_SECONDS if self._is_on else _FIRST_SECONDS)
         self._is_on = True
-        # The service may send nothing at all while there is nothing.
+        # The body may be empty when there are no events.
         events = answer.record(_Events).events if answer.body else []
         ours = [
             event
@@ -123,5 +123,5 @@ class AzureEvents:
 
 
 def sources(endpoint: Endpoint, *, approves: bool = False, pace: float = 1.0) -> list[Source]:
-    """Return the source; `pace` is a factor of its pauses."""
+    """Return the source; `pace` multiplies its pauses."""
     return [AzureEvents(endpoint, approves=approves, pace=pace)]

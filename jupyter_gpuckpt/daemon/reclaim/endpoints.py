@@ -1,4 +1,4 @@
-"""Requests to a metadata service of a machine's provider, or to a URL of its administrator: bounded, and never by a proxy."""
+"""Client for a provider's metadata service or an administrator's URL. Size and time are bounded, and no proxy is used."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ _MOST_BYTES = 1 << 20
 _CONNECT_SECONDS, _ANSWER_SECONDS = 2.0, 5.0
 #: The longest wait that a service can ask for.
 _MOST_WAIT_SECONDS = 60.0
-#: Answers after which a request is repeated later and later.
+#: Statuses after which a request is repeated with growing pauses.
 _BUSY = frozenset({429, 500, 502, 503, 504})
 
 _Record = TypeVar("_Record")
 
 
 class NoAnswerError(Exception):
-    """A request that got no answer from which notices could be learned. Standing notices stand."""
+    """A request got no usable answer, so the standing notices remain."""
 
     def __init__(self, text: str, *, timed_out: bool = False, wait_seconds: float = 0.0) -> None:
         super().__init__(text)
-        #: `wait_seconds`: for how long the service asks to be left alone.
+        #: `wait_seconds`: how long the service asks to wait before the next request.
         self.timed_out, self.wait_seconds = timed_out, wait_seconds
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer. `ahead_seconds`: the service's wall clock minus this machine's; 0 if it does not tell its time."""
+    """An answer. `ahead_seconds`: the service's wall clock minus this machine's; 0 if the answer has no date."""
 
     status: int
     body: bytes
@@ -50,11 +50,11 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def deadline(self, epoch_seconds: float) -> float:
-        """Return a moment of the service's wall clock on the clock of `reclaim_records.now`, but none before the boot."""
+        """Convert a time of the service's wall clock to the clock of `reclaim_records.now`; a time before the boot becomes 0."""
         return max(0.0, now() + epoch_seconds - (time.time() + self.ahead_seconds))
 
     def http_deadline(self, date: str) -> float:
-        """Return a moment that is written as HTTP and mail write it, as `deadline` does. Raises NoAnswerError."""
+        """Convert a time that is written as HTTP and mail write it, as `deadline` does. Raises NoAnswerError."""
         epoch_seconds = wall_time(date)
         if epoch_seconds is None:
             raise NoAnswerError("its answer has no time")
@@ -80,7 +80,7 @@ class Endpoint:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        # Unlike others, this client knows nothing of proxies, which could not reach a link-local address.
+        # This client ignores the environment's proxies, which could not reach a link-local address.
         self._http = SimpleAsyncHTTPClient(
             force_instance=True, max_body_size=_MOST_BYTES, max_buffer_size=_MOST_BYTES
         )
@@ -96,7 +96,7 @@ class Endpoint:
         body: bytes | None = None,
         seconds: float | None = None,
     ) -> Answer:
-        """Send a request; return its answer of any status but those of a busy service. Raises NoAnswerError."""
+        """Send a request and return its answer. Raises NoAnswerError if there is none, or one with a status of a busy service."""
         seconds = seconds or _ANSWER_SECONDS
         request = HTTPRequest(
             f"{self.url}{path}",
@@ -144,7 +144,7 @@ class _Connections(TCPClient):
         return stream
 
     def close_all(self) -> None:
-        """Close all connections, and those that are being made as soon as they exist."""
+        """Close all connections. One that is still being made is closed as soon as it exists."""
         self._is_closed = True
         for stream in list(self._streams):
             stream.close()
@@ -161,7 +161,7 @@ def _wait_seconds(headers: Mapping[str, str]) -> float:
 
 
 def wall_time(http_date: str) -> float | None:
-    """Return the seconds since the epoch of a date as HTTP and mail write it; None if it is none."""
+    """Convert a date as HTTP and mail write it to seconds since the epoch; None if it is not a date."""
     try:
         return parsedate_to_datetime(http_date).timestamp()
     except (ValueError, OverflowError, TypeError, IndexError):

@@ -1,4 +1,4 @@
-"""Google Compute Engine: two values of the metadata server, each watched by requests that it answers when the value changes.
+"""Sources for Google Compute Engine: two values of the metadata server, which answers a request when the value changes.
 
 `MIGRATE_ON_HOST_MAINTENANCE` moves the machine with its memory: kernels are left alone.
 """
@@ -15,16 +15,16 @@ from .polling import Source, polled
 
 _SERVICE = "Google's metadata server"
 _HEADERS = {"Metadata-Flavor": "Google"}
-#: How long the server may wait for a change, and how much longer the answer may take.
+#: How long the server waits for a change, and how much longer the answer may take.
 _WAIT_SECONDS, _MORE_SECONDS = 60, 15.0
-#: The shortest time between two requests, for a server or proxy that does not wait.
+#: The shortest interval between two requests, in case a server or proxy does not wait for a change.
 _AT_LEAST_SECONDS = 1.0
-#: How long a machine is left after each announcement. A preempted one may be configured to get two minutes, which it is not told.
+#: The time until the machine goes after each announcement. Preemption may be configured to leave two minutes; that is not announced.
 PREEMPTED_SECONDS, MAINTENANCE_SECONDS = 30.0, 60.0
 
 
 class _GcpValue:
-    """A value of the metadata server that is watched."""
+    """The source that watches one value of the metadata server."""
 
     name = ""
     _path = ""
@@ -37,7 +37,7 @@ class _GcpValue:
     def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
         """Yield notices for ever."""
         known = list(known)
-        # The server does not say when it announced something, so the first sight counts, also another process's.
+        # The server gives no time of the announcement, so its first reading counts, also by another process.
         deadlines = [one.deadline for one in known if one.id.startswith(f"{self.name}:")]
         self._deadline, self._etag = next(iter(deadlines), None), ""
         return polled(
@@ -50,7 +50,7 @@ class _GcpValue:
         )
 
     async def settled(self, notice: Notice) -> None:
-        """Do nothing: the server takes no answer."""
+        """Do nothing: the server accepts no answer."""
 
     async def _look(self) -> list[Notice]:
         value = await self._value()
@@ -89,7 +89,7 @@ class _GcpValue:
 
 
 class GcpPreempted(_GcpValue):
-    """The source of the preemption of a spot or preemptible machine, which is stopped or deleted then."""
+    """The source of preemptions: a spot or preemptible machine will be stopped or deleted."""
 
     name, _path = "gcp-preempted", "preempted"
 
@@ -98,7 +98,7 @@ class GcpPreempted(_GcpValue):
 
 
 class GcpMaintenance(_GcpValue):
-    """The source of maintenance of the host for which the machine is stopped."""
+    """The source of host maintenance for which the machine will be stopped."""
 
     name, _path = "gcp-maintenance", "maintenance-event"
 
@@ -109,5 +109,5 @@ class GcpMaintenance(_GcpValue):
 
 
 def sources(endpoint: Endpoint, pace: float = 1.0) -> list[Source]:
-    """Return all sources; `pace` is a factor of their pauses."""
+    """Return all sources; `pace` multiplies their pauses."""
     return [GcpPreempted(endpoint, pace), GcpMaintenance(endpoint, pace)]

@@ -1,6 +1,6 @@
-"""Notices of shutdowns from systemd's login manager, which waits while kernels are suspended.
+"""Source of shutdown notices from systemd's login manager (logind), which delays the shutdown while kernels are suspended.
 
-It waits for `InhibitDelayMaxSec` at most, which is 5 seconds unless configured otherwise. Needs jeepney, the extra `logind`.
+The delay is at most `InhibitDelayMaxSec`, by default 5 seconds. Needs the package jeepney (extra `logind`).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NAME, _PATH, _INTERFACE = (
 )
 _LOGIND = DBusAddress(_PATH, _NAME, _INTERFACE)
 _ANSWER_SECONDS = 10.0
-#: Signals that wait while another answer is read.
+#: The most signals that are queued while the answer to a call is read.
 _MOST_SIGNALS = 16
 _MOST_DELAY_SECONDS = 3600.0
-#: The intervals at which the thread notices that it is to end, and that logind was started again.
+#: The intervals at which the thread checks for its own end, and for a restart of logind.
 _LOOK_SECONDS, _OWNER_SECONDS = 0.5, 30.0
 
 _log = logging.getLogger(__name__)
 
 
 class Shutdowns:
-    """The source of the system's shutdown, which it delays until every kernel is safe."""
+    """The source of system shutdowns. It delays a shutdown until every kernel is safe."""
 
     name = "shutdown"
 
@@ -84,14 +84,14 @@ class Shutdowns:
             self._ended.set()
 
     async def settled(self, notice: Notice) -> None:
-        """Let the shutdown go on."""
+        """Let the shutdown continue."""
         if notice.id.startswith(f"{self.name}:"):
             self._release()
 
     def _heard(self) -> Iterator[Notice]:
-        """Yield what one connection to the bus tells. Raises what happens to it."""
+        """Yield the notices from one connection to the bus. Raises the connection's errors."""
         with open_dbus_connection("SYSTEM", enable_fds=True) as bus:
-            # Anybody can send a signal, so it must come from who has the name.
+            # Anybody can send a signal, so only signals from the owner of logind's name count.
             (owner,) = _call(bus, message_bus.GetNameOwner(_NAME))
             rule = MatchRule(
                 type="signal",
@@ -143,7 +143,7 @@ class Shutdowns:
 
 
 def _delay_seconds(bus: DBusConnection) -> float:
-    """Return how long the shutdown waits at most, not more than an hour."""
+    """Return the longest delay of a shutdown in seconds, at most an hour."""
     ((_, microseconds),) = _call(bus, Properties(_LOGIND).get("InhibitDelayMaxUSec"))
     return min(float(microseconds) / 1e6, _MOST_DELAY_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The loop that asks a source again and again, and tells what is new: notices, their changes, and their withdrawal."""
+"""The loop that polls a source and yields new notices, their changes and their withdrawals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 from ...reclaim_records import MOST_NOTICES, Notice
 from .endpoints import NoAnswerError
 
-#: Deadlines of one notice that differ by less are the same: services tell their time in whole seconds.
+#: Deadlines of one notice that differ by less count as equal, because services give their time in whole seconds.
 _SAME_SECONDS = 2.5
 #: The pauses after a failure, which double from the first to the longest.
 FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
@@ -27,21 +27,21 @@ _log = logging.getLogger(__name__)
 class Source(Protocol):
     """A source of notices, polled or waited for until it is closed."""
 
-    #: The beginning of the ids of its notices, before a colon.
+    #: The prefix of the ids of its notices, before a colon.
     name: str
 
     def notices(self, known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
         """Yield each notice, its changes and its withdrawal, for ever.
 
-        `known`: the notices that stood when another process read the source last; of these only changes are yielded.
+        `known`: the notices that stood when another process last read the source; of these only changes are yielded.
         """
 
     async def settled(self, notice: Notice) -> None:
-        """Handle that every kernel is safe from this notice. Never raises."""
+        """React to the fact that every kernel is safe from this notice. Never raises."""
 
 
 class Standing:
-    """The notices that stand, and what is new in a later list of them."""
+    """The set of standing notices. It finds the differences to a later list of them."""
 
     def __init__(self, known: Iterable[Notice] = ()) -> None:
         self._notices = {notice.id: notice for notice in known}
@@ -84,8 +84,8 @@ async def polled(
 ) -> AsyncGenerator[Notice]:
     """Poll `look` for the notices that stand, at most every `every_seconds`; yield those that are new or changed.
 
-    `service`: its name in the log; `hint`: what may cause a time-out. A failure says nothing of notices: it is logged once, until
-    an answer comes, and followed by a pause. `is_quiet`: another source of the same service logs failures.
+    `service`: its name in the log; `hint`: what may cause a time-out. A failure leaves all notices standing. It is logged once until
+    the next answer comes, and a pause follows. `is_quiet`: another source of the same service logs failures.
     """
     standing = Standing(notice for notice in known if notice.id.startswith(f"{name}:"))
     level = logging.DEBUG if is_quiet else logging.WARNING
@@ -112,7 +112,7 @@ async def polled(
             failures = 0
             for notice in standing.changes(found):
                 yield notice
-            # A little chance keeps the daemons of many machines from asking all at once.
+            # A random part keeps the daemons of many machines from polling at the same moment.
             pause = began + every_seconds * random.uniform(0.9, 1.1) - loop.time()  # noqa: S311
         await asyncio.sleep(max(0.0, pause))
 
@@ -123,7 +123,7 @@ def _pause(failures: int, wait_seconds: float) -> float:
 
 
 async def merged(sources: Iterable[Source], known: Iterable[Notice] = ()) -> AsyncGenerator[Notice]:
-    """Yield the notices of several sources, for ever. One that fails by a defect is logged and used again after a while."""
+    """Yield the notices of several sources, for ever. A source that raises is logged and used again after a while."""
     found: asyncio.Queue[Notice] = asyncio.Queue()
     known = list(known)
 

@@ -1,4 +1,4 @@
-"""Which provider's machine this is, found once from what its firmware says; no request is sent for that."""
+"""The provider of this machine, as its firmware names it; no request is sent to find it out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .endpoints import Endpoint
 from .polling import Source
 
 _DMI = Path("/sys/class/dmi/id")
-#: The metadata services' address is the same for all of them, and needs no name to be resolved.
+#: All metadata services have this address; no name has to be resolved.
 _METADATA = "http://169.254.169.254"
 #: The tag of the chassis that all of Azure's machines have.
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"

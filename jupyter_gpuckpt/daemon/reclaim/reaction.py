@@ -1,9 +1,9 @@
-"""What the daemon does when this machine goes: it tells its servers, and suspends what none of them suspends.
+"""The daemon's reaction when this machine goes: it tells its servers, and suspends the kernels that none of them suspends.
 
-A notice is published when it comes. It is due when little time is left: then servers suspend their kernels, as they know best
-what passes between kernel and pages, and the daemon suspends those of scripts, and of servers that begin nothing. Where the disk
-does not survive, snapshots are uploaded at full rate meanwhile. Nothing is killed without a snapshot: a suspend that is not
-complete at the deadline is undone. A notice that is withdrawn stops what has not begun.
+A notice is published when it comes. It is due when little time is left. Then servers suspend their kernels, because they know the
+messages between kernel and pages. The daemon suspends the kernels of scripts, and of servers that do not start. If the disk does
+not survive, snapshots are uploaded at full rate meanwhile. No kernel is killed without a snapshot: a suspend that is not complete
+at the deadline is undone. The withdrawal of a notice cancels the suspends that have not begun.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from ..uploads import Uploads
 from ..verbs import Verbs
 from .risks import Risks
 
-#: A notice is due when less time than this is left, or than kernels take at this many bytes per second.
+#: A notice is due when less than this time is left, or less than the kernels' suspends take at this rate.
 LEAD_SECONDS, _CAREFUL_BYTES_PER_SECOND = 300.0, 50e6
-#: How long a server may take to begin with its kernels, at most this part of the time that is left.
+#: How long a server may take to begin suspending, and the largest part of the remaining time that this may be.
 GRACE_SECONDS, _GRACE_PART = 3.0, 0.2
-#: How long a kernel that was resumed meanwhile runs before it is suspended again, and how often a suspend is tried.
+#: How long a kernel that was resumed meanwhile runs before it is suspended again, and how often its suspend is tried.
 _AGAIN_SECONDS, _MOST_TRIES = 10.0, 2
-#: The machine stays if it is still there so long after the deadline.
+#: A machine that still runs so long after the deadline is considered to stay.
 STAYS_SECONDS = 300.0
 _LOOK_SECONDS = 0.5
 _BEING_DONE = frozenset({KernelState.STARTING, KernelState.SUSPENDING, *ABSENT})
@@ -82,12 +82,12 @@ class Reaction:
         self._resumes: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._tries: Counter[str] = Counter()
-        #: Kernels of scripts and batch runs that were suspended here, which nobody else would resume.
+        #: Kernels of scripts and batch runs that this daemon suspended, and that nobody else would resume.
         self._of_scripts: set[str] = set()
         self._told: set[str] = set()
-        #: The suspends that were begun here for notices that are due.
+        #: The suspends that this daemon began for due notices.
         self._begun: set[str] = set()
-        #: When the first of the notices that are due was, and until when servers may take to begin (by `now`); 0: none is.
+        #: When the first of the due notices became due, and until when servers may take to begin (by `now`); 0: none is due.
         self._due_since = self._grace_until = 0.0
 
     def start(self) -> None:
@@ -113,7 +113,7 @@ class Reaction:
         return NoticesReport(self.standing(), unsafe, self._uploads.is_anywhere)
 
     def request(self, request: NoticeRequest) -> None:
-        """Take the notice of a hook."""
+        """Handle the notice of a hook."""
         self.take(
             Notice(
                 f"requested:{request.name}",
@@ -125,7 +125,7 @@ class Reaction:
         )
 
     def take(self, notice: Notice) -> None:
-        """Take a notice, a change of one, or its withdrawal."""
+        """Handle a notice, a change of one, or its withdrawal."""
         known = self._standing.get(notice.id)
         if notice.withdrawn:
             if known is None:
@@ -186,7 +186,7 @@ class Reaction:
                 self._act = asyncio.ensure_future(self._suspend_all(*acts_on))
 
     def _end(self) -> None:
-        """Go back to usual: no notice is due any more."""
+        """Return to normal operation, because no notice is due any more."""
         self._uploads.hurry(on=False)
         self._tries.clear()
         self._begun.clear()
@@ -204,7 +204,7 @@ class Reaction:
     async def _suspend_all(self, deadline: float, disk_survives: bool) -> None:
         total = deadline - now()
         grace_until = now() + min(GRACE_SECONDS, _GRACE_PART * total)
-        # A nearer notice makes nothing wait anew.
+        # A second notice with an earlier deadline must not begin a new grace period.
         self._due_since = self._due_since or time.time()
         self._grace_until = min(self._grace_until or grace_until, grace_until)
         half_time = now() + total / 2
@@ -231,7 +231,7 @@ class Reaction:
         self._risks.say_lost(disk_survives=disk_survives)
 
     def _undo(self) -> None:
-        """Undo suspends that are not complete at the deadline; their kernels run on."""
+        """Undo the suspends that are not complete at the deadline; their kernels run on."""
         for operation in self._operations:
             if operation.operation_id in self._begun:
                 operation.cancel()
@@ -255,7 +255,7 @@ class Reaction:
         return left
 
     def _is_at_work(self, owner_id: str) -> bool:
-        """Return whether suspends of an owner's kernels run, or have just ended."""
+        """Return whether a suspend of this owner's kernels runs, or has just ended."""
         recently = time.monotonic() - GRACE_SECONDS
         return any(
             operation.kind is OperationKind.SUSPEND
@@ -294,7 +294,7 @@ class Reaction:
                 await self._settled(notice)
 
     async def _resume_scripts(self) -> None:
-        """Resume the kernels of scripts, which would wait for ever."""
+        """Resume the kernels of scripts, because the scripts would wait for ever."""
         suspended, self._of_scripts = self._of_scripts, set()
         for kernel_id in suspended:
             kernel = self._kernels.find(kernel_id)

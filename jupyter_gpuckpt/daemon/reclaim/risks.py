@@ -1,4 +1,4 @@
-"""What would be lost with this machine now, and the sentences about it in the log."""
+"""The kernels and snapshots that would be lost with this machine, and the log lines about them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Risks:
         self._began, self._bytes_before = now(), 0
 
     def unsafe(self, *, disk_survives: bool) -> list[Unsafe]:
-        """List the kernels that run, and unless the disk survives those of which a remote still gets the latest snapshot."""
+        """List the running kernels and, unless the disk survives, those whose latest snapshot is not in a remote yet."""
         found = []
         for kernel in self._kernels:
             runs = kernel.state not in _WITHOUT_PROCESS
@@ -38,7 +38,7 @@ class Risks:
         return found
 
     def begin(self) -> None:
-        """Say what remotes have of each kernel, before its disk goes."""
+        """Log what remotes have of each kernel, because the disk will be lost."""
         self._began, self._bytes_before = now(), self._uploaded_bytes()
         if not self._uploads.is_anywhere:
             _log.warning(
@@ -51,7 +51,7 @@ class Risks:
                 _log.info("kernel %s: %s", self._named(kernel), self._far_age(kernel.kernel_id))
 
     def foresee(self, seconds_left: float) -> None:
-        """Say which snapshots will probably not be uploaded in the time that is left, at the rate so far."""
+        """Log which snapshots will probably not be uploaded in the remaining time at the present rate."""
         if not self._uploads.is_anywhere:
             return
         rate = (self._uploaded_bytes() - self._bytes_before) / max(1e-3, now() - self._began)
@@ -75,7 +75,7 @@ class Risks:
                 )
 
     def say_not_suspended(self, kernel_id: str, why: str) -> None:
-        """Say that a kernel runs on."""
+        """Log that a kernel was not suspended and runs on."""
         kernel = self._kernels.find(kernel_id)
         if kernel is not None:
             age = self._far_age(kernel_id)

@@ -1,8 +1,8 @@
-"""One reader of a metadata service for all daemons that share a directory: the others read what it has written down.
+"""A shared source: of all daemons that share a directory, one reads the metadata service and writes the notices for the others.
 
-In the directory there is a lock, which the reader holds, and a board for each user that ever was the reader: a file with the notices
-that stand. A daemon's own private directory is shared by the daemons of one user. An administrator shares one among users by
-making /run/gpuckpt (owned by root, mode 1777); whoever may write there can then announce a false notice, or hide one.
+The directory contains a lock, which the reader holds, and a board for each user that ever was the reader: a file with the standing
+notices. By default the daemons of one user share a private directory. An administrator can make all users share one by creating
+/run/gpuckpt (owned by root, mode 1777); whoever may write there can then announce a false notice, or hide one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ...place import runtime_dir
 from ...reclaim_records import MOST_NOTICES, Moment, Notice, now
 from .polling import Source, Standing, merged
 
-#: The interval at which the reader shows that it works, and the age at which a board no longer counts.
+#: The interval at which the reader rewrites its board, and the age at which a board no longer counts.
 BEAT_SECONDS, STALE_SECONDS = 5.0, 20.0
-#: The interval at which the others look.
+#: The interval at which the others read the boards.
 LOOK_SECONDS = 1.0
 _MOST_BYTES, _MOST_BOARDS = 1 << 17, 100
 _FOR_ALL = Path("/run/gpuckpt")
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Board(msgspec.Struct, frozen=True):
-    """The content of a board. `beat`: when it was written, on the clock of `reclaim_records.now`."""
+    """The content of a board. `beat`: the time of its writing, on the clock of `reclaim_records.now`."""
 
     boot_id: str
     beat: Moment
@@ -44,13 +44,13 @@ class Board(msgspec.Struct, frozen=True):
 
 
 class SharedSource:
-    """A source that reads `sources` if no other daemon does. `key`: the same for all daemons that would get the same answers."""
+    """A source that reads `sources` if no other daemon does. `key`: equal for daemons that would get the same answers."""
 
     def __init__(self, sources: list[Source], directory: Path, key: str) -> None:
         self._sources, self._directory = sources, directory
         self.name = " and ".join(source.name for source in sources)
         self._boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # A reader in another network namespace may get no answer where this one gets one.
+        # The network namespace is part of the name: a reader in another one may get no answer from the service.
         network = Path("/proc/self/ns/net").stat().st_ino
         self._name = hashlib.blake2b(f"{key} {network}".encode(), digest_size=8).hexdigest()
         self._standing: dict[str, Notice] = {}
@@ -73,7 +73,7 @@ class SharedSource:
                 if now() - seen_at <= STALE_SECONDS:
                     await asyncio.sleep(LOOK_SECONDS)
                     continue
-                # The reader stands still, or no board can be trusted. Two that ask are better than none.
+                # The reader does not answer, or no board can be trusted. Two readers are better than none.
                 lock = None
             try:
                 async with aclosing(self._read_sources(writes=lock is not None)) as found:
@@ -91,7 +91,7 @@ class SharedSource:
                 await source.settled(notice)
 
     async def _read_sources(self, *, writes: bool) -> AsyncGenerator[Notice]:
-        """Yield what the sources yield: for ever with the lock (`writes`), else until another daemon reads them again."""
+        """Yield the sources' notices, for ever with the lock (`writes`), else until another daemon reads the sources again."""
         async with aclosing(merged(self._sources, list(self._standing.values()))) as found:
             upcoming = asyncio.ensure_future(anext(found))
             try:
@@ -118,7 +118,7 @@ class SharedSource:
             del self._standing[notice.id]
 
     def _is_read_elsewhere(self) -> bool:
-        """Return whether another daemon reads, or this one could with the lock."""
+        """Return whether another daemon reads the sources, or the lock is free, so that this one can read with the lock."""
         try:
             lock = self._lock()
         except BlockingIOError:
@@ -174,13 +174,13 @@ class SharedSource:
             _log.debug("%s: %s", path, error)
 
     def _board(self) -> Board | None:
-        """Return the board that was written last; None if there is none that can be trusted."""
+        """Return the newest board that can be trusted; None if there is none."""
         paths = sorted(self._directory.glob(f"{self._name}.*.json"))[:_MOST_BOARDS]
         boards = [board for path in paths if (board := self._read(path)) is not None]
         return max(boards, key=lambda board: board.beat, default=None)
 
     def _read(self, path: Path) -> Board | None:
-        """Return a board, checked: anybody may have made a file of that name."""
+        """Read a board; return None if it cannot be trusted, because anybody may have created a file of that name."""
         try:
             opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             with os.fdopen(opened, "rb") as file:
@@ -201,16 +201,16 @@ class SharedSource:
 
 
 def directory_for(data_dir: Path) -> Path | None:
-    """Return the directory for the lock and the boards: /run/gpuckpt if root has made it, else one of this user.
+    """Return the directory for the lock and the boards: /run/gpuckpt if root has created it, else one of this user.
 
-    None: there is none that is safe, and this daemon shares with nobody.
+    Return None if neither is safe; then this daemon shares with nobody.
     """
     try:
         status = _FOR_ALL.lstat()
         if stat.S_ISDIR(status.st_mode) and status.st_uid == 0 and os.access(_FOR_ALL, os.W_OK):
             return _FOR_ALL
     except OSError:
-        pass  # the usual case: nobody has made it
+        pass  # the usual case: it does not exist
     try:
         return runtime_dir(data_dir)
     except GpuCkptError as error:

@@ -1,4 +1,4 @@
-"""The sources that are used on this machine, and the task that reads them."""
+"""The choice of this machine's sources, and the task that reads them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _log = logging.getLogger(__name__)
 
 
 def has_system_bus(environ: Mapping[str, str] = os.environ, path: Path = _BUS) -> bool:
-    """Return whether there is a message bus by which systemd's login manager could tell of shutdowns."""
+    """Return whether there is a system message bus, over which systemd's login manager announces shutdowns."""
     return bool(environ.get("DBUS_SYSTEM_BUS_ADDRESS")) or path.is_socket()
 
 
 def is_usable(url: str) -> bool:
-    """Return whether notices can be read from a URL; log why not. The URL is not repeated, because it may hold a secret."""
+    """Return whether notices can be read from a URL; log why not. The log never shows the URL, because it may hold a secret."""
     try:
         parts = urlsplit(url)
         is_sound = parts.scheme in {"http", "https"} and bool(parts.hostname)
@@ -57,7 +57,7 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start reading. Where there is nothing to read, nothing runs."""
+        """Start reading, if there are sources."""
         self._sources = self._configured()
         if self._sources:
             _log.info(
