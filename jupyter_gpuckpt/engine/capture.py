@@ -1,6 +1,6 @@
 """Files that CRIU does not save: the private /dev/shm, the keeper's program and the secrets on scratch, and CRIU's `link_remap` links.
 
-They have names, so CRIU expects to find them at a restore. The snapshot contains them, and `placing.py` creates them before a restore.
+CRIU expects to find these files by name at a restore. So the snapshot contains them, and `placing.py` creates them before a restore.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ def _aside(tree: Tree, source: Path, number: int) -> Path:
 
 
 def _opened(path: Path, held: ExitStack) -> Path:
-    """Return a path of the same file that is valid until `held` is closed, even if its name is removed (man proc, /proc/PID/fd)."""
+    """Return a path of the same file that stays valid until `held` is closed, even if the name is removed (man proc, /proc/PID/fd)."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     held.callback(os.close, descriptor)
     return Path(f"/proc/self/fd/{descriptor}")
 
 
 def unlink_strays(tree: Tree) -> None:
-    """Remove all links of CRIU, even those that no image names: a CRIU that was killed may have left some.
+    """Remove all of CRIU's links, even those that no image names: a CRIU that was killed may have left some.
 
-    They lie beside the former names of deleted files that the tree has open or mapped, and are the same files.
+    They are hard links to deleted files that the tree has open or mapped, and lie beside the former names of those files.
     """
     for pid in pids(tree):
         for name, file in processes.deleted_files(pid):

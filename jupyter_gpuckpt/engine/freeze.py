@@ -1,4 +1,4 @@
-"""Freezing a process tree: all that must happen while nothing in it runs, each step with its undo beside it.
+"""The freeze of a process tree: all steps that must happen while nothing in it runs, each with its undo beside it.
 
 Covers: moving GPU memory to RAM, the skeleton dump, the ghost, captured files, letting the tasks go on.
 Does not cover: cutting, compressing and storing the frozen memory (`images`, `store`), the order of a whole save
@@ -64,13 +64,13 @@ class Frozen:
     connections_lost: list[LostConnection] = field(default_factory=list)
     #: Former names of deleted files, by their names in the images.
     gone: dict[str, str] = field(default_factory=dict)
-    #: The copies that the tree has of files, by the files' names in the images.
+    #: The copies of files that the tree has open in place of the files (`engine.kept_files`), by the files' names in the images.
     copies: dict[str, Path] = field(default_factory=dict)
     frozen_seconds: float = 0.0
     _switches: dict[int, dict[int, int]] = field(default_factory=dict)
 
     def prove_still(self) -> None:
-        """Raise FreezeFailed if any task of a suspend has run since it was frozen (an outside SIGCONT): the pages would not match."""
+        """Raise FreezeFailed if a task of a suspend has run since the freeze (an outside SIGCONT), because its pages would not match."""
         if pid := that_has_run(self._switches):
             raise FreezeFailed(
                 "A process of the kernel was woken by another program while it was being suspended.",
@@ -91,7 +91,7 @@ def frozen(
 ) -> Iterator[Frozen]:
     """Freeze `tree`. With `options.stop` (suspend) its tasks stay stopped inside the block; otherwise (save) they run again.
 
-    `gpu_files_taken` is called once, with the later value of `Frozen.gpu_files`: in a save after the tasks were let go and before
+    `gpu_files_taken` is called once, with what will be `Frozen.gpu_files`; in a save that is after the tasks run on and before
     GPU memory is restored.
 
     Leaving the block by an exception undoes everything: the tasks run on, the GPU has its memory back, nothing is left on
@@ -171,13 +171,13 @@ def _give_gpu_back(
     result: Frozen,
     files_taken: Callable[[Mapping[str, Path]], None],
 ) -> float:
-    """Give running tasks their GPU memory back and complete the result's GPU files; return the seconds that the GPU work stood still."""
+    """Give running tasks their GPU memory back and complete the result's GPU files; return for how many seconds GPU work stood still."""
     if not gpu.lanes.has_moments:
         files_taken(result.gpu_files)
     gpu.give_back(later=True)
     seconds = time.monotonic() - standstill.began
     if gpu.lanes.has_moments:
-        gpu.give_back()  # what was not possible at once
+        gpu.give_back()  # the memory for which there was no room at once
         gpu.lanes.copy_moments()
         result.gpu, result.gpu_files = gpu.records(), gpu.files()
         files_taken(result.gpu_files)
@@ -193,16 +193,16 @@ def _dump(
     tree_cleanup: ExitStack,
     host_cleanup: ExitStack,
 ) -> tuple[Path, list[Area], dict[str, str]]:
-    """Dump the tree; return the folder of the images, the areas that a ghost of the kernel lacks, and names of deleted files.
+    """Dump the tree; return the folder of the images, the areas that a ghost of the kernel lacks, and `Frozen.gone`.
 
-    The images of a skeleton dump are on scratch, those of a plain dump on the disk. The names: as in `Frozen.gone`.
+    The images of a skeleton dump are on scratch, those of a plain dump on the disk.
     """
     if plan.method == "skeleton":
         images = tree.inside(criu_options.IMAGES)
         _empty(images)
         tree_cleanup.callback(_empty, images)
     else:
-        # This path is the same in the kernel's mount namespace and here, where it still exists when the tree is gone.
+        # The path is the same in the kernel's mount namespace and here. Here it still exists when the tree is gone.
         images = settings.spill_dir / f"dump-{tree.init_pid}"
         images.mkdir(parents=True)
         host_cleanup.callback(shutil.rmtree, images, ignore_errors=True)

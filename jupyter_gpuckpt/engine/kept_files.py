@@ -1,8 +1,8 @@
-"""Copies of the files that travel with a snapshot, for kernels on machines where such a file is missing or another one.
+"""Copies of the files that travel with a snapshot, for kernels on machines where such a file is missing or differs.
 
-CRIU opens files by their paths. For a restore its images name the copy instead, and those of the next dump name the file again: a copy
-lies in a folder of ours, below which its path is that of the file. Nothing is mounted over the file: such a mount goes when somebody
-replaces the file, and a kernel that has files of a mount that is gone cannot be saved; and a missing file would need a mount point.
+CRIU opens files by their paths. Before a restore its images are edited to name the copy; after the next dump they are edited to name
+the file again. A copy lies in a folder of ours, below which it has the file's path. Copies are not mounted over the files: such a mount
+disappears when a user replaces the file, and then the kernel cannot be saved any more; and a missing file would need a mount point.
 
 Does not cover: which files travel and which of them differ here (`snapshots.kept_files`).
 """
@@ -37,9 +37,9 @@ def copy_of(file: KeptFile, directory: Path) -> Path:
 
 
 def give_own_names(images: Path, directory: Path) -> dict[str, Path]:
-    """Rename copies below `directory` in the images of a dump to the files' own paths; return all copies, by their new names.
+    """Rename copies below `directory` in the images of a dump to the files' own paths; return all copies by their new names.
 
-    A copy keeps its name where the kernel has also opened the file that this machine has by the file's path.
+    A copy keeps its name if the kernel also has this machine's file of that path open.
     """
     copies: dict[str, Path] = {}
     if not directory.is_dir():
@@ -73,7 +73,7 @@ def _write(
     directory: Path,
     to_file: Callable[[Sequence[tuple[str, Path]]], None],
 ) -> None:
-    """Write copies; each appears when it is complete, because another resume may write the same one."""
+    """Write copies. Each gets its name when it is complete, because another resume may write the same one."""
     if not files:
         return
     with TemporaryDirectory(prefix=_UNFINISHED, dir=directory) as unfinished:
@@ -88,7 +88,7 @@ def _write(
 
 
 def readable(images: Path) -> set[str]:
-    """Return the paths of the regular files that a tree only reads, and finds again by these paths."""
+    """Return the paths of the regular files that a tree only reads and that CRIU restores by these paths."""
     elsewhere, found, written = criu_images.remapped(images), set[str](), set[str]()
     for file in criu_images.regular_files(images):
         path = _path(file)
@@ -101,7 +101,7 @@ def readable(images: Path) -> set[str]:
 
 @contextmanager
 def in_use(directory: Path, files: Sequence[KeptFile]) -> Iterator[None]:
-    """Keep copies of these files from collection until a process has them open; collect others, and after a failure these."""
+    """Protect copies of these files from collection inside the block; collect the others, and after a failure these as well."""
     if not files:
         yield
         return
@@ -117,7 +117,7 @@ def in_use(directory: Path, files: Sequence[KeptFile]) -> Iterator[None]:
 
 
 def collect(directory: Path, wanted: Sequence[KeptFile] = ()) -> None:
-    """Remove the copies that are not wanted and that no process has open or mapped, unless a resume is under way; never raises."""
+    """Remove unwanted copies that no process has open or mapped, unless a resume is under way; never raises."""
     keys = {_key(str(copy_of(file, directory)), directory) for file in wanted}
     with suppress(OSError), _opened(directory) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -139,7 +139,7 @@ def _used(directory: Path) -> set[str]:
 
 
 def _key(name: str, directory: Path) -> str:
-    """Return the name of the folder below `directory` in which this file lies; an empty string for one that lies elsewhere."""
+    """Return the name of the folder below `directory` in which this file lies; an empty string if it lies elsewhere."""
     prefix = f"{directory}/"
     return name[len(prefix) :].split("/", 1)[0] if name.startswith(prefix) else ""
 
@@ -154,6 +154,6 @@ def _opened(directory: Path) -> Iterator[int]:
 
 
 def _own_path(name: str, directory: Path) -> str:
-    """Return the path of the file of which this is a copy; an empty string where it is none."""
+    """Return the path of the file of which this is a copy; an empty string if it is not a copy."""
     key = _key(name, directory)
     return name.removeprefix(f"{directory}/{key}") if key else ""

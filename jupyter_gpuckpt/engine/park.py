@@ -1,4 +1,4 @@
-"""Parking: the GPU memory of a running tree is moved to RAM, which frees the GPU, and back.
+"""Parking and unparking: the GPU memory of a running tree moves to RAM, which frees the GPU, and back.
 
 CUDA calls of a parked process wait. A parked tree can be frozen as it is (`SaveOptions.parked`).
 """

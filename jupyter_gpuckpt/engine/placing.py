@@ -1,4 +1,4 @@
-"""Placement of captured files where a restore needs them: below the kernel's own mounts, and CRIU's links beside the user's files.
+"""Placement of captured files where a restore needs them: on the kernel's own mounts, and CRIU's links beside the user's files.
 
 A link is written under a temporary name and renamed last, never over an existing file, which may be the user's. Links are
 removed when the restore is over or has failed, folders only when it has failed. If the daemon is killed meanwhile, the next one
@@ -27,10 +27,10 @@ _UNFINISHED = ".gpuckpt-unfinished"
 class Placing:
     """The placement of the captured files of one restore.
 
-    `inside` translates a path of the kernel's mount namespace. `owners`: whether to set the recorded owners of its files; in a
-    user namespace of its own there is only one.
+    `inside` translates a path of the kernel's mount namespace. `owners`: whether to set the recorded owners of the files; a kernel
+    in a user namespace of its own has only one owner.
 
-    Links beside the user's files are made by paths of our own mount namespace: they must be removed even when the kernel's
+    Links beside the user's files are made by paths of our own mount namespace, so that they can be removed when the kernel's
     mounts are gone.
     """
 
@@ -65,7 +65,7 @@ class Placing:
             path = self._at(record.path)
             if record.path in self._links:
                 self.make_folders(path.parent)
-                path.unlink(missing_ok=True)  # a left-over file, by `check`
+                path.unlink(missing_ok=True)  # `check` has found it to be left over
                 path = self._begun(path) if record.kind == "file" else path
             else:
                 folder = path if record.kind == "directory" else path.parent
@@ -144,7 +144,7 @@ class Placing:
 
 
 def problem_of_images(manifest: Manifest, images: Path) -> str:
-    """Return the first name in the manifest or the images that no save would have written; an empty string if there is none.
+    """Return a text about the first name in the manifest or the images that no save would have written; empty if there is none.
 
     Raises ObjectCorrupt for images that cannot be read, OSError.
     """

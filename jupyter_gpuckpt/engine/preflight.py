@@ -95,7 +95,7 @@ def _refuse_sandboxes(tree: Tree, members: list[int]) -> None:
 
 
 def _refuse_namespaces(tree: Tree, members: list[int]) -> None:
-    """Raise KernelNotCheckpointable for a process in other namespaces than the tree: CRIU saves some of those, restores none."""
+    """Raise KernelNotCheckpointable for a process in other namespaces than the tree's: CRIU saves some of them but restores none."""
     shared = _namespaces(tree.keeper_pid)
     for pid in members:
         others = [kind for kind, name in _namespaces(pid).items() if name != shared.get(kind)]

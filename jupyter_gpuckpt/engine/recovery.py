@@ -1,7 +1,7 @@
 """Recovery of a tree from a freeze that was interrupted when the daemon was killed.
 
-The progress of the freeze is found by inspection: the standstill's journal and CRIU's images lie on the tree's own scratch
-tmpfs, the driver reports the state of every CUDA process, a ghost has died with its tracer.
+Inspection shows how far the freeze had come: the standstill's journal and CRIU's images lie on the tree's own scratch tmpfs,
+and the driver reports the state of every CUDA process. A ghost has died with its tracer.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CRIU_SECONDS = 15.0
 
 
 def recover(tree: Tree) -> None:
-    """Let `tree` run on as before a freeze that was interrupted anywhere.
+    """Let `tree` run on as before the freeze, wherever that was interrupted.
 
-    It may be called repeatedly, and without such a freeze. Errors are logged; the next save retries the GPU's part.
+    This may be called repeatedly, and without such a freeze. Errors are logged; the next save retries the GPU's part.
     """
     if not wait_until(lambda: not _strangers(tree), timeout=_CRIU_SECONDS):
         for pid in _strangers(tree):

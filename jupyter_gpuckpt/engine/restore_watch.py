@@ -14,7 +14,7 @@ from ..host import processes
 from ..progress import Progress
 from .criu import log as criu_log
 
-#: A restore that has logged an error gets this long to make progress or to end, in seconds.
+#: How long a restore that has logged an error may take to make progress or to end.
 _ERROR_SECONDS = 5.0
 
 
@@ -63,5 +63,5 @@ class RestoreWatch:
         )
 
     def _ticks(self) -> int:
-        # CRIU's own work, reading included, is visible only as processor time.
+        # CRIU's own work, including its reading, is visible only as CPU time.
         return self._progress.ticks + processes.processor_ticks(self._init)

@@ -23,7 +23,7 @@ class EngineSettings:
     init: Path = INIT
     #: The library that is preloaded into CRIU; see criu/preload.c.
     criu_preload: Path = CRIU_PRELOAD
-    #: Whether every kernel gets a user namespace of its own, without capabilities: needed where the daemon lacks rights.
+    #: Whether every kernel gets a user namespace of its own, in which it has no capabilities. This is needed where the daemon lacks rights.
     user_namespace: bool = False
     #: Whether every kernel is saved by CRIU's plain dump, as if the skeleton dump could not run.
     plain: bool = False

@@ -1,7 +1,7 @@
-"""Bringing a frozen process tree back: new namespaces, files and images in place, memory filled, GPU restored, tasks let go.
+"""The thaw of a frozen process tree: new namespaces, files and images in place, memory filled, GPU restored, tasks let go.
 
 Covers: one restore as a transaction, of which a failure leaves nothing behind. Does not cover: whether the snapshot fits this machine
-(`snapshots.resume`), where the bytes come from (the caller's `Content`). See also: ARCHITECTURE.md, "A resume, step by step".
+(`snapshots.resume`), the source of the bytes (the caller's `Content`). See also: ARCHITECTURE.md, "A resume, step by step".
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Content(Protocol):
         """Write whole streams into files, in parallel."""
 
     def to_memory(self, jobs: Sequence[tuple[str, PageSink]]) -> Callable[[], None]:
-        """Look up where the pieces lie that the sinks need; return a function that writes them, in parallel."""
+        """Look up the chunks that the sinks need; return a function that writes them, in parallel."""
 
     def images(self, directory: Path) -> None:
         """Write all image files into `directory`."""
@@ -58,12 +58,12 @@ class Content(Protocol):
 
 
 class Thawed(NamedTuple):
-    """A tree that runs again, missing files that were made for it, and ports of listeners that changed, old to new."""
+    """A tree that runs again, the missing files that were created for it, and the changed ports of listeners, old to new."""
 
     tree: Tree
     made: list[str]
     moved_ports: dict[int, int]
-    #: TCP connections within the tree that could not be made anew, with the reason.
+    #: TCP connections within the tree that could not be recreated, with the reason.
     lost_connections: list[str]
 
 
@@ -99,9 +99,9 @@ def thaw(
 ) -> Thawed:
     """Restore the tree of `manifest`; on return its tasks run.
 
-    On any error nothing of the tree is left, and ThawFailed, or the content's error, is raised. `own_ports`: the ports on which
-    it is to listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of GPUs that may be used; None: all.
-    `kept`: the files of which it gets copies.
+    `own_ports`: the ports on which it must listen instead of those of its launch, in the same order. `allowed_gpus`: UUIDs of
+    GPUs that may be used; None: all. `kept`: the files of which it gets copies. Raises ThawFailed, or the content's error; then
+    nothing of the tree is left.
     """
     exit_path.unlink(missing_ok=True)
     skeleton = manifest.method == "skeleton"
@@ -139,7 +139,7 @@ def thaw(
         cleanup.callback(restore.placing.remove_links)
         rollback.callback(restore.placing.remove_folders)
         with progress.stage(Stage.IMAGES):
-            # First files below the kernel's own mounts; nothing else is changed before all is checked.
+            # The images go onto the kernel's own mount first; nothing else is changed before they are checked.
             content.images(images)
             restore.placing.check(images)
             file_images.mend(images / "files.img")
@@ -180,11 +180,11 @@ def _connections(manifest: Manifest, content: Content) -> RemadeConnections:
 
 
 def _separate_sockets(restore: _Restore, images: Path) -> None:
-    """Make the directories of sockets in the file system, and separate those on which another kernel listens."""
+    """Create the directories of listening sockets, and separate those in which another program listens."""
     private = restore.manifest.launch.private_shm
     paths = socket_images.listening_files(images / "files.img", private_shm=private)
     for path in paths:
-        # Missing where a temporary directory was removed meanwhile, or where the snapshot comes from another machine.
+        # A temporary directory may have been removed meanwhile, or the snapshot comes from another machine.
         restore.placing.make_folders(Path(path).parent, 0o700)
     if taken := set(paths) & socket_images.names_in_use():
         init_pid = restore.namespaces.init_pid
@@ -198,12 +198,12 @@ def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int
 
 @contextmanager
 def _refused_calls_told(inits: Collection[int]) -> Iterator[None]:
-    """Raise ThawFailed where the system refuses a call. `inits`: the first process of the namespaces, once it is started."""
+    """Turn an OSError in the block into ThawFailed. `inits`: the first process of the namespaces, once it is started."""
     try:
         yield
     except OSError as error:
         if any(processes.state(pid) in (None, "Z", "X") for pid in inits):
-            # Its files are out of reach then, so that the error itself is misleading.
+            # Its mounts are gone then, so the error itself would mislead.
             raise ThawFailed(
                 "The first process of the kernel was killed while the kernel was brought back.",
                 hint="The snapshot is untouched. Look whether another program, or Linux for lack of memory, killed it; then try again.",

@@ -1,7 +1,7 @@
-"""The daemon's side of CRIU's action script, which makes CRIU wait before a dump touches a task and when a restore has mapped all memory.
+"""The daemon's side of CRIU's action script, by which CRIU waits for the daemon.
 
-The script is `gpuckpt-init` under the name `notify` (init.c); it connects to a socket on the scratch tmpfs and reads one
-byte. See man criu, `--action-script`.
+CRIU waits in a dump before it touches a task, and in a restore when all memory is mapped. The script is `gpuckpt-init` under the
+name `notify` (init.c); it connects to a socket on the scratch tmpfs and reads one byte. See man criu, `--action-script`.
 """
 
 from __future__ import annotations

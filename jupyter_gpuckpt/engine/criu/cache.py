@@ -1,4 +1,4 @@
-"""The cache of Linux features that an unprivileged CRIU writes, copied from one kernel's scratch to the next kernel's.
+"""Copies of CRIU's cache of Linux features, from one kernel's scratch to the next kernel's. An unprivileged CRIU writes it.
 
 CRIU needs 40 ms to examine Linux. It writes the result to `$XDG_RUNTIME_DIR/criu.kdat` if that is a tmpfs, and checks by itself
 which version of CRIU wrote the file. The copy lies in the spill directory, which belongs to one boot and one place.

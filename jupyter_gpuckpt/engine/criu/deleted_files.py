@@ -1,9 +1,9 @@
 """Deleted files that a tree has mapped, made accessible to an unprivileged CRIU: semaphores, replaced libraries, memfds.
 
 Opening /proc/PID/map_files needs a capability in the initial user namespace; without it CRIU opens a mapped file by its name. If the
-name is gone CRIU gets another path, through its preload (preload.c): a descriptor of the same file in a process of the tree, another
-name of it, or else a substitute on scratch with the bytes that the processes have mapped. Descriptors and substitutes are deleted
-files to CRIU, so their content goes into its images; after a restore all processes that had the file mapped share it again.
+name is gone, the preloaded library (preload.c) gives CRIU another path. That is a descriptor of the same file in a process of the
+tree, another name of the file, or else a substitute on scratch with the bytes that the processes have mapped. CRIU takes descriptors
+and substitutes for deleted files, so it saves their content; after a restore all processes that had the file mapped share it again.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _PREFIX = f"{SCRATCH}/gone-"
 _PAGE, _PIECE = 4096, 1 << 20
 #: How many characters of a file's name its substitute keeps.
 _SHOWN = 60
-#: A flag of the pid in a record: shared anonymous memory, of which CRIU only reads the content. Through the process's own mapping
-#: it would have no holes, and all of it would be in the images.
+#: A flag in a record's pid for shared anonymous memory, of which CRIU only reads the content. Read through the process's own mapping,
+#: the memory would have no holes, and all of it would be in the images.
 _CONTENT = 1 << 63
 _SHARED_MEMORY = f"/dev/zero{_DELETED}"
 
@@ -108,7 +108,7 @@ class DeletedFiles:
         )
         try:
             read = set()
-            # Areas without private changes come last and overwrite the others: their bytes are the file's.
+            # Areas without private changes come last and overwrite the others, because they have the file's own bytes.
             for pid, area in sorted(
                 areas, key=lambda one: not (one[1].private and "w" in one[1].perms)
             ):
@@ -190,7 +190,7 @@ def _pieces(memory: int, area: Mapping) -> Iterator[tuple[int, bytes]]:
     at = area.start
     while at < area.end:
         data = b""
-        for size in (_PIECE, _PAGE):  # near the end of the file page by page
+        for size in (_PIECE, _PAGE):  # page by page near the end of the file
             with suppress(OSError):
                 data = os.pread(memory, min(size, area.end - at), at)
             if data:

@@ -1,8 +1,8 @@
-"""Running `criu dump`: the skeleton dump and the plain dump.
+"""The runs of `criu dump`: the skeleton dump and the plain dump.
 
 The skeleton dump is `criu dump --lazy-pages` with a page server that requests no pages: CRIU writes every image but the private
-memory and leaves the tasks stopped, and we read the memory. CRIU runs in the kernel's own PID and mount namespaces,
-so that neither is part of the images; it stays outside the time namespace, so that the kernel's clock is.
+memory and leaves the tasks stopped, and we read the memory. CRIU runs inside the kernel's PID and mount namespaces, so that it does
+not save those, and outside the time namespace, so that it saves the kernel's clock.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Run:
         self._errors.close()
 
     def supervise(self, halt: Callable[[], None], answers: dict[int, Callable[[], None]]) -> None:
-        """Wait for CRIU's end. Each of `answers` is called once, when its descriptor becomes readable."""
+        """Wait for CRIU's end. Call each of `answers` once, when its descriptor becomes readable."""
         error: BaseException | None = None
         asked = False
         with commands.watched(self._process) as ended:
@@ -173,7 +173,7 @@ class _Run:
             raise self._failure(status, stalled=ended not in found)
 
     def _halt(self, halt: Callable[[], None]) -> BaseException | None:
-        """Call `halt` before CRIU begins; if it raises, CRIU gives up before it touches a task, and the error is returned."""
+        """Call `halt` before CRIU touches a task. If `halt` raises, CRIU gives up; return the error."""
         with self._server.accept()[0] as connection:
             try:
                 halt()

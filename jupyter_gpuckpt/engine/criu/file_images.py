@@ -1,4 +1,4 @@
-"""Edits of files.img before a restore: entries that CRIU would restore wrongly, or refuse, are changed.
+"""Edits of files.img before a restore, of entries that CRIU would restore wrongly or refuse.
 
 Field numbers are those of CRIU's images/fdinfo.proto, regfile.proto and timerfd.proto.
 """
@@ -48,7 +48,7 @@ def rewind(path: Path, names: Collection[str]) -> None:
 
 @criu_images.strict
 def rename(path: Path, names: Mapping[str, str]) -> None:
-    """Replace the names of files: `names` has the new one of each, by the one that it has."""
+    """Rename files: `names` maps the present name of each to its new one."""
 
     def renamed(parts: list[Field]) -> list[Field]:
         return [

@@ -1,11 +1,10 @@
 """Pages that CRIU does not see in a skeleton dump, because we list them ourselves.
 
-CRIU pins every page of a task in pipes before it finds that the page server requests none. The large private areas are hidden from it
-(`preload.c`, preloaded, answers its PAGEMAP_SCAN), scanned by us, and entered into its pagemap images as lazy pages, just
-as CRIU would have done with memory that is of no file. So the standstill does not grow with the memory, nor does the number of
-descriptors. Pages that a process changed in its private mapping of a file are hidden as well: a process that has loaded PyTorch
-has tens of thousands of them, and an ordinary user's pipes may hold two pages each.
-See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
+CRIU pins every page of a task in pipes before it finds that the page server requests none. So the large private areas are hidden
+from it (the preloaded preload.c answers its PAGEMAP_SCAN). We scan them and enter them into its pagemap images as lazy pages, as
+CRIU would have done with anonymous memory. Neither the standstill nor the number of descriptors then grows with the memory. Pages
+that a process changed in its private mapping of a file are hidden as well: a process that has loaded PyTorch has tens of thousands
+of them, and an ordinary user's pipes may hold two pages each. See Documentation/admin-guide/mm/pagemap.rst, and man 2 PAGEMAP_SCAN.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .images import Extent
 LIST = f"{SCRATCH}/hidden"
 VARIABLE = "GPUCKPT_HIDDEN"
 
-#: Regions per scan: a scan for more than Linux's buffer holds reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
+#: Regions per scan: a scan for more than fit into Linux's buffer reports some twice (fs/proc/task_mmu.c, PAGEMAP_WALK_SIZE; seen on 6.18).
 _REGIONS = 512
 #: The smallest area that is hidden; CRIU handles smaller ones.
 _SMALLEST = 1 << 20
@@ -65,7 +64,7 @@ def reveal(images: Path, pages: dict[int, list[Extent]]) -> None:
     """Enter pages into CRIU's pagemap images, unless CRIU saw them itself."""
     for nspid, hidden in pages.items():
         seen = criu_images.pagemap(images, nspid)
-        # An overlap means that nothing was hidden (CRIU did not load the library, or scans in another way) and CRIU listed them.
+        # An overlap means that CRIU listed the pages itself: it did not load the library, or scans in another way.
         if hidden and not _overlap(seen, hidden):
             memory_images.add_lazy(images, nspid, hidden)
 
@@ -86,7 +85,7 @@ def _overlap(seen: list[Extent], hidden: list[Extent]) -> bool:
 
 
 def _hideable(pid: int) -> list[Area]:
-    """Return the large private areas; none if memory is locked, because mlock would fill it in a restore before our pages."""
+    """Return the large private areas; none if memory is locked, because a restore's mlock would fill it before our pages come."""
     if processes.status(pid).get("VmLck", "0 kB") != "0 kB":
         return []
     found = [

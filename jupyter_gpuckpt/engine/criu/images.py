@@ -1,4 +1,4 @@
-"""CRIU's image files, read and edited at the level of protobuf's wire format.
+"""A reader and editor of CRIU's image files, at the level of protobuf's wire format.
 
 The images are magic numbers followed by length-prefixed messages (criu/protobuf.c). Only fields that this project needs are
 named here (images/*.proto of CRIU 4.x); everything else passes through unread, so that newer images survive an edit byte

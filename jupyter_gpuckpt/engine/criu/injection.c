@@ -1,16 +1,16 @@
 /* criu-injection: part of the library preloaded into CRIU. In `criu dump` it lets tasks execute CRIU's code without breakpoints.
  *
- * CRIU makes a task execute a system call, or code of CRIU's own, and finds out by a breakpoint that it is done. Then a
- * SIGTRAP is on its way to the task. When CRIU is killed before it has taken the signal away, Linux delivers it, and the
- * program ends. Stops at the entry to and the exit from a system call leave no signal behind, and a SIGSTOP that is delivered
- * does no harm to a task that stands still anyway. So
+ * CRIU makes a task execute a system call, or code of CRIU's own, and a breakpoint tells it that the task is done. Then a
+ * SIGTRAP is pending for the task. If CRIU is killed before it has consumed the signal, Linux delivers it, and the
+ * program ends. Stops at the entry to and the exit from a system call leave no signal behind, and the delivery of a SIGSTOP
+ * does not harm a task that stands still anyway. So:
  *
  * - a single call is traced to its exit (PTRACE_SYSCALL), before the breakpoint behind it,
- * - CRIU's code ends with a SIGSTOP to itself where it ended with a breakpoint: its last instructions are written anew,
- * - a hardware breakpoint is not set; the task is traced from call to call instead, as CRIU does where there is none.
+ * - CRIU's code ends with a SIGSTOP to itself instead of a breakpoint: its last instructions are replaced,
+ * - a hardware breakpoint is not set; the task is traced from call to call instead, as CRIU does on machines without them.
  *
- * CRIU is told of the stop that it waits for. It injects into one task at a time and waits for each, so one record will do.
- * What does not look as in CRIU's source (compel/src/lib/infect.c, compel/arch/x86/plugins/std/parasite-head.S) is left alone.
+ * We report to CRIU the stop that it waits for. It injects into one task at a time and waits for each, so one record is enough.
+ * Code that differs from CRIU's source (compel/src/lib/infect.c, compel/arch/x86/plugins/std/parasite-head.S) is left alone.
  */
 #include <errno.h>
 #include <signal.h>
@@ -32,12 +32,12 @@
 
 /* syscall; int3 */
 static const unsigned char single_call[] = {0x0f, 0x05, 0xcc};
-/* What follows `call parasite_service` in CRIU's code: rt_sigreturn with the stack pointer that the function returns, or a
- * breakpoint where it returns none: cmp $0,%rax; jle 1f; mov %rax,%rsp; mov $15,%rax; syscall; 1: int3 */
+/* The code after `call parasite_service` in CRIU's code: rt_sigreturn with the stack pointer that the function returns, or a
+ * breakpoint if it returns none: cmp $0,%rax; jle 1f; mov %rax,%rsp; mov $15,%rax; syscall; 1: int3 */
 static const unsigned char original_end[] = {
     0x48, 0x83, 0xf8, 0x00, 0x7e, 0x0c, 0x48, 0x89, 0xc4, 0x48, 0xc7, 0xc0, 0x0f, 0x00, 0x00, 0x00, 0x0f, 0x05, 0xcc,
 };
-/* The system call that is in registers which functions preserve; what the function returned is in %rsp then:
+/* Its replacement: the system call that we have put into registers that functions preserve, with the function's result in %rsp:
  * mov %rax,%rsp; mov %ebx,%eax; mov %r12d,%edi; mov %r13d,%esi; syscall; int3; nop ... */
 static const unsigned char other_end[] = {
     0x48, 0x89, 0xc4, 0x89, 0xd8, 0x44, 0x89, 0xe7, 0x44, 0x89, 0xee, 0x0f, 0x05, 0xcc, 0x90, 0x90, 0x90, 0x90, 0x90,
@@ -78,7 +78,7 @@ static void copy(unsigned char *to, const unsigned char *from, unsigned long len
     while (length--) *to++ = *from++;
 }
 
-/* Write the other end into CRIU's code wherever CRIU itself has it mapped, shared with the tasks (where it cannot be written).
+/* Write the replacement into CRIU's code wherever CRIU itself has it mapped: the tasks share that memory but cannot write to it.
  * `offset` is where the code begins in its page. A line of the file: "7f26de68c000-7f26de6a0000 rw-s ... /memfd:CRIUMFD (deleted)". */
 static void replace_ends(unsigned long offset) {
     static char maps[1 << 16];
@@ -124,7 +124,7 @@ static long begin(int pid) {
         if (!equal(end, other_end, sizeof other_end)) return PTRACE_CONT;
         ready_code = registers.rip;
     }
-    /* The leader goes on serving CRIU, and nobody waits for its end: it returns to the program then. */
+    /* The leader goes on serving CRIU. Nobody waits for the end of its code, so it returns to the program then. */
     registers.rbx = pid == leader ? SYS_rt_sigreturn : SYS_tkill;
     registers.r12 = (unsigned long)pid;
     registers.r13 = SIGSTOP;

@@ -1,4 +1,4 @@
-"""Owners and credentials in CRIU's images, edited for a kernel that is resumed in a user namespace of its own.
+"""Edits of owners and credentials in CRIU's images, for a kernel that is resumed in a user namespace of its own.
 
 See also: `tree/user_namespaces.py`, which decides who needs one and with which ids.
 """
@@ -52,7 +52,7 @@ def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
 
 
 def _owned(message: bytes, ids: Ids, numbers: tuple[int, int]) -> bytes:
-    """Return the message of a nameless file with the kernel's user as owner: no other owner exists there, and no other user can open it."""
+    """Return the message of a nameless file with the kernel's user as owner, because the namespace has no other user."""
     values = dict(zip(numbers, ids, strict=True))
     parts: list[Field] = [
         (n, wire, values.get(n, value)) for n, wire, value in criu_images.fields(message)

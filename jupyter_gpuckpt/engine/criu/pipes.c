@@ -1,12 +1,12 @@
-/* criu-pipes: part of the library preloaded into CRIU. An ordinary user's pipes may be too many to have their size.
+/* criu-pipes: part of the library preloaded into CRIU. It lets CRIU use pipes that cannot be made as large as it wants.
  *
- * Linux counts the buffers of all pipes of a user (/proc/sys/fs/pipe-user-pages-soft, 64 MB). Beyond that a new pipe has room for
- * one or two pages and cannot be made larger. CRIU gives up then, though what it has to copy fits as a rule: most pipes of a
+ * Linux limits the buffers of all pipes of an ordinary user (/proc/sys/fs/pipe-user-pages-soft, 64 MB). Beyond the limit a new pipe
+ * has room for one or two pages and cannot be made larger. CRIU gives up then, though its data usually fit: most pipes of a
  * program are empty.
  *
- * In `criu dump` a pipe is copied into one of CRIU's own that was to be as large. It is used as it is, and the copy fails where
- * it would not be complete. In `criu restore` a pipe may be smaller than it was: a writer waits earlier for its reader.
- * CRIU's pipes for pages are left alone: it asks about their reading ends, and goes on with the size that they have.
+ * `criu dump` copies each pipe into a pipe of its own, which should be as large. We let it use a smaller one; the copy fails if it
+ * would not be complete. After `criu restore` a pipe may be smaller than it was: a writer then waits earlier for its reader.
+ * CRIU's pipes for pages are left alone: CRIU enlarges them by their reading ends, and goes on with the size that they have.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 #define SET_SIZE 1031 /* F_SETPIPE_SZ */
 
-static int small = -1; /* the writing end of the pipe that could not be made larger, last of all */
+static int small = -1; /* the writing end of the latest pipe that could not be made larger */
 
 static int is_writing_end(int fd) { return (call(SYS_fcntl, fd, F_GETFL, 0, 0) & O_ACCMODE) == O_WRONLY; }
 

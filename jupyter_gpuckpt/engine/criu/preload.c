@@ -1,23 +1,23 @@
 /* criu-preload: preloaded into CRIU.
  *
- * In `criu dump` it answers some of CRIU's questions about a task in another way than Linux does.
+ * In `criu dump` it answers some of CRIU's questions about a task differently from Linux.
  *
- * Pages. A skeleton dump needs no page, but CRIU still pins every one in pipes (0.1 s and 500 descriptors per GB) before it
- * forgets them. The areas in the file that GPUCKPT_HIDDEN names (written when all tasks stand still) look empty to its
- * PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst); their pages are put into its pagemap images afterwards. The other
- * side of this is hidden_pages.py. Without libc's headers for the request: they are younger than many distributions.
+ * Pages. A skeleton dump needs no page, but CRIU still pins every page in pipes (0.1 s and 500 descriptors per GB) and then
+ * drops it. The areas in the file that GPUCKPT_HIDDEN names (written when all tasks stand still) look empty to its
+ * PAGEMAP_SCAN (Documentation/admin-guide/mm/pagemap.rst); their pages are entered into its pagemap images afterwards. The other
+ * side is hidden_pages.py. The request is defined here, because many distributions have older headers.
  *
  * Seccomp filters. A task has at least the filters that init has, and inherits them again at a restore. CRIU would save them
  * and add them once more each time. A task with exactly GPUCKPT_FILTERS filters has none in the /proc/PID/status that CRIU
  * reads. The other side is host/seccomp.py.
  *
- * Mapped files whose name is gone. Linux lets only a right over the whole machine open /proc/PID/map_files. Where that is refused,
- * what CRIU opens is what GPUCKPT_GONE names for it. The other side is deleted_files.py.
+ * Mapped files whose name is gone. Opening /proc/PID/map_files needs a capability in the initial user namespace. If Linux refuses,
+ * CRIU gets the path that GPUCKPT_GONE lists for the file. The other side is deleted_files.py.
  *
  * In `criu restore` it makes the keeper adopt orphans from the beginning. CRIU forks a process whose session is not its parent's
- * from a helper, which ends, and takes for granted that the tree's root gets it then (`prepare_pstree_ids`). It makes the keeper a
- * subreaper only later: a daemonised child would be init's, stay stopped, and be missing in the next snapshot. And it lets CRIU
- * go on where there is no uid 0 that it could become.
+ * from a helper. When the helper ends, CRIU expects the tree's root to get the process (`prepare_pstree_ids`), but it makes the keeper
+ * a subreaper only later. Without this library init would get a daemonised child, which would stay stopped and be missing in the next
+ * snapshot. The library also lets CRIU continue in a user namespace without uid 0, which CRIU would become.
  */
 #include <stdarg.h>
 #include <sys/syscall.h>
@@ -55,7 +55,7 @@ static unsigned long number(const char *text) {
     return value;
 }
 
-/* Read when the file is there: CRIU also scans itself, before it asks whether it may begin. */
+/* Read the lists once they exist: CRIU also scans itself, before the action script has let it begin. */
 static void load(void) {
     const char *path = variable("GPUCKPT_HIDDEN=");
     if (!path) return;
@@ -165,8 +165,8 @@ long read(int fd, void *data, unsigned long size) {
     return returned(result);
 }
 
-/* In a user namespace of its own CRIU may have any uid, and 0 is none there: it is refused what CRIU takes for granted before it
- * restores anything. Credentials are compared and set again by every task itself, through no function of libc's. */
+/* In a user namespace of its own CRIU may have any uid, and uid 0 may not exist. Then Linux refuses calls that CRIU makes before it
+ * restores anything. To ignore that is harmless: every task sets and compares its own credentials later, without functions of libc. */
 static int harmless(long result) { return result == EPERM_ || result == EINVAL_ ? 0 : (int)returned(result); }
 
 int setuid(unsigned id) { return harmless(call(SYS_setuid, (long)id, 0, 0, 0)); }
@@ -179,7 +179,7 @@ static void load_ways(void) {
     way_count = got > 0 ? got / (long)sizeof(struct way) : 0;
 }
 
-/* A substitute loses its name at once: it is to be a deleted file in the images. It stays open for all that ask for it. */
+/* Open a file by its listed path. A substitute is unlinked at once, so that the images have a deleted file; it stays open for others. */
 static long open_way(struct way *way, int flags) {
     static struct { const char *path; int fd; } kept[MAX_KEPT];
     char link[40];
@@ -200,8 +200,8 @@ static long open_way(struct way *way, int flags) {
     return -24; /* EMFILE */
 }
 
-/* Where "START-END" in /proc/PID/map_files leads, if it was refused; the refusal if we know no other way. As "map_files/START-END"
- * CRIU asks for the content of memory that tasks share without a file. */
+/* Open the file of "START-END" in /proc/PID/map_files by the listed path after a refusal; return the refusal if none is listed.
+ * By the name "map_files/START-END" CRIU asks for the content of shared anonymous memory. */
 static long open_mapped(int directory, const char *name, int flags, long refusal) {
     static const char folder[] = "map_files/";
     char link[64];
@@ -230,7 +230,7 @@ int openat64(int directory, const char *name, int flags, ...) {
     return (int)returned(result);
 }
 
-/* Of all tasks only the keeper has init for its parent when its session is made, which is before it has children. */
+/* Only the keeper has init as its parent when it makes its session, and that is before it has children. */
 int setsid(void) {
     long session = call(SYS_setsid, 0, 0, 0, 0);
     if (session < 0) return (int)returned(session);

@@ -28,7 +28,7 @@ static inline const char *variable(const char *name) {
     return 0;
 }
 
-/* Whether CRIU dumps: its caller says then how many seccomp filters a task inherits. */
+/* Return whether this is `criu dump`: only then the caller says how many seccomp filters a task inherits. */
 static inline int is_dump(void) {
     static int known = -1;
     if (known < 0) known = variable("GPUCKPT_FILTERS=") != 0;
@@ -45,7 +45,7 @@ static inline long read_file(const char *path, void *data, unsigned long size) {
     return (long)got;
 }
 
-/* The number that the text begins with, which is moved behind it. */
+/* Return the hexadecimal number at the beginning of the text, and advance the text behind it. */
 static inline unsigned long hexadecimal(const char **text) {
     unsigned long value = 0;
     for (;; (*text)++) {

@@ -1,4 +1,4 @@
-"""Sockets in CRIU's images, moved to other ports and names if theirs are in use, e.g. by the kernel from which this one was branched.
+"""Edits of the sockets in CRIU's images, whose ports and names may be in use, e.g. by the kernel from which this one was branched.
 
 CRIU restores listeners with SO_REUSEADDR and SO_REUSEPORT (criu/sk-inet.c) and removes a unix socket's file before it binds it
 anew (criu/sk-unix.c). So a second copy of a snapshot would be restored without an error, and share ports with the first or take
@@ -32,7 +32,7 @@ _UNIX_STATE, _UNIX_NAME = 4, 11
 #: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
 _LISTEN = 10
 _MOST_PORT = 65535
-#: The name of the CUDA driver's abstract socket: `cuda-uvmfd-<inode of the pid namespace>-<pid in it>`, NUL before it.
+#: The name of the CUDA driver's abstract socket: NUL, then `cuda-uvmfd-<inode of the PID namespace>-<pid in it>`.
 _CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
 #: Folders that are private to a kernel: sockets there do not conflict with others.
 _PRIVATE = ("/dev/shm/", f"{SCRATCH}/")  # noqa: S108 - the kernel's own
@@ -114,7 +114,7 @@ def _listeners(entries: list[bytes]) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_taken(port: int, family: int, address: str) -> bool:
-    """Return whether the address is in use; tried without SO_REUSEPORT, which would allow it beside a restored listener."""
+    """Return whether the address is in use. The test binds without SO_REUSEPORT, which would allow it beside a restored listener."""
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

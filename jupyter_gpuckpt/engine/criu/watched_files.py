@@ -1,8 +1,8 @@
-"""Paths of the files and folders that a tree watches by inotify, for an unprivileged CRIU.
+"""A search for the files and folders that a tree watches by inotify, for an unprivileged CRIU.
 
-Linux reports a watched file by its inode number; opening it by that needs a capability in the initial user namespace. CRIU also accepts
-paths to try (`--irmap-scan-path`). They are searched for where programs watch files: in working directories, open folders, the user's
-home and folders for temporary files, nearest first.
+Linux reports a watched file by its inode number, by which only a capability in the initial user namespace allows to open it. CRIU
+also accepts paths to try (`--irmap-scan-path`). The search looks where programs watch files: in working directories, open folders,
+the user's home and folders for temporary files, nearest first.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _INOTIFY = "anon_inode:inotify"
 #: A watch in man proc_pid_fdinfo: both numbers are hexadecimal, the device in Linux's internal form.
 _WATCH = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MULTILINE)
 _MINOR_BITS = 20
-#: Limits of the search, because a home may have millions of files or lie on a slow disk: CPU seconds, seconds, files. The first
-#: is CPU time, which does not count waiting on a busy machine.
+#: Limits of the search, because a home may have millions of files or lie on a slow disk: seconds of CPU time, which leaves out the
+#: waiting on a busy machine, seconds of time, and files.
 _PROCESSOR_SECONDS, _SECONDS, _MOST = 1.0, 5.0, 100_000
 
 _File = tuple[int, int]

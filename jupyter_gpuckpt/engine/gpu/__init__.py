@@ -1,1 +1,1 @@
-"""The GPU memory of a tree: checkpointed and restored by the CUDA driver."""
+"""The GPU memory of a tree, which the CUDA driver checkpoints and restores."""

@@ -1,13 +1,13 @@
-"""The CUDA driver's checkpoint functions: they move a process's GPU memory to its RAM and back, and hold its CUDA calls.
+"""The CUDA driver's checkpoint functions, which move a process's GPU memory to its RAM and back, and hold its CUDA calls.
 
-Covers: the calls, by the package cuda-bindings, and what their errors mean. Does not cover: where the memory goes
+Covers: the calls, by the package cuda-bindings, and the meaning of their errors. Does not cover: where the memory goes
 (`staging.py`), forked children (`release.py`), peer access (the agent in the kernel switches it off before).
 
     RUNNING --lock--> LOCKED --checkpoint--> CHECKPOINTED --restore--> LOCKED --unlock--> RUNNING
 
 All pids are host pids. The driver does the work of Checkpoint and Restore in one thread of the process (`restore_thread`), so
-that process must not be stopped (T) meanwhile. Reference: CUDA Driver API, "Checkpointing"; `gpu.MINIMUM_DRIVER`, for moving
-between GPUs driver 580.
+that process must not be stopped (T) meanwhile. The driver must be at least `gpu.MINIMUM_DRIVER`, or 580 to move memory to another
+GPU. Reference: CUDA Driver API, "Checkpointing".
 """
 
 from __future__ import annotations
@@ -167,8 +167,8 @@ def context_query_error(pid: int) -> str:
 def lock(pid: int, timeout_seconds: float) -> None:
     """Wait for running CUDA calls of the process to end, and hold later ones.
 
-    Raises FreezeFailed after `timeout_seconds`; the process is unlocked then. To the driver 0 means no timeout, so at least 1 ms
-    is passed.
+    Raises FreezeFailed after `timeout_seconds`; the process is unlocked then. The driver takes 0 for "no timeout", so it gets
+    at least 1 ms.
     """
     driver = _driver()
     arguments = driver.CUcheckpointLockArgs()
@@ -185,7 +185,7 @@ def checkpoint(pid: int) -> None:
 
 
 def was_refused_by_system(error: FreezeFailed) -> bool:
-    """Return whether a Checkpoint failed because of a system call, and may work when it is tried again."""
+    """Return whether a Checkpoint failed because of a system call, so that a second attempt may work."""
     return error.details.endswith("CUDA_ERROR_OPERATING_SYSTEM")
 
 
@@ -193,8 +193,8 @@ def restore(pid: int, gpu_map: Mapping[str, str] | None = None) -> None:
     """Move the memory of a checkpointed process back to the GPUs; it is locked afterwards.
 
     `gpu_map` maps old to new GPU UUIDs ("GPU-..."), one entry for every GPU visible to the driver, all of the same model;
-    None or empty: the same GPUs. Raises ThawFailed. Check free GPU memory before: after CUDA_ERROR_OUT_OF_MEMORY every other
-    attempt fails, too, however much is free by then (measured).
+    None or empty: the same GPUs. Raises ThawFailed. Check the free GPU memory before: after CUDA_ERROR_OUT_OF_MEMORY every
+    further attempt fails as well, however much is free by then (measured).
     """
     driver = _driver()
     arguments = None
@@ -218,8 +218,8 @@ def unlock(pid: int) -> None:
 def bring_back(pid: int, gpu_map: Mapping[str, str] | None = None) -> ProcessState | None:
     """Restore a process if it is checkpointed, unlock it if it is locked; return the state in which it was found.
 
-    It is used at every end of a save, after a refused Checkpoint (measured: Unlock, not Restore, is right then), and for recovery
-    after a daemon was killed. A running process is left alone, and so is one that FAILED, which can only be killed. Raises
+    It is used at every end of a save, after a refused Checkpoint (measured: this needs Unlock, not Restore), and for recovery after
+    a daemon was killed. It leaves a running process alone, and so one in the state FAILED, which can only be killed. Raises
     CheckpointError.
     """
     found = state(pid)

@@ -1,15 +1,15 @@
-/* gpu-lane.so: loaded into kernels, so that the content of GPU memory can be handed to another process instead of being copied.
+/* gpu-lane.so: loaded into kernels, so that GPU memory can be handed to another process instead of being copied.
  *
- * What a program allocates by cuMemAlloc (cudaMalloc, PyTorch, CuPy, Triton, Numba) with 2 MB and more comes from cuMemCreate: such
- * memory has a file descriptor, and stays on the GPU as long as anybody has that open. For a save the daemon closes the gate,
+ * For an allocation of 2 MB or more by cuMemAlloc (cudaMalloc, PyTorch, CuPy, Triton, Numba) this library uses cuMemCreate: such
+ * memory has a file descriptor, and stays on the GPU as long as any process has that open. For a save the daemon closes the gate,
  * through which all calls of the driver go (lane_gate.S), takes the descriptors and lets this library unmap the memory. The
- * driver's Checkpoint then finds hardly anything to copy. Afterwards the memory is given back at the same addresses, and always
- * into new memory of this process: a process that maps imported memory cannot be checkpointed (driver 580).
+ * driver's Checkpoint then finds hardly anything to copy. Afterwards the content is copied into new memory of this process, at the
+ * same addresses: a process that maps imported memory cannot be checkpointed (driver 580).
  *
- * A thread of this library obeys the daemon by a socket in the directory that VARIABLE names. Nothing is connected when CRIU
- * looks. Without the variable, without the driver, and in forked children everything is as without this library.
+ * A thread of this library serves the daemon on a socket in the directory that VARIABLE names. No connection is open when CRIU
+ * dumps the process. Without the variable, without the driver, and in forked children this library has no effect.
  *
- * Functions are found in the driver and in libc by name, without versions: the same file serves beside any of them.
+ * Functions of the driver and of libc are found by name, without versions, so that one file works with all versions.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -36,7 +36,7 @@
 #define LANE_ENTRIES 4096 /* as ENTRIES in lane_gate.S */
 #define ENTRY_BYTES 16
 #define MOST_PARTS 65536
-#define MOST_PART_BYTES (1UL << 30) /* giving back needs room for two parts beside all the rest */
+#define MOST_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
 #define BATCH 200 /* descriptors in one message; Linux takes 253 */
 #define COPIED_AT_ONCE (2UL << 30)
 #define REGISTERED_AT_ONCE (128UL << 20)
@@ -109,8 +109,8 @@ HIDDEN volatile long lane_inside;
 
 /* ---- state ---- */
 
-enum { MINE, HANDED }; /* mapped and owned by this process; unmapped, the memory is somebody else's */
-/* A part of an allocation. The parts of one have neighboring addresses, and stand together in the table. */
+enum { MINE, HANDED }; /* mapped and owned by this process; unmapped, because another process has the memory */
+/* A part of an allocation. The parts of one allocation have adjacent addresses and adjacent places in the table. */
 typedef struct {
     address_t address;
     size_t bytes, whole_bytes; /* of the part; of the allocation in its first part, else 0 */
@@ -134,7 +134,7 @@ static long futex(volatile int *word, int operation, int value) {
 
 static void resolve(uint64_t number);
 
-/* Wait until the gate is open, and find the function if it is not known yet. The caller was counted in, and is so on return. */
+/* Wait until the gate is open, and find the function if it is not known yet. The thread is counted as inside at the call and on return. */
 HIDDEN void lane_prepare(uint64_t number) {
     int kept = errno;
     while (lane_closed) {
@@ -197,7 +197,7 @@ static properties_t properties_of(int device) {
     return made;
 }
 
-/* Create memory and map it at an address that is reserved. After an error nothing is left of it. */
+/* Create memory and map it at a reserved address. An error leaves nothing behind. */
 static result_t create_at(address_t address, size_t bytes, int device, handle_t *handle) {
     properties_t properties = properties_of(device);
     access_t access = {{ON_DEVICE, device}, READ_WRITE};
@@ -240,7 +240,7 @@ static void unmap_parts(const part_t *from, uint32_t count) {
     for (uint32_t at = 0; at < count; at++) unmap(&from[at]);
 }
 
-/* Create the parts of an allocation at the end of the table, which is locked. After an error nothing is left of them. */
+/* Create the parts of an allocation at the end of the table, which is locked. An error leaves nothing behind. */
 static result_t add_parts(address_t address, size_t whole, int device, context_t context) {
     part_t *added = parts + part_count;
     uint32_t count = 0;
@@ -259,7 +259,7 @@ static result_t add_parts(address_t address, size_t whole, int device, context_t
     return SUCCESS;
 }
 
-/* Peer access, which a program switches on between GPUs, would not reach the memory: it goes the driver's way then. */
+/* Peer access between GPUs would not reach memory from cuMemCreate, so programs that see several GPUs use the driver's cuMemAlloc. */
 static int sees_several_devices(void) {
     static volatile int seen;
     int found = 0;
@@ -311,7 +311,7 @@ static result_t release(address_t address) {
     int is_ours = at >= 0 && parts[at].address == address;
     pthread_mutex_unlock(&parts_lock);
     if (!is_ours) return driver.cuMemFree_v2(address);
-    result_t error = driver.cuCtxSynchronize(); /* as cuMemFree, which waits for the work that uses the memory */
+    result_t error = driver.cuCtxSynchronize(); /* like cuMemFree, which waits for work that uses the memory */
     pthread_mutex_lock(&parts_lock);
     at = find(address);
     if (at >= 0 && parts[at].address == address) free_at(at);
@@ -328,7 +328,7 @@ static result_t get_range(address_t *begin, size_t *bytes, address_t address) {
     return at < 0 ? driver.cuMemGetAddressRange_v2(begin, bytes, address) : SUCCESS;
 }
 
-/* The memory of a context that ends ends with it; ours is not the context's to the driver. */
+/* Free the memory of a context that ends: for the driver our memory does not belong to the context. */
 static void release_all_of(context_t context, int device) {
     pthread_mutex_lock(&parts_lock);
     for (uint32_t at = part_count; at--;)
@@ -351,10 +351,10 @@ static result_t reset_primary(int device) {
     return driver.cuDevicePrimaryCtxReset_v2(device);
 }
 
-/* ---- what the program gets when it asks for a function of the driver ---- */
+/* ---- the functions that the program gets in place of the driver's ---- */
 
 static void *entry_of(void *function) {
-    void *result = function; /* without room for another entry: the function itself */
+    void *result = function; /* the function itself, if there is no room for another entry */
     pthread_mutex_lock(&entries_lock);
     uint32_t at = 0;
     while (at < entry_count && lane_functions[at] != function) at++;
@@ -378,7 +378,7 @@ static result_t get_address(const char *name, void **function, int version, unsi
     return error;
 }
 
-/* Return what stands for a function of the driver. */
+/* Return the function that the program gets in place of a function of the driver. */
 static void *replaced(void *function) {
     if (function == (void *)driver.cuGetProcAddress_v2) return (void *)get_address_2;
     if (function == (void *)driver.cuGetProcAddress) return (void *)get_address;
@@ -433,14 +433,14 @@ HIDDEN void *lane_dlsym(void *handle, const char *name) {
     void *found = lane_find_dlsym()(handle, name);
     if (!found) return found;
     look_for_driver();
-    /* Our own names are no proof that there is a driver. */
+    /* Our own names are found even if there is no driver. */
     if (is_named_entry(found) && !dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD)) return NULL;
     return is_on ? gated(found) : found;
 }
 
 static result_t absent(void) { return NOT_INITIALIZED; }
 
-/* Find the function of a library that is linked with the driver, when it is called first. */
+/* Find a function at its first call by a library that is linked with the driver. */
 static void resolve(uint64_t number) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     void *found = library ? lane_find_dlsym()(library, names[number]) : NULL;
@@ -542,7 +542,7 @@ static reply_t unmap_all(void) {
     return reply;
 }
 
-/* Import memory and map it at an address of its own. After an error nothing is left of it. */
+/* Import memory and map it at an address of its own. An error leaves nothing behind. */
 static result_t import(int descriptor, const part_t *part, address_t *spare, handle_t *handle) {
     access_t access = {{ON_DEVICE, part->device}, READ_WRITE};
     result_t error = driver.cuMemImportFromShareableHandle(handle, (void *)(intptr_t)descriptor, AS_DESCRIPTOR);
@@ -564,7 +564,7 @@ static void drop_import(address_t spare, size_t bytes, handle_t handle) {
     driver.cuMemAddressFree(spare, bytes);
 }
 
-/* Copy the memory behind these descriptors into new memory of this process, at the old addresses. What was not reached stays handed. */
+/* Copy the memory of these descriptors into new memory of this process, at the old addresses. After an error the rest stays handed over. */
 static reply_t give_back(uint32_t first, const int *descriptors, uint32_t count) {
     reply_t reply = {0};
     address_t spare[BATCH + 1];
@@ -661,7 +661,7 @@ static result_t transfer(address_t address, size_t bytes, int file, uint64_t off
     return error;
 }
 
-/* Copy parts to a file, one behind the other from the offset. */
+/* Copy parts to a file, one after the other from the offset. */
 static reply_t copy_out(const request_t *request, int file) {
     reply_t reply = {0};
     for (; reply.count < request->count; reply.count++) {
@@ -676,8 +676,8 @@ static reply_t copy_out(const request_t *request, int file) {
     return reply;
 }
 
-/* Copy memory that was handed over, and has been given back as a copy, to a file. The program runs meanwhile and changes the table:
- * the daemon sends what it has listed. */
+/* Copy memory that was handed over to a file. The program has a copy of it, runs meanwhile and may change the table, so the daemon
+ * sends the entries that it has listed. */
 static reply_t copy_moment(int from, const request_t *request, const int *descriptors, uint32_t count) {
     reply_t reply = {0};
     listed_t listed[BATCH];
@@ -700,7 +700,7 @@ static reply_t copy_moment(int from, const request_t *request, const int *descri
     return reply;
 }
 
-/* Give parts that were handed over new memory with content from a file, one behind the other from the offset. */
+/* Give handed-over parts new memory with the content of a file, one after the other from the offset. */
 static reply_t fill(const request_t *request, int file, uint32_t count) {
     reply_t reply = {0};
     for (; reply.count < count; reply.count++) {
@@ -731,7 +731,7 @@ static int send_list(int to) {
     return 0;
 }
 
-/* Return whether these parts exist, and all are in the state. */
+/* Return whether these parts exist and all are in this state. */
 static int are(int state, uint32_t first, uint32_t count) {
     if (!count || first > part_count || count > part_count - first) return 0;
     for (uint32_t at = first; at < first + count; at++)
@@ -751,7 +751,7 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         else reply.result = -EINVAL;
         return send_all(to, &reply, sizeof reply);
     }
-    /* What follows reads or changes the table, which is still while the gate is closed. */
+    /* The orders below read or change the table, which nobody else changes while the gate is closed. */
     pthread_mutex_lock(&parts_lock);
     for (uint32_t at = 0; at < part_count; at++) handed += parts[at].state == HANDED;
     switch (request->order) {
@@ -837,7 +837,7 @@ static void forked(void) {
     part_count = 0;
 }
 
-/* Programs that the kernel starts have no lane: they find neither the variable nor this library in their environment. */
+/* Remove the variable and this library from the environment, so that programs that the kernel starts have no lane. */
 static void clean_environment(void) {
     char *list = getenv("LD_PRELOAD"), *self = list ? strstr(list, SELF) : NULL;
     unsetenv(VARIABLE);

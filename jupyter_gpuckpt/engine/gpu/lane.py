@@ -1,11 +1,12 @@
-"""GPU memory that is handed over instead of being copied by the driver (the daemon's side of lane.c and of init's holder).
+"""The lane: GPU memory is handed to init instead of being copied by the driver (the daemon's side of lane.c and of init.c).
 
-Memory that the lane library allocates stays on the GPU as long as somebody has its descriptors open. For a save a process closes
-its gate, gives the descriptors to init, and unmaps the memory; the driver's Checkpoint then copies the context only. Where the
-memory has to leave the GPU, it is copied to a file on scratch instead. `settle` undoes either, whoever began it.
+Memory that the lane library allocates stays on the GPU as long as some process has its descriptors open. For a save the library
+closes the process's gate, through which all calls of the driver go, gives the descriptors to init, and unmaps the memory. The
+driver's Checkpoint then copies the context only. Memory that must leave the GPU is copied to a file on scratch instead. `settle`
+undoes both, even for another daemon.
 
-Covers: the orders to one process, what init holds for it. Does not cover: the order of steps in a freeze (`processes.py`), the
-driver's Checkpoint (`cuda.py`).
+Covers: the orders to one process, the descriptors that init holds for it. Does not cover: the order of steps in a freeze
+(`lanes.py`, `processes.py`), the driver's Checkpoint (`cuda.py`).
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _HOLDER = f"{SCRATCH}/hold.socket"
 #: The name that the library's thread gives itself.
 THREAD_NAME = "gpuckpt-lane"
 
-#: As BATCH in lane.c and init.c.
+#: The most descriptors in one message: BATCH in lane.c and init.c.
 _BATCH = 200
 _REQUEST, _REPLY, _LISTED = struct.Struct("IIIIQ"), struct.Struct("iIQ"), struct.Struct("QQQii")
 _HOLD, _HELD = struct.Struct("iII"), struct.Struct("I")
-#: The most time that one order may take, beside the limit that it has itself; copies of 80 GB take 10 s.
+#: The most seconds that one order may take, in addition to its own limit; copies of 80 GB take 10 s.
 _ANSWER_SECONDS = 120.0
 _CONNECT_SECONDS = 5.0
 #: CUDA_ERROR_OUT_OF_MEMORY.
@@ -47,7 +48,7 @@ _OUT_OF_MEMORY = 2
 
 
 class _Order(IntEnum):
-    """Orders to the library, as in lane.c."""
+    """Orders to the library; numbers as in lane.c."""
 
     STATUS = 1
     CLOSE = 2
@@ -62,11 +63,11 @@ class _Order(IntEnum):
 
 
 class _NoRoomError(OSError):
-    """The GPU has no room for memory that is to be given back."""
+    """The GPU has no room for memory that must be given back."""
 
 
 class Status(NamedTuple):
-    """The state of a process: whether its gate is closed, how many parts are not its own now, the library's thread as seen inside."""
+    """The state of a process: is its gate closed, how many parts are handed over now, the library's thread (id inside)."""
 
     closed: bool
     handed: int
@@ -74,7 +75,7 @@ class Status(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """GPU memory that the library has allocated: address, bytes, the driver's context and device, and whether it is handed over."""
+    """GPU memory that the library has allocated: address, bytes, the driver's context and device, and a flag: it is handed over."""
 
     address: int
     bytes: int
@@ -84,9 +85,9 @@ class Allocation(NamedTuple):
 
 
 class Lane:
-    """The lane library of one process, as far as it has one: `is_there` is False for all others.
+    """The lane library of one process; `is_there` is False for a process without one.
 
-    No connection outlives a call: CRIU does not dump one. All methods raise FreezeFailed when the library refuses or does not
+    No connection outlives a call, because CRIU cannot dump one. All methods raise FreezeFailed when the library refuses or does not
     answer.
     """
 
@@ -108,7 +109,7 @@ class Lane:
 
     @property
     def is_there(self) -> bool:
-        """Whether the process has allocated memory by the library."""
+        """Whether the process has allocated memory through the library."""
         return self._socket.exists()
 
     @property
@@ -121,28 +122,28 @@ class Lane:
         return None
 
     def status(self) -> Status:
-        """Return what the process has and waits for."""
+        """Return the state of the process."""
         with self._connected() as library:
             closed, handed, thread = library.ask(_Order.STATUS)
             return Status(bool(closed), handed, thread)
 
     def close_gate(self, limit_seconds: float) -> None:
-        """Let no thread enter the driver any more, and wait until none is inside; after the limit the gate is open again."""
+        """Keep threads from entering the driver, and wait until none is inside. After the limit, open the gate again and raise."""
         with self._connected(limit_seconds) as library:
             library.order(_Order.CLOSE, limit_ms=round(limit_seconds * 1000))
 
     def open_gate(self) -> None:
-        """Let threads enter the driver again. It is refused while memory is handed over."""
+        """Let threads enter the driver again. The library refuses this while memory is handed over."""
         with self._connected() as library:
             library.order(_Order.OPEN)
 
     def allocations(self) -> list[Allocation]:
-        """Return what the process has allocated by the library; its gate must be closed."""
+        """Return the allocations of the process in the library; its gate must be closed."""
         with self._connected() as library:
             return library.listed()
 
     def hand_over(self) -> None:
-        """Give the memory to init, which must hold nothing of this process: it stays on the GPU, and the process has it no longer."""
+        """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU."""
         self.drop_moment()
         with self._connected() as library:
             first, count = 0, len(library.listed())
@@ -158,14 +159,14 @@ class Lane:
             library.order(_Order.UNMAP)
 
     def copy_out(self, file: int) -> None:
-        """Copy the memory to a file that is long enough, and free it on the GPU."""
+        """Copy the memory to a file, which must be long enough, and free it on the GPU."""
         with self._connected() as library:
             if count := len(library.listed()):
                 library.order(_Order.COPY_OUT, count=count, descriptors=[file])
                 library.order(_Order.UNMAP)
 
     def copy_moment(self, allocations: Sequence[Allocation], file: int) -> None:
-        """Copy to a file what the memory contained when it was handed over; the process may have run since. Init drops it then."""
+        """Copy to a file the memory as it was when it was handed over, and let init drop it. The process may have run since."""
         offset = 0
         with self._connected() as library:
             for first in range(0, len(allocations), _BATCH):
@@ -179,14 +180,14 @@ class Lane:
         self.drop_moment()
 
     def drop_moment(self) -> None:
-        """Let init close what it holds of this process. The process must have its memory back."""
+        """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
     def settle(self) -> None:
-        """Give the process its memory back and open its gate: from init, or from `file` where it was copied out.
+        """Give the process its memory back, from init or from `file`, and open its gate.
 
-        It looks at what there is, so that it undoes every step of a freeze, also one of a daemon that was killed. What init holds
-        stays there for `copy_moment`, unless the GPU has no room for it. Raises FreezeFailed; another call goes on.
+        This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. The memory that
+        init holds stays there for `copy_moment`, unless the GPU has no room. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(_Order.STATUS)
@@ -203,7 +204,7 @@ class Lane:
             try:
                 self._give_back_held(library, listed, _BATCH)
             except _NoRoomError:
-                # What has been given back is there twice. One copy of it makes room for the rest, but is then no moment to save.
+                # Memory that was given back is on the GPU twice. Freeing init's part makes room; then nothing is left to save.
                 self._give_back_held(library, library.listed(), 1)
         elif (file := self.file) is None:
             raise self._failed("its GPU memory was copied out, and the file is not there")
@@ -237,7 +238,7 @@ class Lane:
     def _hold(
         self, order: bytes, first: int = 0, *, descriptors: Sequence[int] = (), most: int = _BATCH
     ) -> tuple[int, list[int]]:
-        """Send init an order; return how many descriptors of this process it holds, and those that it sent, at most `most`."""
+        """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `most`)."""
         try:
             with socket.socket(socket.AF_UNIX) as holder:
                 holder.settimeout(_ANSWER_SECONDS)
@@ -296,7 +297,7 @@ class _Library:
         _check(order, result)
 
     def listed(self) -> list[Allocation]:
-        """Return the table."""
+        """Return the library's table of allocations."""
         result, count, _ = self.ask(_Order.LIST)
         _check(_Order.LIST, result)
         data = bytearray()
@@ -321,7 +322,7 @@ class _Library:
     def copy_moment(
         self, part: Sequence[Allocation], file: int, offset: int, descriptors: Sequence[int]
     ) -> None:
-        """Let memory that was handed over be copied to a file."""
+        """Let the library copy memory that was handed over to a file."""
         if len(descriptors) != len(part):
             raise OSError(f"init holds {len(descriptors)} of {len(part)} allocations")
         request = _REQUEST.pack(_Order.COPY_MOMENT, 0, len(part), 0, offset)

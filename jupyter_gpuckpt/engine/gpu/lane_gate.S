@@ -1,9 +1,9 @@
-/* The gate of gpu-lane.so: one entry for every function of the CUDA driver that the program has got hold of.
+/* The gate of gpu-lane.so: one entry for every function of the CUDA driver that the program has looked up.
  *
  * An entry counts its caller in, waits while the gate is closed, calls the driver's function with the same arguments, and counts the
  * caller out. So lane.c can close the gate and know when no thread is inside the driver. The functions have up to 13 arguments
- * (six in registers): twelve words of the caller's stack are passed on, whatever the function takes. They can be read always,
- * because above the arguments of a call lie frames, the thread's block, or the environment.
+ * (six in registers): twelve words of the caller's stack are passed on, whatever the function takes. These words can always be read,
+ * because above the arguments of a call lie other frames, the thread's control block, or the environment.
  */
 
 #define PASSED_WORDS 12
@@ -13,8 +13,8 @@
 
     .text
 
-/* void *dlsym(void *handle, const char *name): a jump, not a call, for all other names, because dlsym(RTLD_NEXT, ...) looks at the
- * address to which it returns. */
+/* void *dlsym(void *handle, const char *name): for all other names this jumps to libc's dlsym instead of calling it, because
+ * dlsym(RTLD_NEXT, ...) looks at its return address. */
     .globl dlsym
     .type dlsym, @function
 dlsym:

@@ -1,6 +1,6 @@
-"""The lanes of a tree's processes during one freeze: what leaves them, where it is meanwhile, and how it comes back.
+"""The lanes of a tree's processes during one freeze: how their memory leaves them, where it is meanwhile, and how it comes back.
 
-Covers: the order of the lane's steps around the driver's, the files with what was copied out. Does not cover: the orders to one
+Covers: the order of the lane's steps around the driver's, the files with copied memory. Does not cover: the orders to one
 process (`lane.py`), Checkpoint and Restore (`processes.py`).
 """
 
@@ -21,32 +21,32 @@ logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The lanes of one tree. `settle` undoes what `close_gate` and `empty` did; processes without a lane are left alone by all methods."""
+    """The lanes of one tree. `settle` undoes `close_gate` and `empty`. All methods ignore processes without a lane."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
         #: Lanes whose gates are closed, by pid.
         self.waiting: dict[int, Lane] = {}
-        #: The file with what was copied out of each lane, by pid.
+        #: The files with the memory that was copied out of each lane, by pid.
         self.files: dict[int, list[StagingFile]] = {}
-        #: What was handed over for a save, by pid.
+        #: The memory that was handed over for a save, by pid.
         self._moments: dict[int, list[Allocation]] = {}
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
-        """Let no thread of the process enter the driver. Raises FreezeFailed after the limit; the gate is open then."""
+        """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
         lane = Lane(self._tree, pid)
         if not lane.is_there:
             return
-        lane.settle()  # after an operation that failed
+        lane.settle()  # an earlier operation may have failed
         self.waiting[pid] = lane
         lane.close_gate(limit_seconds)
 
     def empty(self, pid: int, lock_seconds: float, used: Mapping[str, int], *, stays: bool) -> None:
-        """Take from a locked process the memory that its lane allocated. It is locked again afterwards.
+        """Take from a locked process the memory that its lane allocated; the process is locked on return, too.
 
         `used`: its bytes on each GPU. With `stays` the memory stays on the GPU, held by init, if there is room to give it back as a
-        copy; else it is copied to a file. No thread enters the driver meanwhile: they wait at the gate, and not inside the driver,
-        where they would hold up the second Lock. The first one has waited for the work on the GPU. Raises FreezeFailed.
+        copy; otherwise it is copied to a file. The process is unlocked meanwhile, and its threads wait at the gate: inside the driver
+        they would delay the second Lock. The first Lock has waited for the work on the GPU. Raises FreezeFailed.
         """
         if (lane := self.waiting.get(pid)) is None:
             return
@@ -63,19 +63,19 @@ class Lanes:
         cuda.lock(pid, lock_seconds)
 
     def handed_bytes(self, pid: int) -> int:
-        """Return how many bytes of a process are on the GPU without it."""
+        """Return how many bytes of a process's memory init holds on the GPU."""
         return sum(one.bytes for one in self._moments.get(pid, []))
 
     def find(self, among: Iterable[int]) -> None:
-        """Let `settle` look at processes that another freeze, or another daemon, may have left with a closed gate."""
+        """Add processes to those that `settle` examines: another freeze, or another daemon, may have left their gates closed."""
         lanes = {pid: Lane(self._tree, pid) for pid in among}
         self.waiting |= {pid: lane for pid, lane in lanes.items() if lane.is_there}
 
     def settle(self, not_restored: Collection[int]) -> dict[int, GpuCkptError]:
         """Give processes their memory back and open their gates; return the errors by pid.
 
-        Their threads run, outside the driver: none owns a lock that the lane would wait for. Processes that the driver has not
-        restored keep their gates closed until the next call, and so do those that failed.
+        Their threads must run, so that none is held with a lock that the lane waits for. The gates of processes that the driver has
+        not restored stay closed until the next call, and so do those of processes with an error.
         """
         failed: dict[int, GpuCkptError] = {}
         for pid, lane in list(self.waiting.items()):
@@ -94,11 +94,11 @@ class Lanes:
 
     @property
     def has_moments(self) -> bool:
-        """Whether memory was handed over that has to be copied out when the processes run again."""
+        """Whether handed-over memory must still be copied to files when the processes run again."""
         return any(self._moments.values())
 
     def copy_moments(self) -> None:
-        """Copy to files what was handed over, while the processes run on with their copies. Raises FreezeFailed."""
+        """Copy the handed-over memory to files, while the processes run on with their own copies. Raises FreezeFailed."""
         for pid, allocations in self._moments.items():
             if allocations:
                 lane = Lane(self._tree, pid)
@@ -107,7 +107,7 @@ class Lanes:
         self._moments.clear()
 
     def drop_moments(self, among: Iterable[int] = ()) -> None:
-        """Free what was handed over for a save that nobody completes, here or by another daemon; never raises."""
+        """Free the handed-over memory of a save that will not be completed, of this daemon or another one; never raises."""
         for pid in {*among, *self._moments} - set(self.waiting):
             lane = Lane(self._tree, pid)
             if lane.is_there:
@@ -116,7 +116,7 @@ class Lanes:
 
     @contextmanager
     def _made_file(self, pid: int, lane: Lane, length: int) -> Iterator[int]:
-        """Make the file for a lane's memory and yield its descriptor; afterwards it is among the files."""
+        """Create the file for a lane's memory and yield its descriptor; add it to `files` after the block."""
         with suppress(FileNotFoundError):
             self._tree.inside(lane.file_path).unlink()
         with allocated(self._tree, pid, lane.file_path, length) as (file, descriptor):

@@ -1,7 +1,8 @@
 """The choice of GPUs to which memory is restored: those where it was, or others of the same model that have room.
 
-These are pure functions: the caller determines how much memory is free. The driver wants a pair for every GPU that it knows, also one
-that a process may not see (measured: one pair fewer is CUDA_ERROR_INVALID_VALUE, and the process stays as it was).
+These are pure functions: the caller determines how much memory is free. The driver's Restore takes pairs of an old and a new GPU, and
+needs one for every GPU that it knows, even for one that the process may not see (measured: with one pair fewer it fails with
+CUDA_ERROR_INVALID_VALUE, and the process stays as it was).
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import NamedTuple
 from ...host.gpu import same_model
 from ...model import Gpu
 
-#: Stands for a GPU that the driver did not name.
+#: The placeholder for a GPU that the driver did not name.
 UNKNOWN = ""
 
 
 class Placement(NamedTuple):
     """A choice of GPUs. `gpu_map`: old to new UUID of every GPU, as Restore wants it; empty: the same GPUs.
 
-    `needed_bytes` and `free_bytes` belong to the GPU that lacks most, or has least to spare.
+    `needed_bytes` and `free_bytes` are those of the GPU with the largest shortage, or else with the least memory to spare.
     """
 
     gpu_map: dict[str, str]
@@ -79,7 +80,7 @@ def place(
 def reserved(
     free: Mapping[str, int], needs: Mapping[str, int], placement: Placement
 ) -> dict[str, int]:
-    """Return the bytes that are free when `needs` are placed as `placement` says."""
+    """Return the bytes that remain free on each GPU after `needs` are placed as `placement` says."""
     left = dict(free)
     for uuid, count in needs.items():
         target = placement.gpu_map.get(uuid, uuid)

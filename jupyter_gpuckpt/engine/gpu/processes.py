@@ -1,7 +1,7 @@
-"""The GPU part of a freeze: every process of the tree that has a CUDA context.
+"""The GPU part of a freeze: Checkpoint and Restore of every process of the tree that has a CUDA context.
 
 Covers: Lock, Checkpoint with the driver's staging memory in files, Restore, Unlock, releasing forked children.
-Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), what is refused
+Does not cover: the driver's calls (`cuda.py`), how the staging memory becomes a file (`staging.py`), refusals
 (`refusals.py`), the choice of GPUs (`placement.py`), why the user's threads are held meanwhile (`tree/user_threads.py`).
 """
 
@@ -75,11 +75,11 @@ class GpuProcesses:
     ) -> None:
         """Lock and checkpoint every CUDA process, and take from forked children the descriptors and mappings they cannot use.
 
-        `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked. Otherwise memory
-        that an earlier save could not give back is given back first. After an error `give_back` undoes what was done. Without
-        a GPU nothing happens. With `stays` memory of the lane may stay on the GPU, because it is given back soon; `copy_moments`
-        must follow then. Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored;
-        `peer_access_off`: see `refusals.py`.
+        `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked; otherwise memory that
+        an earlier save could not give back is given back first. With `stays` the lane's memory may stay on the GPU, because it is
+        given back soon; then `copy_moments` must follow. `peer_access_off`: see `refusals.py`. Without a GPU nothing happens.
+        Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored. After an error
+        `give_back` undoes what was done.
         """
         if parked:
             self._take_parked()
@@ -103,7 +103,7 @@ class GpuProcesses:
                 self.lanes.close_gate(pid, lock_seconds)
                 cuda.lock(pid, lock_seconds)
                 self._locked.append(pid)
-        # Checked again after the Lock: a process may have begun to use a second GPU before it; from now on none can.
+        # This is checked again: a process may have begun to use a second GPU before the Lock. From now on none can.
         refusals.refuse_several(self._tree, owners, peer_access_off=peer_access_off)
         with self._progress.stage(Stage.GPU_CHECKPOINT):
             self._needs |= {pid: gpu.used_by(pid) for pid in owners}
@@ -133,8 +133,8 @@ class GpuProcesses:
         except FreezeFailed as error:
             if not cuda.was_refused_by_system(error):
                 raise
-            # The driver's own way, into private memory, has one part less that can fail. A process that died in its Checkpoint
-            # is refused so as well, and then a second time.
+            # The driver's own way, into private memory, may work. A process that died in its Checkpoint has the same error,
+            # and is refused again.
             logger.warning("%s It is tried again without staging files.", error)
             cuda.checkpoint(pid)
         self._staged[pid], size = files, sum(file.length for file in files)
@@ -143,7 +143,7 @@ class GpuProcesses:
             self._needs[pid] = {UNKNOWN: max(0, self._bytes[pid] - TOLERANCE_BYTES)}
 
     def _note_needs(self) -> None:
-        """Write the needs for a later daemon that finds the processes checkpointed: it must not restore them without room."""
+        """Write the needs to a file: a later daemon that finds the processes checkpointed must not restore them without room."""
         needs = {processes.nspid(pid) or 0: self._to_restore(pid) for pid in self._needs}
         path = self._needs_path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -154,8 +154,8 @@ class GpuProcesses:
 
         If one process cannot be restored, the others still are; the first error is raised at the end. If other programs took
         the GPU's memory meanwhile, another GPU of the same model is used, if the process may see it. Without room Restore is
-        not tried, because the driver would lose the process: it stays checkpointed, its data in RAM, for the next call. With
-        `later` the call neither waits nor raises; there must be another call.
+        not tried, because the driver would lose the process; it stays checkpointed, with its data in RAM, for the next call.
+        With `later` this call neither waits nor raises; another call must follow.
         """
         failed: dict[int, GpuCkptError] = {}
         if self._locked:
@@ -213,7 +213,7 @@ class GpuProcesses:
         return self._to_restore(pid) if taken else {}
 
     def _to_restore(self, pid: int) -> dict[str, int]:
-        """Return the bytes that Restore takes on each GPU: what was handed over is still there."""
+        """Return the bytes that Restore takes on each GPU, without the handed-over memory, which is still there."""
         needs, handed = self._needs.get(pid, {}), self.lanes.handed_bytes(pid)
         return {uuid: max(0, size - handed) for uuid, size in needs.items()} if handed else needs
 
@@ -253,7 +253,7 @@ class GpuProcesses:
             self._parked.add(pid)
 
     def give_back_parked(self) -> None:
-        """Give back the memory of processes that are checkpointed without a freeze; raises as `give_back`."""
+        """Give back the memory of processes that are checkpointed without a freeze. Raises what `give_back` raises."""
         if parked := self._checkpointed():
             self._needs |= self._parked_needs(parked)
             self._locked += parked
@@ -261,7 +261,7 @@ class GpuProcesses:
             self.give_back()
 
     def parked_room(self) -> Placement:
-        """Return where the parked memory would go now; with several processes, the placement with the largest shortage."""
+        """Return the placement of the parked memory as it would be now; of several processes' the one with the largest shortage."""
         self._needs |= self._parked_needs(self._checkpointed())
         free, shortest = gpu.free_bytes(), Placement({}, 0, 0)
         for pid, needs in self._needs.items():
@@ -281,9 +281,9 @@ class GpuProcesses:
                     self.threads.hold(pid, thread)
 
     def recover(self) -> bool:
-        """Give back what another daemon left locked or checkpointed; return whether nothing is left to do.
+        """Give back the memory of processes that another daemon left locked or checkpointed; return whether nothing is left to do.
 
-        It does not wait. Errors are logged; the next save tries again.
+        This does not wait for room. Errors are logged; the next save tries again.
         """
         with_driver = [p for p in pids(self._tree) if cuda.holds_gpu(p) or cuda.may_be_parked(p)]
         self.lanes.find(with_driver)
@@ -323,7 +323,7 @@ class GpuProcesses:
             return {}
 
     def drop_files(self) -> None:
-        """Remove the staging files; the driver has unmapped them by then. What was handed over, and given back, is dropped."""
+        """Remove the staging files, which the driver has unmapped by then, and drop the handed-over memory that was given back."""
         self.lanes.drop_moments()
         for pid, files in self._all_files().items():
             for file in files if pid not in self._parked and pid not in self.lanes.waiting else ():

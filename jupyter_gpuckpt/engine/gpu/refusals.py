@@ -1,6 +1,6 @@
 """Refusals of CUDA processes that the driver cannot checkpoint, or could checkpoint but not restore.
 
-Managed memory is not among them: only the driver sees it, refuses the Checkpoint by itself, and Unlock is enough then.
+Managed memory is not among the reasons here: only the driver sees it; it refuses the Checkpoint itself, and Unlock is enough then.
 """
 
 from __future__ import annotations

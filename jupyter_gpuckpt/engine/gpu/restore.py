@@ -1,4 +1,4 @@
-"""Restoring the GPU memory of a restored tree's processes, before any of the user's code runs.
+"""The restore of the GPU memory of a resumed tree, before any of the user's code runs.
 
 Does not cover: the driver's calls (`cuda.py`), the choice of GPUs (`placement.py`), the processes of a freeze
 (`processes.py`).
@@ -28,7 +28,7 @@ from .placement import UNKNOWN, Placement, place, together
 
 #: How long to wait for other programs to free GPU memory.
 PATIENCE_SECONDS = 30.0
-#: The most bytes by which staging files are larger than the memory that is needed on the GPU.
+#: The most bytes by which staging files may exceed the memory that is needed on the GPU.
 TOLERANCE_BYTES = 256 << 20
 _LOOK_SECONDS = 0.1
 #: The time after which a lane that has not got its memory is assumed to wait for a held thread.
@@ -42,9 +42,9 @@ def restore(
     allowed: Collection[str] | None,
     progress: Progress,
 ) -> None:
-    """Move GPU memory back into a restored tree whose tasks are all stopped (state T), to GPUs that `placement_of` chooses.
+    """Move GPU memory of a restored tree, whose tasks are all stopped (state T), back to the GPUs that `placement_of` chooses.
 
-    Every thread but the driver's own is held while the driver works, so if this fails user code has not run a single
+    Every thread but the driver's own is held while the driver works, so if this fails, user code has not run a single
     instruction. On return the CUDA processes' tasks run. Raises ThawFailed.
     """
     if not records:
@@ -83,8 +83,8 @@ def restore(
 def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
     """Give the lanes their memory from their files, and open their gates.
 
-    A held thread may own a lock (of malloc) that a lane needs. After some seconds the threads are released, then: as long as its
-    gate is closed none of them can use the GPU.
+    A held thread may own a lock (of malloc) that a lane needs. So the threads are released after some seconds: as long as the
+    gate is closed, none of them can use the GPU.
     """
     with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
         filled = [pool.submit(lane.settle) for lane in lanes.values()]
@@ -97,7 +97,7 @@ def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
 def placement_of(
     records: Sequence[GpuProcess], known: Sequence[Gpu], allowed: Collection[str] | None
 ) -> Placement:
-    """Return where the memory of these processes would go on this machine now.
+    """Return the placement of these processes' memory on this machine as it would be now.
 
     `known`: the GPUs of the machine where it was saved; `allowed`: UUIDs to choose from, None: all.
     """

@@ -1,22 +1,21 @@
-"""The CUDA driver's staging memory, put into a file so that the GPU's bytes never pass through CRIU.
+"""Staging of GPU memory in files: the CUDA driver's staging memory is replaced by a file, so that the bytes never pass through CRIU.
 
 Covers: replacing the driver's mmap() during Checkpoint. Does not cover: the Checkpoint itself (`cuda`), reading the files,
 writing them again before a resume, unlinking them. See also: `injection/tracee.py` (how a call is injected).
 
-During Checkpoint the driver maps the memory for everything it takes off the GPUs by one (several GPUs: perhaps more)
-mmap(MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE) in the thread that GetRestoreThreadId names. Zeroing small pages inside that
-call is half of the checkpoint. We trace that one thread meanwhile:
+During Checkpoint the driver allocates memory for everything that it takes off the GPUs by one call (with several GPUs perhaps more):
+mmap(MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE) in the thread that GetRestoreThreadId names. Half of the Checkpoint's time goes into
+zeroing small pages inside that call. So we trace that one thread meanwhile:
 
-* at the call's entry a file of that size is made on the kernel's scratch tmpfs and allocated completely, from outside. If the
-  tmpfs is too small this must fail now: later it would be a SIGBUS in the driver. If anything fails, the call goes on unchanged;
-* else Linux is made to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are
-  injected. If one of them fails, the original mmap is injected instead. Either way the driver gets its memory;
-* several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults,
-  one after the other, would take longer than its copying.
+* At the call's entry we make a file of that size on the kernel's scratch tmpfs, from outside, and allocate it completely. If the
+tmpfs is too small, this must fail now: later it would be a SIGBUS in the driver. If anything fails, the call goes on unchanged.
+* Otherwise Linux is made to skip the call, and at its exit openat, mmap(MAP_SHARED), close and madvise are injected. If one of
+them fails, the original mmap is injected instead. Either way the driver gets its memory.
+* Several threads of ours zero the file's pages while the driver already copies into the first ones: its own page faults, one
+after the other, would take longer than its copying.
 
-The driver makes some 40 calls before that mmap. Afterwards, waiting for the GPU, it makes thousands, at times hundreds of
-thousands, and each costs a tenth of a millisecond while it is traced: 8 GB took 38 s instead of 2. So tracing ends soon after
-the mmap.
+The driver makes some 40 calls before that mmap. Afterwards it makes thousands of calls, at times hundreds of thousands, while it
+waits for the GPU. Tracing a call costs a tenth of a millisecond: 8 GB took 38 s instead of 2. So tracing ends soon after the mmap.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ STAGING_MODE = 0o600
 _PIECE = 16 << 20
 #: Four threads keep ahead of the driver; more only take CPU time from it.
 _ZEROING_THREADS = 4
-#: The number of calls of the driver's thread that are traced until its first mmap, and after each mmap for another one.
+#: The most calls of the driver's thread that are traced before its first mmap, and after each mmap to see another one.
 _CALLS_BEFORE, _CALLS_AFTER = 20_000, 200
 _LOOKS = 50
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 10e-6, 500e-6
@@ -82,11 +81,11 @@ class _Replaced(NamedTuple):
 class FileStaging:
     """A tracer that puts the staging memory of a Checkpoint into files.
 
-    `with FileStaging(...) as staging: cuda.checkpoint(pid)`. `pid` and `tid` (the restore thread) are host ids; `directory`, on
-    the scratch tmpfs, is a path of the kernel's mount namespace. Every such mmap gets a new file there, owned by the process's
-    user. After the block `files` lists them. It is empty if no such call was seen, there was no room, or the thread could not
-    be traced; then nothing was changed and the bytes are in private memory. When the block raises, the files are removed: a
-    refused Checkpoint leaves nothing behind.
+    Use it as `with FileStaging(...) as staging: cuda.checkpoint(pid)`. `pid` and `tid` (the restore thread) are host ids;
+    `directory`, on the scratch tmpfs, is a path of the kernel's mount namespace. Every such mmap gets a new file there, owned by the
+    process's user. After the block `files` lists them. The list is empty if no such call was seen, there was no room, or the thread
+    could not be traced; then nothing was changed and the bytes are in private memory. When the block raises, the files are removed:
+    a refused Checkpoint leaves nothing behind.
 
     Raises FreezeFailed at the end when the thread cannot be released.
     """
@@ -248,7 +247,7 @@ class FileStaging:
             path = f"{prefix}-{number}"
             try:
                 file, fd = _create(self._tree, self._pid, path, length, self._zeroing)
-            except FileExistsError:  # of an earlier call or generation
+            except FileExistsError:  # from an earlier call or resume
                 continue
             os.close(fd)
             return file
@@ -264,9 +263,9 @@ class FileStaging:
 
 @contextmanager
 def allocated(tree: Tree, pid: int, path: str, length: int) -> Iterator[tuple[StagingFile, int]]:
-    """Create a file for GPU memory of a process that is copied by somebody else; yield it and its descriptor.
+    """Create a file into which the lane library copies a process's GPU memory; yield it and its descriptor.
 
-    Its pages are zeroed by threads while the copy goes on. An exception in the block removes it. Raises FreezeFailed without room.
+    Threads zero its pages while the copy goes on. An exception in the block removes the file. Raises FreezeFailed without room.
     """
     with ThreadPoolExecutor(_ZEROING_THREADS, "staging") as zeroing:
         try:

@@ -1,1 +1,1 @@
-"""System calls executed in threads of other processes, by ptrace."""
+"""Execution of system calls in threads of other processes, by ptrace."""

@@ -1,4 +1,4 @@
-"""ptrace(2) on x86-64 as Python calls: requests, registers, stops. See also: `tracee.py`, which uses them.
+"""Python bindings of ptrace(2) on x86-64: requests, registers, stops. See also: `tracee.py`, which uses them.
 
 Linux ties a tracee to the *thread* that attached to it: in any other thread all calls here but `poll` and `wait` fail with ESRCH,
 and the tracee is detached when that thread ends (kernel/ptrace.c, `ptrace_check_attach`, `exit_ptrace`).
@@ -68,7 +68,7 @@ class Registers(ctypes.Structure):
 
 
 class _SyscallInfo(ctypes.Structure):
-    """`struct ptrace_syscall_info` (include/uapi/linux/ptrace.h): numbers[0] is nr at entry, the result at exit."""
+    """`struct ptrace_syscall_info` (include/uapi/linux/ptrace.h): numbers[0] is the call's number at entry, its result at exit."""
 
     _fields_ = (
         ("op", ctypes.c_ubyte),
@@ -176,7 +176,7 @@ def set_extended_registers(tid: int, values: bytes) -> None:
 
 
 def signal_mask(tid: int) -> int:
-    """Return the mask of blocked signals, bit n-1 for signal n; in sigsuspend or ppoll the mask after the call."""
+    """Return the mask of blocked signals, bit n-1 for signal n; in sigsuspend or ppoll, the mask that the call will restore."""
     mask = ctypes.c_ulonglong()
     request(GETSIGMASK, tid, _SIGSET_BYTES, ctypes.addressof(mask))
     return mask.value

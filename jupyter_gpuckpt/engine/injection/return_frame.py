@@ -1,11 +1,11 @@
 """A signal frame by which a thread that executes injected calls continues unchanged if its tracer dies.
 
-Covers: the data on the thread's stack. Does not cover: the calls (`tracee`). See also: `tree/standstill.py`, which has the
-same purpose for stopped processes and needs nothing in their memory.
+Covers: the data on the thread's stack. Does not cover: the calls (`tracee`). See also: `tree/standstill.py`, which serves the
+same purpose for stopped processes and writes nothing into their memory.
 
-When a tracer dies, Linux lets its tracees run on at once with whatever registers they have. So the registers are always such
-that running on is right: the instruction after an injected `syscall` is a `ret` in the program's own C library. It returns to
-the library's `rt_sigreturn`, and the stack then holds the frame that Linux itself would have put there to return from a signal
+When a tracer dies, Linux lets its tracees run on at once with whatever registers they have. So the registers must always allow the
+thread to run on. The instruction after an injected `syscall` is a `ret` in the program's own C library. It returns to the library's
+`rt_sigreturn`, which reads a frame from the stack. That frame is the one that Linux itself writes for the return from a signal
 handler: the thread's own registers, vector registers and signal mask (arch/x86/kernel/signal_64.c).
 """
 
@@ -87,7 +87,7 @@ class ReturnFrame(NamedTuple):
 
 
 def write_frame(tid: int, registers: Registers, mask: int) -> ReturnFrame | None:
-    """Write a frame that restores these registers and this signal mask; return None without the code for it, or room on the stack.
+    """Write a frame that restores these registers and this signal mask; return None if its code or room on the stack is missing.
 
     The thread is stopped by ptrace and still has these registers.
     """

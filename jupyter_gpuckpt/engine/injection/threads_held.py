@@ -15,10 +15,10 @@ _ROUNDS = 1000
 class ThreadsHeld:
     """A hold on every thread of `pid` but `except_tids`, while the `with` block lasts.
 
-    A process in state T may get SIGCONT meanwhile: the held threads stay where they are (a traced task does not see it),
-    the others run, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
+    If a process in state T gets SIGCONT meanwhile, the held threads stay where they are (a traced task does not see it), the
+    others run, and at the end all run; without SIGCONT they are stopped (T) as before. Threads that appear while
     the block is entered are held, too, but not threads that `except_tids` make later; threads that end are forgotten. Not
-    thread-safe: the block is entered and left in one thread (`Tracee` asserts it). If that thread ends in between, Linux
+    thread-safe: one thread must enter and leave the block (`Tracee` asserts it). If that thread ends in between, Linux
     releases all. `options` and `return_frame`: as in `Tracee`.
 
     Raises CheckpointError when a thread cannot be stopped (another tracer has it, a right is missing, it is stuck in a device);
@@ -70,11 +70,11 @@ class ThreadsHeld:
         with ExitStack() as all_of_them:
             while self._held:
                 _, tracee = self._held.popitem()
-                # It does not wait for state T, which never comes after a SIGCONT.
+                # This does not wait for state T, which never comes after a SIGCONT.
                 all_of_them.callback(tracee.detach, wait=False)
 
     def _hold_all(self) -> None:
-        """Hold threads until no new one is found: a thread may have made another one before it was held."""
+        """Hold threads until no new one is found: a thread may create another one before it is held."""
         gone: set[int] = set()
         for _ in range(_ROUNDS):
             known = {*self._held, *gone, *self._except_tids}

@@ -1,22 +1,22 @@
 """Injection of system calls into a thread of another process, which does not notice them (x86-64).
 
-Covers: stopping a thread that runs, sleeps or is stopped (state T) already, calls in it, putting everything back.
-Does not cover: what the calls are for (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), what happens to the thread if the
+Covers: stopping a thread that runs, sleeps or is stopped (state T) already, making calls in it, putting everything back.
+Does not cover: the purpose of the calls (`memory/ghost.py`, `gpu/release.py`, `gpu/staging.py`), the fate of the thread if the
 tracer dies (`return_frame`, `tree/standstill.py`). See also: `ptrace` (the calls), `threads_held` (all threads of a process).
 
 How a call is injected, and why so:
 
-* All signals are blocked first. A signal that arrives in between would be handled *instead of* the call, and what looks
-  like its result is the call's own number (seen: 189 of 200 under a signal storm). Pending ones are delivered afterwards.
+* All signals are blocked first. A signal that arrives in between would be handled *instead of* the call; then the register for
+the result still holds the call's number (seen: 189 of 200 under a signal storm). Pending signals are delivered afterwards.
 * The thread's instruction pointer is set to a `syscall` instruction of its own vdso and it is restarted by PTRACE_SYSCALL.
   Only Linux's own report is proof: an entry stop with our number at our instruction and then the exit stop, as
   PTRACE_GET_SYSCALL_INFO returns them. After anything else (a trap left over from PTRACE_INTERRUPT, a group stop, SIGSTOP, a
   call interrupted with -ERESTART*) the thread is restarted with its signal and the call tried again. Single-stepping would force
   a SIGTRAP, which resets the program's handler if SIGTRAP is blocked or ignored (kernel/signal.c, `force_sig_info_to_task`).
-* orig_rax = -1 keeps Linux from restarting a call with the foreign registers. When the original registers are back, a sleep,
-  poll or futex wait that the stop interrupted goes on with the time it had left.
-* rbx carries a mark as long as anything in the thread is not its own; the signal mask is put back before the registers.
-  So the registers show whether a dead tracer left the thread in an injected call (`RegistersRecord.in_injection`).
+* orig_rax = -1 keeps Linux from restarting the interrupted call with our registers. When the original registers are back, a
+sleep, poll or futex wait that the stop interrupted goes on with the time it had left.
+* rbx holds a mark as long as anything in the thread is ours; the signal mask is put back before the registers. So the registers
+show whether a dead tracer left the thread in an injected call (`RegistersRecord.in_injection`).
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Tracee:
     """One thread of a process, stopped and controlled by this process between `attach` and `detach` (or in a `with` block).
 
     `options` are added to PTRACE_O_TRACESYSGOOD. `events` collects (event, message) of the events that they ask for.
-    `return_frame`: if this process dies, the thread continues by itself (`return_frame.py`); until then some kilobytes below its
-    stack are overwritten. A stopped process (T) needs none, because its registers can be put back from a record.
+    `return_frame`: if this process dies, the thread continues by itself (`return_frame.py`); for that some kilobytes below its stack
+    are overwritten until `detach`. A stopped process (T) needs no frame, because its registers can be put back from a record.
     All methods must be called in the thread that attached: Linux refuses others.
     """
 
@@ -149,8 +149,8 @@ class Tracee:
     def detach(self, *, wait: bool = True) -> None:
         """Put everything back and detach the thread: it runs on, or is stopped again if its process is stopped (T).
 
-        Linux stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`),
-        but only when it gets a processor; `wait`: return after that. A thread that has ended is no error.
+        Linux stops a thread again by itself when its process is in group-stop (kernel/ptrace.c, `__ptrace_unlink`), but only when
+        the thread gets a CPU. `wait`: wait for that. A thread that has ended is no error.
         """
         if not self._attached:
             return
@@ -171,19 +171,19 @@ class Tracee:
         """Kill the thread's process by SIGKILL and reap it; return when it is gone."""
         self._mine()
         if not self._attached:
-            return  # it has ended by itself, and another process may have its id by now
+            return  # it has ended by itself, and another process may have its id now
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         while ptrace.wait(self.tid, _STOP_SECONDS).kind is not Kind.ENDED:
-            pass  # a stop that was on its way
+            pass  # another stop comes before the end
         self._attached = False
 
     # Calls and changes
     def syscall(self, number: int, *arguments: int) -> int:
         """Execute one system call in the thread and return its result.
 
-        `detach` or `finish` puts the thread's own registers back; between calls they are not. Raises OSError with the
-        call's errno, ProcessLookupError when the thread was killed, InterruptedError when every try was interrupted.
+        `detach` or `finish` puts the thread's own registers back; between calls the thread does not have them. Raises OSError with
+        the call's errno, ProcessLookupError when the thread was killed, InterruptedError when every try was interrupted.
         """
         self._mine()
         prepared = self._begin()
@@ -245,7 +245,7 @@ class Tracee:
     def skip(self) -> None:
         """Make Linux skip the call at whose entry the thread stands; `finish(result)` then sets its result.
 
-        Without `finish(result)` the call is made after all, also if this process dies.
+        Without `finish(result)` Linux makes the call after all, also if this process dies.
         """
         self._mine()
         values = ptrace.registers(self.tid)
@@ -291,7 +291,7 @@ class Tracee:
         """Yield the address of `data` in the thread's memory, for a call's argument; restore that memory afterwards.
 
         The address is on the thread's stack below the red zone: the 128 bytes under the stack pointer that a function may use
-        without moving it (System V ABI). Below that nothing is in use, but Go and fibers keep stacks side by side.
+        without moving it (System V ABI). Below that the stack is unused, but the stacks of Go and of fibers lie close together.
         """
         self._mine()
         stack = (self._original or ptrace.registers(self.tid)).rsp
@@ -339,7 +339,7 @@ class Tracee:
         return prepared
 
     def _run(self, number: int) -> int:
-        """Let the thread execute the prepared call, and nothing else; return Linux's result."""
+        """Let the thread execute only the prepared call; return Linux's result."""
         entered, deliver = False, 0
         while True:
             self.restart(ptrace.SYSCALL, deliver)
@@ -389,6 +389,6 @@ class Tracee:
 
 
 def living_thread(pid: int) -> int:
-    """Return the main thread of a process, or another one if the main thread has ended and so has no memory and descriptors."""
+    """Return the main thread of a process; another thread if it has ended, because then it shows no memory and descriptors."""
     tids = [pid, *processes.threads(pid)]
     return next((tid for tid in tids if processes.state(tid) not in (None, "Z", "X")), pid)

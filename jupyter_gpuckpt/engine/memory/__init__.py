@@ -1,1 +1,1 @@
-"""The private memory of a tree: reading it while the tree is stopped or runs on, and filling it in a restore."""
+"""The private memory of a tree: it is read while the tree is stopped or runs on, and filled in a restore."""

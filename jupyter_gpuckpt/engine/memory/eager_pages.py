@@ -1,7 +1,7 @@
-"""Private pages written into CRIU's own files: those that cannot be written into a stopped task, so that CRIU restores them.
+"""A sink that writes private pages into CRIU's own files, for those that cannot be written into a stopped task.
 
-The images of a skeleton dump list these pages as lazy, without their bytes. Here they are entered as a plain dump would have
-written them: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
+CRIU then restores them. The images of a skeleton dump list these pages as lazy, without their bytes. Here they are entered as in a
+plain dump: in the order of addresses, between those that CRIU saved itself. See criu/pagemap.c.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Filling the private pages of a restored tree: some are given to CRIU before it begins, the rest is written while it holds the tasks.
+"""The filling of a restored tree's private pages: CRIU gets some before it begins; we write the rest while it holds the tasks.
 
 Nothing runs before every byte is in place, not even a signal handler: a refused or short write or a damaged chunk fails the
 restore.
@@ -38,7 +38,7 @@ class Filling:
         self._to_memory, self._progress, self._folder = to_memory, progress, folder
         self._sinks: list[tuple[str, StoppedPages]] = []
         self._beside = ThreadPoolExecutor(1, "look-up-pages")
-        #: The bytes by which CRIU's part and ours advance the progress: each reads a whole stream if it needs any of it.
+        #: The bytes by which CRIU's part and ours advance the progress: each part reads the whole of every stream that it needs.
         self._criu_length = self._length = 0
         self._has_folder = False
 
@@ -51,7 +51,7 @@ class Filling:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def prepare(self, manifest: Manifest, images: Path) -> None:
-        """Write CRIU's part into its images, and begin to locate the rest. After a plain dump, CRIU's images have everything."""
+        """Write CRIU's part into its images, and look up the chunks of the rest. After a plain dump CRIU's images have everything."""
         plans = page_plan.plan(manifest, images) if manifest.method == "skeleton" else []
         for_criu = [plan for plan in plans if plan.by_criu]
         self._criu_length = sum(plan.stream.length for plan in for_criu)

@@ -37,12 +37,11 @@ _WORST_OOM_SCORE = "1000"
 
 
 class Ghost:
-    """The twin of the process `host_pid`, from the constructor's return until `drop()`.
+    """The twin of the process `host_pid`, from the constructor's return until `drop()`. Thread-safe.
 
-    The process may run, sleep or be stopped (T); its state does not change. `pid` is the twin's, in our PID namespace. The twin
-    holds no descriptors (it keeps no pipe open and no lock held), never runs an instruction of the program, is the first
-    choice of the OOM killer, and dies with this process: PTRACE_O_EXITKILL ties it to a thread that lives as long as it does.
-    Thread-safe.
+    The process may run, sleep or be stopped (T); its state does not change. `pid` is the twin's, in our PID namespace. The twin has
+    no descriptors (it keeps no pipe open and no lock held), never runs an instruction of the program, and is the first choice of the
+    OOM killer. It dies with this process, because it is traced with PTRACE_O_EXITKILL by a thread that lives as long as the twin.
 
     Raises FreezeFailed when the process cannot be traced or the twin cannot be made (memory, number of processes).
     """

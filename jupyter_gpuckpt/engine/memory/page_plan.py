@@ -1,7 +1,8 @@
-"""The plan for the private pages of a tree: which ones we write into the tasks that CRIU holds, and which CRIU reads from its files.
+"""The plan for the private pages of a tree: which of them we write into the tasks that CRIU holds, and which CRIU reads from its files.
 
-We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU restores (`eager_pages.py`)
- * pages that a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before
+We write nearly all of them (`stopped_pages.py`): that is faster, and takes no room on the disk. CRIU restores two kinds itself
+(`eager_pages.py`):
+* pages that a process inherited from its parent and still shares with it copy-on-write. CRIU restores the parent's pages before
    it forks the child, and compares: equal pages stay shared. Written from outside, each process would get a copy of its own.
  * pages in areas that may not be written to, like the code of a just-in-time compiler: process_vm_writev refuses them.
 """
@@ -40,7 +41,7 @@ class Piece:
 class PagePlan:
     """A plan for the private pages of one process that are not in CRIU's images.
 
-    `shared_bytes`: a lower bound of how many of their bytes equal the parent's.
+    `shared_bytes`: a lower bound for the number of their bytes that equal the parent's.
     """
 
     def __init__(self, images: Path, nspid: int, stream: Stream) -> None:
@@ -73,7 +74,7 @@ class PagePlan:
     def inherit(self, parent: PagePlan) -> None:
         """Leave to CRIU, in both processes, the areas that this one has inherited from its parent.
 
-        CRIU compares page by page. Chunks would be poor evidence: one changed page changes a chunk of hundreds of equal pages.
+        CRIU compares page by page. To compare chunks would not do: one changed page changes a chunk of hundreds of equal pages.
         """
         common = self._common(parent)
         if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:

@@ -1,4 +1,4 @@
-"""Reading the private memory of a stopped process or of its ghost, from several threads at once (man process_vm_readv)."""
+"""A reader of the private memory of a stopped process or of its ghost, for several threads at once (man process_vm_readv)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def unforked_areas(pid: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A run of `length` bytes at `offset` of the sequence, which is at `address` of the process or already in `copy`.
+    """A run of `length` bytes at `offset` of the sequence. It lies at `address` of the process, or already in `copy`.
 
-    `pid`: the process that has it, if that is not the sequence's.
+    `pid`: the process that has it, if it is not the sequence's process.
     """
 
     offset: int
@@ -105,11 +105,11 @@ class ProcessMemory:
                 _read(pid, local[first : first + MOST_PIECES], remote[first : first + MOST_PIECES])
 
     def share(self) -> tuple[str, bytes]:
-        """Return (factory, data) as `SharedSource` describes: the other process reads the same memory, and copied parts from ours."""
+        """Return (factory, data) as in `SharedSource`: the other process reads the same memory, and copied parts from this process."""
         return _share(self.name, self._parts, self.pid)
 
     def keep(self, areas: Iterable[tuple[int, int]]) -> None:
-        """Copy the bytes between these addresses now: a ghost lacks DONTFORK areas, and its WIPEONFORK areas are empty."""
+        """Copy the bytes of these areas now, because a ghost lacks DONTFORK areas and its WIPEONFORK areas are empty."""
         for first, last in areas:
             parts: list[_Part] = []
             for part in self._parts:
@@ -144,7 +144,7 @@ class ProcessMemory:
         return CopiedMemory(self.name, view)
 
     def of(self, pid: int) -> ProcessMemory:
-        """Return the same sequence, read from the process `pid`, a twin."""
+        """Return the same sequence, read from a twin with the pid `pid`."""
         twin = ProcessMemory(self.name, pid, ())
         twin.length = self.length
         twin._set(self._parts)
@@ -215,5 +215,5 @@ class CopiedMemory:
         buffer[:] = self._data[offset : offset + len(buffer)]
 
     def share(self) -> tuple[str, bytes]:
-        """Return (factory, data) as `SharedSource` describes: the other process reads the memory of this one."""
+        """Return (factory, data) as in `SharedSource`: the other process reads the memory of this one."""
         return _share(self.name, [_Part(0, 0, self.length, self._data)] if self.length else [], 0)

@@ -1,8 +1,8 @@
-"""Private pages written into tasks that CRIU holds, before their first instruction (man process_vm_writev).
+"""A sink that writes private pages into tasks that CRIU holds, before their first instruction (man process_vm_writev).
 
-`criu restore` makes the tasks without these pages; a page that is never written reads as zeros. Writing takes no
-right but that to trace the task, and many threads and processes can write at once. A write that is refused or short fails the
-restore; it is never tried again.
+`criu restore` makes the tasks without these pages; a page that is never written reads as zeros. A writer needs only the right to
+trace the task, and many threads and processes can write at once. A write that is refused or short fails the restore; it is never
+tried again.
 """
 
 from __future__ import annotations

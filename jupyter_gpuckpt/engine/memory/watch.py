@@ -1,8 +1,8 @@
 """A watch over memory during a save: it drops the ghost before memory runs out, so that the user's kernel is not killed.
 
-While the ghost lives, every page that the kernel rewrites exists twice. The OOM killer would kill the ghost first
-(oom_score_adj 1000), but not where the whole control group is killed together (memory.oom.group, which Kubernetes sets), and
-only after the kernel had to wait for memory.
+While the ghost lives, every page that the kernel rewrites exists twice. The OOM killer would choose the ghost first
+(oom_score_adj 1000), but only after the kernel had to wait for memory. And it kills the whole control group together where
+memory.oom.group is set, as Kubernetes does.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""TCP connections with both ends in a tree: recorded for a snapshot, recreated for a resume."""
+"""TCP connections with both ends in a tree, which are recorded for a snapshot and recreated for a resume."""

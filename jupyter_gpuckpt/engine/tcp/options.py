@@ -1,4 +1,4 @@
-"""The options and buffer sizes of a TCP socket: read from one socket, and set on another that replaces it.
+"""Transfer of the options and buffer sizes of a TCP socket to another socket that replaces it.
 
 The numbers are those of include/uapi/asm-generic/socket.h, linux/tcp.h, linux/in.h and linux/in6.h. Options that only report
 events, or that Linux itself changes all the time, are left out.
@@ -120,12 +120,12 @@ def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda 
     """Make room for `length` more incoming bytes, as far as the system's limits and our rights allow.
 
     The room is generous, because bytes that find none are sent again much later. If this process dies meanwhile, the buffer stays
-    larger. Without the right to set the size, SO_RCVLOWAT is raised for a moment, which enlarges the buffer, too; its former value
-    is passed to `note` before, so that recovery can put it back.
+    larger. Without the right to set the size, this raises SO_RCVLOWAT for a moment, which enlarges the buffer as well. Its former
+    value is passed to `note` first, so that recovery can restore it.
     """
     try:
         chosen = end.getsockopt(*_CHOSEN)
-    except OSError:  # without SO_BUF_LOCK the size could not be left to Linux again later
+    except OSError:  # without SO_BUF_LOCK, Linux could not take over the size again later
         return
     wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
     with suppress(PermissionError):

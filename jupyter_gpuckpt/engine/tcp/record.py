@@ -1,8 +1,8 @@
-"""The TCP connections with both ends in a tree, recorded while it stands still.
+"""The recording of TCP connections with both ends in a tree, while the tree stands still.
 
-CRIU closes every connection. Those with both ends in the tree are made anew before it restores the tree (`remake.py`), with the
-bytes that had not been read yet. Here these are read through duplicated descriptors of the sockets (man 2 pidfd_getfd), without
-taking them out of a queue, so the connections go on as before. Bytes that a sender still keeps, because the receiver has no
+CRIU closes every connection. Those with both ends in the tree are recreated before it restores the tree (`remake.py`), with the
+bytes that had not been read yet. This module reads these bytes through duplicated descriptors of the sockets (man 2 pidfd_getfd)
+and leaves them in the queues, so the connections go on as before. Bytes that a sender still keeps, because the receiver has no
 room, cannot be read; so for a suspend the receiver gets more room, and they arrive.
 """
 
@@ -40,7 +40,7 @@ _JOURNAL = f"{SCRATCH}/low-water-mark"
 _NR_PIDFD_GETFD = 438
 _SIOCOUTQ = termios.TIOCOUTQ
 _SO_PEEK_OFF, _TCP_ULP = 42, 31
-#: How long to wait until all bytes have arrived. A sender that found too little room tries again after 0.2 s, 0.4 s, and so on.
+#: How long to wait until all bytes have arrived, and the interval of checks. A sender that found no room retries after 0.2 s, 0.4 s, ...
 _PATIENCE_SECONDS, _LOOK_SECONDS = 3.0, 0.001
 #: The same if buffers are not enlarged: then only acknowledgements can be missing.
 _PATIENCE_FOR_ACKNOWLEDGEMENTS = 0.05
@@ -68,7 +68,7 @@ class _Mark(msgspec.Struct):
 
 
 class _HeldEnd:
-    """One end of a connection, held by a duplicated descriptor. It shares its file flags with the program, so they never change."""
+    """One end of a connection, held by a duplicated descriptor. The file flags are shared with the program, so they are never changed."""
 
     def __init__(self, end: End) -> None:
         self.end = end
@@ -227,7 +227,7 @@ class Recorded:
         return sum(len(connection.ends) for connection in self.connections)
 
     def _add_closed(self, end: End) -> Iterable[bytes]:
-        """Record a connection that both sides have ended, if there is something left to read."""
+        """Record a connection that both sides have ended, if bytes are left to read."""
         with suppress(OSError, _UnkeepableError):
             held = _HeldEnd(end)
             self._held.append(held)

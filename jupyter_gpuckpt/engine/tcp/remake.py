@@ -1,8 +1,8 @@
-"""The TCP connections within a tree, recreated for a resume: CRIU gives them to the processes instead of closed ones.
+"""The recreation of TCP connections within a tree for a resume: CRIU gives them to the processes instead of closed ones.
 
-Each pair is made before CRIU starts, between its former addresses and ports; if one of these is in use, between others, which only
-a program that asks for them sees. Unread bytes are sent again. CRIU passes on descriptors that it inherits
-(`criu restore --inherit-fd`) for files, not for sockets, so the sockets are entered into its images as files.
+Each pair of sockets is made before CRIU starts, between its former addresses and ports. If one of these is in use, others are taken;
+only a program that asks for its addresses notices. Unread bytes are sent again. CRIU passes on inherited descriptors
+(`criu restore --inherit-fd`) only for files, not for sockets, so the sockets are entered into its images as files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Address = tuple[Any, ...]
 
 
 class RemadeConnections:
-    """The remade sockets, from before CRIU starts until the tree has them. Leaving the block closes our descriptors.
+    """The recreated sockets, from before CRIU starts until the tree has them. Leaving the block closes our descriptors.
 
     In a `rehearsal`, while the tree still has its connections, they are made between other ports.
     """
@@ -57,7 +57,7 @@ class RemadeConnections:
         *,
         rehearsal: bool = False,
     ) -> None:
-        #: The connections that could not be recreated, with the reason; they are closed.
+        #: The connections that could not be recreated, with the reason; the tree finds them closed.
         self.lost: list[str] = []
         self._rehearsal = rehearsal
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
@@ -126,7 +126,10 @@ class RemadeConnections:
             criu_images.replace(path, [_with_type(entry, ids) for entry in entries])
 
     def finish(self, ports: Mapping[int, int]) -> None:
-        """Connect to the restored listeners, which may be on other `ports` now, and close; no task of the tree runs yet."""
+        """Connect the unaccepted connections to the restored listeners, then `close`; no task of the tree runs yet.
+
+        `ports`: old to new ports of listeners.
+        """
         for connection, made in self._waiting:
             address, port, *more = connection.ends[0].remote
             target = (address, ports.get(int(port), port), *more)
@@ -296,7 +299,7 @@ def _require_here(family: int, target: Address) -> None:
 
 
 def _bind(made: socket.socket, own: Address) -> None:
-    """Bind a socket that is to be connected, even if ended connections linger on its port. Raises OSError."""
+    """Bind a socket before it is connected, even if ended connections linger on its port. Raises OSError."""
     try:
         made.bind(own)
     except OSError as error:

@@ -1,1 +1,1 @@
-"""A running process tree: its init (init.c), its namespaces and the files in them, and stopping all of its tasks."""
+"""A running process tree: its init (init.c), its namespaces and the files in them, and the standstill of all its tasks."""

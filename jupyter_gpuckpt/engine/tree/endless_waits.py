@@ -1,9 +1,9 @@
 """System calls without a timeout, restarted after a freeze interrupts them.
 
-Linux resumes an interrupted `poll` from data of its own (`restart_syscall`), which no image holds, so CRIU makes such a call fail
+Linux restarts an interrupted `poll` from data of its own (`restart_syscall`), which no image holds, so CRIU makes such a call fail
 with EINTR instead (compel's `get_task_regs`). `epoll_wait` fails with EINTR at every stop. A program that never gets signals
 need not expect that: xeus kernels end with "terminate called after throwing an instance of 'zmq::error_t'". A wait with a timeout
-keeps its EINTR: started again, it could last twice as long.
+still fails with EINTR, because it could last twice as long if it were restarted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALL_BITS = (1 << 64) - 1
 
 
 def restart_endless_wait(tracee: Tracee) -> None:
-    """Make a stopped thread repeat its endless call with the same arguments when it continues; a signal handler still comes first."""
+    """Make a stopped thread repeat its endless call with the same arguments when it continues. A signal handler still runs first."""
     registers = ptrace.registers(tracee.tid)
     if _is_endless(registers) and _result(registers) in (_RESTART_BY_BLOCK, _INTERRUPTED):
         changed = registers.copy()

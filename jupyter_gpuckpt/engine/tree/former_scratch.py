@@ -18,7 +18,7 @@ _MARK = "keeper"
 def mount_over(tree: Tree) -> None:
     """Bind mount a tree's former scratch at its current place, in the tree's mount namespace, unless the tree is newer.
 
-    It never raises: if it fails, the tree runs on, and saves of it are refused (`is_known`).
+    This never raises. If it fails, the tree runs on, and saves of it are refused (`is_known`).
     """
     root = tree.root
     try:

@@ -7,20 +7,20 @@
  *   gpuckpt-init bind    PID SOURCE TARGET                   (a bind mount there)
  *   notify                                                   (by name: CRIU's --action-script)
  *
- * IDS is "-" for a kernel in the caller's user namespace, which takes rights, or "UID:GID": then the kernel gets a user
- * namespace of its own, in which the caller has these numbers, and no capability in it.
+ * IDS is "-" for a kernel in the caller's user namespace, for which the caller needs rights, or "UID:GID": then the kernel gets a
+ * user namespace of its own, in which the caller has these ids and the kernel has no capability.
  *
- * The caller's side is engine/tree/launch.py. init is PID 1 of fresh PID and mount namespaces, is no part of a snapshot and
+ * The caller's side is engine/tree/launch.py. init is PID 1 of fresh PID and mount namespaces, is not part of a snapshot and
  * writes the keeper's wait status to EXIT_PATH. The keeper is the root of what CRIU freezes: a subreaper, so that
  * daemonised children stay inside the tree; it ends the way the kernel ends, so that init sees the kernel's wait status.
  * The keeper runs from a file on the scratch tmpfs, which travels with the snapshot: a snapshot does not depend on the
  * version of this package that is installed when it is resumed.
  *
- * Messages on standard output, one line each: "init PID" (host pid, by the shim), "ready" (mounts are there), then
+ * Messages on standard output, one line each: "init PID" (the host pid, written by init's parent), "ready" (mounts exist), then
  * "started" (launch) or "criu STATUS" (restore; wait status), or "error STEP: TEXT". After "ready" it waits for the line
  * "go LAST_PID" on standard input, while the caller fills the scratch tmpfs; the first process it starts gets LAST_PID + 1. With
- * "go LAST_PID MONOTONIC BOOTTIME" (seconds and nanoseconds, with a blank between) its clocks show that: CRIU restores them only
- * in its own user namespace.
+ * "go LAST_PID MONOTONIC BOOTTIME" (each as seconds, blank, nanoseconds) init sets its clocks to these readings, because CRIU
+ * restores clocks only in its own user namespace.
  */
 #define _GNU_SOURCE
 #include "namespaces.h"
@@ -59,8 +59,9 @@
 #define CLONE_NEWTIME 0x00000080
 #endif
 
-/* An empty mount namespace of our own: a private /proc, the scratch tmpfs and, below it, one with huge pages for GPU memory. The
- * mount point of scratch must be there for every user: it is a directory in /dev/shm. Not huge everywhere: each of CRIU's many small images would take 2 MB. The mounts are slaves: none reaches the host. */
+/* Make a mount namespace with a private /proc, the scratch tmpfs and, below it, a tmpfs with huge pages for GPU memory. The mount
+ * point of scratch must exist for every user, so it is a directory in /dev/shm. Scratch itself has no huge pages: each of CRIU's many
+ * small images would take 2 MB. The mounts are slaves: none of them reaches the host. */
 static void make_mounts(const char *bytes, const char *shm) {
     char options[128], path[32];
     if (unshare(CLONE_NEWNS)) fail("mount namespace");
@@ -70,7 +71,7 @@ static void make_mounts(const char *bytes, const char *shm) {
         snprintf(options, sizeof options, "mode=1777,size=%s", bytes);
         if (mount("gpuckpt-shm", SHM, "tmpfs", MS_NOSUID | MS_NODEV, options)) fail("mount " SHM);
     }
-    /* In a /dev/shm that others have as well it may be anybody's directory; what is mounted on it is ours. */
+    /* In a shared /dev/shm the directory may be anybody's, but what is mounted on it is ours. */
     if (mkdir(SCRATCH, 0755) && errno != EEXIST) fail("mkdir " SCRATCH);
     int place = open(SCRATCH, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (place < 0) fail("open " SCRATCH);
@@ -86,8 +87,8 @@ static void make_mounts(const char *bytes, const char *shm) {
     }
 }
 
-/* CRIU cannot save io_uring. Everything that uses it falls back to epoll where the system call does not exist. All that init
- * starts inherits the filter: the kernel, and CRIU with what it restores. CRIU's dump does not see it (engine/criu/preload.c). */
+/* CRIU cannot save io_uring. Programs that use it fall back to epoll if the system call does not exist. All processes below init
+ * inherit the filter, including CRIU and the tasks that it restores. CRIU's dump does not see the filter (engine/criu/preload.c). */
 static void refuse_io_uring(void) {
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -106,7 +107,7 @@ static void set_last_pid(const char *text) {
     write_file("/proc/sys/kernel/ns_last_pid", last);
 }
 
-/* Write a clock's line of timens_offsets: its new reading less the current one. */
+/* Write a clock's line of timens_offsets: its new reading minus the current one. */
 static void offset_of(int clock, long seconds, long nanoseconds, char *text, size_t size) {
     struct timespec now;
     clock_gettime(clock, &now);
@@ -138,7 +139,7 @@ static void copy_self(int self, const char *path) {
     close(fd);
 }
 
-/* Readers see the whole status or no file: poll() of the provisioner takes the file's existence for the kernel's end. */
+/* Readers see the whole status or no file, because the provisioner's poll() takes the file's existence as the kernel's end. */
 static void write_exit(const char *path, int status) {
     char tmp[4096];
     snprintf(tmp, sizeof tmp, "%s.tmp", path);
@@ -175,8 +176,8 @@ static int keeper(char **v) {
     }
 }
 
-/* Descriptors made outside belong to mounts that CRIU cannot see from inside ("Can't lookup mount"): open them again here.
- * O_APPEND: CRIU checks the size of every file that is not O_WRONLY|O_APPEND when it restores. */
+/* Open the standard streams again: descriptors made outside belong to mounts that CRIU cannot see from inside ("Can't lookup mount").
+ * O_APPEND is set because a restore checks the size of every file that is not O_WRONLY|O_APPEND. */
 static void open_streams(const char *log) {
     int in = open("/dev/null", O_RDONLY), out = open(log, O_WRONLY | O_APPEND | O_CREAT, 0600);
     if (out < 0) out = open("/dev/null", O_WRONLY | O_APPEND);
@@ -185,8 +186,8 @@ static void open_streams(const char *log) {
     if (out > 2) close(out);
 }
 
-/* Descriptors of GPU memory that belongs to no process while the driver checkpoints its owner. init holds them, so that the memory
- * outlives the daemon. The owner's pid in this namespace is the key. The other side: engine/gpu/lane.py. */
+/* Descriptors of GPU memory that no process has mapped while the driver checkpoints its owner. init holds them, so that the memory
+ * outlives the daemon. The key is the owner's pid in this namespace. The other side is engine/gpu/lane.py. */
 enum { KEEP = 'k', GIVE = 'g', FREE = 'f', DROP = 'd', MOST_HELD = 16384, BATCH = 200 };
 typedef struct { int order; unsigned owner, first; } request_t;
 static struct { unsigned owner; int descriptor; } held[MOST_HELD];
@@ -210,7 +211,7 @@ static void free_first(unsigned owner, unsigned number) {
         }
 }
 
-/* Obey one request. The answer is how many descriptors of this owner are held, with those asked for. */
+/* Carry out one request. The answer is the number of descriptors held for this owner, with the descriptors that were requested. */
 static void hold(int peer) {
     union { struct cmsghdr header; char room[CMSG_SPACE(BATCH * sizeof(int))]; } control = {0};
     request_t request;
@@ -248,7 +249,7 @@ static void hold(int peer) {
     sendmsg(peer, &message, MSG_NOSIGNAL);
 }
 
-/* Listen for requests to hold descriptors; without the socket nothing is handed over, which is slower. */
+/* Listen for requests to hold descriptors. Without the socket saves of GPU memory are slower, because nothing is handed over. */
 static int listen_for_descriptors(void) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = HOLD};
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -258,7 +259,7 @@ static int listen_for_descriptors(void) {
     return -1;
 }
 
-/* Wait until the root of the tree has ended, and hold descriptors meanwhile; return its wait status. */
+/* Wait until the root of the tree has ended, and serve requests for descriptors meanwhile; return its wait status. */
 static int wait_for(pid_t root, int listening) {
     int status, children, peer;
     sigset_t child;
@@ -269,7 +270,7 @@ static int wait_for(pid_t root, int listening) {
     for (;;) {
         struct pollfd looked[] = {{.fd = children, .events = POLLIN}, {.fd = listening, .events = POLLIN}};
         struct signalfd_siginfo information;
-        struct timeval limit = {10, 0}; /* a peer that asks nothing must not keep init from reaping */
+        struct timeval limit = {10, 0}; /* a peer that sends nothing must not keep init from reaping */
         pid_t p;
         while ((p = waitpid(-1, &status, children < 0 ? 0 : WNOHANG)) > 0)
             if (p == root) return status;
@@ -311,14 +312,14 @@ static int init(int restore, char **v) {
     line[length] = 0;
     set_last_pid(line + strcspn(line, " "));
     if (!restore) {
-        /* The directory is looked up inside: a descriptor from outside would have a foreign mount id. */
+        /* The directory is opened inside the namespace: a descriptor from outside would have the mount id of another namespace. */
         int cwd = open(".", O_PATH | O_DIRECTORY);
         if (cwd < 0) fail("working directory");
         root = fork();
         if (root < 0) fail("fork");
         if (!root) {
             snprintf(number, sizeof number, "%d", cwd);
-            /* KERNEL... is the tail of our own argument vector: the keeper's words are laid over what stands before it. */
+            /* KERNEL... is the tail of our own argument vector: the keeper's arguments replace those before it. */
             v[3] = "gpuckpt-keeper", v[4] = "keeper", v[6] = number;
             open_streams(log);
             if (strcmp(ids, "-")) drop_capabilities();
@@ -348,11 +349,11 @@ static int init(int restore, char **v) {
             ;
         dprintf(1, "criu %d\n", status);
         if (status) {
-            while (read(0, line, sizeof line) > 0) /* the log lies on our tmpfs: stay until the caller has read it */
+            while (read(0, line, sizeof line) > 0) /* stay until the caller has read CRIU's log, which is on our tmpfs */
                 ;
             _exit(1);
         }
-        close_all(3, ~0U); /* descriptors that CRIU passed on belong to the restored processes alone */
+        close_all(3, ~0U); /* descriptors that CRIU passed on belong only to the restored processes */
         root = keeper_pid; /* restored as a child of init: criu restore --restore-sibling */
     }
     if (!restore) dprintf(1, "started\n");
@@ -364,9 +365,9 @@ static int init(int restore, char **v) {
     _exit(0);
 }
 
-/* CRIU calls this at every stage. At pre-dump, the last moment before it touches a task, the daemon stops them all; at
- * post-restore, when all memory is mapped and no task runs, it fills it. Anything but its "1" (also its death) makes us fail, and
- * CRIU give up. The other side: engine/criu/action_script.py. */
+/* CRIU calls this at every stage. At pre-dump, the last moment before CRIU touches a task, the daemon stops all tasks. At
+ * post-restore, when all memory is mapped and no task runs, the daemon fills the memory. Unless the daemon answers "1" (it may have
+ * died), we fail and CRIU gives up. The other side is engine/criu/action_script.py. */
 static int notify(void) {
     const char *action = getenv("CRTOOLS_SCRIPT_ACTION");
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SCRATCH "/notify.socket"};

@@ -1,4 +1,4 @@
-"""A kernel's secrets on its own scratch tmpfs: they exist as long as the kernel, and a snapshot contains them as it does its memory.
+"""A kernel's secrets on its own scratch tmpfs. They exist as long as the kernel, and a snapshot contains them like its memory.
 
 They are opaque here (`model.LaunchSpec.secrets`). The content is untrusted: the kernel can write there.
 """

@@ -14,7 +14,7 @@ from ...model import SCRATCH
 LIBRARY = Path(__file__).parents[1] / "gpu" / "gpu-lane.so"
 #: The library's place on the kernel's own scratch tmpfs; a snapshot contains it.
 INSIDE = f"{SCRATCH}/{LIBRARY.name}"
-#: Where the library's thread of each process listens, on a socket that has the process's number as its name.
+#: The folder of the sockets on which the library's threads listen; the name of each is its process's pid in the kernel's namespace.
 DIRECTORY = f"{SCRATCH}/lane"
 _VARIABLE = "GPUCKPT_LANE"
 _PRELOADED = "LD_PRELOAD"

@@ -1,4 +1,4 @@
-"""Starting and ending a process tree in its own PID, mount and time namespaces.
+"""The start and end of a process tree in its own PID, mount and time namespaces.
 
 Covers: the protocol with `gpuckpt-init` (init.c), host pids, killing a tree. Does not cover: CRIU (`engine/criu`), what a
 kernel is (the daemon). See also: ARCHITECTURE.md, "Launch".
@@ -80,7 +80,7 @@ class Namespaces:
 
 
 def _tmpfs_bytes() -> int:
-    """Return the size limit of a tmpfs, in bytes: all memory, because a tmpfs takes only what is in it and the preflight counts that."""
+    """Return the size limit of a tmpfs in bytes: all memory, because a tmpfs takes only what its files need, which the preflight counts."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

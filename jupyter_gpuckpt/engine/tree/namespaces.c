@@ -1,4 +1,4 @@
-/* Namespaces and capabilities: a kernel's own user namespace, and the way of programs into the namespaces of a kernel's init. */
+/* Namespaces and capabilities: a kernel's own user namespace, and running programs in the namespaces of a kernel's init. */
 #define _GNU_SOURCE
 #include "namespaces.h"
 
@@ -30,8 +30,8 @@ void write_file(const char *path, const char *text) {
     close(fd);
 }
 
-/* A user namespace in which the caller has the ids `ids`; whoever makes one has every capability in it, and in what is made
- * with it, until the next exec. /proc shows a process that gained capabilities as root's, and it would be closed to the daemon. */
+/* Make a user namespace in which the caller has the ids `ids`. Its maker has every capability in it, and in namespaces made with it,
+ * until the next exec. /proc/PID of a process that gained capabilities belongs to root, and the daemon could not read it. */
 void own_user_namespace(const char *ids) {
     char map[64];
     unsigned uid = geteuid(), gid = getegid(), uid_inside, gid_inside;
@@ -39,7 +39,7 @@ void own_user_namespace(const char *ids) {
     if (unshare(CLONE_NEWUSER)) fail("user namespace");
     snprintf(map, sizeof map, "%u %u 1", uid_inside, uid);
     write_file("/proc/self/uid_map", map);
-    write_file("/proc/self/setgroups", "deny"); /* without that Linux lets nobody map a group without a right */
+    write_file("/proc/self/setgroups", "deny"); /* without this, mapping a group needs a capability */
     snprintf(map, sizeof map, "%u %u 1", gid_inside, gid);
     write_file("/proc/self/gid_map", map);
     if (prctl(PR_SET_DUMPABLE, 1)) fail("dumpable");
@@ -61,7 +61,7 @@ static void join(const char *pid, int kinds) {
     close(init);
 }
 
-/* Keep the permitted capabilities over exec, also for a user that is not root. */
+/* Keep the permitted capabilities across an exec, also for a user that is not root. */
 void keep_capabilities(void) {
     struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
     struct __user_cap_data_struct sets[2];
@@ -72,8 +72,8 @@ void keep_capabilities(void) {
         if (sets[i / 32].permitted >> i % 32 & 1) prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, i, 0, 0);
 }
 
-/* The kernel has no capability in its user namespace, as its user has none outside. An exec takes them from everybody but uid 0.
- * The bounding set stays: without it Linux does not start programs that have file capabilities. */
+/* Drop all capabilities: the kernel has none in its user namespace, as its user has none outside. An exec drops them for everybody but
+ * uid 0. The bounding set stays: without it Linux does not start programs that have file capabilities. */
 void drop_capabilities(void) {
     if (!geteuid() && prctl(PR_SET_SECUREBITS, SECBIT_NOROOT | SECBIT_NOROOT_LOCKED)) fail("securebits");
 }
@@ -101,8 +101,8 @@ void end_like(int status) {
     _exit(WEXITSTATUS(status));
 }
 
-/* Run a program in the namespaces of an init, with as many descriptors as the limit allows: CRIU keeps a pipe per megabyte of
- * private memory that it sees, and raises its own limit only with CAP_SYS_RESOURCE. */
+/* Run a program in the namespaces of an init, with the limit of descriptors raised as far as allowed: CRIU needs a pipe per megabyte
+ * of private memory that it sees, and raises its own limit only with CAP_SYS_RESOURCE. */
 int enter(char **v) {
     struct rlimit files;
     int status;

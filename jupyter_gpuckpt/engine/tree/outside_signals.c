@@ -1,14 +1,14 @@
 /* outside-signals.so: loaded into every kernel, so that a SIGTERM or SIGHUP from outside does not end it.
  *
- * Who stops a service, a container or a session sends these to all its processes at once (systemd: KillMode=control-group,
- * the default). The kernel would be gone before anybody could save it. From outside means: from a process that cannot be
- * seen in the kernel's PID namespace, for which the system puts si_pid = 0 (kernel/signal.c, send_signal_locked). What a
- * user's own code sends, to itself, to forked workers (multiprocessing's terminate()), works as ever; the daemon passes a
+ * Stopping a service, a container or a session sends these signals to all its processes at once (systemd: KillMode=control-group,
+ * the default). The kernel would be gone before anybody could save it. "From outside" means from a process that cannot be
+ * seen in the kernel's PID namespace; for it Linux sets si_pid = 0 (kernel/signal.c, send_signal_locked). Signals that the
+ * user's own code sends to itself or to forked workers (multiprocessing's terminate()) work as ever. The daemon passes a
  * signal on by sigqueue, which is not SI_USER (engine/tree/outside_signals.py).
  *
- * The program is not to notice: sigaction() tells it that the default is in place, and asked for the default puts ours there.
- * Children that it starts lose the handler at execve and never see LD_PRELOAD, which we take out of the environment.
- * Without libc of our own: this is loaded beside any.
+ * The program must not notice: where our handler is set, sigaction() reports the default, and a request to set the default sets our
+ * handler. Children that it starts lose the handler at execve and never see LD_PRELOAD, which we take out of the environment.
+ * This library uses no libc, because it is loaded beside any libc.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

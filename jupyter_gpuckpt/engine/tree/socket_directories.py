@@ -1,7 +1,7 @@
-"""Directories for the unix sockets of a branch whose original listens there: each kernel sees its own in the same place.
+"""Private directories for the unix sockets of a branch whose original still listens: each kernel sees its own at the same path.
 
 multiprocessing, and with it PyTorch's DataLoader, listens on a socket in a temporary directory. Processes of the branch find each
-other there by the path that they remember, so the path must stay and the directory must not be the original's. A directory on
+other by the path that they remember, so the path must stay, but the directory must not be the original's. So a directory on
 the kernel's scratch is mounted over it, in the kernel's own mount namespace, and disappears with that.
 """
 

@@ -1,6 +1,7 @@
-"""ssh's system-wide settings in a user namespace, where root's files belong to nobody and ssh refuses included files of others.
+"""Mounts of copies over ssh's system-wide settings in a user namespace.
 
-So copies that belong to the kernel's user are mounted over the files that root's file includes. See man ssh_config, Include.
+There root's files belong to nobody, and ssh refuses included files of other owners. So copies that belong to the kernel's user are
+mounted over the files that root's settings include. See man ssh_config, Include.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A tree stopped by SIGSTOP, with every thread's registers recorded, before CRIU touches it.
+"""The standstill of a tree: all tasks are stopped by SIGSTOP, and every thread's registers recorded, before CRIU touches it.
 
 CRIU's own stop is not enough: it traces the tasks and lets them execute code of its own, and when a tracer dies Linux
 lets its tracees run on at once, wherever they are. A process whose tracer is killed in the middle of an injection then executes
 CRIU's breakpoint and dies of SIGTRAP. A process in group-stop goes back into it instead (kernel/ptrace.c,
 `__ptrace_unlink`), and can be repaired from the record. CRIU itself saves stopped tasks as stopped ones.
 
-No record helps a task that has met a breakpoint: its SIGTRAP is pending, and Linux delivers it if CRIU dies before it has
-taken the signal away. So in our dumps CRIU's code meets no breakpoint (engine/criu/injection.c).
+No record helps a task that has hit a breakpoint: its SIGTRAP is pending, and Linux delivers it if CRIU dies before it has
+consumed the signal. So in our dumps CRIU's code has no breakpoints (engine/criu/injection.c).
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class _Journal(msgspec.Struct):
 
 
 class Standstill:
-    """One standstill of `tree`, from `begin()` to `end()`; call `repair()` where CRIU failed.
+    """One standstill of `tree`, from `begin()` to `end()`; call `repair()` if CRIU failed. Not thread-safe.
 
-    Tasks that the user had stopped stay stopped. Not thread-safe. A journal lies on the tree's scratch tmpfs meanwhile, from
-    which `found` makes the standstill in another process when this one was killed.
+    Tasks that the user had stopped stay stopped. Meanwhile a journal lies on the tree's scratch tmpfs. If this process is killed,
+    `found` recreates the standstill from it in another process.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -100,10 +100,10 @@ class Standstill:
         return [record.pid for record in self._records]
 
     def begin(self) -> None:
-        """Stop every process, parents first, and record what CRIU might leave changed.
+        """Stop every process, and record all that CRIU might leave changed.
 
-        Parents first, so that no shell sees a child of its own stopped, and no process makes a child that is missed. Raises
-        FreezeFailed when one cannot be stopped; `end()` then lets the others run on.
+        Parents are stopped first, so that no shell sees a stopped child, and no process creates a child that is missed. Raises
+        FreezeFailed when a process cannot be stopped; `end()` then lets the others run on.
         """
         self._look()
         waiting = [self._tree.keeper_pid]
@@ -149,7 +149,7 @@ class Standstill:
     def end(self) -> None:
         """Let every task run on, deepest first, except those that the user had stopped.
 
-        A shell that ran before its child would see the child stopped, report that, and no longer wait for it.
+        The order matters: a shell that runs before its child would see the child stopped, report that, and no longer wait for it.
         """
         for pid in reversed(self._stopped):
             with suppress(ProcessLookupError):
@@ -267,7 +267,7 @@ def _repair(record: TaskRecord) -> None:
 def _put_back(
     tracee: Tracee, record: RegistersRecord, extended: bytes, foreign: list[range]
 ) -> bool:
-    """Restore a thread, also from an injected call of ours (a ghost's); return False if it already went on by itself.
+    """Restore a thread, even from an injected call of ours (a ghost's); return False if it already went on by itself.
 
     CRIU's code in the task returns to the program when its socket closes. A dying CRIU closes it shortly before its tracees
     are detached and stop again (kernel/exit.c: `exit_files` comes before `exit_notify`).
@@ -286,7 +286,7 @@ def _take_trap(tracee: Tracee) -> None:
     """Consume a pending SIGTRAP of CRIU's breakpoint, which would kill the program if delivered."""
     pending = processes.status(tracee.tid).get("SigPnd", "0")
     if int(pending, 16) & _SIGTRAP_BIT:
-        # sigtimedwait for SIGTRAP alone with a timeout of zero: it takes a pending signal and does not wait.
+        # sigtimedwait for SIGTRAP alone, with a timeout of zero, consumes a pending signal and does not wait.
         with (
             tracee.borrowed(struct.pack("<QQQ", _SIGTRAP_BIT, 0, 0)) as address,
             suppress(BlockingIOError),

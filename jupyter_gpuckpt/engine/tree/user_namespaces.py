@@ -1,11 +1,11 @@
 """Kernels in a user namespace of their own, for which an ordinary user needs no rights.
 
-The namespace maps one user and one group: inside the ids with which the kernel was started, outside the daemon's. For a kernel that
-was launched here they are the same; a kernel that another user saved keeps its ids inside. A kernel that shares the daemon's user
-namespace needs rights (`host.privileges`). See man user_namespaces.
+The namespace maps one user and one group: inside they have the ids with which the kernel was started, outside the daemon's ids. These
+are equal for a kernel that was launched here; a kernel that another user saved keeps its ids inside. A kernel that shares the daemon's
+user namespace needs rights (`host.privileges`). See man user_namespaces.
 
-Covers: which kernels need one, which ids a tree has in it. Does not cover: how it is made (namespaces.c), the owners and credentials in
-images (`criu/owners.py`).
+Covers: the kernels that need one, the ids that a tree has in it. Does not cover: how it is made (namespaces.c), the owners and
+credentials in images (`criu/owners.py`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The threads of CUDA processes, held while the driver unmaps memory that they may be using.
 
 Checkpoint unmaps all memory that CPU and GPU share (pinned memory, flags that the GPU writes) and Restore maps it again at the same
-addresses. A Lock holds CUDA calls only: a thread that reads such a flag now and then, as one of JAX's does every five seconds,
-or that copies into pinned memory, dies of SIGSEGV in between, and its process with it (seen in one of 30 Checkpoints).
+addresses. A Lock holds CUDA calls only. A thread that touches such memory in between, because it copies into pinned memory or reads a
+flag now and then, as one of JAX's does every five seconds, dies of SIGSEGV, and its process with it (seen in one of 30 Checkpoints).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class UserThreads:
         """Wait until these calls of the driver have ended.
 
         A held thread may own a lock (of malloc, of the loader) that the driver's thread needs. If the driver's thread waits for a
-        lock for too long, the threads of its process are released: their risk of SIGSEGV is better than waiting forever.
+        lock for too long, the threads of its process are released: the risk of a SIGSEGV is better than waiting for ever.
         """
         since: dict[int, tuple[int, float]] = {}
         waiting = set(calls)
