@@ -1,7 +1,7 @@
 """Files of annotations: title, note, pin, deletion and last use, which change after a save.
 
 A manifest never changes, so annotations are in a file beside it, `manifests/<snapshot>.annotations`: JSON, replaced as a whole.
-Without that file the manifest's values apply. The file is removed after the manifest; one without a manifest is ignored.
+Without that file the manifest's values apply. The file is removed after the manifest; a file without a manifest is ignored.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def parse(name: str, data: bytes) -> Annotations:
             hint="Upgrade jupyter-gpuckpt.",
         )
     if not all(map(manifest_checks.is_time, (found.deleted_at, found.kept_until, found.used_at))):
-        raise msgspec.DecodeError("a time in it is none")
+        raise msgspec.DecodeError("it contains an invalid time")
     fields = {name: getattr(found, name) for name in Annotations.__struct_fields__}
     return Annotations(**fields)
 

@@ -1,7 +1,7 @@
-"""Snapshots that come from a store beside this one, which another daemon writes or has left.
+"""Copies of snapshots from a store beside this one, which another daemon writes or has abandoned.
 
-Packs never change once they are sealed, so a link makes one a part of both stores; each removes its own name of it. Nothing of the
-other store is changed, unless it was abandoned and all of it is here.
+Packs never change once they are sealed, so a hard link puts a pack into both stores; each store removes its own name of it. The other
+store is not changed, unless it was abandoned and all of it is here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Kernels = dict[Path, str]
 def bring_kernel(
     store: LocalStore, others: Iterable[Path], kernel_id: str, kernels: _Kernels
 ) -> None:
-    """Bring a kernel's snapshots here. One that cannot be read is logged and left out."""
+    """Copy a kernel's snapshots from other stores. One that cannot be read is logged and left out."""
     for root in others:
         for path in sorted((root / "manifests").glob("*" + manifests.SUFFIX)):
             try:
@@ -42,9 +42,9 @@ def bring_kernel(
 
 
 def bring_from(store: LocalStore, others: Iterable[Path], snapshot_id: str) -> Manifest:
-    """Bring a snapshot from another store, and return its manifest. Raises SnapshotNotFound if none has it, and the errors of `bring`.
+    """Copy a snapshot from one of the other stores; return its manifest. Raises SnapshotNotFound if none has it, and the errors of `bring`.
 
-    A daemon needs this if a process had the store with the snapshot when the daemon opened its own.
+    A daemon needs this if another process had the store with the snapshot open when the daemon opened its own.
     """
     for root in others:
         if bring(store, root, snapshot_id):
@@ -53,7 +53,7 @@ def bring_from(store: LocalStore, others: Iterable[Path], snapshot_id: str) -> M
 
 
 def bring(store: LocalStore, root: Path, snapshot_id: str) -> bool:
-    """Bring a snapshot of the store in `root` here; return False for one that is deleted there, or whose chunks only a remote has.
+    """Copy a snapshot from the store in `root`; return False if it is deleted there, or if only a remote has its chunks.
 
     Raises ObjectCorrupt, ManifestInvalid, FormatTooNew, StoreFull, StoreUnavailable.
     """
@@ -78,7 +78,7 @@ def bring(store: LocalStore, root: Path, snapshot_id: str) -> bool:
 
 
 def take_all_in(store: LocalStore, roots: Iterable[Path]) -> None:
-    """Take in each of these stores that no process has; never raises."""
+    """Take in each of these stores that no process has open; never raises."""
     for root in roots:
         try:
             if take_in(store, root):
@@ -88,7 +88,7 @@ def take_all_in(store: LocalStore, roots: Iterable[Path]) -> None:
 
 
 def take_in(store: LocalStore, root: Path) -> bool:
-    """Bring everything of a store that no process has, and remove that; return whether it was removed."""
+    """Copy all snapshots from a store that no process has open, and remove that store; return whether it was removed."""
     try:
         lock = StoreLock(root / "lock")
     except StoreUnavailable:
@@ -100,7 +100,7 @@ def take_in(store: LocalStore, root: Path) -> bool:
         ]
         left = [one for one in found if not (_is_gone(root, one) or bring(store, root, one))]
         if not left:
-            # A part of a store must not be found under its name.
+            # It is renamed first: after a crash nobody may find a half-removed store under the old name.
             gone = root.with_name(root.name + _GONE)
             shutil.rmtree(gone, ignore_errors=True)
             root.rename(gone)
@@ -111,13 +111,13 @@ def take_in(store: LocalStore, root: Path) -> bool:
 
 
 def _is_gone(root: Path, snapshot_id: str) -> bool:
-    """Return whether a snapshot was deleted, and its deletion cannot be undone any more."""
+    """Return whether a snapshot was deleted and its deletion can no longer be undone."""
     annotated = annotation_files.read(annotation_files.path_of(root / "manifests", snapshot_id))
     return annotated.deleted and annotated.kept_until <= time.time()
 
 
 def _link(store: LocalStore, root: Path, digests: set[bytes]) -> None:
-    """Make those packs a part of the store that have chunks which it lacks, the newest first."""
+    """Link the packs that have chunks which the store lacks, the newest first."""
     missing = digests.difference(store.find(digests).digests)
     for path in sorted((root / "packs").glob("*" + packs.SUFFIX), reverse=True):
         if not missing:
@@ -127,7 +127,7 @@ def _link(store: LocalStore, root: Path, digests: set[bytes]) -> None:
         try:
             there = {entry.digest for entry in packs.read_index(path)}
         except (ObjectCorrupt, FileNotFoundError):
-            continue  # removed just now; what is damaged is found missing
+            continue  # it was removed just now, or is damaged: then its chunks will be found missing
         if not missing.isdisjoint(there):
             store.link_pack(path)
             missing -= there

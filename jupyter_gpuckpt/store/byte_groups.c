@@ -1,7 +1,7 @@
 /* byte-groups: group the bytes of numbers by their place in the number, and ungroup them; estimate whether grouping pays.
  *
- * Sign and exponent of floats repeat, the rest of them is noise: side by side they hide each other from zstd, apart they do
- * not. `width` is 2, 4 or 8, a group is all bytes of one place. The other side is grouping.py.
+ * Sign and exponent of floats repeat, their other bits are noise. zstd finds the repetitions only if the bytes of each place are
+ * stored apart. `width` is 2, 4 or 8; a group is all bytes of one place. The other side is grouping.py.
  */
 #include <string.h>
 #ifdef __SSE2__
@@ -14,7 +14,7 @@ typedef unsigned char byte;
 #define AT(p) _mm_loadu_si128((const __m128i *)(p))
 #define PUT(p, v) _mm_storeu_si128((__m128i *)(p), v)
 
-/* Byte `place` of 16 numbers of four bytes. */
+/* Return byte `place` of 16 numbers of four bytes. */
 static inline __m128i pick4(const __m128i *v, int place) {
     const __m128i low = _mm_set1_epi32(255);
     __m128i a = _mm_and_si128(_mm_srli_epi32(v[0], 8 * place), low), b = _mm_and_si128(_mm_srli_epi32(v[1], 8 * place), low);
@@ -22,7 +22,7 @@ static inline __m128i pick4(const __m128i *v, int place) {
     return _mm_packus_epi16(_mm_packs_epi32(a, b), _mm_packs_epi32(c, d));
 }
 
-/* 16 numbers of four bytes from their bytes. */
+/* Join 16 numbers of four bytes from their bytes. */
 static inline void join4(const __m128i *p, __m128i *v) {
     __m128i a = _mm_unpacklo_epi8(p[0], p[1]), b = _mm_unpackhi_epi8(p[0], p[1]);
     __m128i c = _mm_unpacklo_epi8(p[2], p[3]), d = _mm_unpackhi_epi8(p[2], p[3]);
@@ -35,7 +35,7 @@ static inline __m128i dwords(__m128i a, __m128i b, int high) {
     return _mm_castps_si128(high ? _mm_shuffle_ps(x, y, 0xdd) : _mm_shuffle_ps(x, y, 0x88));
 }
 
-/* Return how many numbers were done, a multiple of 16. */
+/* Group as many numbers as vector instructions can; return their count, a multiple of 16. */
 static size_t group_fast(int width, const byte *from, byte *to, size_t count) {
     size_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -91,7 +91,7 @@ static size_t group_fast(int width, const byte *from, byte *to, size_t count) { 
 static size_t ungroup_fast(int width, const byte *const *groups, byte *to, size_t count) { return 0; }
 #endif
 
-/* The groups one after the other, then the bytes after the last whole number. */
+/* Write the groups one after the other, then the bytes after the last whole number. */
 void group_bytes(int width, const byte *from, byte *to, size_t length) {
     size_t count = length / width;
     for (size_t i = group_fast(width, from, to, count); i < count; i++)
@@ -99,7 +99,7 @@ void group_bytes(int width, const byte *from, byte *to, size_t length) {
     memcpy(to + count * width, from + count * width, length - count * width);
 }
 
-/* The way back. The groups whose bit is set in `mask` lie in `these`, one after the other, and behind them the bytes after the
+/* Undo `group_bytes`. The groups whose bit is set in `mask` lie in `these`, one after the other, followed by the bytes after the
  * last whole number; the other groups lie in `those`. */
 void ungroup_bytes(int width, int mask, const byte *these, const byte *those, byte *to, size_t length) {
     size_t count = length / width;
@@ -114,7 +114,7 @@ void ungroup_bytes(int width, int mask, const byte *these, const byte *those, by
     memcpy(to + count * width, these, length - count * width);
 }
 
-/* log2 of at least 1, to 1%: the exponent, and a parabola for the rest. */
+/* Return log2 of a number of at least 1, accurate to 1%: the exponent, and a parabola for the fraction. */
 static inline float log2_of(float x) {
     union { float f; unsigned u; } bits = {x};
     float exponent = (float)((int)(bits.u >> 23) - 127);
@@ -130,16 +130,16 @@ static float coded_bits(const unsigned short *counts, unsigned total) {
         sum += count * log2_of(count < 1 ? 1 : count);
         kinds += count < 1 ? 0 : 1;
     }
-    /* The entropy of few samples is underestimated (Miller and Madow). */
+    /* A small sample underestimates the entropy (correction of Miller and Madow). */
     float bits = (float)total * log2_of((float)total) - sum + kinds * 0.7213f, most = (float)total * 8;
     return bits > most ? most : bits;
 }
 
 enum { PIECE = 2048 };
-#define NOISE 0.985f /* numbers that have anything in common are below this */
+#define NOISE 0.985f /* the compressed share above which numbers have nothing in common */
 #define MIXED 0.5f
 
-/* Bytes by value, and by place in numbers of eight bytes; from pieces spread over the data. How many were counted. */
+/* Count bytes by value, and by place in numbers of eight bytes, in pieces spread over the data; return how many were counted. */
 static unsigned count_places(const byte *data, size_t length, size_t pieces, unsigned short (*counts)[256]) {
     size_t step = length > pieces * PIECE ? (length - PIECE) / (pieces - 1) / 64 * 64 : PIECE;
     unsigned sample = 0;
@@ -152,7 +152,7 @@ static unsigned count_places(const byte *data, size_t length, size_t pieces, uns
     return sample;
 }
 
-/* What of it is left when an entropy coder is given the bytes of numbers of this width apart. */
+/* Return the share that remains when an entropy coder gets the bytes of each place apart, for numbers of this width. */
 static float size_of(int width, unsigned short (*counts)[256], unsigned sample) {
     unsigned short sums[256];
     float bits = 0;
@@ -168,14 +168,14 @@ static float size_of(int width, unsigned short (*counts)[256], unsigned sample) 
     return bits / 8 / (float)sample;
 }
 
-/* What an entropy coder would make of the data as they are, and with the bytes of numbers of 2, 4 and 8 bytes apart, as parts of
- * 1. 0 if the last is more than `enough` of the first: nothing is to be gained, which a small sample tells. */
+/* Estimate the shares that remain after entropy coding: of the data as they are, and with the bytes of numbers of 2, 4 and 8 bytes
+ * apart. Return 0 if the last share is more than `enough` of the first: a small sample shows that nothing can be gained. */
 int grouped_sizes(const byte *data, size_t length, float enough, float *sizes) {
     unsigned short counts[8][256];
     unsigned sample = count_places(data, length, 2, counts);
     if (!sample) return 0;
     float plain = size_of(1, counts, sample);
-    /* Of what is mostly zeros a small sample holds too little of the rest. */
+    /* If the data are mostly zeros, a small sample contains too few of the other bytes. */
     if (plain > NOISE || (plain > MIXED && size_of(8, counts, sample) > enough * plain)) return 0;
     sample = count_places(data, length, 4, counts);
     sizes[0] = size_of(1, counts, sample), sizes[3] = size_of(8, counts, sample);

@@ -1,9 +1,9 @@
 """The index of chunks in packs, kept in the store's database; it can be rebuilt from the packs at any time.
 
-The packs are authoritative. At every opening the catalog is compared with the folder: packs that it does not know are indexed (after a
-crash between a pack and its registration, or with a catalog that is missing, damaged or from a backup), packs that are gone are
-dropped. Callers look up many digests at once. Changes of many rows are divided into turns of a few hundred, with turns of other
-threads in between; after a crash the next opening starts such a change again.
+The packs are authoritative. Every opening compares the catalog with the folder. It indexes packs that the catalog does not know: after
+a crash between a pack and its registration, or if the catalog is missing, damaged or from a backup. It drops packs that are gone.
+Callers look up many digests at once. Changes of many rows are divided into turns of a few hundred rows, with turns of other threads in
+between; after a crash the next opening starts such a change again.
 """
 
 from __future__ import annotations
@@ -114,14 +114,14 @@ class Catalog:
                 raise
 
     def link(self, path: Path) -> None:
-        """Make a sealed pack of another store a part of this one."""
+        """Add a sealed pack of another store to this one by a hard link."""
         if not self.names({path.stem}):
             entries = packs.read_index(path)
             packs.link(path, self.path_of(path.stem))
             self.add_pack(path.stem, path.stat().st_size, entries)
 
     def discard(self, pack: packs.PackFile) -> None:
-        """Remove a new pack, unless it is registered (by a rebuild, or in part): then others may rely on it, and a sweep removes it."""
+        """Remove a new pack, unless it is registered (by a rebuild, or in part). Then others may rely on it, and a sweep removes it."""
 
         def discard(connection: sqlite3.Connection) -> None:
             if not rows.is_entered(connection, pack.name):
@@ -137,8 +137,8 @@ class Catalog:
     ) -> bool:
         """Register that chunks will move from the packs `old` to the new pack `name`: `insert` moves them, `finish` ends the move.
 
-        Until then nothing that is needed may be removed from either. After a crash in between the chunks count as moved. Return
-        False, and announce nothing, if the database was rebuilt after `newest`: the new pack may have been removed since.
+        Until then no needed chunk may be removed from either. After a crash in between the chunks count as moved. Return False, and
+        register nothing, if the database was rebuilt after `newest`: the new pack may have been removed since.
         """
         contents = Contents.of(entries)
 
@@ -182,7 +182,7 @@ class Catalog:
         return registered | {name: half[name] for name in self.names(half)}
 
     def names(self, among: Collection[str] | None = None) -> set[str]:
-        """Return the names of all packs, or of those `among` these, packs that are being registered included."""
+        """Return the names of all packs, or of those in `among`, including packs that are being registered."""
         if among is None:
             return {name for name, _ in self._all_packs()}
         return self.database.run(partial(rows.names_among, among))

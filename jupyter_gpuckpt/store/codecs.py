@@ -109,7 +109,7 @@ def decompress(codec: int, payload: bytes | memoryview, raw_length: int) -> byte
 def digest_of_stored(codec: int, payload: bytes | memoryview, raw_length: int) -> bytes:
     """Return the digest of the chunk whose `payload` was stored with `codec`; thread-safe. Raises CodecError.
 
-    It takes no fresh memory, which would take longer than the digest.
+    This allocates no memory: fresh memory would take longer than the digest.
     """
     _check(codec, payload, raw_length)
     if codec == RAW:

@@ -1,7 +1,7 @@
 """Removal of unreferenced packs: mark and sweep of whole packs (`repack.py` rewrites those that are partly needed).
 
-Saves, lists and other deletions continue meanwhile, because marking takes no lock of the store. Chunks that a save relies on are under
-a lease until its snapshot is recorded; so each candidate is checked again under the store's lock, against leases and newer records,
+Saves, lists and other deletions continue meanwhile, because marking does not lock the store. Chunks that a save relies on are under
+a lease until its snapshot is recorded. So each candidate is checked again under the store's lock, against leases and newer records,
 before it counts as gone.
 """
 
@@ -47,7 +47,7 @@ class Collector:
         Nothing is removed if a manifest cannot be read. Raises OSError, sqlite3.OperationalError.
         """
         with self._alone:
-            # The order matters: a need of one of these packs is either marked, or in a record newer than `newest`.
+            # The order matters: a snapshot that needs one of these packs is either marked, or recorded after `newest`.
             newest, there = self._records.newest(), self._catalog.lengths()
             needed = needed_by_all(self._records)
             if needed is None:

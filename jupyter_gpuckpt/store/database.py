@@ -88,8 +88,8 @@ class Database:
     def run(self, work: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run `work` as one transaction and return its result.
 
-        A file that turns out to be broken, or whose rebuild did not finish, is rebuilt, and `work` is run once more. Not to be
-        called from inside `work`.
+        A file that turns out to be broken, or whose rebuild did not finish, is rebuilt, and `work` is run once more. Do not call this
+        from inside `work`.
         """
         return self._timed(work)[0]
 

@@ -1,4 +1,4 @@
-"""The folders of a store, which are readable by their owner only."""
+"""The creation of a store's folders, which only their owner can read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import ConfigurationError
 
 
 def prepare(root: Path, packs: Path) -> None:
-    """Create the folder of a store; its packs will be in `packs`. Raises OSError, ConfigurationError if it holds other files."""
+    """Create the folder of a store, whose packs will be in `packs`. Raises OSError, ConfigurationError if it holds other files."""
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not packs.exists() and any(p.name != "lock" for p in root.iterdir()):
         raise ConfigurationError(

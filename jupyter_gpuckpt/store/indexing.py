@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 # Approximate number of chunks in memory at a time.
 _CHUNKS_AT_ONCE = 500_000
-# Packs in a transaction.
+# The number of packs in a transaction.
 _PACKS_AT_ONCE = 100
-# The first two bytes of a digest.
+# The number of values of a digest's first two bytes.
 _PREFIXES = 1 << 16
 
 

@@ -1,4 +1,4 @@
-"""Leases on chunks that must not be removed although no manifest refers to them, because a running operation relies on them.
+"""Leases on chunks: a running operation relies on them, so they must not be removed although no manifest refers to them.
 
 A writer has a lease on every chunk that it wrote or found in the store. The lease outlives the writer until a manifest that covers
 it is published, so that no deletion in between removes a chunk; without such a manifest the lease expires. Readers have leases on

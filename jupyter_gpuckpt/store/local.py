@@ -2,8 +2,8 @@
 
 packs/<time>-<random>.pack    chunks (packs.py)
 manifests/<snapshot>.manifest one per snapshot, written last (manifests.py)
-manifests/<snapshot>.annotations what its user changed since (annotation_files.py)
-manifests/<snapshot>.stub     its chunks lie in a remote (stub_files.py)
+manifests/<snapshot>.annotations changes by the user since the save (annotation_files.py)
+manifests/<snapshot>.stub     a mark that its chunks are in a remote (stub_files.py)
 catalog.sqlite                which pack holds which chunk; can be rebuilt (catalog.py)
 lock                          restricts the store to one process (lock.py)
 """
@@ -68,7 +68,7 @@ class LocalStore:
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
         self._leases = Leases(clock)
-        # Guards decisions whether a chunk is removed (catalog look-ups together with leases). Held for milliseconds.
+        # Guards decisions about the removal of chunks (catalog look-ups together with leases). Held for milliseconds.
         self._lock = threading.RLock()
         # Serializes changes of annotations and removals of manifests. Held while small files are written; taken before `_lock`.
         self._changing = threading.RLock()
@@ -150,24 +150,24 @@ class LocalStore:
             return self._catalog.locate(digests).undamaged()
 
     def path_of(self, pack: str) -> Path:
-        """Return the path of a pack that `locate` named; it may be gone by the time it is read."""
+        """Return the path of a pack that `locate` named; the pack may be removed before it is read."""
         return self._catalog.path_of(pack)
 
     def link_pack(self, path: Path) -> None:
-        """Make a pack of another store a part of this one; a sweep removes it unless its chunks are held or needed."""
+        """Add a pack of another store by a hard link; a sweep removes it unless its chunks are held or needed."""
         with store_errors(self.root):
             self._catalog.link(path)
 
     def read_run(self, path: str, offset: int, into: memoryview) -> int:
-        """Fill `into` from `offset` of the pack at this path; return the bytes read, fewer where it is truncated or gone.
+        """Fill `into` from `offset` of the pack at this path; return the number of bytes read, fewer if the pack is truncated or gone.
 
-        It is for readers of many neighboring chunks; the bytes are not checked.
+        This is for readers of many neighboring chunks; the bytes are not checked.
         """
         with store_errors(self.root):
             return packs.read_run(Path(path), offset, into)
 
     def read(self, digest: bytes) -> tuple[int, bytes | memoryview, int]:
-        """Return codec, payload and raw length of a chunk; the record's header is compared, the caller checks the digest.
+        """Return codec, payload and raw length of a chunk. The record's header is checked; the caller checks the digest.
 
         Raises ObjectCorrupt if the chunk is not there or its record is damaged.
         """
@@ -212,7 +212,7 @@ class LocalStore:
                 self._leases.release(lease)
 
     def publish(self, manifest: Manifest) -> None:
-        """Publish a snapshot; it exists durably on return. Raises as `staged` does."""
+        """Publish a snapshot; it exists durably on return. Raises what `staged` raises."""
         with self.staged(manifest) as staged:
             staged.publish()
 
@@ -280,7 +280,7 @@ class LocalStore:
         return after.info
 
     def mark_deleted(self, snapshot_id: str, undo_seconds: float) -> float:
-        """Delete a snapshot for users; return when `purge` may remove it for good (seconds since the epoch).
+        """Mark a snapshot as deleted; return the time at which `purge` may remove it for good (seconds since the epoch).
 
         On a full disk, or if its manifest cannot be read, it is removed at once. Raises SnapshotNotFound.
         """
@@ -313,7 +313,7 @@ class LocalStore:
         return back.info
 
     def purge(self) -> list[str]:
-        """Remove the deleted snapshots whose time is over; return their ids."""
+        """Remove the deleted snapshots whose time for undoing is over; return their ids."""
         # A deletion that is due can no longer be undone.
         due = [one for one in self.deleted() if one.annotations.kept_until <= time.time()]
         if ids := [one.info.snapshot_id for one in due]:
@@ -323,8 +323,8 @@ class LocalStore:
     def delete(self, *snapshot_ids: str) -> int:
         """Remove snapshots for good, readable or not, and the chunks that only they needed; return the number of bytes freed.
 
-        Chunks that other snapshots share or that a running operation relies on are kept, and so may be, for a while, chunks in the
-        same packs. Raises SnapshotNotFound, and then removes none.
+        Chunks that other snapshots share or that a running operation relies on are kept. Other chunks in the same packs may stay for
+        a while. Raises SnapshotNotFound, and then removes none.
         """
         paths = [manifests.path_of(self._manifests, snapshot_id) for snapshot_id in snapshot_ids]
         with self._changing, store_errors(self.root):

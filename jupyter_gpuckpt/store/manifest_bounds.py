@@ -10,13 +10,13 @@ import msgspec
 
 from .. import decoding
 
-#: The limit of a manifest. It has some 40 bytes per chunk, which usually stands for a quarter of a megabyte of memory.
+#: The most bytes of a manifest. It has some 40 bytes per chunk, and a chunk is usually a quarter of a megabyte of memory.
 _MOST_BYTES = 1 << 30
 #: The decompressed size may be this many bytes, plus this many per compressed byte.
 _FREE_BYTES, _BYTES_PER_BYTE = 32 << 20, 8
 #: The number of streams and chunks that are always allowed; beyond it, each must have at least this many bytes.
 _FREE_ITEMS, _STREAM_BYTES, _CHUNK_BYTES = 1 << 16, 64, 16
-#: The size of everything but chunks above which values are counted, and the most values.
+#: Values are counted if everything but the chunks is larger than this; the most values.
 _UNCOUNTED_BYTES, _MOST_VALUES = 1 << 20, 2_000_000
 _MOST_FIELDS = 100
 

@@ -1,6 +1,6 @@
 """Validation of manifests: consistency, and paths confined to the kernel's own mounts.
 
-A manifest is untrusted: it may be imported, and one on disk may have been placed there. Every reader checks it here. Files that
+A manifest is untrusted: it may be imported, or somebody may have put it on the disk. Every reader checks it here. Files that
 a resume writes outside of the kernel's own mounts are also named in CRIU's images, with which `engine.placing` compares them.
 """
 
@@ -34,9 +34,9 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 _SCRATCH = rf"({re.escape(SCRATCH)}|{FORMER_SCRATCH})"
 _ON_SCRATCH = re.compile(rf"{_SCRATCH}/(keeper|secrets|[a-z-]+\.so)")
 _STAGING = re.compile(rf"{_SCRATCH}/gpu/{_FILE_NAME.pattern}")
-#: Here every machine has its own files. To read some of them never ends.
+#: Folders in which every machine has its own files. Reading some of these files never ends.
 _SYSTEM = ("/proc/", "/sys/", "/dev/", f"{FORMER_SCRATCH}/")
-#: Of a whole file: BLAKE3, in hexadecimal.
+#: The digest of a whole file: BLAKE3 in hexadecimal.
 _FILE_DIGEST = re.compile("[0-9a-f]{64}")
 _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 
@@ -51,18 +51,18 @@ _ADDRESS_NUMBERS = 3
 _MOST_UNREAD_BYTES = 1 << 28
 _MOST_FLAGS, _MOST_OPTION = (1 << 32) - 1, (1 << 31) - 1
 _MOST_LENGTH = 1 << 60
-#: The limit of all images together, except those with streams of their own.
+#: The most bytes of all images together, except those with streams of their own.
 _MOST_IMAGES_BYTES = 1 << 28
 
 
 def problem_of_info(info: SnapshotInfo) -> str:
     """Return the problem of a snapshot's entry in lists; an empty string if there is none."""
     if not (is_id(info.snapshot_id) and is_id(info.kernel_id)):
-        return "an id in it is none"
+        return "it contains an invalid id"
     if not is_time(info.created) or not all(
         math.isfinite(seconds) for seconds in (info.frozen_seconds, info.seconds)
     ):
-        return "a time in it is none"
+        return "it contains an invalid time"
     return ""
 
 
@@ -93,20 +93,20 @@ def _on_scratch(path: str) -> bool:
 
 def _problems(manifest: Manifest) -> Iterator[str]:
     if not is_id(manifest.launch.kernel_id):
-        yield "the kernel's id in it is none"
+        yield "it contains an invalid kernel id"
     if any(not 0 <= port <= _MOST_PORT for port in manifest.launch.own_ports):
-        yield "a port in it is none"
+        yield "it contains an invalid port"
     pids = [manifest.keeper_pid, manifest.kernel_pid, *(one.pid for one in manifest.processes)]
     pids += [one.pid for one in manifest.gpu]
     if any(not 0 < pid <= _MOST_PIDS for pid in pids):
-        yield "the number of a process in it is none"
+        yield "it contains an invalid process id"
     if not 0 <= manifest.uid <= _MOST_ID or not 0 <= manifest.gid <= _MOST_ID:
-        yield "an id of a user or group in it is none"
+        yield "it contains an invalid user or group id"
     if any("\0" in path for path in (manifest.launch.cwd, *(one.path for one in manifest.mapped))):
-        yield "a path in it is none"
+        yield "it contains an invalid path"
     streams = {stream.name: stream.length for stream in manifest.streams}
     if len(streams) < len(manifest.streams):
-        yield "two of its streams have one name"
+        yield "two of its streams have the same name"
     yield from (f"stream {one.name!r} is not sound" for one in manifest.streams if not _sound(one))
     yield from _problems_of_images(manifest, streams)
     yield from _problems_of_captured(manifest.captured, manifest.launch.private_shm, streams)
@@ -117,7 +117,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     if not all(map(_is_connection, manifest.connections)) or streams.get("tcp", 0) < sum(
         end.unread for connection in manifest.connections for end in connection.ends
     ):
-        yield "a connection in it is none"
+        yield "it contains an invalid connection"
     for process in manifest.processes:
         if process.pages not in {"", *streams} and manifest.method == "skeleton":
             yield f"the memory of process {process.pid} is missing"
@@ -181,7 +181,7 @@ def _is_address(parts: list[str | int]) -> bool:
 def _problems_of_images(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
     together = streams.get("images", 0)
     if together > _MOST_IMAGES_BYTES:
-        yield "its images are longer than can be"
+        yield "its images are longer than images can be"
     names = set()
     for image in manifest.images:
         if not _FILE_NAME.fullmatch(image.name) or image.name in names:
@@ -200,24 +200,24 @@ def _problems_of_captured(
     for record in files:
         path = record.path
         if not _is_plain(path):
-            yield f"{path!r} is no path of a file"
+            yield f"{path!r} is not a valid path"
         elif path in kinds:
             yield f"{path} is in it twice"
         elif not _may_lie_there(record, private_shm):
-            yield f"{path} is none of the kernel's own files"
+            yield f"{path} is not one of the kernel's own files"
         elif not _may_be(record, kinds, streams):
             yield f"{path} is not a file that a kernel can have"
         kinds[path] = record.kind
     for path in kinds:
         if any(kinds.get(parent, "directory") != "directory" for parent in _parents(path)):
-            yield f"{path} lies in what is no directory"
+            yield f"{path} lies in something that is not a directory"
 
 
 def _problems_of_kept(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
     paths = {record.path for record in manifest.captured}
     for file in manifest.kept:
         if not _is_plain(file.path) or file.path.startswith(_SYSTEM):
-            yield f"{file.path!r} is no path of a file that travels"
+            yield f"{file.path!r} is not a valid path of a kept file"
         elif file.path in paths:
             yield f"{file.path} is in it twice"
         elif streams.get(file.stream) != file.length or not _FILE_DIGEST.fullmatch(file.digest):

@@ -1,4 +1,4 @@
-"""Manifest files: magic, format version, digest of the body, body (the manifest as msgpack, compressed).
+"""Reading and writing of manifest files: magic, format version, digest of the body, body (the manifest as msgpack, compressed).
 
 The header is the same in every later version, so that any reader can report the version of a file that it cannot read.
 """
@@ -149,7 +149,7 @@ def not_found(snapshot_id: str) -> SnapshotNotFound:
 
 
 def parse(path: Path, data: bytes, kind: type[_Part]) -> _Part:
-    """Parse and verify the content `data` of `path`; return and raise as `read` does."""
+    """Parse and verify `data`, the content of `path`; return and raise as `read` does."""
     part = _decoded(path, data, kind)
     problem = manifest_checks.problem_of_info(part.info)
     if not problem and isinstance(part, Manifest):

@@ -5,7 +5,7 @@
     index     one entry per record
     trailer   offset of the index, number of entries, digest of the index, magic
 
-A pack describes itself: the catalog can be rebuilt from indexes alone, and where an index is damaged, from the headers of the
+A pack describes itself: the catalog can be rebuilt from the indexes alone, and if an index is damaged, from the headers of the
 records. All numbers are little-endian. The numbers of codecs are defined in codecs.py.
 """
 
@@ -153,7 +153,7 @@ class PackFile:
 
 
 def read_index(path: Path) -> list[Entry]:
-    """Return the entries of a sealed pack in the order of their offsets. Raises as `index_of` does."""
+    """Return the entries of a sealed pack in the order of their offsets. Raises what `index_of` raises."""
     return [Entry(*fields) for fields in _INDEX.iter_unpack(index_of(path))]
 
 
@@ -190,7 +190,7 @@ def index_of(path: Path) -> bytes:
 def scan(path: Path) -> Iterator[Entry]:
     """Yield the entries of a pack whose index cannot be used, from the headers of its records; every payload is verified.
 
-    It ends at the first invalid header. Raises FormatTooNew, OSError.
+    The scan ends at the first invalid header. Raises FormatTooNew, OSError.
     """
     with path.open("rb") as file:
         with suppress(ObjectCorrupt):  # the file's header may be the damaged part
@@ -236,7 +236,7 @@ def read_run(path: Path, offset: int, into: memoryview) -> int:
 
 
 def map_run(path: Path, start: int, end: int) -> memoryview | None:
-    """Map the bytes from `start` to `end` of a pack; return None if that fails, and `read_run` finds the reason.
+    """Map the bytes from `start` to `end` of a pack; return None if that fails; `read_run` then finds the reason.
 
     Writing to the memory does not change the file. If the file is truncated or becomes unreadable later, an access raises SIGBUS, so
     use it only in processes that may die.
@@ -280,7 +280,7 @@ def sync_directory(path: Path) -> None:
 
 
 def link(path: Path, to: Path) -> None:
-    """Give a sealed pack a second name, or copy it where the disk has no links, or they lead to another disk. Raises OSError."""
+    """Give a sealed pack a second name, or copy it if `to` is on another disk or the disk has no hard links. Raises OSError."""
     with suppress(FileExistsError):
         try:
             os.link(path, to)

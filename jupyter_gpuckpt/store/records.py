@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 # A record with other fields was written by another version and may lack some.
 _FIELDS = ",".join(SnapshotInfo.__struct_fields__)
-# The number of snapshots from which building an index of all chunks first pays off.
+# The least number of snapshots for which it pays off to build an index of all chunks first.
 _MANY = 100
 # The number of snapshots read in one turn: each has some kilobytes.
 _AT_ONCE = 50
-# The same without their needs.
+# The same for snapshots without their needs.
 _INFOS_AT_ONCE = 500
 
 

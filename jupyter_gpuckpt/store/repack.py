@@ -1,7 +1,7 @@
 """Rewriting of packs of which little is needed: the needed chunks are copied to a new pack, and the rest is freed.
 
-Without this, one chunk that outlives its snapshot would keep a pack of hundreds of megabytes, and a kernel that is saved over
-and over would fill the disk, however few of its snapshots are kept.
+Without this, one needed chunk would keep a pack of hundreds of megabytes, and a kernel that is saved again and again would fill the
+disk, however few of its snapshots are kept.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Repacking:
     def run(self) -> int:
         """Rewrite packs of which little is needed, so that nothing refers to the old ones; return the bytes of the new ones.
 
-        Does nothing while another thread runs it. Other operations go on meanwhile. Packs that an operation relies on stay as
-        they are, also if it began while they were being copied. Raises OSError, sqlite3.OperationalError.
+        Does nothing while another thread runs this. Other operations go on meanwhile. A pack that an operation relies on stays as it
+        is, even if the operation began while the pack was being copied. Raises OSError, sqlite3.OperationalError.
         """
         if not self._alone.acquire(blocking=False):
             return 0
@@ -62,7 +62,7 @@ class Repacking:
             self._alone.release()
 
     def _groups(self) -> list[dict[str, list[Entry]]]:
-        """Return the sparse packs with those of their chunks that are needed, in groups that each make one new pack."""
+        """Return the packs of which little is needed with their needed chunks, in groups that each make one new pack."""
         lengths = self._catalog.lengths()
         needed = needed_by_all(self._records)
         groups: list[dict[str, list[Entry]]] = []

@@ -23,17 +23,17 @@ NOT_KEPT = "no rule keeps it"
 
 
 class Scales(Protocol):
-    """Scales that measure the joint size of snapshots, counting shared chunks once (`store/weights.py`)."""
+    """A counter of the joint size of snapshots, in which shared chunks count once (`store/weights.py`)."""
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes that this snapshot takes in addition to those already put on."""
+        """Return the bytes that this snapshot takes in addition to those that were added."""
 
     def add(self, info: SnapshotInfo) -> None:
         """Add this snapshot to those that are kept."""
 
 
 class Unshared:
-    """Scales that assume that snapshots share nothing, which overestimates."""
+    """A counter that overestimates, because it assumes that snapshots share nothing."""
 
     def weight(self, info: SnapshotInfo) -> int:
         """Return the bytes of all chunks that it refers to."""
@@ -55,9 +55,9 @@ def judge(
 
     `needed`: ids of snapshots in use. `living`: ids of kernels that exist; the latest snapshot of each is kept.
 
-    `scales` are used only if `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are put on first, then the
-    others from the newest on. So an old snapshot weighs at least what its removal frees. One that weighs nothing is kept; from the
-    first that does not fit, all others are removed.
+    `scales` are used only if `max_bytes` is set (default: `Unshared`). Snapshots that may not be removed are added first, then the
+    others from the newest on. So the weight of an old snapshot is at least what its removal frees. A snapshot with weight 0 is kept.
+    From the first that does not fit on, all others are removed.
     """
     ordered = sorted(snapshots, key=lambda info: (info.created, info.snapshot_id), reverse=True)
     exempt = _exempt(ordered, policy)
@@ -74,7 +74,7 @@ def judge(
 
 
 def _exempt(ordered: Iterable[SnapshotInfo], policy: RetentionPolicy) -> dict[str, str]:
-    """Return, by id, the reasons why no rule applies to a snapshot; such snapshots do not count for the rules of others."""
+    """Return, by id, why snapshots are exempt from the rules. Exempt snapshots do not count in the rules for others."""
     exempt: dict[str, str] = {}
     for info in ordered:
         if info.pinned:

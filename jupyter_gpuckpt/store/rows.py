@@ -105,7 +105,7 @@ def just_kept(connection: sqlite3.Connection, name: str) -> tuple[int, Contents]
     found = contents_of(name, connection)
     columns = [unsealed(str(found[0]), column) for column in found[1:]] if found else []
     if found is None or columns[0] is None or columns[1] is None:
-        raise broken(f"what was entered of pack {name} is not there")
+        raise broken(f"the rows of pack {name} that were just entered are missing")
     return found[0], Contents(numbers_in(columns[0]), columns[1])
 
 

@@ -36,7 +36,7 @@ class Space:
         self._known: tuple[frozenset[tuple[str, str]], _Shares] | None = None
 
     def of(self, snapshots: Iterable[SnapshotInfo], far: Collection[str] = ()) -> StoreUsage:
-        """Return the disk use of `snapshots`, which must be all; only remotes have the chunks of those in `far`.
+        """Return the disk use of `snapshots`, which must be all of the store's; only remotes have the chunks of those in `far`.
 
         Raises OSError, sqlite3.OperationalError.
         """

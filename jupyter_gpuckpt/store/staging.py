@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 class Staged:
     """A staged manifest, on disk under a temporary name; `manifest`: the record that was read back from there.
 
-    Use as a context manager: leaving it without `publish` removes the file, and the file that a crash leaves is removed by the
-    next opening of the store. The constructor raises OSError.
+    Use it as a context manager: leaving it without `publish` removes the file. If a crash leaves the file, the next opening of the
+    store removes it. The constructor raises OSError.
     """
 
     def __init__(self, directory: Path, manifest: Manifest) -> None:
@@ -45,7 +45,7 @@ class Staged:
         with store_errors(directory):
             path = manifests.path_of(directory, self.manifest.info.snapshot_id)
             try:
-                # A file that an earlier snapshot of this id left would make the new one a stub.
+                # A stub file that an earlier snapshot of this id left would make the new one a stub.
                 stub_files.remove(path.with_suffix(stub_files.SUFFIX))
                 manifests.commit(self._file)
             except OSError:
@@ -85,7 +85,7 @@ class Staging:
                 self.record(staged.manifest.info, digests)
 
     def record(self, info: SnapshotInfo, digests: set[bytes]) -> None:
-        """Record a snapshot that was just published or is whole again; from then on the record, not a lease, protects its chunks."""
+        """Record a snapshot that was just published or is whole again. From then on the record protects its chunks, not a lease."""
         try:
             self._records.add(info, digests)
         except (OSError, sqlite3.OperationalError) as error:

@@ -1,4 +1,4 @@
-"""Which store a daemon writes, where several hosts or containers share a data directory: `store`, or `store-2` while that is in use."""
+"""The choice of a daemon's store in a data directory that several hosts or containers share: `store`, or `store-2` while that is in use."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .lock import names_another_host
 
 _MOST = 64
 _PAUSE = 0.05
-#: How long the store of a process of this host is waited for, in seconds: the process may just be ending.
+#: How long to wait for a store that a process of this host has open, in seconds: the process may just be ending.
 _ENDING_SECONDS = 2.0
 
 
 def open_free(root: Path, are_others_there: Callable[[], bool]) -> LocalStore:
-    """Open the first store that no other process has. Raises as `LocalStore` does.
+    """Open the first store that no other process has open. Raises what `LocalStore` raises.
 
-    A process of this host that has a store is waited for: it may be the last daemon, which was killed and still ends.
-    `are_others_there`: whether daemons of other hosts live; asked only where file locks may not reach them.
+    If a process of this host has it open, this waits for a moment: it may be the previous daemon, which was killed and is ending.
+    `are_others_there`: whether daemons of other hosts run; called only if file locks may not reach them.
     """
     for directory in _directories(root):
         with store_errors(directory):
@@ -63,12 +63,12 @@ def others(root: Path, own: LocalStore) -> list[Path]:
 
 
 def abandoned(root: Path, own: LocalStore, are_others_there: Callable[[], bool]) -> list[Path]:
-    """Return those of the other stores that no daemon has."""
+    """Return those of the other stores that no daemon has open."""
     return [one for one in others(root, own) if _is_free(one, are_others_there)]
 
 
 def all_of(root: Path) -> list[Path]:
-    """Return the directories of the stores that there are."""
+    """Return the directories of all existing stores."""
     return [one for one in _directories(root) if one.is_dir()]
 
 

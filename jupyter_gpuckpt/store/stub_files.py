@@ -1,7 +1,7 @@
-"""Files of stubs: while `manifests/<snapshot>.stub` exists, the chunks of that snapshot are in a remote and need not be here.
+"""Files of stubs. While `manifests/<snapshot>.stub` exists, the chunks of that snapshot are in a remote and need not be here.
 
 The manifest stays beside it. The file is removed before the snapshot counts as whole again, and after the manifest of a deleted
-snapshot; one without a manifest is ignored.
+snapshot; a file without a manifest is ignored.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _VERSION = 1
 class Stub(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The record of a snapshot whose chunks were removed. `remote`: the remote that has them; empty: unknown.
 
-    `keeps`: names of the streams whose chunks stay here, because they are read without a resume; None: not known, so that
-    whatever is here stays.
+    `keeps`: names of the streams whose chunks stay here, because they are read without a resume; None: unknown, so that all chunks
+    that are here stay.
     """
 
     remote: str = ""

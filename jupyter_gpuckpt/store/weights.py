@@ -1,7 +1,7 @@
 """Scales for retention: the compressed bytes of the chunks of several snapshots, each chunk counted once.
 
-Headers of chunks and packs are left out, and so are chunks that are still there although no snapshot needs them: a few per cent as
-a rule, and never more than half of a pack (`repack.py`).
+Headers of chunks and packs are not counted, nor are chunks that no snapshot needs but that still exist: usually a few percent, and
+never more than half of a pack (`repack.py`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Weights:
         self._root, self._catalog, self._records = root, catalog, records
         self._on: Needs = {}
         self._lengths: dict[str, NDArray[Any] | None] = {}
-        #: The needs that were read last, cached because a weighed snapshot is usually put on next.
+        #: The needs that were read last, cached because a weighed snapshot is usually added next.
         self._read: tuple[str, Needs] = ("", {})
 
     def weight(self, info: SnapshotInfo) -> int:
-        """Return the bytes that this snapshot takes in addition to those already put on.
+        """Return the bytes that this snapshot takes in addition to those that were added.
 
         For an unreadable snapshot, return all bytes that its record states.
         """

@@ -1,4 +1,4 @@
-"""Writing of chunks into a store: one writer per operation, used by many threads."""
+"""The writer of chunks into a store: one per operation, used by many threads."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def collect(
     epochs.write_list(bucket, seal, epoch.number, (condemned - removed) | fresh)
     _drop_lists(bucket, epoch)
     old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - LEAST_AGE]
-    bucket.delete(old)  # heartbeats of daemons that were killed, whose leases ended long ago
+    bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
     return Collected(len(removed), freed, len(fresh))
 

@@ -1,4 +1,4 @@
-"""A drill: a sample of what a remote lists is fetched, decrypted and compared with its digests, as a fetch would do it. Nothing is kept."""
+"""A drill: a sample of a remote's snapshots is fetched, decrypted and compared with its digests, as in a fetch. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class _Sampled(NamedTuple):
 
 
 def drill(bucket: Bucket, seal: Seal, seen: Seen, sample: int, chance: random.Random) -> Drilled:
-    """Look at `sample` snapshots, and at as many chunks of each. Raises AccessDenied, StoreUnavailable, OperationCancelled."""
+    """Check `sample` snapshots, and `sample` chunks of each. Raises AccessDenied, StoreUnavailable, OperationCancelled."""
     sessions, damaged = Sessions(bucket, seal, seen), list[Damage]()
     listed: list[tuple[str, FarSnapshot]] = []
     for session_id in sessions.ids():
@@ -78,7 +78,7 @@ class _Looking:
         self.chunks = self.chunk_bytes = 0
 
     def at(self, snapshot: FarSnapshot) -> Iterator[tuple[str, str]]:
-        """Yield what of a snapshot is damaged: an object's name, and why."""
+        """Yield the damage of a snapshot: each damaged object's name, with the reason."""
         try:
             far = far_manifest(self._bucket, self._seal, snapshot)
             digests = manifests.references(far.manifest())
@@ -108,7 +108,7 @@ class _Looking:
                     yield one.pack.ref.name, why
 
     def _open(self, ref: PackRef) -> OpenPack | str:
-        """Return what lies in a pack, or why that cannot be said."""
+        """Return a pack with its rows, or the reason why it cannot be read."""
         if ref not in self._packs:
             try:
                 [self._packs[ref]] = open_packs(self._bucket, self._seal, [ref])
@@ -117,7 +117,7 @@ class _Looking:
         return self._packs[ref]
 
     def _problem_of(self, one: _Sampled) -> str:
-        """Return what is wrong with a chunk; empty if nothing is."""
+        """Return the problem of a chunk; empty if there is none."""
         name = one.pack.ref.name
         try:
             record = self._bucket.get_range(name, *far_packs.record_bounds(one.row))

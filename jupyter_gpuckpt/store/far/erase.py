@@ -5,11 +5,11 @@ snapshot, so the two are ordered. Then these manifests are removed, and after th
 
 * Packs that nothing needs are removed by the collector: condemned in one epoch, removed in the next, which may follow at once.
 * A pack with both needed and erased chunks is rewritten without the erased ones: first the new packs, then their index, then
-  manifests that name them, last the far sessions, which list these manifests instead. Then nothing needs the old pack.
+  manifests that name them, last the far sessions, which then list these manifests instead. After that nothing needs the old pack.
 * A manifest that no far session lists and that needs such a pack belongs to an upload. It is erased as well; its uploader gets
   ManifestErased when it lists the manifest, and sends again what it needs of that pack.
 
-At every step everything that is listed exists. After a crash, the next erasure or collection continues.
+At every step all listed objects exist. After a crash, the next erasure or collection continues.
 """
 
 from __future__ import annotations

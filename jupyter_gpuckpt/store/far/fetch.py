@@ -92,7 +92,7 @@ def fetch(
             )
         else:
             store.publish(manifest)
-    with suppress(StoreError):  # without the time of use it would be the first to be evicted again
+    with suppress(StoreError):  # without a time of use it would be the first to become a stub again
         store.stubs.note_use(far.snapshot_id)
     return manifest.info
 

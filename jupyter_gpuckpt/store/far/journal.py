@@ -48,7 +48,7 @@ class Journal:
         self.epoch: Epoch | None = None
         self.packs: dict[str, PackRows] = {}
         self.manifests: list[str] = []
-        #: The far sessions that list those manifests, or were about to.
+        #: The far sessions that list the journal's manifests, or were about to.
         self.sessions: set[str] = set()
         with store_errors(path.parent):
             lines = self._lines()

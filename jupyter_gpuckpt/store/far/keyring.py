@@ -51,9 +51,9 @@ _ATTEMPTS = 20
 
 
 class Undecided(Exception):  # noqa: N818 - it may have succeeded
-    """The error `error` of a change to the keyring that may have been written before it failed.
+    """A change to the keyring failed with `error`, but may have been written.
 
-    `recovery_phrase`: the words that may open the remote from now on; nobody has seen them yet.
+    `recovery_phrase`: the new words, which may open the remote from now on and which nobody has seen yet.
     """
 
     def __init__(self, error: GpuCkptError, recovery_phrase: str = "") -> None:
@@ -241,7 +241,7 @@ def _change(
 ) -> Keyring:
     """Apply `change` to the newest keyring; return the result.
 
-    `change` returns None if the keyring contains the change already: it was written, and then another writer added to it.
+    `change` returns None if the keyring contains the change already: it was written, and then another writer changed the keyring.
     """
     for _ in range(_ATTEMPTS):
         ring = open_with(bucket, seen, secret)

@@ -32,7 +32,7 @@ from .sessions import Facts, FarSession, Lease, Sessions, Tenure, Text, require
 
 FOLDER = "heartbeats"
 LIFE_SECONDS = 120.0
-#: How many seconds older than its lifetime a heartbeat must be: modification times are whole seconds, and from several machines.
+#: How much older than its lifetime a heartbeat must be, in seconds: modification times are whole seconds, from several machines.
 SLACK_SECONDS = 5.0
 _MOST_LIFE_SECONDS = 3600.0
 _MOST_BYTES = 64 << 10
@@ -129,8 +129,8 @@ class Leases:
     def claim(self, session_id: str, *, heir_of: str = "", take_over: bool = False) -> Tenure:
         """Get the lease of a far session, or confirm the one that this daemon holds.
 
-        `heir_of`: a daemon that is known to have ended, and whose kernels are this one's now. `take_over`: although another machine
-        may run it. Raises SessionHeld, FarObjectMissing if there is no such session.
+        `heir_of`: a daemon that is known to have ended, and whose kernels this daemon has now. `take_over`: get the lease even if
+        another machine runs the session. Raises SessionHeld, FarObjectMissing if there is no such session.
         """
         if not self.is_good:
             self.beat()

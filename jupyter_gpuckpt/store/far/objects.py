@@ -28,7 +28,7 @@ class Stored(NamedTuple):
 
 
 class Objects(Protocol):
-    """Objects that are written by comparing and swapping."""
+    """A storage of objects with compare-and-swap."""
 
     @property
     def name(self) -> str:
@@ -38,10 +38,10 @@ class Objects(Protocol):
         """Return an object. Raises FarObjectMissing."""
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that was not there; whether what is there now is this."""
+        """Write an object if it does not exist; return whether this write created it."""
 
     def swap(self, name: str, data: bytes, old: Version) -> bool:
-        """Replace the writing `old` of an object; whether what is there now is this."""
+        """Replace the version `old` of an object; return whether the object now has this content."""
 
     def delete(self, names: Sequence[str]) -> list[str]:
         """Delete objects; return those that cannot be deleted."""
@@ -51,7 +51,7 @@ class Objects(Protocol):
 
 
 class Sealing(Protocol):
-    """How records become objects; no two writings of a record are the same bytes."""
+    """The encoding of records as objects. Two encodings of a record never have the same bytes."""
 
     def seal_record(self, name: str, record: object) -> bytes:
         """Return the object `name` that holds a record."""
@@ -61,10 +61,10 @@ class Sealing(Protocol):
 
 
 class Remembering(Protocol):
-    """What was seen of the place, so that an older state is refused."""
+    """The memory of the generations that were seen, by which older states are refused."""
 
     def newest(self, name: str) -> int:
         """Return the newest generation of an object that was seen."""
 
     def check(self, name: str, generation: int, newest: int) -> None:
-        """Refuse an object that is older than `newest`. Raises FarObjectInvalid."""
+        """Raise FarObjectInvalid for an object that is older than `newest`."""

@@ -23,8 +23,8 @@ _WAITED_SECONDS = 30.0
 class Retries:
     """A policy for repeating failed requests: the wait doubles each time, minus a random part.
 
-    `stop` ends every wait; then OperationCancelled is raised. `most_seconds`: no attempt begins later, because somebody waits.
-    `tell`: is told of a failure after which another attempt is made, and None when one has succeeded after that.
+    `stop` ends every wait; then OperationCancelled is raised. `most_seconds`: no attempt begins later, because a user waits.
+    `tell`: called with the error before another attempt, and with None when an attempt has succeeded after an error.
     """
 
     def __init__(

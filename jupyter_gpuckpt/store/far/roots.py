@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Roots(Generic[_Fact]):
-    """The manifests whose packs must stay, by name, each with the value that `read` was asked for."""
+    """The manifests whose packs must stay, by name, each with the value that `want` returned for it."""
 
     #: Each value comes with the id of the far session that lists the manifest.
     listed: dict[str, tuple[str, _Fact]]
@@ -33,7 +33,7 @@ class Roots(Generic[_Fact]):
 
     @property
     def all(self) -> list[_Fact]:
-        """Return the facts of all manifests in `listed` and `unlisted`."""
+        """Return the values of all manifests in `listed` and `unlisted`."""
         return [*(fact for _, fact in self.listed.values()), *self.unlisted.values()]
 
 

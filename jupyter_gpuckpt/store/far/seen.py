@@ -16,7 +16,7 @@ from .sealing import invalid
 
 class _File(msgspec.Struct, frozen=True):
     store_id: bytes = b""
-    #: By the object's name.
+    #: The newest generation of each object, by the object's name.
     generations: dict[str, int] = {}
 
 

@@ -96,7 +96,7 @@ class FarSession(msgspec.Struct, frozen=True):
 
 
 class ManifestErased(Exception):  # noqa: N818 - an event
-    """The error for listing a manifest that was erased before."""
+    """The manifest that an upload lists was erased before."""
 
 
 class Sessions:

@@ -1,7 +1,7 @@
-"""Objects as plain files in a folder that several hosts may share, and records in them that are not sealed.
+"""A storage of objects as plain files in a folder that several hosts may share. Their records are not encrypted.
 
-A file lock and a rename compare and swap. Every writing of a record holds a fresh nonce, so no two are equal. The times are those of
-the file server: nobody sets them, and a file is opened before its time is read, which makes NFS ask for it.
+A file lock and a rename implement compare-and-swap. Every version of a record has a fresh nonce, so no two are equal. Modification times
+are the file server's: nothing else sets them, and a file is opened before its time is read, which makes NFS ask the server.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class SharedFiles:
         return Stored(data, _version(data), datetime.fromtimestamp(modified, UTC))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write an object that was not there; return whether it was written."""
+        """Write an object if it does not exist; return whether it was written."""
         return self._write(name, data, None)
 
     def swap(self, name: str, data: bytes, old: Version) -> bool:
-        """Replace the writing `old` of an object; return whether it was replaced."""
+        """Replace the version `old` of an object; return whether it was replaced."""
         return self._write(name, data, old)
 
     def delete(self, names: Sequence[str]) -> list[str]:
-        """Delete objects; those that are gone are no error."""
+        """Delete objects. Missing objects are no error."""
         with store_errors(self._root):
             for name in names:
                 self._path(name).unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class SharedFiles:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Let nobody swap inside the block."""
+        """Exclude all writers inside the block."""
         with store_errors(self._root), alone(self._root / _LOCK):
             yield
 
@@ -101,7 +101,7 @@ class SharedFiles:
         return True
 
     def _replace(self, path: Path, data: bytes) -> None:
-        # Without a sync: a power cut of this host ends all that leases are about, and NFS writes what is closed.
+        # No sync is needed: a power cut also ends the kernels that the leases are for, and NFS writes a file when it is closed.
         temporary = path.with_name(path.name + TEMPORARY)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -116,7 +116,7 @@ class SharedFiles:
 
 
 class Plain:
-    """Records as JSON, with a nonce."""
+    """The encoding of records as JSON with a nonce, without encryption."""
 
     def seal_record(self, name: str, record: object) -> bytes:
         """Encode a record with a fresh nonce as the content of the object `name`."""
@@ -128,18 +128,18 @@ class Plain:
             parts = decoding.from_json(data, tuple[str, msgspec.Raw])
             return decoding.from_json(bytes(parts[1]), kind)
         except msgspec.MsgspecError as error:
-            raise _damaged(name, f"it does not make sense ({error})") from error
+            raise _damaged(name, f"it cannot be decoded ({error})") from error
 
 
 class NothingSeen:
-    """The memory of objects that whoever could put them back could forge as well."""
+    """A memory of no generations: whoever could put back an older file here could also forge a new one."""
 
     def newest(self, name: str) -> int:
-        """Return that nothing was seen."""
+        """Return 0, because nothing is remembered."""
         return 0
 
     def check(self, name: str, generation: int, newest: int) -> None:
-        """Refuse nothing."""
+        """Accept every object."""
 
 
 def _version(data: bytes) -> Version:
@@ -149,5 +149,5 @@ def _version(data: bytes) -> Version:
 def _damaged(name: str, why: str) -> FarObjectInvalid:
     return FarObjectInvalid(
         f"{name[:200]} in the data directory is damaged: {why}.",
-        hint="Nothing of it is used, and nothing has to be done: it is made anew.",
+        hint="It is not used. Nothing has to be done: it is created again.",
     )

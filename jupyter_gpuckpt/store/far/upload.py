@@ -224,7 +224,7 @@ class _Run:
         self._done = self._total = 0
         #: One thread at a time makes a pack: several hinder each other, because much of the work on each chunk holds the GIL.
         self._making = threading.Lock()
-        #: Memory of packs that were sent. Fresh memory takes longer than the cipher.
+        #: Reusable memory of packs that were sent, because fresh memory would take longer than the encryption.
         self._spare: list[Scratch] = []
         #: What this attempt has sent so far.
         self.sent = Sent()
