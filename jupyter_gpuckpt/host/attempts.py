@@ -2,9 +2,9 @@
 
     python -I -S attempts.py PID
 
-It is a program of its own because attempts change the process that makes them: each is made in a child and ends with it. PID is a
-process below gpuckpt-init (`snapshots.trial` starts one), so that everything is tried where it will be done. A result is the
-name of the error that occurred, or an empty string.
+It is a separate program because attempts change the process that makes them; each is made in a child process. PID is a process below
+gpuckpt-init (`snapshots.trial` starts one), so that the attempts meet the conditions of a save. A result is the name of the error that
+occurred, or an empty string.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _transfer(call: Callable[..., int], pid: int) -> None:
 
 
 def compare(pid: int) -> None:
-    """Compare whether two processes share their memory (man kcmp)."""
+    """Ask Linux whether two processes share their memory (man kcmp)."""
     checked(libc.syscall(CALLS["kcmp"], os.getpid(), pid, KCMP_VM, 0, 0))
 
 

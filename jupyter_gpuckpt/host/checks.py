@@ -1,7 +1,7 @@
 """The checks of this machine that the doctor runs.
 
-Each yields a sentence with the finding and, if it fails, the cause and the one command that changes it. A check that fails is a
-value, not an exception; `doctor.report` also survives one that raises.
+Each check yields a sentence with the finding and, if it fails, the cause and the one command that fixes it. A failed check is a
+value, not an exception; `doctor.report` also handles a check that raises.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ELSEWHERE = "export JUPYTER_GPUCKPT_DATA_DIR=/some/other/folder"
 
 
 class Place(NamedTuple):
-    """The files that the checks examine; a check of a file that is None is left out, except CRIU's, which then fails."""
+    """The files that the checks examine. The check of a file that is None is left out, except CRIU's, which then fails."""
 
     criu: Path | None
     init: Path | None
@@ -83,7 +83,7 @@ def init(place: Place) -> Iterator[Check]:
 
 
 def descriptors(_: Place) -> Iterator[Check]:
-    """Check how large a process may be for the fast way of saving: CRIU needs descriptors for memory that is not hidden from it."""
+    """Check up to which size a process can be saved the fast way: CRIU needs descriptors for memory that is not hidden from it."""
     largest = limits.largest_skeleton_bytes()
     count = limits.dump_descriptors()
     hiding = pagemap_scan.is_supported()
@@ -146,7 +146,7 @@ def store(place: Place) -> Iterator[Check]:
 
 
 def _locks_refused(folder: Path) -> str:
-    """Return why a file in `folder` cannot be locked in the two ways in which the daemon and its database do it."""
+    """Return why the locks of the daemon and of its database fail for a file in `folder`; empty if both work."""
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".gpuckpt-lock-") as file:
         for lock in (fcntl.flock, fcntl.lockf):
             try:

@@ -78,8 +78,8 @@ def run(
 ) -> Completed:
     """Run a program to its end and return its output.
 
-    It returns when the program itself ends, even if children that it left behind still hold its stdout.
-    `timeout` is in seconds; None means no deadline and has to be written out. `env` replaces the
+    This returns when the program itself ends, even if children that it left behind still hold its stdout.
+    `timeout` is in seconds; None means no deadline and has to be passed explicitly. `env` replaces the
     environment; None gives `environment()`.
 
     Raises `CommandFailed` when the program cannot be started or passes its deadline, and, unless
@@ -181,8 +181,8 @@ def watched(process: subprocess.Popen[bytes]) -> Iterator[int]:
 def stop(process: subprocess.Popen[bytes]) -> int:
     """Kill the program's whole process group, reap the program and return its status; do nothing if it was reaped before.
 
-    Processes that it left in its group are killed even if the program itself has ended. It returns when the program is gone, but
-    after a few seconds in any case: a process in uninterruptible sleep is reaped by a background thread when it finally ends.
+    Processes that the program left in its group are killed even if it has ended itself. This returns when the program is gone, or
+    else after a few seconds: a background thread reaps a process in uninterruptible sleep when that finally ends.
     """
     if process.returncode is not None:
         return process.returncode

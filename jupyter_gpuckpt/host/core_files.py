@@ -1,7 +1,7 @@
 """Prevention of core files of the daemon, which would contain parts of kernels' memory and their keys.
 
-The daemon stays dumpable (man 2 prctl), because it reads its own /proc. Programs that it starts for users are to crash as they
-would without the daemon: `allow` undoes in another process what it inherited.
+The daemon stays dumpable (man 2 prctl), because it reads its own /proc. Programs that it starts for users must leave the core files
+that they would leave without the daemon, so `allow` undoes the inherited settings in another process.
 """
 
 from __future__ import annotations

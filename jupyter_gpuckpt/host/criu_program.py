@@ -1,4 +1,4 @@
-"""The choice of the CRIU program: where it is searched for, and which versions are new enough."""
+"""The choice of the CRIU program: the places of the search, and the versions that are new enough."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report on whether kernels can be saved on this machine, and what would change that.
+"""The doctor's report: can kernels be saved on this machine, and if not, what would fix that.
 
 The report is data: the command line, the REST API and the tests use the same one. The checks are in `checks`.
 """
@@ -25,7 +25,7 @@ def report(
     store: Path | None = None,
     trial: Callable[[], Iterable[Check]] | None = None,
 ) -> HostReport:
-    """Run all checks of this machine and return the report. It takes about 0.1 s without a GPU and never raises.
+    """Run all checks of this machine and return the report. This takes about 0.1 s without a GPU and never raises.
 
     `criu` is the result of `find_criu`. `init` is the program that starts kernels, `store` the folder
     of the snapshots (which need not exist yet); checks of those that are None are left out. `trial`

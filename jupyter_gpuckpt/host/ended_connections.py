@@ -28,7 +28,7 @@ _ANSWER_BYTES = 4096
 def remove(ports: Collection[int]) -> None:
     """Remove ended connections from these local ports, in this process's network namespace; never raises.
 
-    It waits a moment for connections whose other side has not acknowledged the close yet (a delayed acknowledgement takes up to
+    This waits a moment for connections whose other side has not acknowledged the close yet (a delayed acknowledgement takes up to
     40 ms).
     """
     deadline = time.monotonic() + _PATIENCE_SECONDS

@@ -17,8 +17,8 @@ _WHO_PROCESS, _CLASS_IDLE, _CLASS_SHIFT = 1, 3, 13
 def take() -> None:
     """Set the lowest CPU and I/O priority for this process and make it the OOM killer's first choice; never raises.
 
-    Call it before any thread starts: threads inherit it. It does not use SCHED_IDLE: beside kernels that compute for days, such
-    a process would hardly run at all.
+    Call this before any thread starts, because threads inherit the priority. SCHED_IDLE is not used: beside kernels that compute for
+    days, such a process would hardly run at all.
     """
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from . import privileges
 
-#: While it dumps without copying, CRIU holds one pipe (two descriptors) per this many bytes of
-#: private memory. CAP_SYS_RESOURCE lets it make pipes beyond /proc/sys/fs/pipe-max-size.
+#: In a skeleton dump CRIU holds one pipe (two descriptors) per this many bytes of private memory.
+#: CAP_SYS_RESOURCE lets it make larger pipes, beyond /proc/sys/fs/pipe-max-size.
 PIPE_BYTES = 1 << 20
 LARGE_PIPE_BYTES = 4 << 20
 
@@ -47,8 +47,8 @@ def largest_skeleton_bytes() -> int:
 def _may_exceed_limits() -> bool:
     """Return whether Linux lets this process, and therefore CRIU, make a pipe beyond the limit.
 
-    The function tries it, because the CAP_SYS_RESOURCE of a user namespace raises no limit. In a kernel's own
-    user namespace CRIU has only that one.
+    This function makes such a pipe to find out, because a CAP_SYS_RESOURCE that holds only in a user namespace raises no limit. In
+    a kernel's own user namespace CRIU has only such a capability.
     """
     if not privileges.suffice():
         return False

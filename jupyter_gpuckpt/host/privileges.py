@@ -44,7 +44,7 @@ def effective() -> frozenset[str]:
 def suffice() -> bool:
     """Return whether this process has all rights that are needed for kernels that share its user namespace.
 
-    It is False in a user namespace: CRIU needs capabilities in the machine's initial one.
+    The result is False in a user namespace: CRIU needs capabilities in the machine's initial one.
     """
     return effective() >= NEEDED and in_first_user_namespace()
 
@@ -74,9 +74,9 @@ def seccomp_filters() -> int:
 
 
 def masked_proc() -> bool:
-    """Return whether something is mounted over parts of /proc: then no /proc can be mounted in a user namespace.
+    """Return whether something is mounted over parts of /proc, so that no /proc can be mounted in a user namespace.
 
-    The new /proc would show what is hidden here, so Linux refuses it (mount_too_revealing in fs/namespace.c).
+    The new /proc would show the parts that are hidden here, so Linux refuses it (mount_too_revealing in fs/namespace.c).
     """
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     return any(line.split()[1].startswith("/proc/") for line in mounts)

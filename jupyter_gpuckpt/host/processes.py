@@ -1,4 +1,4 @@
-"""Facts about processes, read from /proc.
+"""Facts about processes, read from /proc. Where a docstring says "its", it means the process with the pid of the first argument.
 
 Processes start and end at any time. For a process that has ended (or may not be examined) every
 function here returns None or an empty value and raises nothing. Pids are those of the PID namespace

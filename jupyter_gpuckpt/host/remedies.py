@@ -65,7 +65,7 @@ _SWITCHES = (
 
 
 class Remedy(NamedTuple):
-    """A sentence with the cause of a refusal, and the one command that changes it; empty where none is known."""
+    """A sentence with the cause of a refusal, and the one command that fixes it; empty if none is known."""
 
     why: str
     fix: str
@@ -106,7 +106,7 @@ def _of_switches(sysctl: Path, kind: str, refused: str) -> Remedy | None:
     if os.geteuid() == 0 and "SYS_ADMIN" in privileges.effective():
         return None
     for name, value, why, fix in _SWITCHES:
-        # Newer AppArmor refuses operations inside a namespace, not the namespace; in a container a seccomp filter is likelier.
+        # Newer AppArmor refuses operations inside a namespace, not the namespace itself; in a container a seccomp filter is likelier.
         if kind and "apparmor" in name and "user namespace" in refused:
             continue
         if _read(sysctl / name) == value:

@@ -46,7 +46,7 @@ class Endpoint(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table: a socket. `inode`: "0" if no program has the socket open (any more, or yet).
+    """A row of the table: a socket. `inode`: "0" if no program has the socket open.
 
     The fields are kept as text and parsed on demand: few of very many rows are examined.
     """

@@ -1,13 +1,13 @@
 """Content-defined boundaries of chunks.
 
 `cut` makes all decisions. Boundaries depend on the content of pages and not on their addresses, so the same data is cut alike at another
-address or after an insertion, and is found again in the store. A better rule may replace this one at any time: readers of
-snapshots do not know it.
+address or after an insertion, and is found again in the store. A better rule may replace this one at any time, because readers of
+snapshots do not depend on it.
 
 A chunk begins
  * where pages of zeros begin or end (zeros become chunks of their own, and are not stored),
- * at a *mark*: a page whose hash, over a few of its words, has a certain value (one page in 64), unless a marked page is among
-   the few before it,
+ * at a *mark*: a page whose hash, over a few of its words, has a certain value (one page in 64), unless one of the few pages before
+ it is marked,
  * and at the latest MAX_PAGES after the beginning of the previous chunk.
 """
 
@@ -23,7 +23,7 @@ MIN_PAGES = 4
 
 _ZEROS = bytes(PAGE)
 _WORDS = PAGE // 8
-# The 64-bit words of a page that are hashed: spread, and at no common stride, so that in little data all of them are constant.
+# The 64-bit words of a page that are hashed. They have no common stride, so that all of them are constant only in few kinds of data.
 _SAMPLED = (3, 74, 133, 202, 271, 330, 405, 506)
 _FACTORS = (
     0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93,
@@ -68,7 +68,7 @@ def first_begin(buffer: memoryview) -> int | None:
     """Return the offset of the first chunk boundary by content after the beginning of `buffer`; None if there is none.
 
     It serves to cut a long stream in parallel at places that do not depend on where the parts begin. More bytes at the end of
-    `buffer` never change a result that is not None. Zeros may be cut anywhere.
+    `buffer` never change a result other than None. Zeros may be cut anywhere.
     """
     zero, begins = _begins(buffer)
     if not len(zero) or zero[0]:

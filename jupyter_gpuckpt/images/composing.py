@@ -1,4 +1,4 @@
-"""Composition of chunks of which few pages changed: from parts of stored chunks, and the pages that changed.
+"""Composition of chunks of which few pages changed, from parts of stored chunks and a chunk of the changed pages.
 
 Covers: the choice of the chunks to compare with, comparing, making the parts. Does not cover: storing the pages that changed (pack.py,
 workers/pack_worker.py), reading parts (reading_order.py).
@@ -41,8 +41,8 @@ _LEAST_SHARE = 0.5
 #: The limit of source chunks of a composed chunk. Beyond it, only the source of most pages is used; the others' pages are stored anew.
 _MOST_SOURCES = 8
 
-#: After this many comparisons in vain in a row, only one chunk in `_PATIENCE` is compared until one can be composed again: data that
-#: was computed anew should not take twice the time.
+#: After so many failed comparisons in a row, only every `_PATIENCE`-th chunk is compared until one can be composed again, so that
+#: newly computed data does not take twice the time.
 _PATIENCE = 4
 
 _PART = np.dtype([("digest", f"V{DIGEST_BYTES}"), ("start", "<u4"), ("length", "<u4")])
@@ -62,7 +62,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 class Offer(msgspec.Struct, frozen=True):
     """The stored chunks from which the unknown chunks of a segment may be composed.
 
-    `alike`: by the digest of an unknown chunk, the content that an earlier snapshot had in its place, encoded as parts
+    `alike`: for each unknown chunk, by its digest, the contents that an earlier snapshot had in its place, encoded as parts
     (`Chunk.parts`), the likeliest first.
     """
 
@@ -71,7 +71,7 @@ class Offer(msgspec.Struct, frozen=True):
 
 
 class Composed(NamedTuple):
-    """The parts of a composed chunk, and those of its bytes that no stored chunk has yet, with their digest."""
+    """The parts of a composed chunk, and its bytes that no stored chunk has yet, with their digest."""
 
     parts: bytes
     fresh: memoryview
@@ -154,7 +154,7 @@ class Composer:
 def _composed(
     chunk: memoryview, source: NDArray[np.int64], start: NDArray[np.int64], digests: list[bytes]
 ) -> Composed:
-    """Return a chunk whose pages come from where `source` and `start` say, and from new bytes where the source is -1."""
+    """Return a chunk whose pages come from the places in `source` and `start`, or from new bytes where the source is -1."""
     data = np.frombuffer(chunk, np.uint8)
     pages, rest = divmod(len(data), PAGE)
     new = source < 0
@@ -189,8 +189,8 @@ class Earlier(NamedTuple):
 class Predecessor:
     """The earlier snapshot of the kernel that is saved now; thread-safe.
 
-    Its chunks may be gone from the store. Those that are there must be kept from removal while `look_up` is used, until the
-    writer has leases of the chunks that it found.
+    Its chunks may be gone from the store. While `look_up` is used, the caller must protect those that exist from removal, until the
+    writer has leases on the chunks that it found.
     """
 
     def __init__(self, streams: Iterable[Stream] = ()) -> None:
@@ -216,7 +216,7 @@ class Predecessor:
         *,
         store: LocalStore,
     ) -> Earlier:
-        """Look up the `unknown` ones among these chunks, which follow each other from `start` of the stream `name`."""
+        """Look up the `unknown` ones of these chunks, which follow each other from `start` of the stream `name`."""
         with self._lock:
             before = {d: self._composed[d] for d in unknown if d in self._composed}
         layout = self._layouts.get(name)

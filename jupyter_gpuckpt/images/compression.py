@@ -1,4 +1,4 @@
-"""Compression of chunks: as they are, or with the bytes of their numbers grouped by place."""
+"""Compression of chunks: directly, or after grouping the bytes of their numbers by place."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..store.scratch import Scratch
 
 # Higher levels gain nothing on memory images and cost half of the speed; negative ones do not compress floats at all.
 _LEVEL = 1
-# Parameters for bytes that are unevenly distributed but do not repeat, such as exponents: twice as fast, and smaller, because zstd
-# searches for no short matches.
+# Parameters for bytes that are unevenly distributed but do not repeat, such as exponents. The result is smaller and takes half the time,
+# because zstd does not search for short matches.
 _WITHOUT_MATCHES = zstandard.ZstdCompressionParameters.from_level(
     _LEVEL, min_match=7, hash_log=8, write_content_size=True
 )

@@ -1,7 +1,7 @@
-"""Packing: sources of bytes are stored as chunks.
+"""Packing: the storing of sources of bytes as chunks.
 
-Covers: reading in parallel, dropping zeros, deduplication, compression. Does not cover: where the bytes come from (`Source`),
-where to cut (segments.py, chunking.py), the format (store). See also: unpack.py, the inverse.
+Covers: reading in parallel, dropping zeros, deduplication, compression. Does not cover: the origin of the bytes (`Source`),
+the boundaries of chunks (segments.py, chunking.py), the format (store). See also: unpack.py, the inverse.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class FileSource:
         self.length = path.stat().st_size
 
     def share(self) -> tuple[str, bytes]:
-        """Return (factory, data) as `SharedSource` describes."""
+        """Return (factory, data) as in `SharedSource`."""
         return f"{__name__}:shared_file", f"{self.name}\0{self._path}".encode(
             errors="surrogateescape"
         )

@@ -1,6 +1,6 @@
-"""The reading order: where every chunk of some streams lies, where its bytes go, and which chunks are read together.
+"""The reading order of streams: the place of every chunk, the targets of its bytes, and the runs of chunks that are read together.
 
-All tables are numpy columns, for speed: a resume computes them beside CRIU and must be done when CRIU is.
+All tables are numpy columns, for speed: a resume computes them beside CRIU and should end before CRIU does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .runs import RECORD, RUN, TARGET, RunTable
 # Records with at most this many bytes between them are read together.
 _RUN_GAP = 256 << 10
 # Towards the end runs become shorter, down to this length, so that threads end at about the same time: a run has at most one
-# `_PART`-th of the bytes that are left per thread.
+# `_PART`-th of the remaining bytes per thread.
 _LEAST_RUN_BYTES = 256 << 10
 _PART = 4
 # The number of places to which one thread writes a chunk that occurs many times.

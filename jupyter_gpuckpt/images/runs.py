@@ -78,7 +78,7 @@ class RunTable(NamedTuple):
 
 
 def shared_table(packs: list[str], records: int, descriptor: int) -> RunTable:
-    """Return the table, without its runs, of which the file `descriptor` holds `records` records and the targets."""
+    """Return the table, without its runs, from the file `descriptor`, which holds `records` records and the targets."""
     data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ) if records else b""
     targets = np.frombuffer(data, TARGET, offset=records * RECORD.itemsize)
     return RunTable(packs, np.empty(0, RUN), np.frombuffer(data, RECORD, records), targets)

@@ -13,7 +13,7 @@ _MAX_SEGMENT = 16 << 20
 MIN_SEGMENT = 2 << 20
 # Segments per thread: several, so that all threads are busy to the end.
 _SHARE = 4
-#: How far beyond a segment's nominal end a boundary by content is searched for (1 of 3,000 searches finds none), and the step.
+#: How far beyond a segment's nominal end a content-defined boundary is searched (1 of 3,000 searches finds none), and the step.
 LOOK_AHEAD = 2 << 20
 _LOOK_STEP = 1 << 18
 
@@ -94,7 +94,7 @@ def chunks_of(source: Source, segment: Segment, memory: Callable[[int], memoryvi
             break
     start = 0
     if segment.start:
-        # The search of the segment before: it reaches beyond this segment's nominal end only at the end of the source.
+        # The previous segment makes the same search; it reaches beyond this segment's nominal end only at the end of the source.
         start = first_begin(buffer[: min(LOOK_AHEAD, length)]) or 0
     return Found(segment.start + start, *_cut(buffer[start:end]))
 

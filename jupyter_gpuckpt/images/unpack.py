@@ -1,7 +1,7 @@
-"""Unpacking: chunks in a store are written back as bytes.
+"""Unpacking: the writing of stored chunks to sinks of bytes.
 
-Covers: reading packs in order, decompressing and verifying in parallel, reading a stream at any place. Does not cover: where
-the bytes go (`Sink`; sinks.py has files). See also: pack.py, the inverse.
+Covers: reading packs in order, decompressing and verifying in parallel, reading a stream at any place. Does not cover: the
+destination of the bytes (`Sink`; sinks.py has files). See also: pack.py, the inverse.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class PreparedSink(Sink, Protocol):
 class Unpacking:
     """A reader of streams into sinks.
 
-    The constructor looks up where all chunks lie, so that `run` only reads, verifies and writes.
+    The constructor looks up the places of all chunks, so that `run` only reads, verifies and writes.
 
     Buffers take at most `memory_bytes` (0: a quarter of the free memory), but always as much as one thread needs: 6 MiB. The
     constructor raises ObjectCorrupt, which names a chunk that is not in the store, and ManifestInvalid.

@@ -1,4 +1,4 @@
-"""The check whether a kernel that was saved elsewhere could be resumed here, by its manifest alone, before gigabytes are moved."""
+"""The check for whether a kernel that was saved elsewhere could be resumed here. It needs only the manifest, before a fetch."""
 
 from __future__ import annotations
 

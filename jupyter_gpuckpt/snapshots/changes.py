@@ -1,4 +1,4 @@
-"""Changes since a snapshot of the files that its kernel had open: shown before a resume, which restores memory but not files."""
+"""The changes, since a snapshot, of the files that its kernel had open. Users see them before a resume, which restores no files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HISTORY = "history.sqlite"
 def changes(manifest: Manifest, store: LocalStore, digests: FileDigests | None = None) -> Changes:
     """Return the open files that have changed, by path, and the obstacles to resuming the snapshot here.
 
-    A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted by then come
-    back from the snapshot and are not among them, nor are those that travel with it. Of a stub, whose images are not here, no files
-    are known.
+    A file has changed when it was written after the snapshot was taken or has another length. Files that had been deleted before the
+    snapshot are restored from it and not listed, nor are those that travel with it. The images of a stub are not here, so no files are
+    listed for it.
     """
     if store.stubs.find(manifest.info.snapshot_id) is not None:
         return Changes([], obstacles(manifest, fingerprint.host(), digests))

@@ -2,10 +2,10 @@
 
     manifests/<snapshot>.annotations   first, so that a reader knows the snapshot's id at once
     packs/<time>-<random>.pack
-    manifests/<snapshot>.manifest      last, as in a store: an archive that was cut off holds no snapshot
+    manifests/<snapshot>.manifest      last, as in a store: a truncated archive contains no snapshot
 
-Unpacked into an empty directory it can be used as a store. All lengths are known before the first byte is sent, no file is
-written, and one chunk is in memory at a time.
+Unpacked into an empty directory, the archive can be used as a store. All lengths are known before the first byte is sent, no file is
+written, and only one chunk at a time is in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Storing GPU memory while it is restored to the GPU.
+"""The storing of GPU memory while it is restored to the GPU.
 
-The staging files could be read as soon as the driver has written them, but the kernel's processes are stopped then, and reading at
-full speed beside CRIU would prolong that.
+The staging files could be read as soon as the driver has written them. But then the kernel's processes are stopped, and reading at
+full speed beside CRIU would prolong that time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GpuPacking:
         # Beside a GPU restore, all threads would delay it by a fifth and finish nothing sooner.
         self._threads = settings.threads if alone else max(1, settings.threads // 2)
         self._sources: list[FileSource] = []
-        # It has a progress of its own, because the operation is in other stages meanwhile.
+        # The thread has a progress of its own, because the operation is in other stages meanwhile.
         self._progress = Progress()
         self._packed = Packed.of_nothing()
         self._error: BaseException | None = None

@@ -2,8 +2,8 @@
 
 The archive is an untrusted stream: names are checked against a fixed set, lengths are bounded before anything is read, and all content
 is verified. Chunks are stored as they arrive, after comparison with their digests; known ones are not stored again. Snapshots are listed
-only when the archive has ended properly and everything they need is in the store; any failure before leaves the store unchanged. An
-archive of a whole store (`tar`) is accepted, too.
+only when the archive has ended properly and everything that they need is in the store. An earlier failure leaves the store unchanged.
+An archive of a whole store (made by `tar`) is accepted, too.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Archive:
                 self._annotation(match[2], member.size)
             self._take(-member.size % tarfile.BLOCKSIZE)
         if not self._manifests:
-            raise _invalid("there is no snapshot in it")
+            raise _invalid("it contains no snapshot")
         for snapshot_id, content in self._manifests.items():
             digests = manifests.references(content.manifest(self._store))
             missing = len(digests) - len(self._writer.known(digests))
@@ -129,11 +129,11 @@ class _Archive:
             try:
                 member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
             except tarfile.HeaderError as error:
-                raise _invalid("it is no tar archive, or was altered") from error
+                raise _invalid("it is not a tar archive, or was altered") from error
             if member.isdir():
                 member.size = 0
             elif not member.isreg() or member.size < 0:
-                raise _invalid(f"{member.name!r} in it is no ordinary file")
+                raise _invalid(f"its member {member.name!r} is not an ordinary file")
             yield member
 
     def _pack(self, name: str, length: int) -> None:
@@ -158,7 +158,7 @@ class _Archive:
         try:
             found = annotation_files.parse(snapshot_id, self._held(length))
         except msgspec.DecodeError as error:
-            raise _invalid(f"the annotations of {snapshot_id} do not make sense") from error
+            raise _invalid(f"the annotations of {snapshot_id} cannot be decoded") from error
         self.annotations[snapshot_id] = msgspec.structs.replace(
             found, deleted_at=0.0, kept_until=0.0
         )

@@ -1,8 +1,8 @@
-"""Files that travel with a snapshot because their user chose them, by `LaunchSpec.keep_files`.
+"""Files that travel with a snapshot because the user chose them, by the patterns in `LaunchSpec.keep_files`.
 
-A pattern is absolute, begins with `~/`, or is relative to the folder in which the kernel was started; `*` stands for any characters, `/` as
-well. Of what the patterns match, those files travel that the kernel only reads (has open or mapped): what it writes to belongs to this
-machine. See also: `engine.kept_files`, for how a kernel gets them.
+A pattern is absolute, begins with `~/`, or is relative to the folder in which the kernel was started; `*` stands for any characters,
+including `/`. Of the files that match, those travel that the kernel has open or mapped and only reads: a file that it writes to belongs
+to this machine. See also: `engine.kept_files`, for how a kernel gets them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def chosen(
 ) -> tuple[list[KeptFile], list[FileSource]]:
     """Return the files of a frozen tree that travel with the snapshot, and the sources of their content.
 
-    A file of which the tree has a copy of an earlier snapshot travels on, whatever the patterns are now.
+    A file of which the tree has a copy from an earlier snapshot is always among them, whatever the patterns are now.
     """
     patterns = [_absolute(pattern, spec.cwd) for pattern in spec.keep_files]
     found: list[KeptFile] = []
@@ -125,7 +125,7 @@ def _is_text(path: str) -> bool:
 
 
 def _absolute(pattern: str, cwd: str) -> str:
-    """Return a pattern of absolute paths. What the folder's own name has of a pattern's characters stands for itself."""
+    """Return the pattern as one of absolute paths. Special characters in the folder's own path are escaped."""
     if pattern.startswith("~/"):
         return f"{glob.escape(str(Path.home()))}/{pattern[2:]}"
     return pattern if pattern.startswith("/") else f"{glob.escape(cwd)}/{pattern}"

@@ -1,8 +1,8 @@
 """The rehearsal of a resume: the last step of a suspend before anything is killed.
 
 Covers: everything that a resume on this machine would refuse a second later, and all private files that it needs. The manifest
-and the images are those that were read back from the store. Does not cover: free memory, on the GPU as well, which the kernel
-still occupies, and ports, which the daemon holds.
+and the images are those that were read back from the store. Does not cover: free memory and GPU memory, which the kernel still
+occupies, and ports, which the daemon holds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def rehearse(
 
 
 def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
-    """Yield the things to which the images refer and that the snapshot lacks."""
+    """Yield a sentence for each thing that the images refer to and that the snapshot lacks."""
     names = {image.name for image in manifest.images}
     lengths = {stream.name: stream.length for stream in manifest.streams}
     captured = {record.path for record in manifest.captured}
@@ -96,7 +96,7 @@ def _incomplete(manifest: Manifest, images: Path) -> Iterator[str]:
 
 
 def _limits(images: Path) -> Iterator[str]:
-    """Yield the limits of this machine that the tree exceeds."""
+    """Yield a sentence for each limit of this machine that the tree exceeds."""
     criu_images.highest_pid(images)  # a resume computes it, so it must not raise
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     highest = criu_images.highest_descriptor(images)

@@ -124,7 +124,7 @@ def gpu_room(manifest: Manifest, visible_gpus: str = "") -> Placement:
 def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None) -> list[str]:
     """Return the differences from the machine of the snapshot, a sentence each. Free memory is not considered.
 
-    Open files are not either: they are listed in the images (`engine.criu.missing_files`).
+    Nor are open files: the images list them (`engine.criu.missing_files`).
     """
     found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
     changed = changed_files(manifest, digests)
@@ -157,7 +157,7 @@ def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Plac
 
 
 def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) -> set[str] | None:
-    """Return the UUIDs of GPUs that both the kernel's launch and the client may use, or of all the client's if there is none; None: all."""
+    """Return the UUIDs of the GPUs that both the kernel's launch and the client may use, else all of the client's; None: all GPUs."""
     asked = visible(visible_gpus, here)
     launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), here)
     if asked is None or launched is None:

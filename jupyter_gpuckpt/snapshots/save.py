@@ -117,7 +117,7 @@ def save(
         warnings += replaced
         total = gpu_packing.length + sum(source.length for source in sources)
         with progress.stage(Stage.STORE, total):
-            # One after the other: together they would need twice the memory.
+            # The two run one after the other, because together they would need twice the memory.
             packed = gpu_packing.finish(progress)
             packed = packed.and_also(
                 pack(
@@ -169,7 +169,7 @@ def save(
 
 
 def _predecessor(store: LocalStore, kernel_id: str) -> Predecessor | None:
-    """Return the newest snapshot of the kernel, so that the new one stores what changed; None if there is none that can be read."""
+    """Return the newest snapshot of the kernel, so that the new one stores only changes; None if none can be read."""
     try:
         newest = next(iter(store.snapshots(kernel_id)), None)
         return None if newest is None else Predecessor(store.manifest(newest.snapshot_id).streams)
@@ -213,7 +213,7 @@ def _lost_connections(state: Frozen, spec: LaunchSpec, *, cut: bool) -> list[str
 
 
 def _unkept(state: Frozen, spec: LaunchSpec) -> list[str]:
-    """Return the names of connections within the tree that are not in the snapshot, except on its own ports, whose peers reconnect."""
+    """Return the names of inner connections that the snapshot lacks, except those on the kernel's own ports, whose peers reconnect."""
     own = set(spec.own_ports)
     return [lost.text for lost in state.connections_lost if not own & set(lost.ports)]
 

@@ -1,4 +1,4 @@
-"""Reading CRIU's images from the store, except the large ones that hold memory."""
+"""A reader of CRIU's images from the store, except the large ones that hold memory."""
 
 from __future__ import annotations
 

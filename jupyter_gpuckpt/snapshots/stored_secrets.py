@@ -1,4 +1,4 @@
-"""The secrets of a kernel in its snapshot: with its memory, or where an older version stored them."""
+"""The secrets of a kernel in its snapshot: beside its memory, or where an older version stored them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def keep(tree: Tree, secrets: dict[str, Any]) -> None:
 
 
 def keep_of_older(tree: Tree, manifest: Manifest, store: LocalStore) -> None:
-    """Write the secrets of a kernel resumed from an older version's snapshot to its scratch; others have them there."""
+    """Write the secrets of a kernel that was resumed from an older version's snapshot to its scratch; other kernels have them there."""
     if not _are_with_memory(manifest):
         keep(tree, of_snapshot(manifest, store))
 

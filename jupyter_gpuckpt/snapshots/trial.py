@@ -1,8 +1,8 @@
 """The trial of the engine on a small program: launch, the system calls of a save, suspend, resume.
 
-Rights, filters, limits and security modules have too many combinations to predict the result from settings. If a small program
-passes, kernels do; if it fails, kernels are started without the engine, and the check reports the loss, its cause and the
-fix. It takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
+Rights, filters, limits and security modules have too many combinations to predict the result from settings. If a small program can
+be saved and resumed, kernels can. Otherwise kernels are started without the engine, and the check reports the failed step, its cause
+and the fix. The trial takes about 0.3 s; the daemon remembers a success until the next boot (`daemon.host_report`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def verify(
 ) -> Verification:
     """Read all chunks in `threads` threads, each one chunk at a time. Damage is part of the result.
 
-    A damaged chunk is stored again by the next save that meets it. Raises SnapshotNotFound, FormatTooNew, OperationCancelled
+    The next save that has a damaged chunk's content stores it again. Raises SnapshotNotFound, FormatTooNew, and OperationCancelled
     as soon as `cancelled` is set.
     """
     began = time.monotonic()

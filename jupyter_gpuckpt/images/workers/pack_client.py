@@ -35,7 +35,7 @@ PLACE_BYTES = HANDED_BYTES + MAX_PAGES * PAGE
 
 
 class PackTask(msgspec.Struct, frozen=True, tag=True):
-    """The first message to a worker: builder and data of each source by its number, and the largest length of a segment.
+    """The first message to a worker: factory and data of each source by its number, and the largest length of a segment.
 
     The descriptor of the shared memory follows. That memory holds a segment with its look-ahead, then the places.
     """

@@ -13,10 +13,10 @@ _Task = TypeVar("_Task")
 def share_out(
     tasks: Iterable[_Task], make_worker: Callable[[], Callable[[_Task], None]], threads: int
 ) -> None:
-    """Do all tasks, started in their order, in `threads` threads, each with a worker of its own.
+    """Do all tasks, started in their order, in `threads` threads, each with a worker of its own; return when all have ended.
 
     If a worker raises or the caller's thread is interrupted, the others end after their present task, and the first error is
-    raised here. It returns when all threads have ended.
+    raised here.
     """
     waiting = deque(tasks)
     stop = threading.Event()

@@ -4,8 +4,8 @@ Covers: requesting the workers, sending them the table of runs and the sinks' de
 not cover: the workers' side (unpack_worker.py), starting workers (processes.py), what a run is (runs.py).
 
 On 16 cores one process with 16 threads fills memory at 4 GB/s, because its threads wait for the GIL at every chunk; sixteen
-processes do it at 15 GB/s. Each takes the next run when it is done with one: run times differ so much that a fixed assignment is
-a fifth slower. A worker that is lost fails the operation like a thread's error. Workers end when the caller's end of their socket
+processes do it at 15 GB/s. Each worker takes the next run when it has finished one: run times differ so much that a fixed assignment
+is a fifth slower. A lost worker fails the operation like a thread's error. Workers end when the caller's end of their socket
 is closed.
 """
 
