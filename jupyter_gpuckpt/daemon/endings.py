@@ -83,4 +83,4 @@ class Endings:
         except KernelNotFound:
             _log.debug("kernel %s had ended", kernel.kernel_id)
         except GpuCkptError as error:
-            _log.error("kernel %s was not ended: %s", kernel.kernel_id, error)
+            _log.error("kernel %s could not be killed: %s", kernel.kernel_id, error)

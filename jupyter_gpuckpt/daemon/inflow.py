@@ -56,7 +56,7 @@ class Inflow:
                 while not (self._pieces or self._ended or self._cut_off):
                     self._changed.wait()
                 if self._cut_off:
-                    raise OperationCancelled("The archive was not sent to its end.")
+                    raise OperationCancelled("The archive was not sent completely.")
                 if not self._pieces:
                     break
                 piece = self._pieces.popleft()

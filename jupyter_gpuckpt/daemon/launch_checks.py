@@ -31,7 +31,8 @@ def check_ports(ports: list[int]) -> None:
     """Raise ConfigurationError for numbers that are not ports."""
     if any(not 0 < port <= _MOST_PORT for port in ports):
         raise ConfigurationError(
-            "A port of the kernel's own is no port.", hint=f"Ports are numbers up to {_MOST_PORT}."
+            "One of the kernel's ports is not a port number.",
+            hint=f"Ports are numbers up to {_MOST_PORT}.",
         )
 
 
@@ -42,14 +43,14 @@ def _problems(spec: LaunchSpec) -> Iterator[str]:
     settings = [f"{name}={value}" for name, value in spec.env.items()]
     strings = [os.fsencode(string) for string in (*spec.argv, *settings)]
     if any(b"\0" in string for string in strings) or "\0" in spec.cwd + spec.log_path:
-        yield "there is a zero byte in it"
+        yield "it contains a zero byte"
     if any(not name or "=" in name for name in spec.env):
         yield "a variable of its environment has no name, or one with an equals sign"
     length = sum(len(string) + 1 + _POINTER_BYTES for string in strings) + _ROOM_BYTES
     if length > os.sysconf("SC_ARG_MAX") or max(map(len, strings)) >= _MOST_STRING_BYTES:
         yield "its command and environment are longer than the system allows"
     if not 0 <= spec.umask <= _MOST_UMASK:
-        yield "its umask is none"
+        yield "its umask is invalid"
     if not Path(spec.cwd).is_dir():
         yield f"there is no folder {spec.cwd}"
     if not Path(spec.log_path).parent.is_dir() or Path(spec.log_path).is_dir():

@@ -276,9 +276,9 @@ class DaemonLeases:
             try:
                 await self._look(is_due=is_due)
             except GpuCkptError as error:
-                _log.warning("leases are as they were: %s", error)
+                _log.warning("leases were not updated: %s", error)
             except Exception:
-                _log.exception("leases are as they were")
+                _log.exception("leases were not updated")
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await self._woken.wait()

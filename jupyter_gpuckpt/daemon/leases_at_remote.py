@@ -232,7 +232,7 @@ class LeasesAtRemote:
 
     def _opened(self) -> tuple[Leases, Sessions]:
         if self._stop.is_set() and self._leases is None:
-            raise StoreUnavailable("The daemon leaves.")
+            raise StoreUnavailable("The daemon is exiting.")
         if self._leases is None or self._sessions is None:
             retries = Retries.while_somebody_waits(self._stop)
             opened = remote_keys.opened(self._data_dir, self.remote, retries)

@@ -70,7 +70,7 @@ def uploading(data_dir: Path, remote: Remote) -> Iterator[None]:
         now = Remotes(data_dir).get(remote.name)
         # Erased snapshots must not be uploaded again.
         if (now.place, now.erased) != (remote.place, remote.erased):
-            raise RemoteNotFound(f"Remote {remote.name} is another one now.")
+            raise RemoteNotFound(f"Remote {remote.name} was replaced by another one.")
         yield
 
 
@@ -274,7 +274,7 @@ def _printed(command: list[str]) -> bytes:
 def _checked(value: bytes, what: str) -> bytes:
     if not LEAST_SECRET_BYTES <= len(value) <= MOST_SECRET_BYTES:
         raise ConfigurationError(
-            f"{what} is no key: it has to have {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes.",
+            f"{what} is not a usable key: it must have {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes.",
             hint="`openssl rand -hex 32` makes one.",
         )
     return value

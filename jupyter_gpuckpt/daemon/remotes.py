@@ -47,7 +47,7 @@ def answer(call: RemoteCall) -> RemoteAnswer:
 
 def _add(call: RemoteCall) -> RemoteAnswer:
     if call.remote is None:
-        raise ConfigurationError("No remote is given that could be added.")
+        raise ConfigurationError("The remote to add is missing.")
     remotes = _remotes(call)
     remotes.require_new(call.remote)
     tried = _tried(call.remote)
@@ -69,7 +69,7 @@ def _test(call: RemoteCall) -> RemoteAnswer:
     def updated(remote: Remote) -> Remote:
         """Return the current record with the tested capabilities; other processes may have changed the rest."""
         if remote.place != tried.place:
-            raise RemoteNotFound(f"Remote {remote.name} is another one now.", hint="Try again.")
+            raise RemoteNotFound(f"Remote {remote.name} was replaced meanwhile.", hint="Try again.")
         return msgspec.structs.replace(remote, capabilities=tried.capabilities)
 
     return RemoteAnswer([_view(remotes.change(call.name, updated))])

@@ -314,7 +314,7 @@ class Catalog:
             self.database.run(mark)
         except sqlite3.OperationalError as error:
             # An error of a full or read-only disk must not replace the damage that the caller reports.
-            logger.warning("The damage of chunk %s was not noted: %s", digest.hex(), error)
+            logger.warning("The damage of chunk %s could not be recorded: %s", digest.hex(), error)
 
     def rebuild(self) -> None:
         """Delete the catalog and index all packs again."""

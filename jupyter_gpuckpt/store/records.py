@@ -108,7 +108,7 @@ class Records:
                 lambda connection: connection.executemany(query, gone.items())
             )
         except sqlite3.OperationalError as error:  # the disk may be full; `all` finds the records
-            logger.warning("Snapshots that are gone stay on record for now: %s", error)
+            logger.warning("Records of removed snapshots stay for now: %s", error)
 
     def of(self, snapshot_id: str) -> Needs:
         """Return the chunks that a snapshot needs. Raises SnapshotNotFound, ManifestInvalid, FormatTooNew."""

@@ -90,7 +90,7 @@ class Staging:
             self._records.add(info, digests)
         except (OSError, sqlite3.OperationalError) as error:
             # Its manifest will be read later. A running collection has not seen that manifest, so a lease must outlast it.
-            logger.warning("Snapshot %s is not on record yet: %s", info.snapshot_id, error)
+            logger.warning("Snapshot %s is not recorded yet: %s", info.snapshot_id, error)
             with self._lock:
                 self._leases.await_publication(self._leases.take(digests))
         else:

@@ -42,4 +42,4 @@ class Upkeep:
         except Exception as error:
             # Snapshots without a record are read on demand.
             level = logging.WARNING if isinstance(error, (StoreError, OSError)) else logging.ERROR
-            logger.log(level, "Not all snapshots are on record: %s", error)
+            logger.log(level, "Not all snapshots are recorded: %s", error)

@@ -157,7 +157,7 @@ class Reaction:
             try:
                 self._look()
             except Exception:  # the next look tries again
-                _log.exception("notices that this machine goes are not acted on")
+                _log.exception("the reaction to notices that this machine goes failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_SECONDS if self._standing else None):
                     await self._woken.wait()

@@ -230,7 +230,7 @@ def destroy(bucket: Bucket) -> None:
         nobody = _encoded(_next(public, []), [os.urandom(KEY_BYTES)])
         if not public.holders or bucket.swap(NAME, nobody, stored.version):
             return
-    raise KeyUnavailable("The keyring changes all the time.", hint="Try again later.")
+    raise KeyUnavailable("Other machines keep changing the keyring.", hint="Try again later.")
 
 
 def _change(
@@ -251,7 +251,7 @@ def _change(
         with undecided():
             if bucket.swap(NAME, _encoded(*changed), ring.version):
                 return _read(bucket, seen).opened(changed[1][-1], ring.holder_id)
-    raise KeyUnavailable("The keyring changes all the time.", hint="Try again later.")
+    raise KeyUnavailable("Other machines keep changing the keyring.", hint="Try again later.")
 
 
 class _Found(NamedTuple):

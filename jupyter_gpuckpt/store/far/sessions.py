@@ -263,7 +263,7 @@ class Sessions:
             if self._bucket.swap(name, self._seal.seal_record(name, after), version):
                 self._seen.check(name, after.generation, 0)
                 return after
-        raise StoreUnavailable(f"{name} in remote {self._bucket.name} changes all the time.")
+        raise StoreUnavailable(f"Other machines keep changing {name} in {self._bucket.name}.")
 
     def _read(self, name: str) -> tuple[FarSession, Version]:
         newest = self._seen.newest(name)

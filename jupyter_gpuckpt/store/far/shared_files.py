@@ -51,7 +51,7 @@ class SharedFiles:
             except FileNotFoundError as error:
                 raise FarObjectMissing(f"{name} is not in {self._root}.") from error
         if len(data) > most_bytes:
-            raise _damaged(name, "it is longer than it can be")
+            raise _damaged(name, "it is too long")
         return Stored(data, _version(data), datetime.fromtimestamp(modified, UTC))
 
     def create(self, name: str, data: bytes) -> bool:
