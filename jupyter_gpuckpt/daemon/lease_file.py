@@ -35,7 +35,7 @@ class KernelLease(msgspec.Struct, frozen=True):
 
     @property
     def tenure(self) -> Tenure | None:
-        """The lease that is checked when a snapshot is listed; None: others may have had the session since, no kernel runs here."""
+        """The lease that is checked when a snapshot is listed; None if no kernel runs here, so that others may have had the session."""
         fenced = self.is_held or self.is_doubtful
         return Tenure(self.daemon_id, self.term) if fenced else None
 
@@ -167,5 +167,5 @@ class LeaseFile:
 def _damaged(path: Path) -> ConfigurationError:
     return ConfigurationError(
         f"{path} is damaged, so it is not known which sessions of the remote this machine runs.",
-        hint="Remove the file; then kernels here go on in the sessions that are called as they are.",
+        hint="Remove the file; then each kernel here goes on in the session that has the kernel's id.",
     )

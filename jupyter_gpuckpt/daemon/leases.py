@@ -2,7 +2,8 @@
 
 A lease is requested before a session is fetched, before one of its kernels is resumed, and after a running kernel's first snapshot
 was uploaded. It is released when the kernel does not run and all its snapshots are uploaded. A remote that does not answer delays
-no kernel. The kernel runs without a lease then, and when the remote answers it turns out whether it has become a branch.
+no kernel: it runs without a lease. Its uploads are checked against its last known lease, and if another machine has had the session
+since, the kernel becomes a branch.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class Records:
 
     @property
     def are_others_heard_of(self) -> bool:
-        """Whether a daemon of another place runs, or was killed a moment ago."""
+        """Return whether a daemon of another place runs, or was killed a moment ago."""
         # It uses its own RecordLeases, without `_turn`, because a callback of this object may ask.
         observer = RecordLeases(self._state / "shared", self._place)
         try:

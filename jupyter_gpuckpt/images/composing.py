@@ -38,7 +38,7 @@ _LEAST_BYTES = 8 * PAGE
 #: The least share of a composed chunk that must come from one stored chunk. It bounds what a resume reads to twice the chunk, and
 #: lets stored chunks of which snapshots need little become unused in time.
 _LEAST_SHARE = 0.5
-#: The limit of source chunks of a composed chunk. Beyond it, only the source of most pages is used; the others' pages are stored anew.
+#: The limit of source chunks of a composed chunk. Beyond it, only the source of most pages is used, and all other pages are stored.
 _MOST_SOURCES = 8
 
 #: After so many failed comparisons in a row, only every `_PATIENCE`-th chunk is compared until one can be composed again, so that

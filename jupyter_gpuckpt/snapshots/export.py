@@ -50,7 +50,7 @@ class Export:
         )
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the archive. Raises ObjectCorrupt at a damaged chunk, and StoreUnavailable; the bytes read by then are useless."""
+        """Yield the archive. Raises ObjectCorrupt at a damaged chunk, and StoreUnavailable; the bytes read so far are useless then."""
         gathered: list[bytes] = []
         room = _PIECE_BYTES
         for piece in self._parts():

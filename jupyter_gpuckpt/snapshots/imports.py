@@ -61,7 +61,7 @@ def import_archive(store: LocalStore, take: Take) -> list[SnapshotInfo]:
                 _check_images(content.manifest(store), store)
             return _publish(store, found, archive.annotations)
     except BaseException:
-        # Imported chunks are removed, unless another operation relies on them by now.
+        # Imported chunks are removed, unless another operation relies on them meanwhile.
         try:
             store.sweep()
         except StoreError as error:

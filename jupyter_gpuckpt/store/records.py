@@ -267,7 +267,7 @@ class Records:
     ) -> bool:
         """Record a snapshot; return False if chunks have moved since they were looked up.
 
-        Nothing is recorded if the manifest is gone or replaced by now: the newer manifest has its own record.
+        Nothing is recorded if the manifest was removed or replaced meanwhile: the newer manifest has its own record.
         """
         if self._catalog.moves != found.moves:
             return False

@@ -65,7 +65,7 @@ class Shutdowns:
                     for notice in self._heard():
                         failures = 0
                         tell(notice)
-                except Exception as error:  # of the bus, of logind or of what they sent
+                except Exception as error:  # any failure of the bus, of logind or of a message
                     if not failures:
                         _log.info("the system's shutdown is not noticed: %s", error)
                     longest = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MOST_PAUSE_SECONDS)

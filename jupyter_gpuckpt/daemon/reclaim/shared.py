@@ -136,7 +136,7 @@ class SharedSource:
             try:
                 lock = os.open(path, flags)
             except FileNotFoundError:
-                # In a sticky directory the kernel refuses O_CREAT for a file of somebody else (fs.protected_regular).
+                # In a sticky directory Linux refuses O_CREAT for another user's file (fs.protected_regular).
                 with suppress(FileExistsError):
                     os.close(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644))
                     path.chmod(0o644)

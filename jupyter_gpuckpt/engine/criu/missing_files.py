@@ -27,8 +27,8 @@ def missing(
 ) -> tuple[dict[str, int], list[str]]:
     """Find files of files.img that are missing and are not `traveling` with the snapshot.
 
-    Return path and mode of those that can be made anew, and a sentence about each of the others. `inside` translates a path of the
-    kernel's.
+    Return path and mode of those that can be created, and a sentence about each of the others. `inside` translates a path of the
+    kernel's mount namespace.
     """
     renamed = criu_images.remapped(images)
     can_be_made: dict[str, int] = {}

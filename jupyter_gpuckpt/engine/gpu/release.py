@@ -30,7 +30,7 @@ def release(pid: int, *, devices: str = DEVICES) -> Released:
 
     All its threads are held meanwhile, so that nothing is opened or closed in between; afterwards the process runs, or is
     stopped (T), as before. A process without such files is not held at all. Raises CheckpointError when it cannot be stopped,
-    FreezeFailed when a call fails; what was released by then stays released, which does no harm.
+    FreezeFailed when a call fails; earlier releases are not undone, which does no harm.
     """
     tid = living_thread(pid)
     if not _descriptors(tid, devices) and not _mappings(tid, devices):

@@ -53,7 +53,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """The answer to `Cut`: the chunks to be compressed, and what they may be composed of."""
+    """The answer to `Cut`: the chunks to be compressed, and the stored chunks of which they may be composed."""
 
     digests: list[bytes]
     offer: Offer

@@ -46,7 +46,7 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class Place(NamedTuple):
-    """Where a chunk lies."""
+    """The place of a chunk in the remote."""
 
     ref: PackRef
     row: np.void

@@ -59,7 +59,7 @@ def read(
             except FarObjectMissing:
                 missing.add(name)  # its upload may just have replaced an unlisted manifest
         lost = missing & listed.keys()
-        # A far session may list another manifest by now in place of a missing one. That manifest was not read yet.
+        # A far session may meanwhile list another manifest in place of a missing one. That manifest was not read yet.
         if all(sessions.lists(listed[name], name) for name in lost):
             break
     else:
