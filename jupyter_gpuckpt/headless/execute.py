@@ -1,4 +1,4 @@
-"""`jupyter gpuckpt execute`: a notebook is executed as by nbclient, and goes on after whatever ended its runner or its machine."""
+"""The work of `jupyter gpuckpt execute`: executing a notebook as nbclient does, and continuing a run that was interrupted."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from nbformat import NotebookNode
 
-#: New outputs are written this often, and that takes at most this part of the time.
+#: The interval at which new outputs are written, and the largest share of the time that writing may take.
 _WRITE_EVERY_SECONDS, _WRITE_PART = 0.5, 0.1
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be executed. `timeout_seconds` and `autosave_seconds` None: never."""
+    """The options of an execution. `timeout_seconds` None: cells have no time limit. `autosave_seconds` None: no automatic saves."""
 
     notebook: Path
     output: Path
@@ -43,7 +43,7 @@ class Wanted:
 
 
 class _Executing(BatchClient):
-    """A client that keeps the outputs so far on disk."""
+    """A notebook client that writes the outputs so far to disk."""
 
     def __init__(self, notebook: NotebookNode, output: Path, **traits: Any) -> None:  # noqa: ANN401 - as the base
         super().__init__(notebook, **traits)
@@ -51,12 +51,12 @@ class _Executing(BatchClient):
         self._is_behind = True
 
     def process_message(self, *arguments: Any, **options: Any) -> NotebookNode | None:  # noqa: ANN401 - as the base
-        """Take a message of the kernel."""
+        """Apply a message of the kernel to the notebook."""
         self._is_behind = True
         return super().process_message(*arguments, **options)
 
     async def write_often(self) -> None:
-        """Write the notebook whenever something came, until it is cancelled."""
+        """Write the notebook after new messages, until this task is canceled."""
         while True:
             spent = self.write() if self._is_behind else 0.0
             await asyncio.sleep(max(_WRITE_EVERY_SECONDS, spent / _WRITE_PART))
@@ -71,9 +71,10 @@ class _Executing(BatchClient):
 def execute(
     wanted: Wanted, progress: Callable[[int, int], None], warn: Callable[[str], None]
 ) -> BaseException | None:
-    """Execute a notebook; return the error that ended it, None if it went through.
+    """Execute a notebook; return the error of a cell or kernel that ended it, None if there was none.
 
-    `progress` is called with the number of cells that are done and that of all. Raises GpuCkptError, Stopped.
+    `progress` is called with the number of cells that are done and the number of all cells, `warn` with the reason why an automatic
+    save failed. Raises GpuCkptError, and Stopped if this process was asked to stop.
     """
     notebook = _read(wanted.notebook)
     settings = daemon_settings.from_environment()
@@ -84,7 +85,7 @@ def execute(
         if output.samefile(wanted.notebook):
             raise ConfigurationError(
                 "The output would replace the notebook.",
-                hint="A run that goes on reads the notebook again: choose another output.",
+                hint="Choose another output: a run that is continued reads the notebook again.",
             )
     count = len(notebook.cells)
     try:
@@ -159,7 +160,7 @@ def _read(path: Path) -> NotebookNode:
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}.") from error
     except Exception as error:  # nbformat raises many kinds
-        raise ConfigurationError(f"{path} is no notebook: {error}") from error
+        raise ConfigurationError(f"{path} is not a notebook: {error}") from error
     return notebook
 
 

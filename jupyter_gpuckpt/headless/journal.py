@@ -1,4 +1,4 @@
-"""Reading the journal of a batch run while the kernel writes it, in place of the kernel's sockets."""
+"""Reader of a batch run's journal, in place of the kernel's sockets; the kernel writes the journal meanwhile."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jupyter_client.session import Session
 
 from ..output_log import next_frame
 
-#: The pauses between two looks at the file: short after a message, growing while there is none.
+#: The shortest and longest pause between two reads of the file, in seconds; it doubles while no message comes.
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.003, 0.05
 
 
 class Rewound(Exception):  # noqa: N818 - no error: the notebook is gone through again
-    """The kernel was resumed, or is not where this runner thinks it is: everything is read again from the journal's beginning."""
+    """The signal to read the journal again from its beginning: the kernel was resumed or lost, or the journal was replaced."""
 
 
 class JournalReader:
-    """A reader of the journal, from its beginning; each channel gets its messages once, in order."""
+    """A reader of the journal from its beginning. Each channel gets its messages once, in order."""
 
     def __init__(self, path: Path, known: int = 0) -> None:
         self._path = path
-        #: The number of messages that an earlier reader may have handled, and the number of the last one that was taken.
+        #: The number of messages that an earlier reader may have handled, and the number of the last taken message.
         self._known, self._taken = known, 0
         self._file: BinaryIO | None = None
-        # Without a key nothing is verified: who can write the file could write the notebook as well.
+        # Without a key no signature is verified: a process that can write this file could also write the notebook.
         self._session = Session(key=b"")
         self._waiting: dict[str, deque[tuple[int, dict[str, Any]]]] = {
             "iopub": deque(),
@@ -46,7 +46,7 @@ class JournalReader:
             self._file = None
 
     def look(self) -> bool:
-        """Read what was added; return whether there was something. Raises Rewound if the file was replaced."""
+        """Read the messages that were added to the file; return whether there were any. Raises Rewound if the file was replaced."""
         if self._file is None:
             if not self._path.exists():
                 return False
@@ -60,7 +60,7 @@ class JournalReader:
         return found
 
     def take(self, channel: str) -> dict[str, Any] | None:
-        """Return the next message of a channel that was read; None if there is none."""
+        """Return the next message that `look` has read for a channel; None if there is none."""
         if not (waiting := self._waiting[channel]):
             return None
         self._taken, message = waiting.popleft()
@@ -68,7 +68,7 @@ class JournalReader:
 
     @property
     def repeats(self) -> bool:
-        """Return whether the last message was handled before, as far as is known."""
+        """Return whether an earlier reader may have handled the last taken message."""
         return self._taken <= self._known
 
     def _add(self, number: int, parts: list[bytes]) -> None:
@@ -91,7 +91,8 @@ class JournalReader:
 class JournalChannel:
     """A channel of a kernel client whose messages come from the journal; requests go to the kernel's socket.
 
-    `check` is called while nothing comes; it may raise, and returns the kernel's clock, None while that stands still.
+    `check` is called while no message comes. It returns the kernel's clock in seconds, None while the kernel has no process, and may
+    raise Rewound or another exception, which ends the wait.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class JournalChannel:
     ) -> None:
         self._name, self._socket_channel = name, socket_channel
         self._reader, self._check = reader, check
-        #: The request whose reply is waited for, and the kernel's clock from which its timeout counts.
+        #: The request whose reply is awaited, and the kernel's clock at the start of its timeout.
         self.awaited = ""
         self._since: float | None = None
 
@@ -111,16 +112,16 @@ class JournalChannel:
         return getattr(self._socket_channel, name)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send a message that a widget of nbclient's answers with, unless it was sent before."""
+        """Send a message of one of nbclient's widgets to the kernel, unless an earlier runner may have sent it."""
         if not self._reader.repeats:
             self._socket_channel.send(message)
 
     def expect(self, request_id: str) -> None:
-        """Deliver no reply but the one to this request, and count its timeout anew."""
+        """Deliver only the reply to this request from now on, and restart the timeout."""
         self.awaited, self._since = request_id, None
 
     async def get_msg(self, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - as jupyter_client's
-        """Return the next message. Raises queue.Empty after `timeout` seconds of the kernel's clock, since it began the request."""
+        """Return the next message. Raises queue.Empty `timeout` seconds, by the kernel's clock, after the awaited request began."""
         pause = _SHORTEST_PAUSE
         while True:
             while (message := self._reader.take(self._name)) is not None:

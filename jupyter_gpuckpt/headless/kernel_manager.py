@@ -1,4 +1,4 @@
-"""Manager and client of a batch run's kernel: the kernel is started, or found as an earlier runner left it."""
+"""Manager and client of a batch run's kernel, which is started anew or taken over from an earlier runner."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PAUSE = 0.05
 
 
 class Stopped(BaseException):
-    """The runner was asked to stop: the kernel is suspended, and the next runner goes on."""
+    """The signal that the runner was asked to stop. The kernel is then suspended, and the next runner continues with it."""
 
 
 class BatchKernelManager(AsyncKernelManager):
-    """Manager of a batch run's kernel; `gpuckpt_owner` is what the provisioner looks for."""
+    """Manager of a batch run's kernel. The provisioner finds the kernel's owner in the attribute `gpuckpt_owner`."""
 
     def __init__(self, run: Run, record: RunRecord, owner: BatchOwner, **traits: Any) -> None:  # noqa: ANN401 - as the base
         super().__init__(**traits)
@@ -45,8 +45,8 @@ class BatchKernelManager(AsyncKernelManager):
         spec = self.kernel_spec
         if spec is not None and "kernel_provisioner" in spec.metadata:
             raise ConfigurationError(
-                f"Kernels of {self.kernel_name} have a provisioner of their own and end with their runner.",
-                hint="Execute the notebook with another kernel, or by nbclient.",
+                f"Kernels of {self.kernel_name} have a provisioner of their own, so they cannot outlive this command.",
+                hint="Execute the notebook with another kernel, or with nbclient.",
             )
         self.kernel_id = self.record.kernel_id
         self.provisioner = GpuCkptProvisioner(
@@ -72,16 +72,16 @@ class BatchKernelManager(AsyncKernelManager):
             self._client.stop_channels()
 
     def release(self) -> None:
-        """Let go of the kernel, which stays as it is."""
+        """Disconnect from the kernel and leave it to the daemon unchanged."""
         self.disconnect()
         if isinstance(self.provisioner, GpuCkptProvisioner):
             self.provisioner.release()
 
 
 class JournalClient(AsyncKernelClient):
-    """Client of a batch run's kernel: requests have ids that each runner knows, and what the kernel says is read from the journal.
+    """Client of a batch run's kernel. Its request ids are the same for every runner, and the kernel's messages come from the journal.
 
-    With a kernel that has no agent (of another language) it is an ordinary client.
+    A kernel without an agent (one of another language) has no journal; with it, this is an ordinary client.
     """
 
     def __init__(self, **traits: Any) -> None:  # noqa: ANN401 - as the base
@@ -105,7 +105,7 @@ class JournalClient(AsyncKernelClient):
         return self._channels.get("iopub") or super().iopub_channel
 
     async def wait_for_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as the base
-        """Wait until the kernel can execute, and keeps the journal if it is one of IPython's."""
+        """Wait until the kernel can execute cells and, if it is an IPython kernel, writes its journal."""
         if self._manager.record.is_ready:
             await self.settle()
             return
@@ -121,7 +121,7 @@ class JournalClient(AsyncKernelClient):
         super().stop_channels()
 
     async def settle(self) -> None:
-        """Wait until the kernel runs, bring the journal in order, and begin to read it from its beginning."""
+        """Wait until the kernel runs and its journal is complete, then start reading the journal from its beginning."""
         if not self._incarnation and not self._manager.record.is_ready:
             self._incarnation = self._provisioner.incarnation
         while True:
@@ -133,8 +133,8 @@ class JournalClient(AsyncKernelClient):
                 continue
             if answer["trouble"]:
                 raise StoreUnavailable(
-                    f"The journal of the run cannot be kept: {answer['trouble']}",
-                    hint=f"It is {journal}.",
+                    f"The journal of the run cannot be written: {answer['trouble']}",
+                    hint=f"The journal is the file {journal}.",
                 )
             self._clock_offset = answer["clock"] - time.monotonic()
             if incarnation != self._incarnation:
@@ -185,7 +185,7 @@ class JournalClient(AsyncKernelClient):
         return await self._control(AGENT_REQUEST, {"op": op, **arguments}, seconds)
 
     async def prepare_save(self) -> bool:
-        """Call the user's functions for a save; return whether no peer access between GPUs is on, which a save needs."""
+        """Call the user's functions for `on_save`; return whether peer access between GPUs is off, as a save of several GPUs requires."""
         await self._call_functions("on_save")
         answer = await self.ask("peers_off", seconds=_GPU_SECONDS)
         return answer.get("peer_access") == "off"
@@ -230,7 +230,7 @@ class JournalClient(AsyncKernelClient):
 
     async def _control(self, kind: str, content: dict[str, Any], seconds: float) -> dict[str, Any]:
         request = self.session.msg(kind, content)
-        async with self._one_at_a_time:  # replies to others are not for whoever reads first
+        async with self._one_at_a_time:  # else one caller would read the reply to another
             self.control_channel.send(request)
             deadline = time.monotonic() + seconds
             while (left := deadline - time.monotonic()) > 0:
@@ -244,7 +244,7 @@ class JournalClient(AsyncKernelClient):
         return {}
 
     async def _running(self) -> None:
-        """Wait until the kernel runs; one that was lost with everything around it is resumed from its last snapshot."""
+        """Wait until the kernel runs; resume a lost one from its last snapshot. Raises DeadKernelError if it has ended, and Stopped."""
         while True:
             self._raise_if_stopping()
             kernel = self._provisioner.kernel
@@ -256,11 +256,11 @@ class JournalClient(AsyncKernelClient):
                 back = await asyncio.to_thread(self._manager.gpuckpt_owner.bring_back)
                 if back is None:
                     raise DeadKernelError("Kernel died")
-                self._provisioner.note(back)  # it may come before the event that tells it
+                self._provisioner.note(back)  # the daemon's event about it may not have come yet
             await asyncio.sleep(_PAUSE)
 
     def _check(self) -> float | None:
-        """Return the kernel's clock, None while it stands still. Raises Rewound when the kernel is another than it was."""
+        """Return the kernel's clock in seconds, None while it has no process. Raises Rewound if it was resumed or lost, and Stopped."""
         self._raise_if_stopping()
         kernel = self._provisioner.kernel
         if kernel is not None and kernel.state in ABSENT and kernel.state is not KernelState.LOST:

@@ -1,4 +1,4 @@
-"""nbclient's notebook client for batch runs: what happened before is gone through by the journal, then the notebook goes on."""
+"""nbclient's notebook client for batch runs. It replays the cells so far from the journal, then continues with the notebook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OutlivedClient(NotebookClient):
-    """A notebook client whose kernel outlives it. Its kernel manager is a `BatchKernelManager`, which somebody else ends."""
+    """A notebook client whose kernel outlives it. Its kernel manager is a `BatchKernelManager`, which the caller ends."""
 
     async def settle(self) -> None:
         """Wait until the kernel runs again, and go back to the journal's beginning."""
@@ -34,17 +34,17 @@ class OutlivedClient(NotebookClient):
             raise
 
     async def _async_cleanup_kernel(self) -> None:
-        """Stop at the next moment, instead of ending the kernel."""
+        """Make the client raise `Stopped` at its next check, instead of ending the kernel."""
         cast("BatchKernelManager", self.km).is_stopping = True
 
     _cleanup_kernel = run_sync(_async_cleanup_kernel)
 
 
 class BatchClient(OutlivedClient):
-    """nbclient's client as it executes notebooks by itself."""
+    """The notebook client of `jupyter gpuckpt execute` and of jupyter-scheduler's jobs."""
 
     async def async_execute(self, reset_kc: bool = False, **kwargs: Any) -> NotebookNode:  # noqa: ANN401 - as the base
-        """Execute the notebook; begin again with the journal whenever the kernel was resumed."""
+        """Execute the notebook; start over from the journal whenever the kernel was resumed."""
         while True:
             try:
                 return await super().async_execute(reset_kc=reset_kc, **kwargs)

@@ -20,7 +20,7 @@ from .runs import RunRecord
 if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
-#: States in which nothing is being done with a kernel.
+#: States in which no operation on a kernel is in flight.
 _SETTLED = frozenset(
     {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
 )
@@ -42,7 +42,7 @@ class BatchOwner(ScriptOwner):
         self._found: SuspendedKernel | None = None
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """Return what a runner on another machine needs to go on from a snapshot."""
+        """Return the run's id and digest, with which a runner on another machine continues from a snapshot."""
         return {BATCH: {"run_id": self._record.run_id, "digest": self._record.digest}}
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
@@ -62,13 +62,13 @@ class BatchOwner(ScriptOwner):
         return True
 
     def bring_back(self) -> Kernel | None:
-        """Resume the kernel if it is not running; return None for one that is lost without a snapshot, which is forgotten."""
+        """Resume the kernel if it is not running, and return its record; forget one that is lost without a snapshot, and return None."""
         client = self.client()
         kernel = self._settled(client)
         while kernel.state is not KernelState.RUNNING:
             snapshot_id = ""
             if kernel.state is KernelState.LOST:
-                # The daemon may have been killed between a save's end and its record of it.
+                # The kernel's record may lack the newest snapshot, if the daemon was killed right after it was complete.
                 snapshots = client.send(calls.snapshots(self._kernel_id))
                 if not snapshots:
                     client.send(calls.kill(self._kernel_id))

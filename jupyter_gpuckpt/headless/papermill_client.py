@@ -1,4 +1,4 @@
-"""What papermill's engine `gpuckpt` consists of (`papermill_engine.py`)."""
+"""The implementation of papermill's engine `gpuckpt`, imported at its first use (`papermill_engine.py`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .preparing import prepared
 
 
 class _Client(OutlivedClient, PapermillNotebookClient):  # type: ignore[misc] # papermill has no types
-    """papermill's notebook client, which begins again with the journal whenever the kernel was resumed."""
+    """papermill's notebook client, which starts over from the journal whenever the kernel was resumed."""
 
     def execute(self, **arguments: Any) -> Any:  # noqa: ANN401 - as the base
         while True:
@@ -73,7 +73,7 @@ class Engine(NBClientEngine):  # type: ignore[misc] # papermill has no types
 
 
 def _identity(output_path: str | None) -> str:
-    """Return what identifies the run: the output's path or address; without one nothing can go on with it."""
+    """Return the key of the run: the output's path or address. Without an output the key is random, so the run cannot be continued."""
     if not output_path:
         return f"papermill-{uuid.uuid4()}"
     return output_path if "://" in output_path else str(Path(output_path).absolute())
@@ -81,7 +81,7 @@ def _identity(output_path: str | None) -> str:
 
 @contextmanager
 def _autosaved(manager: BatchKernelManager, seconds: float | None) -> Iterator[None]:
-    """Save the kernel that often, in a thread: papermill's event loop runs during cells only."""
+    """Save the kernel every `seconds` during the block, in a thread, because papermill's event loop runs during cells only."""
     if seconds is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""papermill's engine `gpuckpt`. papermill imports this module whatever its engine is, so what is heavy is imported at the first use."""
+"""papermill's engine `gpuckpt`. papermill imports this module with any engine, so slow imports are delayed until the first use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class GpuCkptEngine:
-    """An engine whose kernels outlive papermill: the same call with the same output goes on where the last one was."""
+    """An engine whose kernels outlive papermill: a repeated call with the same output continues where the last one ended."""
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **arguments: Any) -> NotebookNode:  # noqa: ANN401 - papermill's

@@ -1,4 +1,4 @@
-"""The beginning and the end of a runner's work: it finds the run that writes to its output, or begins one."""
+"""The start and the end of a runner's work: it continues the run that writes to its output, or starts a new one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .runs import Run, RunRecord, digest_of, locked
 if TYPE_CHECKING:
     from nbformat import NotebookNode
 
-#: The errors after which nothing goes on.
+#: The errors that end a run for good.
 _LAST = (CellExecutionError, CellTimeoutError)
 
 _log = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ def prepared(
     restart: bool = False,
     from_snapshot: str = "",
 ) -> Iterator[BatchKernelManager]:
-    """Yield the manager of the kernel of the run that writes to `output`; the kernel is ended when the block is over.
+    """Yield the kernel manager of the run that writes to `output`; end the kernel after the block and after an error of a cell.
 
-    It goes on after exceptions other than errors of cells, for the next runner; it is suspended after `Stopped` and
-    KeyboardInterrupt. `restart`: begin anew. `from_snapshot`: go on from the snapshot of a run on another machine.
+    After `Stopped` or KeyboardInterrupt the kernel is suspended instead; after any other exception it runs on for the next runner.
+    `restart`: start a new run. `from_snapshot`: continue from the snapshot of a run on another machine.
     """
     kernel_name = kernel_name or notebook.metadata.get("kernelspec", {}).get("name", "")
     digest = digest_of(notebook, kernel_name)
@@ -77,7 +77,7 @@ def _found(
         owner = BatchOwner(settings, record, output)
         if record.is_ready and owner.find():
             return record, owner
-        owner.kill()  # its runner was killed before the kernel kept a journal
+        owner.kill()  # its runner was killed before the kernel had a journal
         owner.detach(record.kernel_id)
     record = run.begin(digest)
     owner = BatchOwner(settings, record, output)
@@ -86,7 +86,7 @@ def _found(
 
 
 def _set_aside(record: RunRecord, settings: Settings, output: str) -> None:
-    """Suspend the kernel of a run that is not gone on with."""
+    """Suspend the kernel of a run that is not continued."""
     owner = BatchOwner(settings, record, output)
     snapshot_id = ""
     if record.is_ready:
@@ -109,20 +109,20 @@ def _record_of(snapshot_id: str, digest: str, settings: Settings) -> RunRecord:
     described = launch.jupyter.get(BATCH)
     if not isinstance(described, dict):
         raise ConfigurationError(
-            f"Snapshot {snapshot_id} is not of an executed notebook.",
+            f"Snapshot {snapshot_id} does not belong to an executed notebook.",
             hint="`jupyter gpuckpt resume` brings its kernel back.",
         )
     record = RunRecord(str(described["run_id"]), launch.kernel_id, str(described["digest"]), True)
     if record.digest != digest:
         raise ConfigurationError(
-            f"Snapshot {snapshot_id} is of another notebook, or this one was changed since.",
+            f"Snapshot {snapshot_id} belongs to another notebook, or this one was changed since.",
             hint="Execute the notebook as it was, with the same kernel.",
         )
     return record
 
 
 def _end(manager: BatchKernelManager, *, succeeded: bool) -> None:
-    """End the kernel of a run that is over. After an error its automatic saves stay, for whoever looks for the cause."""
+    """End the kernel of a run that is over. After an error its automatic saves stay, so that a user can look for the cause."""
     owner = manager.gpuckpt_owner
     manager.disconnect()
     owner.kill()
@@ -140,7 +140,7 @@ def _suspend(manager: BatchKernelManager) -> None:
         if kernel is not None and kernel.state is not KernelState.SUSPENDED:
             snapshot_id = owner.suspend(peer_access_off=False)
             _log.warning(
-                "The kernel was suspended as snapshot %s. The same command goes on.", snapshot_id
+                "The kernel was suspended as snapshot %s. The same command continues.", snapshot_id
             )
     except GpuCkptError as error:
         _log.warning("The kernel runs on, because it could not be suspended: %s", error)

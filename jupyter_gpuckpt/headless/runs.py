@@ -1,7 +1,7 @@
 """A batch run on disk: its id, its kernel and its journal. The path of the output notebook identifies it.
 
 runs/<digest of the output's path>/run.json   the record
-runs/<digest of the output's path>/journal    what the kernel says, written by the kernel (`kernel_agent/journal.py`)
+runs/<digest of the output's path>/journal    the kernel's messages, written by the kernel (`kernel_agent/journal.py`)
 runs/<digest of the output's path>.lock       held by the runner
 """
 
@@ -38,7 +38,7 @@ class RunRecord(msgspec.Struct):
         return f"batch-{self.run_id}"
 
     def request_id(self, number: int) -> str:
-        """Return the id of the run's n-th execute request: each runner finds by it what became of the request."""
+        """Return the id of the run's n-th execute request, by which every runner finds its messages in the journal."""
         return f"{self.run_id}-{number}"
 
 
@@ -57,7 +57,7 @@ class Run:
             return None
 
     def begin(self, digest: str) -> RunRecord:
-        """Forget what was there and write the record of a new run."""
+        """Remove an earlier record and journal, and write the record of a new run."""
         self.forget()
         record = RunRecord(secrets.token_hex(8), str(uuid.uuid4()), digest)
         self.write(record)
@@ -102,7 +102,7 @@ def digest_of(notebook: NotebookNode, kernel_name: str) -> str:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file: a reader, and whoever comes after a kill, sees the old or the new content."""
+    """Replace a file atomically: readers see the old or the new content, also after a kill of this process."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         new.write_bytes(content)

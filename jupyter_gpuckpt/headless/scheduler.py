@@ -17,7 +17,7 @@ from .preparing import prepared
 
 
 class GpuCkptExecutionManager(DefaultExecutionManager):  # type: ignore[misc] # jupyter-scheduler has no types
-    """An execution manager whose jobs go on after a suspend, and after a kill of their process if they are executed again."""
+    """An execution manager whose jobs continue after a suspend, and after a kill of their process if they are executed again."""
 
     def execute(self) -> None:
         """Execute the job's notebook and write its outputs, also after an error of a cell."""

@@ -48,8 +48,8 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
     suspend_timeout = Float(
         60.0,
         min=0.0,
-        help="""Seconds that suspending the kernels of a server may take, all of them together. Then it is stopped all the
-        same; smaller kernels are saved before larger ones.""",
+        help="""Seconds that suspending all kernels of a server may take together. After that the server is stopped in any case.
+        Smaller kernels are saved before larger ones.""",
     ).tag(config=True)
 
     #: The text on the hub's page about the stop while kernels are being suspended (templates/stop_pending.html).

@@ -1,4 +1,4 @@
-"""How a kernel ended, read from the file that its init writes."""
+"""The exit code of a kernel, read from the file that its init writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-#: What is told of a kernel that was killed before its init could write anything.
+#: The exit code of a kernel that was killed before its init could write one.
 KILLED = -int(signal.SIGKILL)
 
 
@@ -18,7 +18,7 @@ def exit_code(exit_path: str) -> int | None:
     """
     if not exit_path:
         return None
-    # A directory that cannot be reached for a moment (a network home) is no end of the kernel.
+    # A directory that cannot be read for a moment (a network home) does not mean that the kernel has ended.
     with suppress(OSError, ValueError):
         return os.waitstatus_to_exitcode(int(Path(exit_path).read_text()))
     return None

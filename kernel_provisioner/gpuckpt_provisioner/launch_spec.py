@@ -1,4 +1,4 @@
-"""What the daemon is told about a kernel that it is to start."""
+"""The launch spec of a kernel, by which the daemon starts it."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def launch_spec(  # noqa: PLR0913 - all but the first three by name
     jupyter: dict[str, Any],
 ) -> LaunchSpec:
     """Return the spec of a kernel that `Popen(command, **arguments)` would start; raise OSError where Popen would."""
-    # ipykernel polls its parent and exits when that changes, which a resume looks like. 1 says "no parent to watch" and
-    # also spares the log the advice for kernels started by hand; it must not be the pid of a real parent.
+    # ipykernel exits when its parent's pid changes, as it does at a resume. 1 means "no parent to watch", and also avoids the log's
+    # advice for kernels that were started by hand. It must not be the pid of a real parent.
     env = {**arguments["env"], "JPY_PARENT_PID": "1"}
     cwd = Path(arguments.get("cwd") or Path.cwd()).absolute()
     if not cwd.is_dir():
@@ -66,7 +66,7 @@ def log_path(settings: Settings, kernel_id: str) -> Path:
 
 
 def saved_manager(manager: KernelManager) -> dict[str, Any]:
-    """Return what a manager of a later server needs to connect to this kernel. It holds the connection key: never log it."""
+    """Return the description with which a later server's manager connects to this kernel. It contains the connection key: never log it."""
     spec = manager.kernel_spec
     return {
         "kernel_name": manager.kernel_name,
@@ -80,7 +80,7 @@ def saved_manager(manager: KernelManager) -> dict[str, Any]:
 
 
 def _program(name: str, env: Mapping[str, str], cwd: Path) -> str:
-    """Return the path of the program; raise FileNotFoundError here, or a kernel without a program would end without a message."""
+    """Return the path of the program. Raises FileNotFoundError here, because later the kernel would end without a message."""
     name = os.path.expanduser(name)  # noqa: PTH111 - Path would drop the ./ of ./program
     if "/" in name:
         found = os.access(cwd / name, os.X_OK)

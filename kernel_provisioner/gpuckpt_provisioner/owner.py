@@ -1,9 +1,8 @@
-"""Who owns the kernels that this process launches.
+"""The owner of the kernels that this process launches.
 
-A Jupyter server with our extension sets the attribute `gpuckpt_owner` on its multi kernel manager to an object of the
-shape `KernelOwner`; the provisioner and the extension know nothing else of each other. The manager of a batch run's kernel has the
-attribute itself. Everywhere else (nbclient,
-papermill, jupyter console) the provisioner makes a `ScriptOwner`: the daemon ends its kernel when this process is gone.
+A Jupyter server with our extension sets the attribute `gpuckpt_owner` of its multi kernel manager to a `KernelOwner`; the provisioner
+and the extension know nothing else of each other. The manager of a batch run's kernel has the attribute itself. Everywhere else
+(nbclient, papermill, jupyter console) the provisioner makes a `ScriptOwner`: the daemon ends its kernel when this process has ended.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class Watcher(Protocol):
-    """Receiver of what the daemon sends of one kernel: its provisioner. Called from any thread."""
+    """Receiver of the daemon's records of one kernel, implemented by its provisioner. Called from any thread."""
 
     kernel: Kernel | None
 
     def note(self, kernel: Kernel) -> None:
-        """Take a record of the kernel, which has changed."""
+        """Apply a changed record of the kernel."""
 
     def note_gone(self, position: Position) -> None:
-        """Note that the daemon had forgotten the kernel at this position: it ended or was killed."""
+        """Record that the daemon had no such kernel any more at this position: it ended or was killed."""
 
 
 class KernelOwner(Protocol):
     """Owner of kernels, with its connection to the daemon. `client`, `attach` and `detach` are called in worker threads."""
 
-    #: Whether people have been told already that the engine cannot work here.
+    #: Whether users have already been told that the engine cannot work here.
     notice_given: bool
 
     @property
@@ -55,26 +54,26 @@ class KernelOwner(Protocol):
         """
 
     def refusal(self, kernel_name: str) -> str:
-        """Return why kernels of this kernelspec are not to run under the engine; empty if they are."""
+        """Return the reason why kernels of this kernelspec must not run under the engine; empty if they may."""
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
         """Return the kernel of an earlier server that is to be adopted under this id, once; None if there is none."""
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """Return what the next owner needs beside kernelspec and connection: sessions and the like."""
+        """Return the data that the next owner needs besides kernelspec and connection, for instance sessions."""
 
     def launched(self, kernel_id: str) -> None:
         """Note that a new kernel's process exists; called on the event loop."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
-        """Pass what happens to the kernel to `watcher` from now on."""
+        """Pass the daemon's records of the kernel to `watcher` from now on."""
 
     def detach(self, kernel_id: str) -> None:
-        """Forget a kernel that is gone for good or belongs to somebody else now. A script disconnects from the daemon."""
+        """Forget a kernel that has ended or has another owner now. A script also disconnects from the daemon."""
 
 
 class ScriptOwner:
-    """This process as the owner of one kernel, which does not outlive it unless `owner` says so."""
+    """This process as the owner of one kernel, which ends with the process unless `owner` is of a kind whose kernels do not."""
 
     def __init__(self, settings: Settings, owner: Owner | None = None) -> None:
         self.settings = settings
@@ -100,26 +99,26 @@ class ScriptOwner:
             return self._client
 
     def refusal(self, kernel_name: str) -> str:
-        """Return nothing: a script chose this provisioner itself."""
+        """Return no reason: a script chose this provisioner itself."""
         return ""
 
     def adoption(self, kernel_id: str) -> SuspendedKernel | None:
-        """Return nothing: kernels of scripts end with them."""
+        """Return None: kernels of scripts end with them, so there are none to adopt."""
         return None
 
     def jupyter(self, manager: KernelManager) -> dict[str, Any]:
-        """Return nothing: nobody takes the kernel over."""
+        """Return no data: no other owner takes the kernel over."""
         return {}
 
     def launched(self, kernel_id: str) -> None:
         """Do nothing: a script installs no agent."""
 
     def attach(self, kernel_id: str, watcher: Watcher) -> None:
-        """Pass what happens to the kernel to `watcher` from now on."""
+        """Pass the daemon's records of the kernel to `watcher` from now on."""
         self._watchers[kernel_id] = watcher
 
     def detach(self, kernel_id: str) -> None:
-        """Disconnect from the daemon, because the one kernel is gone; the daemon then kills whatever is left."""
+        """Disconnect from the daemon, because the only kernel is gone; the daemon then kills the processes that are left of it."""
         self._watchers.pop(kernel_id, None)
         with self._lock:
             if self._hold is not None:

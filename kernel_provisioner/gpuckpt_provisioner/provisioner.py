@@ -1,7 +1,7 @@
 """The provisioner: launches a kernel through the daemon, watches it, ends it.
 
 Covers: launch rules, liveness, signals, shutdown, taking over a kernel of an earlier server. Does not cover: save, suspend
-and resume, which the server extension and the command line ask of the daemon. See also: `owner.py`.
+and resume, which the server extension and the command line request from the daemon. See also: `owner.py`.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 class GpuCkptProvisioner(LocalProvisioner):
     """Provisioner that starts kernels under the engine; to Jupyter they behave as if started by `local-provisioner`.
 
-    Where the engine cannot work the kernel is started plainly; `plain_reason` and `plain_hint` then say why. A suspended
+    Where the engine cannot work, the kernel is started without it; `plain_reason` and `plain_hint` then say why. A suspended
     kernel counts as alive: `has_process` is True and `poll()` None, so nothing in Jupyter restarts or removes it.
     """
 
     private_shm = Bool(
         True,
-        help="""Whether kernels get a /dev/shm of their own, which is saved with them. Switch it off for kernels that share
-        memory with processes outside, which then cannot be saved while they do.""",
+        help="""Whether kernels get a /dev/shm of their own, which is saved with them. Switch it off for kernels that share memory
+        with other programs through /dev/shm; such a kernel cannot be saved while it does.""",
     ).tag(config=True)
 
     io_uring = Bool(
@@ -68,8 +68,8 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     gpu_lane = Bool(
         False,
-        help="""Whether a library is loaded into kernels that takes GPU memory of 2 MB and more from the driver in a form that can
-        be handed to another process. A save then stops a kernel for less than a second, whatever its GPU memory. Programs in such
+        help="""Whether kernels load a library that allocates GPU memory of 2 MB and more in a form that can be handed to another
+        process. A save then stops a kernel for less than a second, whatever its GPU memory. Programs in such
         kernels cannot share GPU memory with other processes by CUDA IPC (`torch.multiprocessing` with tensors on the GPU). Default: whether
         the environment variable JUPYTER_GPUCKPT_GPU_LANE is 1.""",
     ).tag(config=True)
@@ -77,7 +77,7 @@ class GpuCkptProvisioner(LocalProvisioner):
     on_lost_lease = Enum(
         ["auto", "continue", "pause"],
         "auto",
-        help="""What is done with a kernel that runs here when another machine has taken its session over: `continue` lets it run on
+        help="""What happens to a kernel that runs here when another machine has taken its session over: `continue` lets it run on
         as a branch, `pause` suspends it on this machine, and `jupyter gpuckpt resume` goes on with it as a branch. `auto`
         continues kernels of a Jupyter server, whose users see it, and pauses those of scripts (papermill, nbclient), whose
         results nobody may want twice.""",
@@ -85,23 +85,23 @@ class GpuCkptProvisioner(LocalProvisioner):
 
     keep_files = List(
         Unicode(),
-        help="""Files that travel with snapshots, for resumes on machines where they are missing or others: patterns of paths that
-        are absolute, begin with `~/`, or are relative to the folder in which the kernel is started. `*` stands for any
-        characters, `/` as well, so `/*` is every file. A snapshot has those that match and that the kernel has open or mapped and
-        does not write to, programs and libraries too. A resumed kernel has such a file as it was; the files of the machine stay
-        as they are.""",
+        help="""Files that travel with snapshots, for resumes on machines where they are missing or different. Each entry is a
+        pattern of paths that are absolute, begin with `~/`, or are relative to the folder in which the kernel is started. `*`
+        stands for any characters, also `/`, so `/*` matches every file. A snapshot contains the matching files that the kernel
+        has open or mapped and does not write to, programs and libraries included. A resumed kernel sees these files as they
+        were; the machine's own files are not changed.""",
     ).tag(config=True)
 
     @default("gpu_lane")
     def _default_gpu_lane(self) -> bool:
         return os.environ.get("JUPYTER_GPUCKPT_GPU_LANE") == "1"
 
-    #: Said once per process, not once per kernel.
+    #: Whether the notice was logged, which is done once per process, not once per kernel.
     _notice_given: ClassVar[bool] = False
 
     def __init__(self, **kwargs: Any) -> None:  # noqa: ANN401 - as the base
         super().__init__(**kwargs)
-        #: The kernel as the daemon last told it; None: not launched, ended, or launched plainly.
+        #: The daemon's last record of the kernel; None: it was not launched, has ended, or runs without the engine.
         self.kernel: Kernel | None = None
         self.plain_reason = ""
         self.plain_hint = ""
@@ -109,16 +109,16 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._saved: SuspendedKernel | None = None
         self._launched = False
         self._ended: int | None = None
-        #: Of the process with our pid: the two together name one for ever.
+        #: The start time of the process `pid`: together they identify a process even after its pid was given to another.
         self._began_at: float | None = None
-        #: What the daemon told before this is about an earlier life of the kernel; None: whatever it tells is.
+        #: The position of the first record about this start of the kernel; earlier ones are ignored. None: all are.
         self._position: Position | None = None
 
     # ---- launch ------------------------------------------------------------------------------------------------------
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:  # noqa: ANN401 - as the base
-        """Prepare a launch, or the adoption of a kernel of an earlier server, which is told by an empty command."""
-        # A restart comes by here again: it is to start a fresh kernel, never to bring the old one back.
+        """Prepare a launch, or the adoption of an earlier server's kernel, for which the returned command is empty."""
+        # A restart calls this again: it must start a fresh kernel, never adopt one.
         if not self._launched:
             self._saved = self._owner_here().adoption(self.kernel_id)
         if self._saved is None:
@@ -132,7 +132,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         cmd: list[str],
         **kwargs: Any,  # noqa: ANN401 - as the base
     ) -> KernelConnectionInfo:
-        """Start the kernel; returns when its process exists. Raises what the local provisioner would raise."""
+        """Start the kernel; return when its process exists. Raises what the local provisioner would raise."""
         self._launched = True
         self._ended = self.kernel = self._position = None
         self.plain_reason = self.plain_hint = ""
@@ -183,9 +183,9 @@ class GpuCkptProvisioner(LocalProvisioner):
             raise
 
     def _load_connection(self, saved: dict[str, Any]) -> None:
-        """Make the manager talk to the sockets that the kernel has."""
+        """Connect the manager to the ports on which the kernel listens already."""
         manager = self._manager
-        # Ports that are set already would win over the saved ones.
+        # Ports that are already set would not be replaced by the saved ones.
         for name in _PORTS:
             setattr(manager, name, 0)
         manager.load_connection_info(cast("KernelConnectionInfo", saved))
@@ -224,11 +224,11 @@ class GpuCkptProvisioner(LocalProvisioner):
             error.hint,
         )
 
-    # ---- what the daemon tells ---------------------------------------------------------------------------------------
+    # ---- the daemon's records ----------------------------------------------------------------------------------------
 
     @property
     def incarnation(self) -> str:
-        """Return what distinguishes this start of the kernel id from earlier ones: the path of its exit file."""
+        """Return an id that distinguishes this start of the kernel from earlier ones: the path of its exit file."""
         return self.kernel.exit_path if self.kernel is not None else ""
 
     def _began(self, kernel: Kernel) -> None:
@@ -236,7 +236,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         self.note(kernel)
 
     def note(self, kernel: Kernel) -> None:
-        """Take in the daemon's record of this kernel, unless a newer one is known; called from any thread."""
+        """Apply the daemon's record of this kernel, unless a newer one is known. Called from any thread."""
         if self._position is None or kernel.position < self._position:
             return
         self._position, self.kernel = kernel.position, kernel
@@ -245,18 +245,18 @@ class GpuCkptProvisioner(LocalProvisioner):
         self.pid = self.pgid = kernel.pid or None
 
     def note_gone(self, position: Position) -> None:
-        """Take in that the daemon had forgotten the kernel at this position, unless it was an earlier life of it."""
+        """Record that the kernel was gone at this position of the daemon's stream, unless that concerns an earlier start of it."""
         if self._position is not None and position >= self._position:
             self._note_end()
 
     def _note_end(self) -> None:
-        """Store the exit status of a kernel that has ended; without a recorded one it was killed."""
+        """Store the exit code of a kernel that has ended: the recorded one, else that of a killed kernel."""
         if self.kernel is not None and self._ended is None:
             code = exit_code(self.kernel.exit_path)
             self._ended = KILLED if code is None else code
 
     def described_manager(self) -> dict[str, Any]:
-        """Return what a later server's manager needs of this one's, without what is secret: the daemon has that."""
+        """Return the description for a later server's manager, without its secrets, which the daemon has already."""
         return manager_secrets.parted(saved_manager(self._manager))[0]
 
     # ---- liveness ----------------------------------------------------------------------------------------------------
@@ -269,12 +269,12 @@ class GpuCkptProvisioner(LocalProvisioner):
     async def poll(self) -> int | None:
         """Return the exit code, None while the kernel runs, is suspended or lost. It is read from the exit file, without the daemon.
 
-        A daemon that cannot be reached, and an end that nobody recorded, are None: restarting the kernel by itself would
-        put an empty one in the place of work that may come back.
+        It is also None while the daemon cannot be reached, and after an end that was not recorded: Jupyter would restart the kernel,
+        and an empty one would replace work that may come back.
         """
         if self.kernel is None:
             return await super().poll()
-        # Without a process nothing may be concluded from an exit file.
+        # The exit file of a suspended or lost kernel does not mean that the kernel has ended.
         if self._ended is None and self.kernel.state not in ABSENT:
             self._ended = exit_code(self.kernel.exit_path)
         return self._ended
@@ -283,7 +283,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         """Wait until the kernel has ended; then `has_process` is False."""
         if self.kernel is None:
             return await super().wait()
-        while (code := await self.poll()) is None:  # noqa: ASYNC110 - a file tells
+        while (code := await self.poll()) is None:  # noqa: ASYNC110 - only a file shows the end
             await asyncio.sleep(0.1)
         self.kernel = None
         return code
@@ -296,15 +296,15 @@ class GpuCkptProvisioner(LocalProvisioner):
             await super().send_signal(signum)
             return
         runs = self.kernel.state is KernelState.RUNNING
-        # What is being shut down and does not run is killed in a moment: no need to wait for the operation.
+        # Jupyter kills a kernel that is being shut down in a moment, so this need not wait for an operation on it.
         if self._shutting_down and not runs:
             return
         if not (runs and signum == signal.SIGINT and self._interrupted()):
             await self._ask(lambda client: client.send(calls.signal(self.kernel_id, signum)))
 
     def _interrupted(self) -> bool:
-        """Interrupt the process group as the base does: at once, and also while the daemon is being replaced."""
-        # Not our child, so another process may have got its pid since.
+        """Interrupt the process group directly, which works without a daemon, too; return whether that was possible."""
+        # The kernel is not a child of this process, so another process may have its pid by now.
         if not self.pid or self._began_at is None or start_time(self.pid) != self._began_at:
             return False
         with suppress(OSError):
@@ -332,13 +332,13 @@ class GpuCkptProvisioner(LocalProvisioner):
             await self._end()
 
     async def shutdown_requested(self, restart: bool = False) -> None:
-        """End a kernel that cannot answer the shutdown request, so that nobody waits for it."""
+        """End a kernel that cannot answer the shutdown request, so that Jupyter does not wait for it."""
         runs = {KernelState.RUNNING, KernelState.SAVING, KernelState.STARTING}
         if self.kernel is not None and self.kernel.state not in runs:
             await self._end()
 
     async def cleanup(self, restart: bool = False) -> None:
-        """Let go of what the kernel used; for a restart the ports stay."""
+        """Release the resources of the kernel, except its ports if it is restarted."""
         if self._owner is not None:
             if self.kernel is not None or self._ended is not None:
                 await self._end()
@@ -359,7 +359,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._note_end()
 
     async def _ask(self, request: Callable[[Client], object]) -> None:
-        """Send the daemon a request that is pointless for a kernel which has just ended; never raise."""
+        """Send the daemon a request, which has no effect on a kernel that has just ended. Never raises."""
         owner = self._owner_here()
         try:
             await _in_thread(lambda: request(owner.client()))
@@ -374,11 +374,11 @@ class GpuCkptProvisioner(LocalProvisioner):
 
 
 async def _in_thread(function: Callable[[], _T]) -> _T:
-    """Run a blocking function beside the event loop."""
+    """Run a blocking function in a thread."""
     try:
         return await asyncio.to_thread(function)
     except RuntimeError as error:
-        # Notebook runners shut kernels down from atexit, when Python starts no threads any more.
+        # Notebook runners shut kernels down from atexit, when Python no longer starts threads.
         if "shutdown" not in str(error):
             raise
         return function()
