@@ -105,7 +105,7 @@ class Hold:
                 self._first.set_exception(loss)
                 return
             if not self._closed.is_set():
-                _log.warning("lost gpuckptd: %s", loss)
+                _log.warning("the connection to gpuckptd was lost: %s", loss)
                 self._call(lambda loss=loss: self._on_loss(loss))  # type: ignore[misc]
             self._closed.wait(backoff.seconds())
 

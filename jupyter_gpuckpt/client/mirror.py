@@ -26,7 +26,7 @@ class Mirror:
         self._changed = asyncio.Event()
 
     def apply(self, event: Event) -> list[Event]:
-        """Apply the next event; return the changes that it makes; a full state is split into single changes."""
+        """Apply the next event and return the changes that it makes. A full state is split into single changes."""
         received = [event] if event.state is None else self._changes(event, event.state)
         changes = [self._without_outdated(change) for change in received]
         self.position = event.position

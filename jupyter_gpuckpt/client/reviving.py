@@ -1,4 +1,4 @@
-"""Kernels that are created from a snapshot with new ports: again after they ended, or as a branch."""
+"""Kernels that are created from a snapshot, with new ports: ended kernels again, or branches."""
 
 from __future__ import annotations
 

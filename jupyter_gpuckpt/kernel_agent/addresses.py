@@ -1,9 +1,9 @@
-"""Sending by a ROUTER socket to the peer that sent a request, also when that peer has connected again since.
+"""Sending through a ROUTER socket to the peer that sent a request, even if that peer has reconnected since.
 
-ZMQ may have received a request on a connection that ended before the kernel read the request. When the peer has connected again,
-such a request gets the address of the connection that ends: a zero and a number (libzmq, router.cpp, ROUTER_HANDOVER), by which
-nobody is reached. The address of Jupyter's clients is the id of their session, which is in the header of their requests. Peers
-without an address of their own have one of the same form all the time, so that form alone proves nothing.
+ZMQ may have received a request on a connection that ended before the kernel read the request. When the peer reconnects, libzmq gives
+the old connection, and with it the request, a new address: a zero byte and a number (router.cpp, ROUTER_HANDOVER). A reply to that
+address reaches no peer. The proper address of a Jupyter client is its session id, which is in the header of its requests. A peer
+that sets no address always has one of that form, so the form alone does not show that a connection has ended.
 """
 
 from __future__ import annotations

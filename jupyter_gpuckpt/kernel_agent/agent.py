@@ -9,7 +9,7 @@ so that no IPython event is triggered.
 
     gpuckpt_request {"op": "prepare"}   buffer output and replies from now on; earlier output is sent. The reply names the
                                         open comms; its buffers are the states of all widgets, if they can be read
-    gpuckpt_request {"op": "probe"}     send a message on iopub, past the kept ones
+    gpuckpt_request {"op": "probe"}     send a message on iopub, ahead of the kept ones
     gpuckpt_request {"op": "thaw"}      send the kept messages, in order
     gpuckpt_request {"op": "count"}     count the functions for on_save and on_resume, and report whether a GPU may be in use
     gpuckpt_request {"op": "on_save"}, {"op": "on_resume"}
@@ -27,8 +27,8 @@ so that no IPython event is triggered.
     gpuckpt_request {"op": "answer", "id": "...", "text": "..."}
                                         answer a request of the user's code
     gpuckpt_request {"op": "journal", "path": "..."}
-                                        write everything that is said to this file from now on, or bring it in order after a resume; a
-                                        cell whose request comes a second time is not executed again
+                                        write all messages to this file from now on, or repair the file after a resume; a cell
+                                        whose request comes a second time is not executed again
     gpuckpt_request {"op": "variables", "fingerprint_seconds": 1.0}
                                         list the user's variables, with fingerprints of their values; also while a cell runs
 """
@@ -67,7 +67,7 @@ _PAUSE = 0.01
 _CALLS_SECONDS = 10.0
 #: How long to wait until unused memory is freed.
 _TRIM_SECONDS = 5.0
-#: How long to wait for the GPUs' work.
+#: How long to wait until the GPUs have done their work.
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
 #: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
@@ -134,7 +134,7 @@ class Agent:
             if careful:
                 self._kept_replies.append((now, copied(message)))
         if careful:
-            # At once: ipykernel 6 runs all cells that wait before anything that is scheduled.
+            # Replies are sent now, because ipykernel 6 runs all waiting cells before a scheduled callback.
             self._deliver_kept()
             self._answer_soon()
         else:

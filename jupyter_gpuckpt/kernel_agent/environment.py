@@ -35,7 +35,7 @@ def _listed(gpus: str) -> set[str]:
 
 
 def take_ports(moved_ports: dict[str, int], connection_file: str, iopub: Any) -> None:
-    """Set ipykernel's current ports, which it reports to others and of which it connects to two itself."""
+    """Set ipykernel's ports to the current ones: it reports them to clients, and connects to two of them itself."""
     app, moved = IPKernelApp.instance(), {int(before): now for before, now in moved_ports.items()}
     app.connection_file = connection_file  # ipykernel removes this file when it exits
     shell = app.shell_port

@@ -1,8 +1,8 @@
-"""The journal of a batch run: a file with everything that the kernel says, from which the next runner goes on.
+"""The journal of a batch run: a file with all messages of the kernel, from which the next runner continues.
 
 The kernel alone knows how many messages it has written and where the last one ends. After a resume from an older snapshot the file is
-longer than that: it is replaced by its beginning, so that a reader notices. Where it is shorter or missing, as on another machine, it is
-written again from memory. The file is an output log (`jupyter_gpuckpt/output_log.py`); before the parts of a message come the name
+longer than that. It is then replaced by a new file with its beginning, so that a reader notices. A file that is shorter or missing, as
+on another machine, is written again from memory. The file is an output log (`jupyter_gpuckpt/output_log.py`); before the parts of a message come the name
 of its channel and the kernel's clock in seconds.
 """
 
@@ -29,7 +29,7 @@ class Journal:
         self._path = ""
         #: The number of the last message and its end in the file.
         self._count = self._end = 0
-        #: All frames; None when they became too many. Those behind `_end` could not be written.
+        #: All frames, None if they exceed `MOST_KEPT_BYTES`. Those behind `_end` could not be written yet.
         self._kept: bytearray | None = bytearray()
         self._unwritten = b""
         #: The requests that were executed: a runner that does not know whether one arrived sends it again.
@@ -41,7 +41,7 @@ class Journal:
         return bool(self._path)
 
     def opened(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """Write to a file from now on; return the number of messages, the kernel's clock, and what is wrong, if anything."""
+        """Write to a file from now on; return the number of messages, the kernel's clock, and the error if it cannot be written."""
         with self._lock:
             self._path = asked["path"]
             trouble = self._write(b"")
@@ -88,10 +88,10 @@ class Journal:
         return ""
 
     def _replace(self, size: int) -> None:
-        """Make the file as it was after the last message of this kernel, under another inode."""
+        """Replace the file by one with another inode that ends with this kernel's last message."""
         if size < self._end and self._kept is None:
             raise OSError(
-                "The journal is not on this machine, and it is too large to be in memory."
+                "The journal is not on this machine, and it was too large to be kept in memory."
             )
         os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)  # noqa: PTH103, PTH120
         new = f"{self._path}.new"

@@ -1,4 +1,4 @@
-"""The kernel's last messages, kept for the next server after one that was killed: no server received them in between."""
+"""The kernel's last messages, kept for the server that follows a killed one: no server received them in between."""
 
 from __future__ import annotations
 

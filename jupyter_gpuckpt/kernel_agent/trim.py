@@ -1,7 +1,7 @@
 """Freeing unused memory of this process before a snapshot is taken of it.
 
-Garbage, GPU memory that frameworks cache and memory that the C library caches would be read, compressed and stored like data. It
-runs in the main thread between cells. It loads no framework and touches no GPU that is not in use.
+Garbage, GPU memory that frameworks cache and memory that the C library caches would be read, compressed and stored like data. `trim`
+runs in the main thread between cells. It loads no framework and uses no GPU that is not in use.
 """
 
 from __future__ import annotations

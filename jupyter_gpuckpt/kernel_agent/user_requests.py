@@ -8,7 +8,7 @@ from typing import Any
 
 #: The type of the message, which is its topic as well: a server recognizes it by that.
 USER_REQUEST = "gpuckpt_user_request"
-#: The time in which a server takes a request, and the time that what was requested may take.
+#: How long to wait until a server has received a request, and then until the request is done.
 _TAKEN_SECONDS, _DONE_SECONDS = 5.0, 3600.0
 _RESUMED = "The kernel was resumed from a snapshot."
 
@@ -19,11 +19,11 @@ class UserRequests:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._answered = threading.Condition()
-        #: The texts by request, None until there is one; empty: it was taken.
+        #: The answers by request id. None: no server has received the request yet; empty: a server has.
         self._answers: dict[str, str | None] = {}
 
     def ask(self, what: str, argument: str) -> str | None:
-        """Send a request; return the answer's text, None if no server takes it. Called in the thread that runs the cell."""
+        """Send a request and wait for the answer's text; return None if no server receives it. Called in the thread that runs the cell."""
         request_id = uuid.uuid4().hex
         content = {"id": request_id, "what": what, "argument": argument}
         with self._answered:
@@ -39,7 +39,7 @@ class UserRequests:
                 del self._answers[request_id]
 
     def answer(self, content: dict[str, Any]) -> None:
-        """Take an answer of the server; an empty text says that it has the request."""
+        """Store an answer of the server; an empty text means that the server has received the request."""
         with self._answered:
             if content["id"] in self._answers:
                 self._answers[content["id"]] = content["text"]

@@ -84,7 +84,7 @@ class GpuCkptServer(ServerTraits, ExtensionApp):
             self._service.spawn(self._service.start())
 
     def current_activity(self) -> None:
-        """Return nothing: the kernel manager counts kernels."""
+        """Return None: the extension has no activity besides that of the kernels, which the kernel manager counts."""
         return
 
     def _make_default(self, serverapp: ServerApp) -> None:

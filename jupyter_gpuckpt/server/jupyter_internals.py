@@ -154,8 +154,8 @@ def stop_on_signals(serverapp: ServerApp) -> None:
     """Stop the server in order on SIGTERM, SIGINT and SIGHUP, unless other code handles them.
 
     Jupyter handles SIGINT only with a terminal, and SIGHUP never: the server would end without its cleanup, and its kernels
-    would not be suspended. JupyterHub's local spawner sends SIGINT. Jupyter's own handler writes a log line first, which
-    raises in the middle of another one; the event loop calls it when nothing else runs.
+    would not be suspended. JupyterHub's local spawner sends SIGINT. Jupyter's own handler first writes a log line, which
+    raises an error if the signal interrupts another log call. Called by the event loop, it interrupts nothing.
     """
     replaced = {signal.default_int_handler, signal.SIG_DFL, serverapp._signal_stop}
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -46,7 +46,7 @@ class ResultView(View, frozen=True):
     moved_ports: Annotated[
         dict[int, int],
         Meta(
-            description="Of a resume or branch: where listeners are now whose ports were taken, old to new; without Jupyter's own."
+            description="Of a resume or branch: the new port of each listener whose old one was taken, by old port; without Jupyter's own."
         ),
     ]
 
@@ -85,7 +85,9 @@ class KernelView(View, frozen=True, kw_only=True):
     parent_snapshot_id: Annotated[
         str | None, Meta(description="The snapshot that it was branched from.")
     ] = None
-    path: Annotated[str, Meta(description="Of its notebook; the kernelspec's name if it has none.")]
+    path: Annotated[
+        str, Meta(description="The path of its notebook; the kernelspec's name if it has none.")
+    ]
     kernel_name: Annotated[str, Meta(description="The kernelspec's name.")]
     since: Annotated[
         float, Meta(description="When it entered its state, in seconds since the epoch.")
@@ -118,7 +120,7 @@ class KernelElsewhere(View, frozen=True):
     """A kernel of a notebook below this server's folder that belongs to another server which has not ended."""
 
     kernel_id: str
-    path: Annotated[str, Meta(description="Of its notebook; empty where it is not known.")]
+    path: Annotated[str, Meta(description="The path of its notebook; empty if it is not known.")]
     state: KernelState
     reason: str
     hint: str
@@ -136,7 +138,7 @@ class ShutDownView(View, frozen=True):
 
     kernel_id: str
     kernel_name: str
-    path: Annotated[str, Meta(description="Of its notebook; empty if it had none.")]
+    path: Annotated[str, Meta(description="The path of its notebook; empty if it had none.")]
     ends_at: Annotated[float, Meta(description="Seconds since the epoch.")]
 
 
@@ -173,10 +175,10 @@ class UploadView(View, frozen=True):
     remote: str
     state: UploadState
     done_bytes: int
-    total_bytes: Annotated[int, Meta(description="At most what has to be sent.")]
+    total_bytes: Annotated[int, Meta(description="An upper bound of the bytes to send.")]
     error: Annotated[
         ErrorView | None,
-        Meta(description="Why it failed; while it is waiting, what the last attempt failed with."),
+        Meta(description="The error of a failed upload, or of the last attempt of a waiting one."),
     ]
 
 
@@ -209,19 +211,20 @@ class SnapshotView(View, frozen=True):
     ]
     uploads: Annotated[
         list[UploadView],
-        Meta(description="One for each remote to which it went, goes or is to go."),
+        Meta(description="One for each remote to which it was, is being or will be uploaded."),
     ]
     far_only: Annotated[
         str | None,
         Meta(
-            description="The remote that alone has its content, which a resume fetches; empty: not known which. null: it is here."
+            description="The only remote that has its content, from which a resume fetches it; empty: unknown. null: its content is here."
         ),
     ]
     deleted_at: Annotated[
         float | UnsetType, Meta(description="Only in the list of those that can be undeleted.")
     ] = UNSET
     kept_until: Annotated[
-        float | UnsetType, Meta(description="Until when that can be undone; only in that list.")
+        float | UnsetType,
+        Meta(description="When its deletion can no longer be undone; only in that list."),
     ] = UNSET
 
 
@@ -244,20 +247,28 @@ class NoticeView(View, frozen=True):
     kind: NoticeKind
     deadline: Annotated[
         float | None,
-        Meta(description="When the machine goes, in seconds since the epoch; null: perhaps soon."),
+        Meta(
+            description="When the machine goes, in seconds since the epoch; null: at an unknown time."
+        ),
     ]
     seconds_left: Annotated[
-        float | None, Meta(description="From now; other than deadline it needs no right clock.")
+        float | None,
+        Meta(
+            description="Seconds from now; correct even if the clocks of server and client differ."
+        ),
     ]
     disk_survives: Annotated[
-        bool, Meta(description="False: only snapshots that remotes have are there afterwards.")
+        bool,
+        Meta(
+            description="Whether local snapshots can be read afterwards; if not, only those in remotes."
+        ),
     ]
     is_due: Annotated[bool, Meta(description="Whether kernels are being suspended for it.")]
     withdrawn: Annotated[bool, Meta(description="The machine stays after all.")]
 
 
 class NoticesView(View, frozen=True):
-    """The notices that stand."""
+    """All standing notices."""
 
     notices: list[NoticeView]
 

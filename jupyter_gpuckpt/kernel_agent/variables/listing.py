@@ -69,7 +69,7 @@ def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
     """
     deadline = time.thread_time() + _SECONDS
     names = list(_names(shell))
-    # What has a name of its own is not counted once more in what refers to it.
+    # A value with a name of its own is not counted again inside other values that refer to it.
     named = {id(_get(shell, name)) for name in names}
     found = [
         {"name": name, **_described(value, deadline, named)}
@@ -144,7 +144,7 @@ class Look:
         return device if 2 * self._on_devices[device] > self._size else ""
 
     def at(self, value: Any, named: Collection[int] = ()) -> Seen:
-        """Return the size and description of a value, without what it holds of the objects with the ids `named`."""
+        """Return the size and description of a value, without the objects inside it whose ids are in `named`."""
         self._met = set(named) - {id(value)}
         seen = self._look(value, _DEEPEST)
         self._size = seen.size

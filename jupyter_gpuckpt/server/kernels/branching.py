@@ -69,7 +69,7 @@ class Branching:
         """Start a second kernel from a snapshot, with a copy of the notebook at `path` (by default beside the original)."""
         launch = await self._link.daemon.send(calls.launch_spec(snapshot_id))
         if not launch.jupyter.get("connection_info"):
-            raise ConfigurationError(f"Snapshot {snapshot_id} is not one of a Jupyter kernel.")
+            raise ConfigurationError(f"Snapshot {snapshot_id} does not belong to a Jupyter kernel.")
         async with AsyncExitStack() as undo:
             path = await self._notebook(launch, path, undo)
             kernel_id = await self._make(snapshot_id, launch, path, undo)

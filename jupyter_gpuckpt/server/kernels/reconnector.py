@@ -71,7 +71,7 @@ class Reconnector:
             await self._reconnect(served)
         finally:
             if served.output.lacks_beginning:
-                served.output.add_beginning([])  # it did not say it
+                served.output.add_beginning([])  # the kernel did not send it
 
     async def _reconnect(self, served: ServedKernel) -> None:
         if served.kernel_id not in self._kernels:

@@ -59,8 +59,8 @@ class Rollbacks:
         parent = served.kernel.parent_snapshot_id if served.kernel else ""
         if launch.kernel_id != served.kernel_id and snapshot_id != parent:
             raise ConfigurationError(
-                f"Snapshot {snapshot_id} is not one of this kernel.",
-                hint="Branch it into a notebook of its own.",
+                f"Snapshot {snapshot_id} does not belong to this kernel.",
+                hint="Start a branch of it, with a notebook of its own.",
             )
         found = await daemon.send(calls.changes(snapshot_id))
         if found.obstacles:

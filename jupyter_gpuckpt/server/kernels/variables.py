@@ -45,7 +45,7 @@ async def variables_of(
     """Return a kernel's current variables. Raises KernelStateConflict if it does not run or has no agent, KernelBusy if a cell runs."""
     if served.state is not KernelState.RUNNING or not served.gate_is_open:
         raise KernelStateConflict(
-            f"The kernel is {served.state}: its variables cannot be looked at.",
+            f"The kernel is {served.state}: its variables cannot be read.",
             hint="Resume it first, or wait for the operation in flight.",
         )
     if not served.has_agent:

@@ -1,4 +1,4 @@
-"""The cells that ran in a kernel when it was saved elsewhere: its snapshot names them, and the kernel has what they have said last."""
+"""The cells that ran in a kernel when another server saved it: the snapshot names them, and the kernel has their last messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .kernel_messages import fields, is_about_comms, read
 
 
 class BegunCells(msgspec.Struct, frozen=True):
-    """The requests of the cells that ran, of all that had not ended, and their cell ids, by request."""
+    """The cells that had not ended. `asked`: their requests; `running`: those of them that had begun; `cells`: cell ids by request."""
 
     asked: list[str] = []
     running: list[str] = []
@@ -16,7 +16,7 @@ class BegunCells(msgspec.Struct, frozen=True):
 
 
 def begun_cells(described: object) -> BegunCells:
-    """Return the cells in a description, which may come from anywhere; none if it does not make sense."""
+    """Return the cells in a kernel's description; none if it is invalid, because it may come from any machine."""
     try:
         return msgspec.convert(described, BegunCells)
     except msgspec.ValidationError:
@@ -26,7 +26,7 @@ def begun_cells(described: object) -> BegunCells:
 def messages_of(
     requests: set[str], messages: list[list[bytes]]
 ) -> tuple[list[list[bytes]], set[str]]:
-    """Return the messages that belong to these requests, and the requests of which the first one is among them.
+    """Return the messages that belong to these requests, and the requests whose first message is among them.
 
     Messages about comms are left out: pages ask for comms by themselves.
     """

@@ -94,7 +94,7 @@ class KernelOutput:
         self._joining: dict[Page, asyncio.Task[None]] = {}
         #: Cell ids by request, so that a page that did not send a request can place its output.
         self._cells: dict[str, str] = {}
-        #: Whether messages wait for `add_beginning`: cells run, and what they have said is in the kernel only.
+        #: Whether messages wait for `add_beginning`: cells run, and only the kernel has their earlier messages.
         self.lacks_beginning = False
         #: The `input_request`s of the kernel that no page has answered yet, by page.
         self._questions: dict[str, list[bytes]] = {}
@@ -222,7 +222,7 @@ class KernelOutput:
         self._size = self._path.stat().st_size
 
     def add_beginning(self, messages: list[list[bytes]]) -> None:
-        """Feed what the cells that began elsewhere have said, of all `messages` that the kernel has, then those received since."""
+        """Feed the messages of cells that began under another server, out of all that the kernel has, then those received since."""
         missed, begun = messages_of(self._running | self._cells.keys(), messages)
         self.lacks_beginning = False
         self.add_missed(missed, complete=self._running <= begun)
@@ -278,7 +278,7 @@ class KernelOutput:
             self._journal.unlink(missing_ok=True)
 
     def _is_asked_here(self, request: Header) -> bool:
-        """Return whether the page that sent a request is connected: it knows the cell, others have to be told."""
+        """Return whether the page that sent a request is connected. It knows the request's cell; other pages need the cell's id."""
         return any(page.client_session == request.session for page in self._pages)
 
     def _follow(self, header: Header, parent: Header, content: bytes) -> bool:

@@ -1,11 +1,11 @@
 """Autosave: periodic saves of the kernels that have changed since their last snapshot, which run on meanwhile.
 
 A kernel counts as changed when
- * a cell runs or waits in it, or it has published anything since except answers to requests that change nothing (completions
-   and the like): a cell has ended, a widget's callback or a thread has printed. Only this server's own saves are known; one
-   from the command line may be followed by another that stores next to nothing.
- * it publishes nothing, but its processes have worked (`_WORKING`): threads that a cell has left behind. A thread that uses
-   less than that is missed until the next cell; long work for a completion is taken for a change.
+ * a cell runs or waits in it, or it has published anything since then, for instance the end of a cell or output of a thread.
+   Answers to requests that change nothing, such as completions, do not count. Only this server's own saves are known, so a save
+   from the command line may be followed by one that stores next to nothing.
+ * it publishes nothing, but its processes have used the CPU (`_WORKING`), for instance in threads that a cell has left behind. A
+   thread that uses less is missed until the next cell, and a completion that takes long is mistaken for a change.
 
 A kernel is saved `autosave_interval` after the change was seen, so that is the most that can be lost. Then it is left alone for
 `autosave_rest` times as long as the save took. One kernel is saved at a time, with pauses in between. A kernel in another

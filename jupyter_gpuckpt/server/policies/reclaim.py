@@ -1,6 +1,6 @@
 """Notices that this machine will go: kernels are suspended through their gates, the smallest first, as many as there is time for.
 
-The daemon says when it is time. What this server does not begin within some seconds, the daemon suspends itself.
+The daemon reports when it is time, and suspends the kernels itself with which this server does not begin within some seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Reclaim(KernelListener):
         self._deadline: float | None = None
         #: The kernels that ran when it was due.
         self._ran: set[str] = set()
-        #: The suspends that were begun for notices that are due: a nearer deadline undoes those of a later one.
+        #: The ids of suspends that were begun for due notices. A new, nearer deadline applies to them, too.
         self._begun: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._stopped = False

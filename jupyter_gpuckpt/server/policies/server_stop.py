@@ -1,4 +1,4 @@
-"""The end of the server: its kernels are suspended and released, so that the next server can adopt them."""
+"""The stop of the server: its kernels are suspended and released, so that the next server can adopt them."""
 
 from __future__ import annotations
 

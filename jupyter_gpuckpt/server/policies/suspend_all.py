@@ -31,7 +31,7 @@ async def suspend_all(
 
     A few are suspended at a time, the smallest first by memory and GPU memory, so that most notebooks are saved before the
     deadline. A suspend that is not complete `within_seconds` from now (None: no limit) is undone, and that kernel runs on under
-    the daemon; this returns at most `batch.UNDO_SECONDS` later. Kernels that are already suspended count as saved.
+    the daemon; this returns at most `suspend_batch.UNDO_SECONDS` later. Kernels that are already suspended count as saved.
     `begun`: the ids of suspends that the caller has begun for an earlier deadline, which are undone as well; more are added.
     """
     began = asyncio.get_running_loop().time()

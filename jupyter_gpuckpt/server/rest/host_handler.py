@@ -31,7 +31,7 @@ class NoticesHandler(GpuCkptHandler):
 
     @answers(NoticesView)
     async def get(self) -> None:
-        """List the notices that stand; changes come as events of the schema `.../notice/v1`."""
+        """List the standing notices; changes come as events of the schema `.../notice/v1`."""
         link = self.connected_link
         standing = link.mirror.notices.values() if link is not None else ()
         self.reply(NoticesView(notices=[notice_view(notice) for notice in standing]))

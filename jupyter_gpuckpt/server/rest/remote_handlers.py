@@ -34,7 +34,7 @@ class FarSnapshotHandler(GpuCkptHandler):
 
     @answers(
         FetchEstimate,
-        query={"session_id": "The session that lists it; without it all of them are looked at."},
+        query={"session_id": "The far session that lists it; without it, all are searched."},
     )
     async def get(self, remote: str, snapshot_id: str) -> None:
         """Show the size of a fetch, and the reasons why the kernel could not be resumed here."""

@@ -24,7 +24,7 @@ from .openapi import ARCHIVE, answers
 _MOST_ARCHIVE_BYTES = 1 << 50
 #: The most pieces of an archive that are queued for the daemon.
 _PIECES = 16
-#: What a file's name, which a page proposes, has a dash for; and the length of the name.
+#: The characters that are replaced by a dash in the file name that a page proposes, and the length to which the name is cut.
 _NOT_IN_NAMES, _LONGEST_NAME = re.compile(r"[^\w.-]+", re.ASCII), 100
 
 
