@@ -25,7 +25,7 @@ _MODULES = (
     "variables.listing",
     "agent",
 )
-#: The loader's source: it makes them modules that can import each other as they do here, hidden from user code afterwards.
+#: The source of the loader, which makes modules of them that can import each other as here; afterwards user code cannot see them.
 _LOADER = """
 import sys, types
 names = ["gpuckpt_agent", *(f"gpuckpt_agent.{name}" for name in sources)]
@@ -53,7 +53,7 @@ def installation_request() -> dict[str, Any]:
 
 
 def installation() -> str:
-    """Return the code that runs the agent in a kernel; its own namespace keeps names out of the user's."""
+    """Return the code that runs the agent in a kernel, in a namespace of its own, so that it adds no name to the user's."""
     folder = resources.files("jupyter_gpuckpt.kernel_agent")
     sources = {
         name: folder.joinpath(f"{name.replace('.', '/')}.py").read_text() for name in _MODULES

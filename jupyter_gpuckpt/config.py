@@ -27,7 +27,7 @@ class GpuCkptDaemon(Configurable):
     ).tag(config=True)
 
     criu = Unicode(
-        help="""Path of the criu program. Default: $JUPYTER_GPUCKPT_CRIU, else empty, which means that it is looked for."""
+        help="""Path of the criu program. Default: $JUPYTER_GPUCKPT_CRIU, else empty, which means that it is searched for."""
     ).tag(config=True)
 
     threads = Int(
@@ -40,55 +40,56 @@ class GpuCkptDaemon(Configurable):
     memory_bytes = Int(
         0,
         min=0,
-        help="""Bytes of memory that a save or resume may work with: what is read and not yet written. With little there are
-        fewer threads. The kernel's own memory, and what a kernel rewrites while it is saved, do not count. Default: 0, which
-        means a quarter of what is free when it begins.""",
+        help="""Bytes of memory that a save or resume may use for data that is read and not yet written. With a low limit fewer
+        threads work. The kernel's own memory does not count, nor does memory that a kernel overwrites while it is saved.
+        Default: 0, which means a quarter of the memory that is free when the operation begins.""",
     ).tag(config=True)
 
     idle_exit = Float(
         min=0.0,
         help="""Seconds after which a daemon without running kernels and without clients exits. Suspended kernels
-        do not hold it. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
+        do not keep it running. Default: $JUPYTER_GPUCKPT_IDLE_EXIT, else 60.""",
     ).tag(config=True)
 
     undo_delete_for = Float(
         daemon_settings.DEFAULT_UNDO_DELETE_SECONDS,
         min=0.0,
         help="""Seconds for which the deletion of a snapshot can be undone; its bytes stay on the disk until then. Default: 60.
-        0: it is gone at once.""",
+        0: it cannot be undone.""",
     ).tag(config=True)
 
     measure_every = Float(
         daemon_settings.DEFAULT_MEASURE_EVERY_SECONDS,
         min=0.0,
-        help="""Seconds after which the memory of running kernels and their use of GPUs are measured again; pages get the
-        changes. Default: 10. 0: never.""",
+        help="""Seconds between two measurements of the memory of running kernels and their use of GPUs, whose results pages
+        show. Default: 10. 0: never.""",
     ).tag(config=True)
 
     near_bytes = Int(
         0,
         min=0,
-        help="""How many bytes all snapshots may take together on this machine's disk, what they share counted once. Beyond it
-        the content of those that were not used for longest is removed here, as far as every remote has them (docs/remotes.md);
-        they stay listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
+        help="""How many bytes all snapshots may take together on this machine's disk, with shared data counted once. Beyond that
+        the content of the least recently used ones is removed here, if every remote has them (docs/remotes.md). They stay
+        listed, and a resume fetches them. Default: 0, which means no limit. Without a remote nothing is removed.""",
     ).tag(config=True)
 
     collect_far_every = Float(
         daemon_settings.DEFAULT_COLLECT_FAR_EVERY_SECONDS,
         min=0.0,
-        help="""Seconds after which what nothing needs any more is removed from each remote, by one of the machines that use it
-        (docs/remotes.md). All tables of contents are read for it, which costs what the provider takes for that. Default: a week.
-        0: never by itself; `remote erase` does it always.""",
+        help="""Seconds between two removals of packs that no snapshot needs from each remote, by one of the machines that use it
+        (docs/remotes.md). Each reads all tables of contents, for which the provider may bill requests. Default: a week. 0: never
+        automatically; `remote erase` always removes them.""",
     ).tag(config=True)
 
     reclaim_notices = Bool(
         help="""Whether the daemon looks for notices that this machine will go (docs/reclaim.md), and suspends all kernels
-        before. On a machine of no known provider it asks nobody. Default: unless $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
+        before. On a machine of an unknown provider it sends no requests. Default: yes, unless
+        $JUPYTER_GPUCKPT_RECLAIM_NOTICES is 0."""
     ).tag(config=True)
 
     reclaim_approve = Bool(
-        help="""Whether Azure is told that it need not wait any longer when all kernels are suspended and uploaded. Only for
-        machines with one user, because it does not wait for anybody else then. Default: if
+        help="""Whether Azure is told to proceed without further waiting when all kernels are suspended and uploaded. Only for
+        machines with one user, because Azure then waits for no other user either. Default: no, unless
         $JUPYTER_GPUCKPT_RECLAIM_APPROVE is 1."""
     ).tag(config=True)
 
@@ -99,35 +100,35 @@ class GpuCkptDaemon(Configurable):
     ).tag(config=True)
 
     reclaim_url = Unicode(
-        help="""A URL that is asked every five seconds for the notices that stand: 204 or 404 for none, else
+        help="""A URL that is requested every five seconds for the standing notices. It answers with 204 or 404 for none, else with
         `{"notices": [{"id": "maintenance-7", "deadline": "Mon, 19 Sep 2016 18:29:47 GMT", "disk_survives": true}]}`; within_seconds
-        may stand for deadline. It must not hold a secret, because it is among the daemon's arguments.
+        may replace deadline. The URL must not contain a secret, because it is among the daemon's arguments.
         Default: $JUPYTER_GPUCKPT_RECLAIM_URL, else none."""
     ).tag(config=True)
 
     keep_last = Int(
         3,
         min=0,
-        help="""How many of a kernel's snapshots stay that were taken automatically: periodically, when it was idle, when a
-        server stopped. Those beyond are removed after a save or suspend, unless another rule keeps them. Snapshots taken by
-        hand, those with a name of their own, and what a kernel needs to go on are never removed. Default: 3: the latest, one
-        from before a mistake that the latest holds already, and one more; each costs what changed since the one before.
-        0: no rule; without this and keep_within all stay.""",
+        help="""How many of a kernel's automatic snapshots are kept: those taken periodically, when it was idle, or when a server
+        stopped. Older ones are removed after a save or suspend, unless another rule keeps them. Snapshots taken by hand,
+        snapshots with a name of their own, and those that a kernel needs are never removed. Default: 3: the latest, one from
+        before a mistake that the latest contains already, and one more; each takes the space of the changes since the one
+        before. 0: no rule; without this and keep_within all are kept.""",
     ).tag(config=True)
 
     keep_within = Float(
         0.0,
         min=0.0,
-        help="""Seconds before a kernel's latest automatic snapshot within which all of them stay, whatever keep_last says.
+        help="""Seconds before a kernel's latest automatic snapshot within which all of them are kept, whatever keep_last says.
         Default: 0, which means no rule.""",
     ).tag(config=True)
 
     max_bytes = Int(
         0,
         min=0,
-        help="""How many bytes all snapshots may take together in the store, what they share counted once. Beyond it the oldest
-        that were taken automatically are removed, also those that keep_last and keep_within keep; what may not be removed
-        is counted and may go beyond it. Default: 0, which means no limit.""",
+        help="""How many bytes all snapshots may take together in the store, with shared data counted once. Beyond that the oldest
+        automatic ones are removed, also those that keep_last and keep_within keep. Snapshots that must not be removed are
+        counted, too, and may exceed the limit. Default: 0, which means no limit.""",
     ).tag(config=True)
 
     @default("data_dir")

@@ -37,10 +37,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measure_every_seconds: float = DEFAULT_MEASURE_EVERY_SECONDS
     #: The most bytes of local chunks of snapshots that remotes have, too; 0: no limit.
     near_bytes: int = 0
-    #: The interval at which what nothing needs is removed from each remote; 0: never.
+    #: The interval at which packs that no snapshot needs are removed from each remote; 0: never.
     collect_far_every_seconds: float = DEFAULT_COLLECT_FAR_EVERY_SECONDS
-    #: Whether notices that this machine goes are looked for, whether Azure is told when all kernels are safe, and where an
-    #: administrator's notices come from: a program's output, a URL.
+    #: Whether to look for notices that this machine goes, whether to tell Azure when all kernels are safe, and the sources of an
+    #: administrator's notices: a program's output, a URL.
     reclaim_notices: bool = True
     reclaim_approve: bool = False
     reclaim_command: str = ""

@@ -38,7 +38,7 @@ class ListedSnapshot(msgspec.Struct, frozen=True):
 class ListedSession(msgspec.Struct, frozen=True):
     """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
-    `leased_to`: the machine that runs it, unless that one has ended without a word; `leased_since`: in seconds since the epoch.
+    `leased_to`: the machine whose lease of it has not ended, empty if there is none; `leased_since`: in seconds since the epoch.
     """
 
     session_id: str
@@ -80,8 +80,8 @@ class FetchEstimate(msgspec.Struct, frozen=True):
 class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /remotes/{name}/snapshots/{id}/fetch. `force`: fetch it even if it could not be resumed here.
 
-    `session_id`: the far session that lists it; empty: all are searched. `take_over`: even if another machine runs that session, which
-    loses it. `as_copy`: without the session, to look at or branch from.
+    `session_id`: the far session that lists it; empty: all are searched. `take_over`: fetch it even if another machine runs that session,
+    which that machine then loses. `as_copy`: fetch it without the session, to inspect it or branch from it.
     """
 
     session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""

@@ -1,4 +1,4 @@
-"""Files that keep what a kernel says: frames of length (4 bytes, little-endian) and MessagePack of (sequence number, parts)."""
+"""Files of a kernel's messages. A frame is its length (4 bytes, little-endian) and the MessagePack of (sequence number, parts)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def frames(path: Path) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def next_frame(file: BinaryIO) -> tuple[int, list[bytes]] | None:
-    """Return the next message of an open file; None, without a change of the position, if it is not there as a whole."""
+    """Return the next message of an open file; None, with an unchanged position, if no complete one is there."""
     begin = file.tell()
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     frame = file.read(length)

@@ -71,7 +71,7 @@ class OwnerKind(StrEnum):
 
 
 class Owner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The owner of kernels, held by an open connection: POST /owners answers with `Event` lines until either side closes it."""
+    """The owner of kernels, registered while its connection is open: POST /owners answers with `Event` lines until either side ends it."""
 
     owner_id: str
     kind: OwnerKind

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-#: The most standing notices of one source, and the most characters of an id; more are not believed.
+#: The most standing notices, and the most characters of a notice's id; others are ignored.
 MOST_NOTICES, MOST_ID_CHARACTERS = 50, 200
 #: A moment on the clock of `now`.
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
@@ -23,11 +23,11 @@ class NoticeKind(StrEnum):
     STOP = "stop"
     #: Its provider reboots it, or moves it without its memory.
     MAINTENANCE = "maintenance"
-    #: It may be taken back soon, which is neither certain nor has a time: kernels are saved and run on.
+    #: It may be taken back soon, at an unknown time or not at all: kernels are saved and run on.
     REBALANCE = "rebalance"
     #: Its own system is shut down.
     SHUTDOWN = "shutdown"
-    #: A program of its administrator or user said so.
+    #: A program of its administrator or user reported it.
     REQUESTED = "requested"
 
 
@@ -79,10 +79,10 @@ class NoticesReport(msgspec.Struct, frozen=True):
 
     notices: list[Notice] = []
     unsafe: list[Unsafe] = []
-    #: Whether there is a remote to which snapshots are uploaded by themselves.
+    #: Whether there is a remote to which snapshots are uploaded automatically.
     has_remote: bool = False
 
 
 def now() -> float:
-    """Return the seconds since the boot, also those asleep; other than the wall clock, nobody sets this one."""
+    """Return the seconds since the boot, including sleep. Unlike the wall clock, this clock is never set."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

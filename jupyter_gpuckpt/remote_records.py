@@ -92,7 +92,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     automatic: bool = True
     #: Whether automatic uploads are paused, e.g. because the machine is offline or its traffic is metered.
     paused: bool = False
-    #: Kernels whose far sessions were erased, and when (seconds since the epoch): they are not uploaded by themselves any more.
+    #: Kernels whose far sessions were erased, and when (seconds since the epoch): they are no longer uploaded automatically.
     erased: dict[str, float] = {}
     capabilities: Capabilities | None = None
     key: KeySource | None = None
@@ -161,7 +161,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             is_sound = False
         if not is_sound:
             raise ConfigurationError(
-                f"Remote {self.name}: the endpoint has to be http(s)://HOST[:PORT], without credentials."
+                f"Remote {self.name}: the endpoint must have the form http(s)://HOST[:PORT], without credentials."
             )
         if (
             url.scheme == "http"
@@ -169,7 +169,7 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and self.settings.get("allow_http") != "true"
         ):
             raise ConfigurationError(
-                f"Remote {self.name}: the endpoint would be spoken to without encryption.",
+                f"Remote {self.name}: connections to the endpoint would not be encrypted.",
                 hint="Use https, or set allow_http=true if no one else can read the traffic.",
             )
 
@@ -285,7 +285,7 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """What cannot be fetched: the object `name`, which this far session or snapshot needs, and why."""
+    """An object that cannot be fetched: its `name`, the far session or snapshot that needs it, and the reason."""
 
     session_id: str
     snapshot_id: str
@@ -294,7 +294,7 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Drill(msgspec.Struct, frozen=True):
-    """The result of fetching a sample. `listed`: all snapshots of the remote; `writes`: requests that list."""
+    """The result of fetching a sample. `listed`: the number of all snapshots of the remote; `writes`: the number of list requests."""
 
     listed: int = 0
     snapshots: int = 0
@@ -304,7 +304,7 @@ class Drill(msgspec.Struct, frozen=True):
     reads: int = 0
     writes: int = 0
     received_bytes: int = 0
-    #: Whose list prices are known; empty for others.
+    #: The provider, if its list prices are known; empty if not.
     provider: str = ""
 
 

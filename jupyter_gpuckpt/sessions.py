@@ -80,12 +80,12 @@ class Sessions:
         return self._finish(self._client.send(calls.suspend(kernel_id, request)))
 
     def resume(self, kernel_id: str) -> Kernel:
-        """Bring a suspended or parked kernel back; return it when it runs. One that runs stays as it is."""
+        """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
         self._finish(self._client.send(calls.resume(kernel_id)))
         return self._client.send(calls.kernel(kernel_id))
 
     def restore(self, snapshot_id: str) -> Kernel:
-        """Bring a snapshot's kernel back as it was then. What it is now is saved first, and comes back if that fails."""
+        """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
         kernel_id = self._client.send(calls.launch_spec(snapshot_id)).kernel_id
         try:
             kernel = self._client.send(calls.kernel(kernel_id))
@@ -115,7 +115,7 @@ class Sessions:
     def wait(
         self, kernel_id: str, states: Collection[KernelState], *, seconds: float | None = None
     ) -> Kernel:
-        """Wait until a kernel is in one of these states, and return it. Raises TimeoutError after `seconds`, KernelNotFound at its end."""
+        """Wait until a kernel is in one of these states, and return it. Raises TimeoutError after `seconds`, KernelNotFound if it ends."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while (kernel := self._client.send(calls.kernel(kernel_id))).state not in states:
             if deadline is not None and time.monotonic() > deadline:
@@ -138,7 +138,7 @@ class Sessions:
         return write_connection_file(kernel_id, connection)
 
     def _resumed_or_killed(self, kernel_id: str) -> Kernel:
-        """Resume a kernel that was created for it; otherwise it would keep its snapshot from being deleted."""
+        """Resume a kernel that was just created; kill it if that fails, because otherwise its snapshot could not be deleted."""
         try:
             return self.resume(kernel_id)
         except GpuCkptError:
@@ -179,11 +179,11 @@ class AsyncSessions:
         )
 
     async def resume(self, kernel_id: str) -> Kernel:
-        """Bring a suspended or parked kernel back; return it when it runs. One that runs stays as it is."""
+        """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
         return await asyncio.to_thread(self._sessions.resume, kernel_id)
 
     async def restore(self, snapshot_id: str) -> Kernel:
-        """Bring a snapshot's kernel back as it was then. What it is now is saved first, and comes back if that fails."""
+        """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
         return await asyncio.to_thread(self._sessions.restore, snapshot_id)
 
     async def branch(self, snapshot_id: str) -> Branch:
@@ -193,10 +193,10 @@ class AsyncSessions:
     async def wait(
         self, kernel_id: str, states: Collection[KernelState], *, seconds: float | None = None
     ) -> Kernel:
-        """Wait until a kernel is in one of these states, and return it. Raises TimeoutError after `seconds`, KernelNotFound at its end."""
+        """Wait until a kernel is in one of these states, and return it. Raises TimeoutError after `seconds`, KernelNotFound if it ends."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while True:
-            # Of short waits: a cancelled task leaves no thread that waits for ever.
+            # Each wait is short, so that a canceled task leaves no thread behind that waits forever.
             try:
                 return await asyncio.to_thread(self._sessions.wait, kernel_id, states, seconds=0)
             except TimeoutError:

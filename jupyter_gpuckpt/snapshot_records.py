@@ -39,18 +39,18 @@ class FailedUpload(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """What uploads have cost so far, as this machine has counted it. `kernels`: whose snapshots they were."""
+    """The traffic of all uploads from this machine so far. `kernels`: the ids of the kernels whose snapshots were uploaded."""
 
     uploads: int = 0
     kernels: list[str] = []
-    #: Requests that are billed as writes, lists among them, and as reads; attempts that failed count, too.
+    #: Requests that are billed as writes (lists are among them) and as reads, with failed attempts.
     writes: int = 0
     reads: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
 
     def and_then(self, more: Traffic) -> Traffic:
-        """Return both together."""
+        """Return the sum of both."""
         return Traffic(
             self.uploads + more.uploads,
             sorted({*self.kernels, *more.kernels}),
@@ -62,9 +62,9 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 class FarCollection(msgspec.Struct, frozen=True):
-    """What this machine has last removed from a remote. Times are seconds since the epoch; 0: never.
+    """The last removal of unneeded packs from a remote by this machine. Times are seconds since the epoch; 0: never.
 
-    `looked_at`: when it was last asked whether it is time to. `condemned`: packs that go the next time, if nothing needs them then.
+    `looked_at`: the time of the last check whether a removal is due. `condemned`: packs that the next one removes if nothing needs them.
     """
 
     looked_at: float = 0.0
@@ -93,7 +93,7 @@ class RemoteUploads(msgspec.Struct, frozen=True, kw_only=True):
     last_uploaded_at: float | None = None
     trouble: ErrorRecord | None = None
     retry_at: float | None = None
-    #: Whose prices count; empty where they are not known.
+    #: The provider, if its list prices are known; empty if not.
     provider: str = ""
     traffic: Traffic = Traffic()
     collected: FarCollection = FarCollection()

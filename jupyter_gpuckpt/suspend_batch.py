@@ -101,7 +101,7 @@ async def suspend_each(
     for kernel, task in zip(kernels, tasks, strict=True):
         if task in late:
             why = KernelBusy(
-                "The deadline has passed, and its suspend has not come to an end yet.",
+                "The deadline has passed, and its suspend has not ended yet.",
                 hint="`jupyter gpuckpt ps` shows its outcome.",
             )
             outcomes.append(not_saved(kernel, record_of(why)))
@@ -244,7 +244,9 @@ class _Batch:
 
     def _outcome(self, kernel: Kernel, ended: Operation, began: float) -> SuspendOutcome:
         if ended.state is OperationState.CANCELLED and self._is_late():
-            return not_saved(kernel, no_time("Its suspend was not complete in time and undone."))
+            return not_saved(
+                kernel, no_time("Its suspend was not complete in time and was undone.")
+            )
         if ended.state is not OperationState.SUCCEEDED or ended.result is None:
             unknown = GpuCkptError(f"The operation ended in the state {ended.state}.")
             return not_saved(kernel, ended.error or record_of(unknown))

@@ -1,7 +1,7 @@
 """Suspend all kernels of this user before a deadline: for hooks that run before a machine or container is removed.
 
-It uses the daemon, not a Jupyter server, which may hang or be gone. So the output that a busy kernel is just publishing is not kept for
-its page, as it would be if the server suspended it.
+It sends requests to the daemon, not to a Jupyter server, which may hang or have ended. So the output that a busy kernel publishes at
+that moment is not kept for its page, as it would be if the server suspended the kernel.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ async def daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], 
         strangers.append(former[1])
     for stranger in strangers:
         output.warn(
-            f"The kernels of process {stranger.pid} are not looked at: it is gpuckptd {stranger.version}. Stop the Jupyter servers that"
-            " were started with that version: that suspends them."
+            f"The kernels of gpuckptd {stranger.version} (process {stranger.pid}) are left out, because it is of another version. Stop the"
+            " Jupyter servers that were started with that version: that suspends them."
         )
     clients += [await stack.enter_async_context(AsyncClient(other)) for other in others]
     return clients, not strangers

@@ -20,9 +20,9 @@ Save, suspend and resume running Jupyter kernels, with their processes and GPU m
 EPILOG = """\
 Kernels and snapshots can be named by any beginning of their id that is unique.
 
-Exit status: 0 done, 1 something unexpected, or an error in an executed notebook, 2 wrong usage, 3 this machine cannot,
-4 this kernel cannot be saved, 5 not found, 6 not now, 7 daemon or store out of reach,
-8 the save or resume failed, 9 no room, 10 the store is damaged, 11 some of several
+Exit status: 0 done, 1 an unexpected error or an error in an executed notebook, 2 wrong usage, 3 not possible on this machine,
+4 this kernel cannot be saved, 5 not found, 6 not possible now, 7 daemon or store cannot be reached,
+8 the save or resume failed, 9 no space left, 10 the store is damaged, 11 some of several
 kernels were not saved, 130 interrupted.
 """
 
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     doctor = command(
         "doctor",
         "check whether kernels can be saved on this machine, and how to fix it if not",
-        "A small program is suspended and resumed for it. Exit status 3 if kernels cannot be saved.",
+        "It suspends and resumes a small program as a trial. The exit status is 3 if kernels cannot be saved.",
     )
     files = doctor.add_mutually_exclusive_group()
     files.add_argument(
@@ -86,8 +86,8 @@ def parser() -> argparse.ArgumentParser:
     suspend = command(
         "suspend",
         "save a kernel, then stop its processes and free its memory",
-        "With --all every running kernel of this user, for the hook that runs before a machine or container is stopped: status"
-        f" {SOME_NOT_SAVED} if some could not be saved.",
+        "With --all, every running kernel of this user is suspended: for hooks that run before a machine or container is stopped. The exit"
+        f" status is then {SOME_NOT_SAVED} if some could not be saved.",
     )
     suspend.add_argument("kernel", metavar="KERNEL", nargs="?", default="", help=_ID_HELP)
     suspend.add_argument("--all", action="store_true", help="all kernels that run")
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
     resume = command(
         "resume",
         "bring a kernel back: a suspended or parked one, or one that has ended",
-        "From its latest snapshot, or from the one that is named; also from one that was imported.",
+        "It comes back from its latest snapshot, or from the snapshot that is named, which may have been imported.",
     )
     resume.add_argument(
         "kernel", metavar="KERNEL|SNAPSHOT", help="the id of either, or the beginning of it"
@@ -115,11 +115,13 @@ def parser() -> argparse.ArgumentParser:
     resume.add_argument(
         "--take-over",
         action="store_true",
-        help="although another machine runs its session; what that one does from then on becomes a branch",
+        help="resume it even if another machine runs its session; later changes on that machine become a branch",
     )
     moving.add_arguments(command("move", moving.SUMMARY, moving.DESCRIPTION))
     listing = command("list", "list the snapshots, newest first")
-    listing.add_argument("--kernel", metavar="ID", default="", help="of this kernel only")
+    listing.add_argument(
+        "--kernel", metavar="ID", default="", help="list only the snapshots of this kernel"
+    )
     _snapshot(command("show", "show everything about a snapshot"))
     remove = command(
         "rm",
@@ -134,18 +136,18 @@ def parser() -> argparse.ArgumentParser:
     undelete = command(
         "undelete",
         "bring deleted snapshots back, while that can be done",
-        "By default that is a minute; without a SNAPSHOT all that can be.",
+        "By default that is possible for a minute. Without SNAPSHOT, all possible deletions are undone.",
     )
     undelete.add_argument(
         "snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings"
     )
     snapshots.add_note_arguments(command("note", "change the note or title of a snapshot"))
-    _snapshot(command("pin", "keep a snapshot whatever rules are set"))
+    _snapshot(command("pin", "pin a snapshot, so that retention never removes it"))
     _snapshot(command("unpin", "unpin a snapshot, so that retention may remove it"))
     verify = command(
         "verify",
         "read all of the snapshots and compare them with their digests",
-        "Without a SNAPSHOT all of them. Exit status 10 if one is damaged.",
+        "Without SNAPSHOT, all are verified. The exit status is 10 if one is damaged.",
     )
     verify.add_argument("snapshot", metavar="SNAPSHOT", nargs="*", help="their ids, or beginnings")
     export = command(
@@ -154,10 +156,10 @@ def parser() -> argparse.ArgumentParser:
         "The file is a tar archive with everything the kernel had in memory, unencrypted.",
     )
     _snapshot(export)
-    export.add_argument("file", metavar="FILE", help="where to; - is stdout")
+    export.add_argument("file", metavar="FILE", help="the file to write; - is stdout")
     importing = command(
         "import",
-        "bring in the snapshots of such a file",
+        "import the snapshots of an exported file",
         "Everything is verified first. Import only archives that you trust: kernels resumed from them run with your rights.",
     )
     importing.add_argument("file", metavar="FILE", help="the archive; - is stdin")
@@ -180,5 +182,5 @@ def _seconds(text: str) -> float:
     """Convert texts like `25s`, `2m` or `1.5` to seconds."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: 25s, 2m and 90 are")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 25s, 2m or 90")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]

@@ -16,24 +16,24 @@ _MOST = 100_000
 
 def add_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `remote verify`."""
-    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument("name", metavar="NAME", help="the remote's name")
     to.add_argument(
         "--sample",
         metavar="N",
         type=_count,
         default=10,
-        help="look at N snapshots, and at N chunks of each. Default: 10",
+        help="fetch N chunks of each of N snapshots. Default: 10",
     )
     to.add_argument(
         "--prices",
         metavar="STORED,WRITES,READS,RECEIVED",
         type=prices.parsed,
-        help="as of `remote status`",
+        help="as for `remote status`",
     )
 
 
 def run(given: Namespace) -> int:
-    """Fetch a sample and compare it with its digests; return 1 if something of it is damaged."""
+    """Fetch a sample and compare it with its digests; return 1 if any of it is damaged."""
     answer = ask(RemoteVerb.VERIFY, given.name, sample=given.sample)
     found = answer.drill or Drill()
     if given.json:

@@ -16,7 +16,7 @@ _NUMBERS = frozenset({"SNAPSHOTS", "STORED"})
 
 def add_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `remote erase`."""
-    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument("name", metavar="NAME", help="the remote's name")
     to.add_argument(
         "session",
         metavar="SESSION",

@@ -1,4 +1,4 @@
-"""The command `execute`."""
+"""The command `jupyter gpuckpt execute`, which executes a notebook."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from . import output
 
-SUMMARY = "execute a notebook, and go on where it was after whatever ended the execution"
+SUMMARY = "execute a notebook, or continue an execution that was interrupted"
 DESCRIPTION = (
-    "As nbclient does: cells tagged skip-execution are left out, an error ends the notebook unless its cell is tagged raises-exception."
-    " The kernel outlives this command: the same command, given again, goes on with the kernel, or from its last save."
+    "It works as nbclient: cells tagged skip-execution are left out, and an error ends the notebook unless its cell is tagged"
+    " raises-exception. The kernel outlives this command: the same command, given again, goes on with the kernel, or from its last save."
 )
 _FAILED, _STOPPED = 1, 130
 
@@ -24,7 +24,7 @@ def add_arguments(to: ArgumentParser, seconds: Callable[[str], float]) -> None:
         "--output",
         metavar="FILE",
         required=True,
-        help="where the notebook goes with its outputs, which are there as they come",
+        help="the file for the notebook with its outputs, which are written as they come",
     )
     to.add_argument(
         "--kernel", metavar="NAME", default="", help="the kernel's name; default: the notebook's"
@@ -33,26 +33,26 @@ def add_arguments(to: ArgumentParser, seconds: Callable[[str], float]) -> None:
         "--timeout",
         metavar="TIME",
         type=seconds,
-        help="of every cell (90, 10m, 2h), by the kernel's clock, which stands still while it is suspended; default: none",
+        help="the time limit of every cell (90, 10m, 2h), by the kernel's clock, which stops while it is suspended; default: none",
     )
     to.add_argument("--allow-errors", action="store_true", help="go on after errors of cells")
     to.add_argument(
         "--autosave",
         metavar="TIME",
         type=seconds,
-        help="save the kernel that often, for when its machine or container ends without a warning; default: never",
+        help="the interval of saves, in case the machine or container ends without a warning; default: never",
     )
     to.add_argument(
         "--restart",
         action="store_true",
-        help="begin anew; the kernel of the earlier execution is suspended",
+        help="start a new execution; the kernel of the earlier one is suspended",
     )
     to.add_argument(
         "--from",
         dest="from_snapshot",
         metavar="SNAPSHOT",
         default="",
-        help="go on from the snapshot of an execution on another machine, after `remote fetch` or `import`",
+        help="continue from the snapshot of an execution on another machine, after `remote fetch` or `import`",
     )
 
 

@@ -24,7 +24,7 @@ _NUMBERS = frozenset({"MEMORY", "STORED"})
 def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
     """Add the arguments of `remote sessions` and `remote fetch`."""
     for to in (sessions, fetching):
-        to.add_argument("name", metavar="NAME", help="of the remote")
+        to.add_argument("name", metavar="NAME", help="the remote's name")
     fetching.add_argument("snapshot", metavar="SNAPSHOT", help="its id, or the beginning of it")
     fetching.add_argument(
         "--check",
@@ -32,18 +32,18 @@ def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
         help="only print the size of the transfer, and the obstacles to a resume here",
     )
     fetching.add_argument(
-        "--force", action="store_true", help="fetch it although it could not be resumed here"
+        "--force", action="store_true", help="fetch it even if it could not be resumed here"
     )
     how = fetching.add_mutually_exclusive_group()
     how.add_argument(
         "--take-over",
         action="store_true",
-        help="although another machine runs its session; what that one does from then on becomes a branch",
+        help="fetch it even if another machine runs its session; later changes on that machine become a branch",
     )
     how.add_argument(
         "--as-copy",
         action="store_true",
-        help="without its session, which another machine may run: to look at, or to branch from",
+        help="fetch it without its session, which another machine may run: to inspect it or branch from it",
     )
 
 
@@ -144,19 +144,19 @@ def _say_estimate(estimate: FetchEstimate, *, as_json: bool) -> None:
         output.say("The kernel could not be resumed here.")
         output.note(f"Hint: {output.printable(estimate.hint)}")
     else:
-        output.say("Nothing is known that would keep the kernel from being resumed here.")
+        output.say("No obstacle is known to resuming the kernel here.")
 
 
 def _as_text(estimate: FetchEstimate) -> str:
     if estimate.snapshot.here and not estimate.snapshot.stub:
         return "The snapshot is here already."
-    text = f"About {output.size(estimate.move_bytes)} have to be moved"
+    text = f"About {output.size(estimate.move_bytes)} have to be fetched"
     if estimate.here_bytes:
         text += f"; {output.size(estimate.here_bytes)} of the snapshot are here already"
     return f"{text}."
 
 
 def _whose(session: ListedSession) -> str:
-    """Return the known ones of a session's machine and user as a text."""
+    """Format a session's user and machine, as far as they are known."""
     user = "/".join(filter(None, (session.hub_user, session.server_name)))
     return "@".join(filter(None, (user, session.host_name))) or "-"

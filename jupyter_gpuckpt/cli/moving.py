@@ -1,4 +1,4 @@
-"""The command `jupyter gpuckpt move`: a kernel is suspended and uploaded, so that another machine can go on with it."""
+"""The command `jupyter gpuckpt move`, which suspends a kernel and uploads it, so that another machine can go on with it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .ids import one_kernel
 if TYPE_CHECKING:
     from ..client import Client
 
-#: How long the remote may list the session as run here after all of it was uploaded.
+#: How long to wait, after the upload, until the remote no longer lists the session as run here.
 _RELEASE_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
@@ -45,7 +45,7 @@ def run(given: Namespace) -> int:
     with daemon() as client:
         remote = _remote(client, given.to)
         kernel_id = one_kernel(given.kernel, client)
-        # What keeps the remote from being used is found out before anything is changed.
+        # A remote that cannot be used raises its error here, before anything is changed.
         client.send(calls.far_sessions(remote))
         kernel = client.send(calls.kernel(kernel_id))
         snapshot_id, is_free = _moved(client, kernel, remote)
@@ -95,12 +95,12 @@ def _remote(client: Client, named: str) -> str:
 def _moved(client: Client, kernel: Kernel, remote: str) -> tuple[str, bool]:
     """Suspend and upload a kernel; return its snapshot, and whether the remote lists its session as free.
 
-    After an error, or an interrupt, the kernel is as it was, which is said.
+    After an error or an interrupt the kernel is put back into its former state, and a warning says so.
     """
     kernel_id, ran = kernel.kernel_id, kernel.state in ALIVE
     if kernel.state is KernelState.LOST:
         raise KernelStateConflict(
-            f"Kernel {kernel_id} is lost: there is nothing to be moved but its older snapshots.",
+            f"Kernel {kernel_id} is lost: only its older snapshots can be uploaded.",
             hint=f"`jupyter gpuckpt remote upload {remote} SNAPSHOT` uploads one.",
         )
     suspending: Operation | None = None
@@ -143,7 +143,7 @@ def _put_back(client: Client, kernel_id: str, suspending: Operation | None) -> N
 
 
 def _is_released(client: Client, remote: str, snapshot_id: str) -> bool:
-    """Wait until the remote does not list a session as run here; return whether it does not."""
+    """Wait until the remote lists a snapshot's session as run by no machine; return whether that was so in time."""
     deadline = time.monotonic() + _RELEASE_SECONDS
     while time.monotonic() < deadline:
         with suppress(StoreError):  # the upload is complete whatever the remote says now

@@ -1,4 +1,4 @@
-"""Tell the daemons of this user that this machine goes, for hooks of Kubernetes, Slurm and others; wait until kernels are safe."""
+"""The command `jupyter gpuckpt notice`, with which hooks tell this user's daemons that this machine goes, and wait for safe kernels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .all_kernels import daemons
 SUMMARY = "suspend and upload all kernels, because this machine goes"
 DESCRIPTION = (
     "For a hook that runs before a container or job is ended (preStop of Kubernetes, a trap for Slurm's signal). Servers suspend their"
-    " kernels as they would by themselves, and snapshots are uploaded to remotes. It ends when all kernels are safe, or when the time"
-    f" is over: status {SOME_NOT_SAVED} if some are not safe."
+    " kernels as they would by themselves, and snapshots are uploaded to remotes. The command ends when all kernels are safe, or when the"
+    f" time is over, with exit status {SOME_NOT_SAVED} if some are not safe."
 )
 _LOOK_SECONDS = 0.3
 
@@ -31,7 +31,7 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
         "--within",
         metavar="TIME",
         type=seconds,
-        help="when the machine goes: 25s, 2m",
+        help="the time until the machine goes: 25s, 2m",
     )
     to.add_argument(
         "--disk-survives",
@@ -39,7 +39,7 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
         help="the snapshots here can be read afterwards: do not wait for uploads",
     )
     to.add_argument(
-        "--name", default="hook", help="tells this notice from others (default: %(default)s)"
+        "--name", default="hook", help="the name of this notice among others (default: %(default)s)"
     )
     to.add_argument("--no-wait", action="store_true", help="only tell the daemons")
     to.add_argument("--withdraw", action="store_true", help="the machine stays after all")
@@ -49,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
     """Give or withdraw a notice; return `SOME_NOT_SAVED` if kernels are not safe at its end."""
     if given.within is None and not given.withdraw:
         raise ConfigurationError(
-            "It is not known when the machine goes.", hint="Say it, as in `--within 25s`."
+            "The time until this machine goes is missing.", hint="Give it, as in `--within 25s`."
         )
     request = NoticeRequest(
         given.name, given.within or 0.0, given.disk_survives, withdrawn=given.withdraw
@@ -64,7 +64,7 @@ def run(given: argparse.Namespace) -> int:
 
 
 async def _give(request: NoticeRequest, *, waits: bool) -> tuple[NoticesReport, bool]:
-    """Return what all daemons report together, and whether all could be reached."""
+    """Give the notice to all daemons; return their reports as one, and whether all daemons could be reached."""
     deadline = time.monotonic() + request.within_seconds
     async with contextlib.AsyncExitStack() as stack:
         clients, all_seen = await daemons(stack)
@@ -82,7 +82,7 @@ async def _give(request: NoticeRequest, *, waits: bool) -> tuple[NoticesReport, 
 
 
 async def _sum_of(answers: Sequence[Awaitable[NoticesReport]]) -> tuple[NoticesReport, bool]:
-    """Return what all daemons report together, and whether all have answered."""
+    """Return the reports of all daemons as one, and whether all daemons have answered."""
     found = await asyncio.gather(*answers, return_exceptions=True)
     reports = [one for one in found if isinstance(one, NoticesReport)]
     errors = [one for one in found if isinstance(one, BaseException)]
@@ -101,7 +101,7 @@ def _show(report: NoticesReport, *, disk_survives: bool) -> None:
     if are_lost:
         output.warn(
             "Snapshots are uploaded nowhere: they are lost with this machine's disk."
-            " `jupyter gpuckpt remote add` names a place for them."
+            " `jupyter gpuckpt remote add` adds a place for them."
         )
     if not report.unsafe:
         output.say("All kernels are suspended." if are_lost else "All kernels are safe.")

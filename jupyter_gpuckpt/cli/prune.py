@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 SUMMARY = "delete the snapshots that no rule keeps"
 DESCRIPTION = """\
-A snapshot stays if it is among the last N of its kernel, or was taken within that time before the kernel's latest one. Then, if
-all snapshots take more bytes together than they may, the oldest go. Those taken by hand stay without --manual-too; those
-that are pinned, and those that a kernel needs to go on, always do. The same happens by itself after every save of a Jupyter
-server, by its settings GpuCkptDaemon.keep_last, keep_within and max_bytes.
+A snapshot is kept if it is among the last N of its kernel, or was taken within TIME before the kernel's latest one. Then the oldest
+are deleted until all together take no more than SIZE. Snapshots taken by hand are kept without --manual-too; pinned ones, and those
+that a kernel needs, are always kept. The same happens automatically after every save of a Jupyter server, by its settings
+GpuCkptDaemon.keep_last, keep_within and max_bytes.
 """
 
 _UNITS_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

@@ -20,7 +20,7 @@ from . import output
 
 def add_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `remote key`."""
-    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument("name", metavar="NAME", help="the remote's name")
     what = to.add_mutually_exclusive_group()
     what.add_argument(
         "--add-passphrase", action="store_true", help="add a holder with a passphrase"

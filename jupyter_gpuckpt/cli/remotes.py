@@ -72,10 +72,13 @@ def add_arguments(to: ArgumentParser) -> None:
         "--key-file",
         metavar="PATH",
         default="",
-        help="this machine's key; made if it is not there. Default: a file in the data directory",
+        help="the file of this machine's key, which is made if it does not exist. Default: a file in the data directory",
     )
     source.add_argument(
-        "--key-command", metavar="COMMAND", default="", help="prints this machine's key"
+        "--key-command",
+        metavar="COMMAND",
+        default="",
+        help="a command that prints this machine's key",
     )
     remote_keys.add_openers(add)
     for name, summary in (

@@ -66,7 +66,7 @@ def begin(
         revived.append(_revived(client, found))
     elif kernel.state in ALIVE - GPU_AWAY:
         raise KernelStateConflict(
-            f"Kernel {kernel.kernel_id}, of which this snapshot is, is {kernel.state}.",
+            f"The kernel of this snapshot, {kernel.kernel_id}, is {kernel.state}.",
             hint="Suspend it first: its current state is kept as another snapshot.",
         )
     return client.send(calls.resume(found.kernel_id, found.snapshot_id, take_over=take_over))

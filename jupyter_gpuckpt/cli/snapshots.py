@@ -52,7 +52,9 @@ def undelete(given: Namespace, client: Client) -> int:
 def note(given: Namespace, client: Client) -> int:
     """Change the note or title of a snapshot."""
     if given.text is None and given.title is None:
-        raise ConfigurationError("There is nothing to note.", hint="Give a text, or --title.")
+        raise ConfigurationError(
+            "Neither a note nor a title is given.", hint="Give a text, or --title."
+        )
     return _annotate(given, client, note=given.text, title=given.title)
 
 
@@ -116,8 +118,8 @@ def export(given: Namespace, client: Client) -> int:
     to_stdout = given.file == STANDARD
     if to_stdout and (given.json or sys.stdout.isatty()):
         raise ConfigurationError(
-            "An archive on stdout goes to a file or a program, and without --json.",
-            hint="Name a file, or send it on with > or |.",
+            "An archive is written to stdout only if that is a file or a program, and without --json.",
+            hint="Name a file, or redirect the output with > or |.",
         )
     with client.export(snapshot_id) as (length, pieces), _target(given.file) as file:
         for piece in _shown("exporting", pieces, length):

@@ -28,14 +28,14 @@ def add_status_arguments(to: ArgumentParser) -> None:
         "--prices",
         metavar="STORED,WRITES,READS,RECEIVED",
         type=prices.parsed,
-        help="for a GB and month, 1000 writes, 1000 reads and a GB received. Default: the list prices of S3 Standard,"
+        help="in US dollars: of a GB and month, 1000 writes, 1000 reads and a GB received. Default: the list prices of S3 Standard,"
         f" {','.join(f'{one:g}' for one in prices.LIST_PRICES)}",
     )
 
 
 def add_upload_arguments(to: ArgumentParser) -> None:
     """Add the arguments of `remote upload`."""
-    to.add_argument("name", metavar="NAME", help="of the remote")
+    to.add_argument("name", metavar="NAME", help="the remote's name")
     to.add_argument(
         "snapshot", metavar="SNAPSHOT", nargs="+", help="ids of snapshots, or their beginnings"
     )
@@ -137,7 +137,7 @@ def _uploads(client: Client, remote: str, wanted: list[str]) -> list[Upload]:
 
 
 def _collected(one: RemoteUploads) -> list[str]:
-    """Format what was last removed from a remote because nothing needs it; nothing before the first time."""
+    """Format the last removal of unneeded packs from a remote; no lines before the first one."""
     found, name = one.collected, one.remote
     lines = []
     if found.at:
@@ -147,7 +147,9 @@ def _collected(one: RemoteUploads) -> list[str]:
             f" That took {found.reads} reads, {found.writes} writes and lists; {output.size(found.received_bytes)} received."
         )
     if found.error:
-        lines.append(f"{name}: What nothing needs could not be removed: {found.error.message}")
+        lines.append(
+            f"{name}: Packs that nothing needs could not be removed: {found.error.message}"
+        )
     return lines
 
 

@@ -2,8 +2,8 @@
 
 The kernel alone knows how many messages it has written and where the last one ends. After a resume from an older snapshot the file is
 longer than that. It is then replaced by a new file with its beginning, so that a reader notices. A file that is shorter or missing, as
-on another machine, is written again from memory. The file is an output log (`jupyter_gpuckpt/output_log.py`); before the parts of a message come the name
-of its channel and the kernel's clock in seconds.
+on another machine, is written again from memory. The file is an output log (`jupyter_gpuckpt/output_log.py`); the parts of a message
+are preceded by the name of its channel and the kernel's clock in seconds.
 """
 
 from __future__ import annotations
