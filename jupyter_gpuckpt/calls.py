@@ -200,7 +200,7 @@ def operation_events(operation_id: str) -> Call[Event]:
 
 
 def cancel(operation_id: str) -> Call[Operation]:
-    """Request an operation to stop and undo what it did."""
+    """Ask an operation to stop and undo its work."""
     return Call(Operation, "POST", _path("operations", operation_id, "cancel"))
 
 

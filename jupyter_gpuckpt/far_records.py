@@ -38,7 +38,7 @@ class ListedSnapshot(msgspec.Struct, frozen=True):
 class ListedSession(msgspec.Struct, frozen=True):
     """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
-    `leased_to`: the machine whose lease of it has not ended, empty if there is none; `leased_since`: in seconds since the epoch.
+    `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
     """
 
     session_id: str

@@ -213,7 +213,7 @@ class LaunchSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     io_uring: bool = False
     #: Whether GPU memory is handed over instead of being copied by the driver (`engine/gpu/lane.py`).
     gpu_lane: bool = False
-    #: What is done with it when another machine has taken its session over; `auto`: `pause` if its owner is a script.
+    #: What happens to the kernel when another machine has taken its session over; `auto`: `pause` if its owner is a script.
     on_lost_lease: Literal["auto", "continue", "pause"] = "auto"
     #: Patterns of files that travel with snapshots (`snapshots.kept_files`).
     keep_files: list[str] = []
@@ -286,7 +286,7 @@ class Cause(StrEnum):
 
     @property
     def automatic(self) -> bool:
-        """Whether the snapshot was taken without a user's request for it."""
+        """Return whether the snapshot was taken without a user's request for it."""
         return self is not Cause.MANUAL
 
 
@@ -323,7 +323,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def removes_nothing(self) -> bool:
-        """Whether the policy removes no snapshot."""
+        """Return whether the policy removes no snapshot."""
         return not (self.keep_last or self.keep_within_seconds or self.max_bytes)
 
 

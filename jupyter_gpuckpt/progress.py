@@ -161,7 +161,7 @@ class Progress:
             return ProgressRecord(self._stage, self._done, self._total, self._clock() - self._start)
 
     def cancel(self) -> bool:
-        """Request the operation to stop and undo its work; return False if it is past the point where it can."""
+        """Ask the operation to stop and undo its work; return False after its point of no return."""
         with self._lock:
             if not self._committed:
                 self.cancelled.set()

@@ -64,7 +64,7 @@ class Suspender(Protocol):
         """Wait for the end of the operation and return it."""
 
     async def cancel(self, operation: Operation) -> object:
-        """Request the operation to stop and undo what it did."""
+        """Ask the operation to stop and undo its work."""
 
 
 async def suspend_each(

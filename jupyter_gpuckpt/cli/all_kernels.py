@@ -1,7 +1,7 @@
-"""Suspend all kernels of this user before a deadline: for hooks that run before a machine or container is removed.
+"""The command `jupyter gpuckpt suspend --all`, which suspends all kernels of this user before a deadline.
 
-It sends requests to the daemon, not to a Jupyter server, which may hang or have ended. So the output that a busy kernel publishes at
-that moment is not kept for its page, as it would be if the server suspended the kernel.
+Hooks run it before a machine or container is removed. It sends requests to the daemon, not to a Jupyter server, which may hang or have
+ended. So the output that a busy kernel publishes at that moment is not kept for its page, as it would be if the server suspended it.
 """
 
 from __future__ import annotations

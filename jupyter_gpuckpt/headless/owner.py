@@ -68,7 +68,7 @@ class BatchOwner(ScriptOwner):
         while kernel.state is not KernelState.RUNNING:
             snapshot_id = ""
             if kernel.state is KernelState.LOST:
-                # The kernel's record may lack the newest snapshot, if the daemon was killed right after it was complete.
+                # The kernel's record may lack the newest snapshot, if the daemon was killed just when that was complete.
                 snapshots = client.send(calls.snapshots(self._kernel_id))
                 if not snapshots:
                     client.send(calls.kill(self._kernel_id))

@@ -104,7 +104,7 @@ class Agent:
 
     @property
     def silent(self) -> bool:
-        """Whether output is being buffered; always False in a forked child."""
+        """Return whether output is being buffered; always False in a forked child."""
         if self._silent and time.monotonic() - self._since > _LONGEST_SILENCE:
             self._flush_output()
             if self._peers.was_switched:

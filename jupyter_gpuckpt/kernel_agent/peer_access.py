@@ -35,12 +35,12 @@ class PeerAccess:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there are contexts on several GPUs; it does not wait for a GPU."""
+        """Return whether there are contexts on several GPUs; it does not wait for a GPU."""
         return len(devices_in_use()) > 1
 
     @property
     def was_switched(self) -> bool:
-        """Whether peer access was switched off for some pair and not yet on again."""
+        """Return whether peer access was switched off for some pair and not yet on again."""
         return bool(self._off)
 
     def off(self) -> bool:
@@ -67,7 +67,7 @@ class PeerAccess:
         return True
 
     def on(self) -> bool:
-        """Switch on what was switched off; return whether all is on. It waits while the driver holds the process's calls."""
+        """Switch peer access on again where it was switched off; return whether all is on. Waits while the driver blocks calls."""
         self._turns += 1
         with self._lock:
             return not self._kept or self._on(_driver())

@@ -52,7 +52,7 @@ class ServerTraits(Configurable):
     autosave_interval = Float(
         0.0,
         min=0.0,
-        help="""Seconds after a change at which a running kernel is saved while it runs on, again and again: the most work that is
+        help="""Seconds between a change in a running kernel and its next periodic save, while it runs on: the most work that is
         lost if the machine fails. GpuCkptDaemon.keep_last and similar settings limit how many of these snapshots are kept.
         0: never.""",
     ).tag(config=True)
@@ -88,7 +88,7 @@ class ServerTraits(Configurable):
     idle_notice = Float(
         60.0,
         min=0.0,
-        help="""Seconds before an idle kernel with an open page is suspended at which the page says so and offers to keep it running.
+        help="""How many seconds before an idle kernel is suspended an open page says so and offers to keep it running.
         Kernels with open pages are suspended only with MappingKernelManager.cull_connected. 0: without a notice.""",
     ).tag(config=True)
 

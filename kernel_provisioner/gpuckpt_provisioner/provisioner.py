@@ -111,7 +111,7 @@ class GpuCkptProvisioner(LocalProvisioner):
         self._ended: int | None = None
         #: The start time of the process `pid`: together they identify a process even after its pid was given to another.
         self._began_at: float | None = None
-        #: The position of the first record about this start of the kernel; earlier ones are ignored. None: all are.
+        #: The position of the newest record about this start of the kernel; earlier records are ignored. None: all are.
         self._position: Position | None = None
 
     # ---- launch ------------------------------------------------------------------------------------------------------

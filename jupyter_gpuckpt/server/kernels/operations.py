@@ -159,7 +159,7 @@ class ServerOperations(KernelListener):
         return await self.tracked.finish(operation)
 
     async def cancel(self, operation_id: str) -> None:
-        """Request an operation to stop and undo what it did; no effect once it is past the point where it can."""
+        """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self._link.daemon.send(calls.cancel(operation_id))
 
     async def measured(self) -> list[Kernel]:

@@ -45,7 +45,7 @@ class PeerAccessSwitch:
         return access.is_off
 
     async def switch_on(self, served: ServedKernel) -> None:
-        """Switch on again what was switched off; call it when the GPU memory is restored."""
+        """Switch peer access on again where it was switched off; call this when the memory is back on the GPU."""
         if not served.peer_access_is_off:
             return
         served.peer_access_is_off = False

@@ -8,7 +8,7 @@ from .kernel_messages import fields, is_about_comms, read
 
 
 class BegunCells(msgspec.Struct, frozen=True):
-    """The cells that had not ended. `asked`: their requests; `running`: those of them that had begun; `cells`: cell ids by request."""
+    """The cells that had not ended. `asked`: requests sent to the kernel; `running`: begun requests; `cells`: cell ids by request."""
 
     asked: list[str] = []
     running: list[str] = []

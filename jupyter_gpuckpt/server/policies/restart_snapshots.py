@@ -51,7 +51,9 @@ class RestartSnapshots(KernelListener):
                 kept = await self._operations.tracked.result(begun)
             self._operations.spawn(self._drop_others(kernel_id, kept.snapshot_id))
         except TimeoutError:
-            self._log.info("kernel %s is restarted without a snapshot: it takes longer", kernel_id)
+            self._log.info(
+                "kernel %s is restarted without a snapshot: it would take too long", kernel_id
+            )
             if begun is not None:
                 with suppress(GpuCkptError):
                     await self._operations.cancel(begun.operation_id)

@@ -51,7 +51,7 @@ class ServerStop(KernelListener):
         ]
         if kernel_ids:
             self._log.info(
-                "Suspending %d kernels: the next server has them again. Terminals end with this one.",
+                "Suspending %d kernels: the next server lists them again. Terminals end with this server.",
                 len(kernel_ids),
             )
         await suspend_all(self._operations, kernel_ids, self._within_seconds, Cause.SHUTDOWN)

@@ -174,7 +174,7 @@ class CancelHandler(GpuCkptHandler):
 
     @answers(OperationView)
     async def post(self, operation_id: str) -> None:
-        """Request an operation to stop and undo what it did; no effect once it is past the point where it can."""
+        """Ask an operation to stop and undo its work; this has no effect after its point of no return."""
         await self.parts.operations.cancel(operation_id)
         self.reply(operation_view(await self.parts.operations.wait(operation_id, 0)))
 
