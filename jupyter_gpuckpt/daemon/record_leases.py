@@ -226,9 +226,9 @@ class RecordLeases:
             raise
 
 
-def held(kernel_id: str, why: str) -> SessionHeld:
-    """Return the error for a kernel that another daemon has not released."""
-    return SessionHeld(f"Kernel {kernel_id} {why}.", hint=_ELSEWHERE)
+def held(kernel_id: str, why: str, hint: str = _ELSEWHERE) -> SessionHeld:
+    """Return the error for a kernel that this daemon cannot take over now, by default because another one has not released it."""
+    return SessionHeld(f"Kernel {kernel_id} {why}.", hint=hint)
 
 
 def _moved(kernel_id: str) -> SessionLost:

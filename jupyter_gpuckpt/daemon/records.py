@@ -254,13 +254,13 @@ class Records:
         kernel_id, place = record.kernel_id, record.place
         with self._turn:
             if self._leases.knows(kernel_id) or kernel_id in self._branches:
-                raise held(kernel_id, "is one of this daemon")
+                raise held(kernel_id, "is already on this machine", "Try again.")
             self._leases.take(kernel_id, self._require_left(record, is_asked=is_asked))
         try:
             # The record is read again, because its daemon may have written it until the lease was taken.
             now = self._of(kernel_id)
             if now is None or now.place != place or not wanted(now):
-                raise held(kernel_id, "has changed just now")
+                raise held(kernel_id, "was changed on another machine just now", "Try again.")
             self.bring(now)  # without `_turn`, because it may take long
             now.place = self._place
             if is_asked:
