@@ -185,7 +185,7 @@ class GpuCkptDaemon(Configurable):
     def retention(self) -> RetentionPolicy:
         """Return the retention policy, which is sent with each save and suspend.
 
-        It is no setting of the daemon, because the client that starts the daemon, e.g. the command line, may not know the wishes
-        of a server's user.
+        It is not among the daemon's settings, because the client that starts the daemon, e.g. the command line, may not have the
+        configuration of a server's user.
         """
         return RetentionPolicy(self.keep_last, self.keep_within, self.max_bytes)

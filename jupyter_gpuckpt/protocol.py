@@ -41,7 +41,7 @@ class Position(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 @cache
 def package_version() -> str:
-    """Return the version of this process, also after an upgrade; clients and daemons of different versions refuse each other."""
+    """Return the version of the running code, even after an upgrade; clients and daemons of different versions refuse each other."""
     try:
         return metadata.version("jupyter_gpuckpt")
     except metadata.PackageNotFoundError:  # runs from a source tree

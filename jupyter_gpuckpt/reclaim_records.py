@@ -64,8 +64,8 @@ class NoticeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Unsafe(msgspec.Struct, frozen=True):
     """A kernel that would be lost, or go back to an older state, with this machine.
 
-    `uploaded_at`: the time of the newest snapshot that a remote has of it (seconds since the epoch); None: none has one, or none
-    is needed.
+    `uploaded_at`: the time of the newest snapshot of it in a remote (seconds since the epoch); None: no remote has one, or no upload is
+    needed.
     """
 
     kernel_id: str

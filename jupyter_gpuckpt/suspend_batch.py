@@ -29,7 +29,7 @@ _NO_TIME_HINT = "It runs on. Allow more time, or save big kernels earlier."
 
 
 class SuspendOutcome(msgspec.Struct, frozen=True):
-    """The result of one kernel in a suspend of many. `error`: why it was not saved; it runs on then."""
+    """The result of one kernel in a suspend of many. `error`: the reason why it was not saved; it then runs on, unless it was lost."""
 
     kernel_id: str
     name: str = ""

@@ -45,7 +45,7 @@ class BatchKernelManager(AsyncKernelManager):
         spec = self.kernel_spec
         if spec is not None and "kernel_provisioner" in spec.metadata:
             raise ConfigurationError(
-                f"Kernels of {self.kernel_name} have a provisioner of their own, so they cannot outlive this command.",
+                f"Kernels of {self.kernel_name} have a provisioner of their own, so they end with this process.",
                 hint="Execute the notebook with another kernel, or with nbclient.",
             )
         self.kernel_id = self.record.kernel_id

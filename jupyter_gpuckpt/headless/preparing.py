@@ -140,7 +140,8 @@ def _suspend(manager: BatchKernelManager) -> None:
         if kernel is not None and kernel.state is not KernelState.SUSPENDED:
             snapshot_id = owner.suspend(peer_access_off=False)
             _log.warning(
-                "The kernel was suspended as snapshot %s. The same command continues.", snapshot_id
+                "The kernel was suspended as snapshot %s. The same execution, started again, continues from there.",
+                snapshot_id,
             )
     except GpuCkptError as error:
         _log.warning("The kernel runs on, because it could not be suspended: %s", error)

@@ -61,7 +61,7 @@ async def suspend_all(
     for outcome in report.kernels:
         if outcome.error is not None:
             _log.error(
-                "Kernel %s runs on, it was not suspended: %s",
+                "Kernel %s was not suspended: %s",
                 outcome.kernel_id,
                 outcome.error.message,
             )
