@@ -18,6 +18,7 @@ import psutil
 from .. import calls
 from ..errors import DaemonUnavailable, GpuCkptError
 from ..model import Cause
+from ..plurals import counted
 from ..progress import ProgressRecord
 from ..protocol import PROTOCOL_VERSION, Kernel, Operation, SaveRequest
 from ..states import ALIVE
@@ -81,7 +82,7 @@ async def _suspend(within_seconds: float | None) -> tuple[SuspendReport, bool]:
 
             def on_outcome(outcome: SuspendOutcome) -> None:
                 done.append(outcome)
-                stage = f"{len(done)} of {len(running)} kernels"
+                stage = f"{len(done)} of {counted(len(running), 'kernel')}"
                 bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
 
             outcomes = await batch.suspend_each(
@@ -201,7 +202,7 @@ def _show(report: SuspendReport) -> None:
     output.say(output.table(heads, rows, right={"MEMORY", "TOOK"}))
     saved = sum(outcome.saved for outcome in report.kernels)
     output.say(
-        f"{saved} of {len(report.kernels)} kernels suspended in {output.duration(report.seconds)}."
+        f"{saved} of {counted(len(report.kernels), 'kernel')} suspended in {output.duration(report.seconds)}."
     )
     hints = dict.fromkeys(one.error.hint for one in report.kernels if one.error and one.error.hint)
     for hint in hints:

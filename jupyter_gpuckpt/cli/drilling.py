@@ -6,6 +6,7 @@ import argparse
 from argparse import ArgumentParser, Namespace
 
 from ..errors import GpuCkptError
+from ..plurals import counted
 from ..remote_records import Drill, RemoteVerb
 from ..statuses import exit_code
 from . import output, prices
@@ -48,12 +49,14 @@ def _say(given: Namespace, found: Drill) -> None:
         where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
         output.warn(f"{where}: {one.name}: {one.why}")
     output.say(
-        f"{found.snapshots} of {found.listed} snapshots, {found.chunks} chunks with {output.size(found.chunk_bytes)}:"
+        f"{found.snapshots} of {counted(found.listed, 'snapshot')}, {counted(found.chunks, 'chunk')} with {output.size(found.chunk_bytes)}:"
         f" {len(found.damaged) or 'nothing'} damaged."
     )
     reads, writes, received = found.reads, found.writes, found.received_bytes
     cost = prices.of_reading(reads, writes, received, found.provider, given.prices)
-    output.note(f"{reads} reads, {writes} lists; {output.size(received)} received{cost}.")
+    output.note(
+        f"{counted(reads, 'read')}, {counted(writes, 'list')}; {output.size(received)} received{cost}."
+    )
 
 
 def _count(text: str) -> int:

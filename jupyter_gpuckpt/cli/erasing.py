@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from ..errors import AccessDenied, ConfigurationError, OperationCancelled
+from ..plurals import counted
 from ..remote_records import ErasePlan, Erasure, RemoteVerb
 from ..statuses import exit_code
 from . import only_copies, output
@@ -65,7 +66,7 @@ def run(given: Namespace) -> int:
         )
     if done.left:
         output.warn(
-            f"{done.left} objects are still there: the right to delete is missing, or a policy of the bucket (Object Lock) forbids"
+            f"Still there: {counted(done.left, 'object')}: the right to delete is missing, or a policy of the bucket (Object Lock) forbids"
             " it for a while. Repeat the command when they may be deleted."
         )
     return exit_code(AccessDenied) if done.left else 0
@@ -96,7 +97,7 @@ def _say_plan(given: Namespace, plan: ErasePlan) -> None:
     else:
         size = output.size(plan.stored_bytes)
         output.note(
-            f"All {plan.objects} objects, {size}, and its key: no holder and no recovery phrase opens it again."
+            f"All of it, {counted(plan.objects, 'object')}, {size}, and its key: no holder and no recovery phrase opens it again."
         )
 
 
@@ -114,9 +115,11 @@ def _say_done(given: Namespace, session_id: str, done: Erasure) -> None:
         if not done.left:
             output.say("It is forgotten here. Other machines are refused; remove it there, too.")
         return
-    output.say(f"Session {session_id} is erased: {done.snapshots} snapshots, {size} less.")
+    output.say(
+        f"Session {session_id} is erased: {counted(done.snapshots, 'snapshot')}, {size} less."
+    )
     if done.rewritten:
-        output.say(f"{done.rewritten} packs that other sessions share were written anew.")
+        output.say(f"Rewritten: {counted(done.rewritten, 'pack')} that other sessions share.")
     output.note(
         "This machine no longer uploads its kernel there automatically; `jupyter gpuckpt remote upload` does. Another machine"
         " that has the kernel uploads its next snapshot again."

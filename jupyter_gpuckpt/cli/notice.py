@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from .. import calls
 from ..errors import ConfigurationError, GpuCkptError
+from ..plurals import counted
 from ..progress import ProgressRecord
 from ..reclaim_records import NoticeRequest, NoticesReport
 from ..statuses import SOME_NOT_SAVED
@@ -76,7 +77,7 @@ async def _give(request: NoticeRequest, *, waits: bool) -> tuple[NoticesReport, 
                 await asyncio.sleep(_LOOK_SECONDS)
                 asked = [client.send(calls.notices()) for client in clients]
                 report, reached = await _sum_of(asked)
-                stage = f"{most - len(report.unsafe)} of {most} kernels safe"
+                stage = f"{most - len(report.unsafe)} of {counted(most, 'kernel')} safe"
                 bar.show(ProgressRecord(stage, seconds=time.monotonic() - began))
     return report, all_seen and reached
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import NamedTuple
 
+from ..plurals import counted
 from ..snapshot_records import RemoteUploads
 from . import output
 
@@ -65,8 +66,9 @@ def as_lines(one: RemoteUploads, given: Prices | None) -> list[str]:
     if not traffic.uploads:
         return []
     lines = [
-        f"{one.remote}: {traffic.uploads} uploads of {count} kernels from this machine took {traffic.writes} writes and"
-        f" {traffic.reads} reads; {output.size(traffic.sent_bytes)} sent, {output.size(traffic.received_bytes)} received."
+        f"{one.remote}: {counted(traffic.uploads, 'upload')} of {counted(count, 'kernel')} from this machine took"
+        f" {counted(traffic.writes, 'write')} and {counted(traffic.reads, 'read')};"
+        f" {output.size(traffic.sent_bytes)} sent, {output.size(traffic.received_bytes)} received."
     ]
     prices = given or (LIST_PRICES if one.provider else None)
     if prices is None:

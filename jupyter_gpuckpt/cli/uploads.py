@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from .. import calls
 from ..errors import RemoteNotFound, SnapshotNotFound, error_from
+from ..plurals import counted
 from ..progress import ProgressRecord
 from ..snapshot_records import RemoteUploads, Snapshot, Upload, UploadState
 from . import output, prices
@@ -143,8 +144,8 @@ def _collected(one: RemoteUploads) -> list[str]:
     if found.at:
         age, freed = output.age(time.time() - found.at), output.size(found.freed_bytes)
         lines.append(
-            f"{name}: {found.removed} packs that nothing needed ({freed}) were removed {age}, {found.condemned} may go the next time."
-            f" That took {found.reads} reads, {found.writes} writes and lists; {output.size(found.received_bytes)} received."
+            f"{name}: {counted(found.removed, 'unneeded pack')} ({freed}) removed {age}, {found.condemned} may go the next time."
+            f" That took {counted(found.reads, 'read')}, {found.writes} writes and lists; {output.size(found.received_bytes)} received."
         )
     if found.error:
         lines.append(

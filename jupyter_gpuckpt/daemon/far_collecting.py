@@ -18,6 +18,7 @@ from .. import decoding
 from ..errors import GpuCkptError, RemoteNotFound, StoreUnavailable
 from ..host import commands
 from ..images.workers.messages import receive, send
+from ..plurals import counted
 from ..remote_records import Remote
 from ..snapshot_records import FarCollection, RemoteUploads
 from ..store.far.remotes import Remotes
@@ -103,8 +104,8 @@ class FarCollecting:
             _log.warning("nothing was collected in remote %s: %s", remote.name, done.error.message)
         elif done.at:
             _log.info(
-                "collected in remote %s: %d packs with %d bytes were removed, %d condemned",
-                *(remote.name, done.removed, done.freed_bytes, done.condemned),
+                "collected in remote %s: removed %s with %d bytes, condemned %d",
+                *(remote.name, counted(done.removed, "pack"), done.freed_bytes, done.condemned),
             )
         last = self._last(remote.name)
         if not done.at and last is not None:

@@ -20,6 +20,7 @@ from ..engine.tree import kept_secrets
 from ..errors import AccessDenied, GpuCkptError, OperationCancelled, StoreUnavailable
 from ..file_locks import alone_at_once, eviction
 from ..model import SnapshotInfo
+from ..plurals import counted
 from ..snapshot_records import SnapshotChange, SnapshotChangeKind, UploadState
 from ..store import retention
 from ..store.far.remotes import Remotes
@@ -136,7 +137,9 @@ class NearCopy:
         if gone or (self._is_uncollected and stubs):
             self._is_uncollected = True
             freed = store.collect()
-            _log.info("%d snapshots are only in remotes now; %d bytes were freed", gone, freed)
+            _log.info(
+                "moved %s to remotes only; %d bytes were freed", counted(gone, "snapshot"), freed
+            )
         self._is_uncollected = False
         return gone == len(over)
 

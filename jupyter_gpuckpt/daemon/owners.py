@@ -16,6 +16,7 @@ import msgspec
 
 from ..errors import ConfigurationError, KernelNotFound
 from ..place import start_time
+from ..plurals import counted
 from ..protocol import (
     RESTART_SECONDS,
     Event,
@@ -183,7 +184,9 @@ class Owners:
         if owner.kind is not OwnerKind.SCRIPT:
             return
         kernels = self._kernels.of_owner(owner.owner_id)
-        _log.info("owner %s is gone; killing its %d kernels", owner.owner_id, len(kernels))
+        _log.info(
+            "owner %s is gone; killing its %s", owner.owner_id, counted(len(kernels), "kernel")
+        )
         await asyncio.gather(*map(self._kill, kernels))
 
     async def _kill(self, kernel: ManagedKernel) -> None:

@@ -20,6 +20,7 @@ from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
 from ..errors import GpuCkptError
+from ..plurals import counted
 from . import server_request
 from .server_request import Report
 
@@ -147,10 +148,10 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     def _log_report(self, report: Report) -> None:
         self.log.info(
-            "%s: %d of %d kernels suspended, %.1f s",
+            "%s: %d of %s suspended, %.1f s",
             self._log_name,
             len(self._waiting),
-            len(report.kernels),
+            counted(len(report.kernels), "kernel"),
             report.seconds,
         )
         for outcome in report.kernels:

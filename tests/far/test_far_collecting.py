@@ -86,7 +86,7 @@ def test_what_nothing_needs_goes_by_itself_the_second_time(one, share, capsys):
     assert (view.collected.removed, view.collected.condemned) == (1, 0)
     assert packs(share) == 1
     [line] = uploads._collected(view)
-    assert line.startswith("share: 1 packs that nothing needed (2.1 MB) were removed just now")
+    assert line.startswith("share: 1 unneeded pack (2.1 MB) removed just now")
 
 
 def test_of_two_machines_one_collects(one, share, tmp_path):

@@ -55,7 +55,7 @@ def test_what_cannot_be_suspended_in_time_does_not_hold_up_the_stop(make_hub):
     log = hub.log_path.read_text()
     assert "stuck: not suspended: The server did not answer in time." in log
     assert "plain: not suspended: The server has no jupyter-gpuckpt." in log
-    assert "slow: 0 of 1 kernels suspended" in log
+    assert "slow: 0 of 1 kernel suspended" in log
     # Nothing is lost all the same: the kernels run on under their daemons, and the next server shows them.
     with ThreadPoolExecutor(2) as pool:
         shown = list(pool.map(lambda user: user.start(), (slow, stuck)))

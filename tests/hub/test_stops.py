@@ -89,7 +89,7 @@ def test_two_users_find_what_they_left_however_their_servers_were_stopped(hub):
     bob.wait_until_stopped()
 
     # Each time they were suspended before the spawner's own stop, not by a server that heard the signal.
-    assert hub.log_path.read_text().count("1 of 1 kernels suspended") == 8
+    assert hub.log_path.read_text().count("1 of 1 kernel suspended") == 8
 
 
 @contextmanager

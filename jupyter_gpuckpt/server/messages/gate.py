@@ -23,6 +23,7 @@ from jupyter_server.services.kernels.connection.base import (
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 from tornado.websocket import WebSocketClosedError
 
+from ...plurals import counted
 from ..jupyter_internals import known_info, send_to_page
 from .comms import IopubMessage, PageComms
 from .page_requests import V1, Request, read_request
@@ -232,7 +233,9 @@ class GatedConnection(_Base):
     def drop_held(self) -> None:
         """Drop the requests held for a kernel that is gone (`served_kernel.Connection`)."""
         if getattr(self, "_held", None):
-            self.log.info("dropping %d requests for kernel %s", len(self._held), self.kernel_id)
+            self.log.info(
+                "dropping %s for kernel %s", counted(len(self._held), "request"), self.kernel_id
+            )
             self._held = []
 
     def _send_on(self, served: ServedKernel, request: Request) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import GpuCkptError
 from ...model import Cause
+from ...plurals import counted
 from ...reclaim_records import NoticeKind, now
 from ...states import KernelState
 from ..kernels.kernel_listener import KernelListener
@@ -80,7 +81,9 @@ class Reclaim(KernelListener):
         served = self._link.served
         self._ran |= {one for one in kernel_ids if served[one].state not in _SUSPENDED}
         self._log.warning(
-            "This machine goes in %.0f s: suspending %d kernels.", within_seconds, len(kernel_ids)
+            "This machine goes in %.0f s: suspending %s.",
+            within_seconds,
+            counted(len(kernel_ids), "kernel"),
         )
         await suspend_all(
             self._operations, kernel_ids, within_seconds, Cause.RECLAIM, begun=self._begun

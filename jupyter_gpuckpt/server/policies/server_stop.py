@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from ...model import Cause
+from ...plurals import counted
 from ..jupyter_internals import pending_starts, requests_in_flight, stop_idle_threads
 from ..kernels.kernel_listener import KernelListener
 from .suspend_all import suspend_all
@@ -51,8 +52,8 @@ class ServerStop(KernelListener):
         ]
         if kernel_ids:
             self._log.info(
-                "Suspending %d kernels: the next server lists them again. Terminals end with this server.",
-                len(kernel_ids),
+                "Suspending %s: the next server lists them again. Terminals end with this server.",
+                counted(len(kernel_ids), "kernel"),
             )
         await suspend_all(self._operations, kernel_ids, self._within_seconds, Cause.SHUTDOWN)
         for kernel_id in kernel_ids:
