@@ -222,6 +222,27 @@ def test_children_and_programs_that_it_starts_are_as_without_it(run):
     assert said(process) == ["None"]
 
 
+def test_a_child_that_is_forked_while_a_thread_allocates_waits_for_nobody(run):
+    process = run("""
+        memory = allocate(2 * MB)
+        free(0)  # finds the function, which a child would find without the library
+        driver.driver_hold(1)
+        allocating = threading.Thread(target=allocate, args=(2 * MB,))
+        allocating.start()
+        while not count("inside"):
+            pass
+        child = os.fork()
+        if not child:
+            os._exit(free(0))
+        print(os.waitpid(child, 0)[1], flush=True)
+        driver.driver_hold(0)
+        allocating.join()
+        print(count("handles"))
+    """)
+    assert said(process) == ["0"]
+    assert said(process) == ["2"]
+
+
 def test_with_several_gpus_all_memory_is_the_drivers(run, monkeypatch):
     monkeypatch.setenv("SEVERAL_GPUS", "1")
     process = run("""

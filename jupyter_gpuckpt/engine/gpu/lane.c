@@ -122,6 +122,7 @@ typedef struct {
 static part_t *parts; /* room for MOST_PARTS; pages are taken as they are used */
 static uint32_t part_count;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER, entries_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 static uint32_t entry_count = NAMED;
 static uintptr_t driver_begin, driver_end;
 static char directory[sizeof((struct sockaddr_un *)0)->sun_path - 16];
@@ -419,10 +420,9 @@ static void find_driver(void) {
 }
 
 static void look_for_driver(void) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&driver_lock);
     if (!driver_begin && directory[0]) find_driver();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&driver_lock);
 }
 
 static int is_named_entry(void *address) {
@@ -835,6 +835,8 @@ static void forked(void) {
     lane_closed = 0;
     lane_inside = 0;
     part_count = 0;
+    /* Threads that owned them do not exist here. */
+    parts_lock = entries_lock = driver_lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 }
 
 /* Remove the variable and this library from the environment, so that programs that the kernel starts have no lane. */

@@ -24,7 +24,7 @@ long driver_count(int what) {
     return what == 0 ? reserved : what == 1 ? mapped : what == 2 ? handles : what == 3 ? plain : inside;
 }
 void driver_refuse_create(int after) { refused = after; }
-/* Launches wait while it is held, as behind a long kernel. */
+/* Launches and allocations wait while it is held, as behind a long kernel. */
 void driver_hold(int wanted) { wanted ? pthread_rwlock_wrlock(&lock) : pthread_rwlock_unlock(&lock); }
 
 int cuInit(unsigned flags) { return flags ? 1 : 0; }
@@ -63,6 +63,10 @@ int cuMemAddressFree(u64 address, size_t bytes) {
 int cuMemCreate(u64 *handle, size_t bytes, const void *properties, unsigned long long flags) {
     if (flags || !properties || bytes % (2 << 20)) return 1;
     if (refused && !--refused) return 2;
+    __atomic_add_fetch(&inside, 1, __ATOMIC_SEQ_CST);
+    pthread_rwlock_rdlock(&lock);
+    pthread_rwlock_unlock(&lock);
+    __atomic_sub_fetch(&inside, 1, __ATOMIC_SEQ_CST);
     int made = memfd_create("gpu", MFD_CLOEXEC);
     if (made < 0 || ftruncate(made, bytes)) return 2;
     __atomic_add_fetch(&handles, 1, __ATOMIC_SEQ_CST);
