@@ -84,7 +84,7 @@ def test_what_is_changed_while_a_remote_is_tried_out_stays(tmp_path, trying):
 def test_what_one_endpoint_can_do_is_not_taken_for_what_another_can(tmp_path, trying):
     elsewhere = Remote("share", f"file://{tmp_path}/elsewhere")
     trying(lambda remotes: remotes.change("share", lambda one: elsewhere))
-    with pytest.raises(RemoteNotFound, match="another one now"):
+    with pytest.raises(RemoteNotFound, match="replaced by another one"):
         ask(RemoteVerb.TEST, tmp_path, "share")
     assert Remotes(tmp_path).get("share") == elsewhere
 
@@ -113,7 +113,7 @@ def test_nothing_is_put_on_record_for_a_remote_that_is_another_one_now(tmp_path,
         pass
     remotes.change("far", lambda one: msgspec.structs.replace(one, **changes))
     with (
-        pytest.raises(RemoteNotFound, match="another one now"),
+        pytest.raises(RemoteNotFound, match="replaced by another one"),
         remote_keys.uploading(tmp_path, before),
     ):
         pass
