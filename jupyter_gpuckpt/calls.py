@@ -84,7 +84,7 @@ class Call(Generic[_Reply]):
         except msgspec.DecodeError as error:
             raise DaemonUnavailable(
                 f"The daemon's answer to {self.method} {self.path} is not understood (status {status}).",
-                hint="It may be of another version: end its kernels, then the daemon exits by itself.",
+                hint="It may be of another version. Suspend its kernels (jupyter gpuckpt suspend --all); then the daemon exits by itself.",
                 details=str(error),
             ) from error
 

@@ -176,4 +176,4 @@ def _state(one: RemoteUploads, now: float) -> str:
         parts.append(one.trouble.message)
         if one.retry_at:
             parts.append(f"again in {output.duration(max(0.0, one.retry_at - now))}")
-    return ", ".join(parts) or "up to date" * (not one.waiting)
+    return ", ".join(parts) or ("waiting" if one.waiting else "up to date")

@@ -26,7 +26,7 @@ def test_magics_save_list_branch_and_suspend_their_own_kernel(server, eventually
     assert "runs beside this one" in said
     branch = server.page(said.split()[1])
     assert branch.run("print(x)") == "41\n"
-    assert "is suspended now" in page.run("%suspend for later")
+    assert "is suspended when this cell has ended" in page.run("%suspend for later")
     eventually(lambda: server.kernel(page.kernel_id)["state"] == "suspended")
     assert page.run("x += 1; print(x)") == "1\n"
 

@@ -53,7 +53,7 @@ class UserRequests(KernelListener):
         try:
             if what == "suspend":
                 self._operations.served(kernel_id)
-                text = "The kernel is suspended now; its next cell resumes it."
+                text = "The kernel is suspended when this cell has ended; the next cell resumes it."
                 await agent.answer(manager, request_id, text)
                 await self._suspend(kernel_id, argument)
                 return
