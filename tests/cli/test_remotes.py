@@ -202,7 +202,7 @@ def test_a_session_is_erased_and_then_everything(data_dir, tmp_path, capsys, mon
     typed.seek(0)
     assert app.main([*erase, "s1"]) == 0
     out, err = capsys.readouterr()
-    assert "Session of-s1 is erased: 1 snapshots, 2." in out
+    assert "Session of-s1 is erased: 1 snapshot, 2." in out
     assert "Rewritten: 1 pack that other sessions share." in out
     assert Reader(data_dir, "share").fetch_all() == {"s2": [*both, *two]}
     assert set(Remotes(data_dir).get("share").erased) == {"of-s1"}

@@ -185,6 +185,6 @@ def test_owners_that_do_not_come_back(client, settings, spec, eventually, kind, 
     with Client.connect(settings) as another:
         if kind is OwnerKind.SCRIPT:
             eventually(lambda: another.send(calls.kernels()) == [])
-            assert "killing its 1 kernels" in settings.log_file.read_text()
+            assert "killing its 1 kernel" in settings.log_file.read_text()
         else:
             assert another.send(calls.kernel(kernel.kernel_id)).state is KernelState.RUNNING

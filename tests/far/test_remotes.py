@@ -84,7 +84,7 @@ def test_what_is_changed_while_a_remote_is_tried_out_stays(tmp_path, trying):
 def test_what_one_endpoint_can_do_is_not_taken_for_what_another_can(tmp_path, trying):
     elsewhere = Remote("share", f"file://{tmp_path}/elsewhere")
     trying(lambda remotes: remotes.change("share", lambda one: elsewhere))
-    with pytest.raises(RemoteNotFound, match="replaced by another one"):
+    with pytest.raises(RemoteNotFound, match="replaced meanwhile"):
         ask(RemoteVerb.TEST, tmp_path, "share")
     assert Remotes(tmp_path).get("share") == elsewhere
 

@@ -191,7 +191,7 @@ def test_a_papermill_that_is_killed_while_its_kernel_is_suspended_costs_nothing(
         wait_until(lambda: kernels()[0].state is KernelState.SUSPENDING)
         script.kill()
     log = Path(ours["JUPYTER_GPUCKPT_DATA_DIR"], "log", "gpuckptd.log")
-    wait_until(lambda: "is gone; killing its 1 kernels" in log.read_text())
+    wait_until(lambda: "is gone; killing its 1 kernel" in log.read_text())
     assert [one.state for one in kernels()] == [KernelState.SUSPENDING]
     held_criu.unlink()
     report = json.loads(suspend.communicate(timeout=300)[0])
