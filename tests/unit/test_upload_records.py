@@ -93,8 +93,7 @@ def test_what_an_autosave_costs_is_computed_from_what_was_counted(queue):
     # A folder costs nothing that is known here.
     counts, why = prices.as_lines(counted, None)
     assert (
-        "2 uploads of 1 kernel from this machine took 14 writes and 40 reads; 2.0 GB sent"
-        in counts
+        "2 uploads of 1 kernel from this machine took 14 writes and 40 reads; 2.0 GB sent" in counts
     )
     assert "not known" in why
     amazon = msgspec.structs.replace(counted, provider="Amazon S3")
