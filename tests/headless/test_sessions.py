@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import start_new_kernel
+from jupyter_client.provisioning.factory import KernelProvisionerFactory
 
 from jupyter_gpuckpt.errors import KernelNotFound
 from jupyter_gpuckpt.sessions import KernelState, Sessions
@@ -21,6 +22,8 @@ def kernel(module_daemon_env):
         for name, value in module_daemon_env.items():
             patch.setenv(name, value)
         patch.setenv("JUPYTER_DEFAULT_PROVISIONER_NAME", "gpuckpt-provisioner")
+        # An earlier test of this process may have made the factory, which reads the variable only once.
+        KernelProvisionerFactory.clear_instance()
         manager, client = start_new_kernel(
             startup_timeout=120,
             # Without it IPython may say that its history goes on under another number.
@@ -30,6 +33,7 @@ def kernel(module_daemon_env):
         client.stop_channels()
         manager.shutdown_kernel(now=True)
         manager.context.destroy(linger=0)
+        KernelProvisionerFactory.clear_instance()
 
 
 def printed(client, code):
