@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import ConfigurationError
+from ..plurals import counted
 from ..remote_records import (
     Capabilities,
     HolderKind,
@@ -239,7 +240,7 @@ def _rows(found: Capabilities) -> list[list[str]]:
 def _state(one: RemoteView) -> str:
     if one.refusals:
         return "cannot be used"
-    return f"usable, {len(one.warnings)} warning(s)" if one.warnings else "usable"
+    return f"usable, {counted(len(one.warnings), 'warning')}" if one.warnings else "usable"
 
 
 def _tried(one: RemoteView) -> str:

@@ -31,7 +31,7 @@ class PlaceLocks:
         os.utime(self._path(self._place))
 
     def release(self) -> None:
-        """Release the own lock."""
+        """Release this daemon's lock."""
         self._path(self._place).unlink(missing_ok=True)
         os.close(self._lock)
 

@@ -78,14 +78,24 @@ def the_one(client, snapshot_id):
     return found
 
 
-def test_a_kernel_comes_back_from_what_only_a_remote_has(
-    near, share, owner_of, spec, counts, eventually, capsys, monkeypatch
-):
-    with Client.connect(near) as client, owner_of(client) as owner:
+@pytest.fixture
+def suspended(spec, counts, eventually):
+    """Return a function that launches a kernel and suspends it; it returns the ids of the kernel and of its snapshot."""
+
+    def begin(client, owner):
         kernel_id = client.send(calls.launch(owner.owner_id, spec())).kernel_id
         eventually(lambda: counts(kernel_id), LONG)
         client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-        snapshot_id = client.send(calls.kernel(kernel_id)).snapshot_id
+        return kernel_id, client.send(calls.kernel(kernel_id)).snapshot_id
+
+    return begin
+
+
+def test_a_kernel_comes_back_from_what_only_a_remote_has(
+    near, share, owner_of, suspended, counts, eventually, capsys, monkeypatch
+):
+    with Client.connect(near) as client, owner_of(client) as owner:
+        kernel_id, snapshot_id = suspended(client, owner)
         count = counts(kernel_id)
         eventually(lambda: the_one(client, snapshot_id).far_only == "far", LONG)
         eventually(
@@ -137,13 +147,10 @@ def test_a_kernel_comes_back_from_what_only_a_remote_has(
 
 
 def test_a_daemon_that_is_killed_while_it_evicts_or_fetches_back_costs_nothing(
-    settings, near, share, dying, owner_of, spec, counts, eventually
+    settings, near, share, dying, owner_of, suspended, counts, eventually
 ):
     with Client.connect(settings) as client, owner_of(client) as owner:
-        kernel_id = client.send(calls.launch(owner.owner_id, spec())).kernel_id
-        eventually(lambda: counts(kernel_id), LONG)
-        client.wait(client.send(calls.suspend(kernel_id)).operation_id)
-        snapshot_id = client.send(calls.kernel(kernel_id)).snapshot_id
+        kernel_id, snapshot_id = suspended(client, owner)
         whole = stored_bytes(settings)
         eventually(lambda: client.send(calls.uploads())[0].uploaded, LONG)
 
