@@ -33,8 +33,12 @@ def stop(server):
         page.close()
 
 
-def shown(page, request):
-    return page.printed(request).splitlines()
+def shown(request, *pages):
+    """Return the lines that pages were shown, one page after the other.
+
+    A line may end on the next page: Python writes a line and its end separately.
+    """
+    return "".join(page.printed(request) for page in pages).splitlines()
 
 
 def states_told(page):
@@ -55,21 +59,21 @@ def test_a_running_cell_goes_on_and_no_page_misses_or_sees_twice_what_it_prints(
     asker = server.open()
     other = server.page(asker.kernel_id, binary=True)
     request = asker.execute(COUNT_UNTIL)
-    wait_for(lambda: len(shown(asker, request)) > 50 and len(shown(other, request)) > 50)
+    wait_for(lambda: len(shown(request, asker)) > 50 and len(shown(request, other)) > 50)
     stop(server)
     server.start()
     wait_for(lambda: server.kernel(asker.kernel_id)["state"] == "running")
     # Nobody has connected yet, and it counts.
     new = server.page(asker.kernel_id)
-    wait_for(lambda: shown(new, request))
+    wait_for(lambda: shown(request, new))
     again = [server.page(old.kernel_id, client_id=old.client_id) for old in (asker, other)]
     (server.root / "go").touch()
     wait_for(lambda: all(is_over(page, request) for page in [new, *again]))
-    everything = shown(new, request)
+    everything = shown(request, new)
     assert everything == [str(number) for number in range(len(everything))]
     for old, page in zip((asker, other), again, strict=True):
-        assert shown(old, request) + shown(page, request) == everything
-        assert len(shown(old, request)) > 50
+        assert shown(request, old, page) == everything
+        assert len(shown(request, old)) > 50
     again[0].wait_for(
         lambda m: m["msg_type"] == "execute_reply"
     )  # it may come after the last output
@@ -100,13 +104,13 @@ def test_a_cell_that_ends_before_a_page_comes_is_shown_with_its_reply(server):
 def test_a_reload_in_the_middle_of_a_cell_shows_it_from_its_beginning(server):
     page = server.open()
     request = page.execute(COUNT_UNTIL)
-    wait_for(lambda: len(shown(page, request)) > 20)
+    wait_for(lambda: len(shown(request, page)) > 20)
     page.close()
     new = server.page(page.kernel_id)
-    wait_for(lambda: shown(new, request))
+    wait_for(lambda: shown(request, new))
     (server.root / "go").touch()
     wait_for(lambda: is_over(new, request))
-    everything = shown(new, request)
+    everything = shown(request, new)
     assert len(everything) > 20
     assert everything == [str(number) for number in range(len(everything))]
 
@@ -135,14 +139,14 @@ def test_without_resume_busy_it_waits_for_somebody(make_server):
     server = make_server("--GpuCkptServer.resume_busy=False").start()
     page = server.open()
     request = page.execute(COUNT_UNTIL)
-    wait_for(lambda: shown(page, request))
+    wait_for(lambda: shown(request, page))
     stop(server)
     (server.root / "go").touch()
     server.start()
     assert server.kernel(page.kernel_id)["state"] == "suspended"
     again = server.page(page.kernel_id, client_id=page.client_id)
     assert again.run("print('next')") == "next\n"
-    everything = shown(page, request) + shown(again, request)
+    everything = shown(request, page, again)
     assert everything == [str(number) for number in range(len(everything))]
 
 
@@ -188,7 +192,7 @@ def test_a_server_that_is_killed_costs_no_line_and_no_reply(server):
     asker = server.open()
     other = server.page(asker.kernel_id, binary=True)
     request = asker.execute(COUNT_UNTIL)
-    wait_for(lambda: len(shown(asker, request)) > 50 and len(shown(other, request)) > 50)
+    wait_for(lambda: len(shown(request, asker)) > 50 and len(shown(request, other)) > 50)
     server.process.kill()
     server.process.wait()
     for page in server.pages:
@@ -196,13 +200,13 @@ def test_a_server_that_is_killed_costs_no_line_and_no_reply(server):
     server.start()
     new = server.page(asker.kernel_id)
     again = [server.page(old.kernel_id, client_id=old.client_id) for old in (asker, other)]
-    wait_for(lambda: all(shown(page, request) for page in [new, *again]))
+    wait_for(lambda: all(shown(request, page) for page in [new, *again]))
     (server.root / "go").touch()
     wait_for(lambda: all(is_over(page, request) for page in [new, *again]))
-    everything = shown(new, request)
+    everything = shown(request, new)
     assert everything == [str(number) for number in range(len(everything))]
     for old, page in zip((asker, other), again, strict=True):
-        assert shown(old, request) + shown(page, request) == everything
+        assert shown(request, old, page) == everything
     assert again[0].reply(request)["content"]["status"] == "ok"
 
 
