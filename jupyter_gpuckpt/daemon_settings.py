@@ -16,7 +16,7 @@ DEFAULT_UNDO_DELETE_SECONDS = 60.0
 DEFAULT_MEASURE_EVERY_SECONDS = 10.0
 DEFAULT_COLLECT_FAR_EVERY_SECONDS = 7 * 24 * 3600.0
 #: The most threads of an operation: more do not make a save faster, because the disk or the memory bus is the limit.
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def worker_threads(self) -> int:
         """The number of threads of an operation."""
-        return self.threads or min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        return self.threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
 
 
 def default_data_dir(environ: Mapping[str, str] = os.environ) -> str:

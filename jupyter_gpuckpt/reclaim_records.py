@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 
 #: The most standing notices, and the most characters of a notice's id; others are ignored.
-MOST_NOTICES, MOST_ID_CHARACTERS = 50, 200
+MAX_NOTICES, MAX_ID_CHARACTERS = 50, 200
 #: A moment on the clock of `now`.
 Moment = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
@@ -38,7 +38,7 @@ class Notice(msgspec.Struct, frozen=True):
     the machine stays after all.
     """
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_ID_CHARACTERS)]
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
     kind: NoticeKind
     deadline: Moment | None = None
     disk_survives: bool = False
@@ -55,7 +55,7 @@ class Notice(msgspec.Struct, frozen=True):
 class NoticeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """POST /notices: a hook's notice that this machine goes, or that it stays (`withdrawn`)."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_ID_CHARACTERS // 2)]
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARACTERS // 2)]
     within_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e8)] = 0.0
     disk_survives: bool = False
     withdrawn: bool = False

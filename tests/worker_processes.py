@@ -20,7 +20,7 @@ def working() -> list[int]:
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let worker processes do also what is small, and check that none is left."""
-    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(worker_processes, "_MIN_BYTES", 1)
     yield
     gc.collect()
     wait_for(lambda: not working())

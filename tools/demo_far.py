@@ -38,7 +38,7 @@ from jupyter_client import BlockingKernelClient
 
 _Result = TypeVar("_Result")
 #: That the end of a process may take.
-MOST_SECONDS = 60.0
+MAX_END_SECONDS = 60.0
 
 
 class User:
@@ -164,7 +164,7 @@ def on_b(b: User, table: Table, kernel_id: str, snapshot_id: str, before: JSON) 
         client.stop_channels()
     compare(before, after)
     table.add("B: everything is as it was", None, "variables, transaction, array, child, clock")
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MAX_END_SECONDS
     while b.types("ps")["kernels"]:
         check(time.monotonic() < deadline, "the kernel does not end")
 

@@ -34,7 +34,7 @@ from tornado.websocket import WebSocketClientConnection
 NOTICE_SECONDS = 30.0
 AUTOSAVE_SECONDS = 5.0
 #: What a step of a condition may take.
-MOST_SECONDS = 120.0
+MAX_STEP_SECONDS = 120.0
 STEPS, PAUSE = 300, 0.1
 CELL_ID = "training"
 TRAINING = """
@@ -157,7 +157,7 @@ class Machine:
     def lose(self) -> None:
         """Kill everything on it at once, and lose its disk."""
         marker = f"JUPYTER_GPUCKPT_RUNTIME_DIR={self.folder / 'run'}".encode()
-        deadline = time.monotonic() + MOST_SECONDS
+        deadline = time.monotonic() + MAX_STEP_SECONDS
         while left := _with_variable(marker):
             check(time.monotonic() < deadline, f"processes of {self.name} do not end: {left}")
             for pid in left:
@@ -192,7 +192,7 @@ async def hear(connection: WebSocketClientConnection, enough: Callable[[str], bo
     """Follow the running cell, until its text is enough or it ends."""
     text, cells, ended = "", set[str](), False
     while not (ended or enough(text)):
-        told = await asyncio.wait_for(connection.read_message(), MOST_SECONDS)
+        told = await asyncio.wait_for(connection.read_message(), MAX_STEP_SECONDS)
         check(told is not None, "the websocket was closed")
         message = json.loads(told or "{}")
         if message["parent_header"].get("msg_type") != "execute_request":
@@ -233,7 +233,7 @@ async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection
 
 async def until(condition: Callable[[], JSON | None], what: str) -> JSON:
     """Wait until a condition gives something."""
-    deadline = time.monotonic() + MOST_SECONDS
+    deadline = time.monotonic() + MAX_STEP_SECONDS
     while not (found := await asyncio.to_thread(condition)):
         check(time.monotonic() < deadline, f"never came: {what}")
         await asyncio.sleep(0.1)

@@ -12,7 +12,7 @@ from ..statuses import exit_code
 from . import output, prices
 from .remote_keys import ask
 
-_MOST = 100_000
+_MAX_SNAPSHOTS = 100_000
 
 
 def add_arguments(to: ArgumentParser) -> None:
@@ -60,6 +60,6 @@ def _say(given: Namespace, found: Drill) -> None:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST:
-        raise argparse.ArgumentTypeError(f"it has to be a number from 1 to {_MOST}")
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_SNAPSHOTS:
+        raise argparse.ArgumentTypeError(f"it has to be a number from 1 to {_MAX_SNAPSHOTS}")
     return int(text)

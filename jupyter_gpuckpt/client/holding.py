@@ -29,18 +29,18 @@ OnLoss = Callable[[GpuCkptError], None]
 class Backoff:
     """An exponential backoff before connecting again; short at first, for a daemon that was killed and is restarted."""
 
-    FIRST, MOST = 0.1, 10.0
+    FIRST_SECONDS, MAX_SECONDS = 0.1, 10.0
 
     def __init__(self) -> None:
-        self._next = self.FIRST
+        self._next = self.FIRST_SECONDS
 
     def succeeded(self) -> None:
         """Reset the next pause to the shortest."""
-        self._next = self.FIRST
+        self._next = self.FIRST_SECONDS
 
     def seconds(self) -> float:
         """Return the length of this pause; it doubles with every failure."""
-        now, self._next = self._next, min(self._next * 2, self.MOST)
+        now, self._next = self._next, min(self._next * 2, self.MAX_SECONDS)
         return now
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..model import SnapshotInfo
-from ..store.far.sessions import MOST_TEXT, Facts
+from ..store.far.sessions import MAX_TEXT_CHARACTERS, Facts
 
 
 def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
@@ -17,13 +17,13 @@ def facts_of(info: SnapshotInfo, jupyter: dict[str, Any]) -> Facts:
 
     def known(name: str) -> str:
         found = jupyter.get(name)
-        return found[:MOST_TEXT] if isinstance(found, str) else ""
+        return found[:MAX_TEXT_CHARACTERS] if isinstance(found, str) else ""
 
     return Facts(
         session_id=info.kernel_id,
         hub_user=known("hub_user"),
         server_name=known("server_name"),
         path=known("path"),
-        title=info.title[:MOST_TEXT],
-        host_name=info.host_name[:MOST_TEXT],
+        title=info.title[:MAX_TEXT_CHARACTERS],
+        host_name=info.host_name[:MAX_TEXT_CHARACTERS],
     )

@@ -212,7 +212,7 @@ class Machine:
         if now - self._learned.get(tree.init_pid, -_LEARN_SECONDS) >= _LEARN_SECONDS:
             self._learned[tree.init_pid] = now
             paths = set().union(*(processes.programs(pid) for pid in trees.pids(tree)))
-            self._digests.learn(paths, most_bytes=0)
+            self._digests.learn(paths, max_bytes=0)
 
     def park(self, tree: Tree, progress: Progress, *, peer_access_off: bool) -> int:
         """Move a tree's GPU memory into RAM; return the bytes that were moved."""

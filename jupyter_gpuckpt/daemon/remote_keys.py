@@ -19,7 +19,7 @@ from ..host import commands
 from ..remote_records import GivenSecret, HolderKind, HolderView, KeySource, Remote, RemoteCall
 from ..store.far import holders, keyring
 from ..store.far.buckets import Bucket, open_bucket
-from ..store.far.holders import LEAST_SECRET_BYTES, MOST_SECRET_BYTES, Secret
+from ..store.far.holders import MAX_SECRET_BYTES, MIN_SECRET_BYTES, Secret
 from ..store.far.keyring import Keyring, Undecided
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
@@ -250,7 +250,7 @@ def _read_secret(path: Path) -> bytes:
                 hint=f"Make it yours alone: chmod 600 {path}",
             )
         with path.open("rb") as file:
-            value = file.read(MOST_SECRET_BYTES + 1).rstrip(b"\r\n")
+            value = file.read(MAX_SECRET_BYTES + 1).rstrip(b"\r\n")
     except OSError as error:
         raise KeyUnavailable(
             f"The key file {path} cannot be read: {error.strerror}.",
@@ -272,9 +272,9 @@ def _printed(command: list[str]) -> bytes:
 
 
 def _checked(value: bytes, what: str) -> bytes:
-    if not LEAST_SECRET_BYTES <= len(value) <= MOST_SECRET_BYTES:
+    if not MIN_SECRET_BYTES <= len(value) <= MAX_SECRET_BYTES:
         raise ConfigurationError(
-            f"{what} is not a usable key: it must have {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes.",
+            f"{what} is not a usable key: it must have {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} bytes.",
             hint="`openssl rand -hex 32` makes one.",
         )
     return value

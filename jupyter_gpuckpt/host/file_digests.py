@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 Identity = tuple[int, int, int, int, int]
 
 #: The maximum number of cached digests; the oldest are dropped.
-_MOST_KEPT = 50_000
+_MAX_DIGESTS = 50_000
 
 
 class FileDigests:
@@ -55,9 +55,9 @@ class FileDigests:
             return self._get(_identity(os.stat(path)))
         return ""
 
-    def learn(self, paths: Iterable[str], *, most_bytes: int) -> None:
-        """Compute missing digests, smallest files first: up to `most_bytes` of files now, the others in the background."""
-        later, left = [], most_bytes
+    def learn(self, paths: Iterable[str], *, max_bytes: int) -> None:
+        """Compute missing digests, smallest files first: up to `max_bytes` of files now, the others in the background."""
+        later, left = [], max_bytes
         for size, path in sorted(self._unknown(paths)):
             left -= size
             if left < 0:
@@ -75,7 +75,7 @@ class FileDigests:
         with self._lock:
             if self._path is None or not self._unsaved:
                 return
-            kept = dict(list(self._known.items())[-_MOST_KEPT:])
+            kept = dict(list(self._known.items())[-_MAX_DIGESTS:])
             self._unsaved = False
         temporary = self._path.with_suffix(".tmp")
         try:

@@ -14,18 +14,18 @@ _FILE, _PRESENT, _SWAPPED, _PFNZERO, _GUARD = 1 << 2, 1 << 3, 1 << 4, 1 << 5, 1 
 
 
 def own_pages(
-    descriptor: int, start: int, end: int, regions: int, most_regions: int
+    descriptor: int, start: int, end: int, regions: int, max_regions: int
 ) -> tuple[int, int]:
     """Find the private pages of a process: in memory or swapped out; not a file's, not the zero page, not a guard page.
 
-    `descriptor`: the process's pagemap. `regions`: the address of an array of `most_regions` entries of three 64-bit numbers
+    `descriptor`: the process's pagemap. `regions`: the address of an array of `max_regions` entries of three 64-bit numbers
     (struct page_region); the first two become start and end of a region. Return the number of regions found, and the address
     where the scan ended. Raises OSError.
     """
     unwanted = _FILE | _PFNZERO | (_GUARD if _knows_guards() else 0)
     wanted = unwanted, unwanted, _PRESENT | _SWAPPED, _PRESENT
     argument = bytearray(
-        _ARGUMENT.pack(_ARGUMENT.size, 0, start, end, 0, regions, most_regions, 0, *wanted)
+        _ARGUMENT.pack(_ARGUMENT.size, 0, start, end, 0, regions, max_regions, 0, *wanted)
     )
     count = fcntl.ioctl(descriptor, _SCAN, argument)
     return count, _ARGUMENT.unpack(argument)[4]

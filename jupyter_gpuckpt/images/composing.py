@@ -34,12 +34,12 @@ _KEPT_BYTES = 2 * MAX_PAGES * PAGE
 COMPOSING_BYTES = _KEPT_BYTES + 3 * MAX_PAGES * PAGE
 
 #: Shorter chunks are stored whole: a record on disk and in the catalog would cost too much of the gain.
-_LEAST_BYTES = 8 * PAGE
+_MIN_CHUNK_BYTES = 8 * PAGE
 #: The least share of a composed chunk that must come from one stored chunk. It bounds what a resume reads to twice the chunk, and
 #: lets stored chunks of which snapshots need little become unused in time.
-_LEAST_SHARE = 0.5
+_MIN_SHARED_PART = 0.5
 #: The limit of source chunks of a composed chunk. Beyond it, only the source of most pages is used, and all other pages are stored.
-_MOST_SOURCES = 8
+_MAX_SOURCES = 8
 
 #: After so many failed comparisons in a row, only every `_PATIENCE`-th chunk is compared until one can be composed again, so that
 #: newly computed data does not take twice the time.
@@ -118,9 +118,9 @@ class Composer:
             start[first + same] = part.start + same * PAGE
         counts = np.bincount(source[source >= 0], minlength=1)
         most = counts.argmax()
-        if counts[most] * PAGE < _LEAST_SHARE * len(chunk):
+        if counts[most] * PAGE < _MIN_SHARED_PART * len(chunk):
             return None
-        if np.count_nonzero(counts) >= _MOST_SOURCES:
+        if np.count_nonzero(counts) >= _MAX_SOURCES:
             source[source != most] = -1
         return _composed(chunk, source, start, list(digests))
 
@@ -261,7 +261,7 @@ class _Layout:
         for chunk, offset, shifts in zip(
             chunks, offsets, zip(before, after, strict=True), strict=False
         ):
-            if chunk.digest not in wanted or chunk.length < _LEAST_BYTES:
+            if chunk.digest not in wanted or chunk.length < _MIN_CHUNK_BYTES:
                 continue
             wanted.remove(chunk.digest)
             places = dict.fromkeys(shift for shift in shifts if shift is not None) or {0: None}

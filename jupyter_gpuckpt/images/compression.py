@@ -20,7 +20,7 @@ _WITHOUT_MATCHES = zstandard.ZstdCompressionParameters.from_level(
 _WORTH = 0.97
 
 #: Smaller chunks are not grouped: a frame for every place in a number costs too much.
-_LEAST_GROUPED = 16 << 10
+_MIN_GROUPED_BYTES = 16 << 10
 # The largest ratio of expected sizes, grouped to plain, at which grouping is tried. Programs and texts reach 0.95.
 _PROMISING = 0.94
 # The difference in expected size within which widths count as equal; of those the smallest is chosen, because it is faster.
@@ -54,7 +54,7 @@ class Compressor:
 
     def _width(self, chunk: memoryview) -> int:
         """Return the width in bytes of the numbers that `chunk` seems to consist of; 0 if grouping their bytes does not pay."""
-        if len(chunk) < _LEAST_GROUPED:
+        if len(chunk) < _MIN_GROUPED_BYTES:
             return 0
         sizes = grouping.expected_sizes(chunk, _PROMISING)
         if sizes is None:

@@ -116,7 +116,7 @@ def pack(
     threads, length = fitting(
         threads,
         segment_bytes(raw_bytes, threads),
-        least_bytes=MIN_SEGMENT,
+        min_bytes=MIN_SEGMENT,
         beside_bytes=beside + (COMPOSING_BYTES if predecessor else 0),
         memory_bytes=memory_bytes,
     )

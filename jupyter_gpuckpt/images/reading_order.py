@@ -23,7 +23,7 @@ from .runs import RECORD, RUN, TARGET, RunTable
 _RUN_GAP = 256 << 10
 # Towards the end runs become shorter, down to this length, so that threads end at about the same time: a run has at most one
 # `_PART`-th of the remaining bytes per thread.
-_LEAST_RUN_BYTES = 256 << 10
+_MIN_RUN_BYTES = 256 << 10
 _PART = 4
 # The number of places to which one thread writes a chunk that occurs many times.
 _SHARED = 16
@@ -146,7 +146,7 @@ def _runs(records: _Rows, pack: _Rows, alone: _Rows, run_bytes: int, threads: in
     for border in borders:
         while first < border:
             firsts.append(first)
-            most = min(run_bytes, max(left[first], _LEAST_RUN_BYTES))
+            most = min(run_bytes, max(left[first], _MIN_RUN_BYTES))
             first = max(first + 1, bisect_right(end_of, start_of[first] + most, first, border))
     runs = np.empty(len(firsts), RUN)
     begin = np.array(firsts, np.int64)

@@ -42,7 +42,7 @@ __all__ = [
 
 # The largest run, and the largest where memory is short.
 _RUN_BYTES = 4 << 20
-_LEAST_RUN_BYTES = MAX_PAGES * PAGE
+_MIN_RUN_BYTES = MAX_PAGES * PAGE
 # The memory of a thread besides its run: a chunk, and its groups.
 _BESIDE = 2 * MAX_PAGES * PAGE
 # The number of chunks that a StreamReader caches.
@@ -88,7 +88,7 @@ class Unpacking:
         self._threads, run_bytes = fitting(
             threads,
             _RUN_BYTES,
-            least_bytes=_LEAST_RUN_BYTES,
+            min_bytes=_MIN_RUN_BYTES,
             beside_bytes=_BESIDE,
             memory_bytes=memory_bytes,
         )

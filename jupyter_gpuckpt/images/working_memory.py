@@ -9,14 +9,14 @@ _PART = 4
 
 
 def fitting(
-    threads: int, piece_bytes: int, *, least_bytes: int, beside_bytes: int, memory_bytes: int
+    threads: int, piece_bytes: int, *, min_bytes: int, beside_bytes: int, memory_bytes: int
 ) -> tuple[int, int]:
     """Return the number of threads and of bytes that each takes at a time, so that all together stay below `memory_bytes`.
 
-    Each thread needs `beside_bytes` besides its piece. If memory is short, pieces are halved down to `least_bytes`, then the number
+    Each thread needs `beside_bytes` besides its piece. If memory is short, pieces are halved down to `min_bytes`, then the number
     of threads is reduced, down to one. `memory_bytes` 0: a quarter of the memory that is free now.
     """
     room = memory_bytes or processes.mem_available() // _PART
-    while piece_bytes // 2 >= least_bytes and threads * (piece_bytes + beside_bytes) > room:
+    while piece_bytes // 2 >= min_bytes and threads * (piece_bytes + beside_bytes) > room:
         piece_bytes //= 2
     return max(1, min(threads, room // (piece_bytes + beside_bytes))), piece_bytes

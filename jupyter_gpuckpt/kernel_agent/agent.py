@@ -71,8 +71,8 @@ _TRIM_SECONDS = 5.0
 _GPU_SECONDS = 30.0
 _EVENTS = ("on_save", "on_resume")
 #: Limits of reading widget states, in bytes and CPU seconds: the kernel is about to be frozen.
-_MOST_STATE_BYTES = 16 << 20
-_MOST_STATE_SECONDS = 0.5
+_MAX_STATE_BYTES = 16 << 20
+_MAX_STATE_SECONDS = 0.5
 
 
 class Agent:
@@ -333,7 +333,7 @@ def _widget_states() -> list[bytes]:
     ipywidgets/widgets/widget.py, `_handle_control_comm_msg`.
     """
     try:
-        return _read_widget_states(time.thread_time() + _MOST_STATE_SECONDS)
+        return _read_widget_states(time.thread_time() + _MAX_STATE_SECONDS)
     except Exception:
         return []
 
@@ -347,7 +347,7 @@ def _read_widget_states(deadline: float) -> list[bytes]:
     texts: list[str] = []
     paths: list[Any] = []
     buffers: list[bytes] = []
-    left = _MOST_STATE_BYTES
+    left = _MAX_STATE_BYTES
     for model_id, widget in widgets.items():
         if widget.comm is None:
             continue

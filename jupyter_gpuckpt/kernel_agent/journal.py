@@ -17,7 +17,7 @@ from typing import Any
 from .sent_messages import copied
 
 #: The most bytes of the journal that are kept in memory for another machine.
-MOST_KEPT_BYTES = 32 << 20
+MAX_KEPT_BYTES = 32 << 20
 _PIECE_BYTES = 1 << 20
 
 
@@ -29,7 +29,7 @@ class Journal:
         self._path = ""
         #: The number of the last message and its end in the file.
         self._count = self._end = 0
-        #: All frames, None if they exceed `MOST_KEPT_BYTES`. Those behind `_end` could not be written yet.
+        #: All frames, None if they exceed `MAX_KEPT_BYTES`. Those behind `_end` could not be written yet.
         self._kept: bytearray | None = bytearray()
         self._unwritten = b""
         #: The requests that were executed: a runner that does not know whether one arrived sends it again.
@@ -66,7 +66,7 @@ class Journal:
             return not known
 
     def _write(self, frame: bytes) -> str:
-        if self._kept is not None and len(self._kept) + len(frame) > MOST_KEPT_BYTES:
+        if self._kept is not None and len(self._kept) + len(frame) > MAX_KEPT_BYTES:
             self._kept = None
         if self._kept is not None:
             self._kept += frame

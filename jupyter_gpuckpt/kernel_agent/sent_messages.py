@@ -9,8 +9,8 @@ from typing import Any
 
 from .addresses import DELIMITER, HEADER, PARENT
 
-_MOST_BYTES = 2 << 20
-_MOST_REPLIES = 50
+_MAX_MESSAGES_BYTES = 2 << 20
+_MAX_REPLIES = 50
 
 Parts = list[bytes]
 
@@ -22,7 +22,7 @@ class SentMessages:
         self._lock = threading.Lock()
         self._messages: deque[tuple[int, Parts]] = deque()
         self._bytes = 0
-        self._replies: deque[Parts] = deque(maxlen=_MOST_REPLIES)
+        self._replies: deque[Parts] = deque(maxlen=_MAX_REPLIES)
 
     def note(self, message: Sequence[Any]) -> None:
         """Add a message that is being sent on iopub."""
@@ -31,7 +31,7 @@ class SentMessages:
         with self._lock:
             self._messages.append((size, parts))
             self._bytes += size
-            while self._bytes > _MOST_BYTES:
+            while self._bytes > _MAX_MESSAGES_BYTES:
                 self._bytes -= self._messages.popleft()[0]
 
     def note_reply(self, reply: Sequence[Any]) -> None:

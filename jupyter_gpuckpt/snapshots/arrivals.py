@@ -52,7 +52,7 @@ def _warnings(manifest: Manifest, here: Host) -> list[str]:
             f"The snapshot was taken under Linux {manifest.host.kernel_release}; this machine's is older"
             f" ({here.kernel_release})."
         )
-    needed, free = room.most_memory_bytes(manifest), processes.mem_available()
+    needed, free = room.max_memory_bytes(manifest), processes.mem_available()
     if needed > free:
         found.append(
             f"Up to {needed >> 20} MB of memory are needed for a resume, {free >> 20} MB are free."

@@ -38,7 +38,7 @@ from .stored_images import FILES, write_images
 logger = logging.getLogger(__name__)
 
 #: The limit of all manifests and annotations of an archive together, which are in memory until its end.
-_MOST_HELD_BYTES = 256 << 20
+_MAX_HELD_BYTES = 256 << 20
 #: The bytes of chunks that are collected for one append.
 _APPEND_BYTES = 8 << 20
 _SKIP_BYTES = 1 << 20
@@ -166,7 +166,7 @@ class _Archive:
     def _held(self, length: int) -> bytes:
         """Return the next bytes, and count them as held in memory."""
         self._held_bytes += tarfile.BLOCKSIZE + length
-        if self._held_bytes > _MOST_HELD_BYTES:
+        if self._held_bytes > _MAX_HELD_BYTES:
             raise _invalid("its manifests are longer than can be")
         return self._take(length)
 

@@ -16,7 +16,7 @@ from .stored_images import MEMORY, write_images
 
 def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
     """Return a sentence about the memory that a resume lacks; empty if there is enough. GPU memory is not considered."""
-    needed = most_memory_bytes(manifest)
+    needed = max_memory_bytes(manifest)
     free = processes.mem_available()
     if needed > free:
         # Memory that forked processes share is in the streams of all of them.
@@ -26,7 +26,7 @@ def memory_shortage(manifest: Manifest, store: LocalStore) -> str:
     return f"{needed >> 20} MB of memory are needed, {free >> 20} MB are free."
 
 
-def most_memory_bytes(manifest: Manifest) -> int:
+def max_memory_bytes(manifest: Manifest) -> int:
     """Return an upper bound of the memory that a resume needs: shared memory of forked processes counts for each of them."""
     return _streams_bytes(manifest, "pages/", "gpu")
 

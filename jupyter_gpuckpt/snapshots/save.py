@@ -271,7 +271,7 @@ def _programs(
             replaced.add(state.gone.get(path, path))
         elif file.length:
             files[path] = file
-    digests.learn(files.keys() - known.keys(), most_bytes=_HASHED_BYTES)
+    digests.learn(files.keys() - known.keys(), max_bytes=_HASHED_BYTES)
     mapped = [
         MappedFile(
             path,

@@ -14,7 +14,7 @@ from ..store.local import LocalStore
 IMAGES_STREAM = "images"
 
 #: The limit of an image that is read into memory.
-_MOST_BYTES = 1 << 28
+_MAX_IMAGE_BYTES = 1 << 28
 
 #: The kinds of images with the tree's open files.
 FILES = ("files", "remap-fpath")
@@ -36,7 +36,7 @@ def write_images(
         return
     small = memoryview(read_stream(manifest.stream(IMAGES_STREAM), store))
     for image in wanted:
-        if image.length > _MOST_BYTES:
+        if image.length > _MAX_IMAGE_BYTES:
             raise ObjectCorrupt(
                 f"Image {image.name} is longer than can be: {image.length:,} bytes."
             )

@@ -20,7 +20,7 @@ def of_snapshot(manifest: Manifest, store: LocalStore) -> dict[str, Any]:
     if not _are_with_memory(manifest):
         return manager_secrets.parted(manifest.launch.jupyter)[1]
     stream = manifest.stream(kept_secrets.STREAM)
-    if stream.length > kept_secrets.MOST_BYTES:
+    if stream.length > kept_secrets.MAX_SECRETS_BYTES:
         return {}
     return kept_secrets.decoded(read_stream(stream, store))
 

@@ -13,7 +13,7 @@ from ..store import manifests
 from ..store.local import LocalStore
 
 #: The most problems that are listed; on a failed disk every chunk would be one.
-MOST_PROBLEMS = 100
+MAX_PROBLEMS = 100
 
 
 def verify(
@@ -46,7 +46,7 @@ def verify(
             checked += length
             if problem:
                 damaged += 1
-                if damaged <= MOST_PROBLEMS:
+                if damaged <= MAX_PROBLEMS:
                     problems.append(problem)
 
     def worker() -> Callable[[bytes], None]:
@@ -54,8 +54,8 @@ def verify(
 
     with store.holding(digests):
         share_out(_in_order(store, digests), worker, threads)
-    if damaged > MOST_PROBLEMS:
-        problems.append(f"{damaged - MOST_PROBLEMS} more chunks are damaged.")
+    if damaged > MAX_PROBLEMS:
+        problems.append(f"{damaged - MAX_PROBLEMS} more chunks are damaged.")
     seconds = time.monotonic() - began
     return Verification(snapshot_id, not damaged, checked, seconds, problems)
 

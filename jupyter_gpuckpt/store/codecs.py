@@ -29,7 +29,7 @@ _WIDTHS = {codec: width for width, codec in GROUPED.items()}
 DIGEST_BYTES = 32
 
 #: The limit of a chunk's length, larger than any writer's; it bounds what a damaged record can make a reader allocate.
-MOST_CHUNK_BYTES = 64 << 20
+MAX_CHUNK_BYTES = 64 << 20
 
 # A decompression context serves one thread at a time and is costly to make.
 _of_thread = threading.local()
@@ -126,7 +126,7 @@ def _check(codec: int, payload: bytes | memoryview, raw_length: int) -> None:
 
     The stated length decides how much zstd allocates, and whether it writes directly to the target.
     """
-    if raw_length > MOST_CHUNK_BYTES:
+    if raw_length > MAX_CHUNK_BYTES:
         raise CodecError(f"{raw_length} bytes are more than a chunk has")
     try:
         if codec == RAW:

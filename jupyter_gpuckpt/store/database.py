@@ -21,7 +21,7 @@ from typing import TypeVar
 logger = logging.getLogger(__name__)
 
 #: The number of rows that a turn changes at first, and at least; it is adapted to the time that turns take.
-_CHANGES, _LEAST_CHANGES = 200, 25
+_CHANGES, _MIN_CHANGES = 200, 25
 #: The target duration of a turn that changes rows.
 _TURN_SECONDS = 0.01
 
@@ -109,7 +109,7 @@ class Database:
             _, seconds = self._timed(partial(work, batch))
             if len(batch) == self._rows and not _TURN_SECONDS / 2 <= seconds <= 2 * _TURN_SECONDS:
                 rows = self._rows // 2 if seconds > _TURN_SECONDS else self._rows * 2
-                self._rows = min(_CHANGES, max(_LEAST_CHANGES, rows))
+                self._rows = min(_CHANGES, max(_MIN_CHANGES, rows))
                 self.run(self._set_checkpoint)
 
     def _set_checkpoint(self, connection: sqlite3.Connection) -> None:

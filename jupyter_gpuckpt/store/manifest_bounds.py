@@ -11,14 +11,14 @@ import msgspec
 from .. import decoding
 
 #: The most bytes of a manifest. It has some 40 bytes per chunk, and a chunk is usually a quarter of a megabyte of memory.
-_MOST_BYTES = 1 << 30
+_MAX_MANIFEST_BYTES = 1 << 30
 #: The decompressed size may be this many bytes, plus this many per compressed byte.
 _FREE_BYTES, _BYTES_PER_BYTE = 32 << 20, 8
 #: The number of streams and chunks that are always allowed; beyond it, each must have at least this many bytes.
 _FREE_ITEMS, _STREAM_BYTES, _CHUNK_BYTES = 1 << 16, 64, 16
 #: Values are counted if everything but the chunks is larger than this; the most values.
-_UNCOUNTED_BYTES, _MOST_VALUES = 1 << 20, 2_000_000
-_MOST_FIELDS = 100
+_UNCOUNTED_BYTES, _MAX_VALUES = 1 << 20, 2_000_000
+_MAX_FIELDS = 100
 
 #: MessagePack types: the number of bytes after the first one that hold a length or count, or the value.
 _STRINGS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
@@ -45,14 +45,14 @@ class _StreamOutline(msgspec.Struct):
     chunks: msgspec.Raw
 
 
-def most_bytes(compressed: int) -> int:
+def max_bytes(compressed: int) -> int:
     """Return the limit of the decompressed size of a manifest of this many compressed bytes."""
-    return min(_MOST_BYTES, _FREE_BYTES + _BYTES_PER_BYTE * compressed)
+    return min(_MAX_MANIFEST_BYTES, _FREE_BYTES + _BYTES_PER_BYTE * compressed)
 
 
 def require_bounded(body: bytes) -> None:
     """Raise msgspec.DecodeError for a manifest that has more values than its length justifies, or that is not a manifest."""
-    if _items(body) > _MOST_FIELDS:
+    if _items(body) > _MAX_FIELDS:
         raise msgspec.DecodeError("too many fields")
     parts = decoding.from_msgpack(body, dict[str, msgspec.Raw])
     streams = bytes(parts.pop("streams", b"\x90"))
@@ -63,7 +63,7 @@ def require_bounded(body: bytes) -> None:
     if sum(map(_items, found)) > _FREE_ITEMS + length // _CHUNK_BYTES:
         raise msgspec.DecodeError("too many chunks")
     if len(body) - length > _UNCOUNTED_BYTES:
-        left = _MOST_VALUES
+        left = _MAX_VALUES
         for part in parts.values():
             left -= _values(bytes(part), left)
 

@@ -27,7 +27,7 @@ from ..model import (
     Stream,
     TcpConnection,
 )
-from .codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
+from .codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 #: The allowed files on the kernel's scratch: the keeper, its secrets, and the library that is preloaded into it.
@@ -42,17 +42,17 @@ _SHM = "/dev/shm/"  # noqa: S108 - the kernel's own, private one
 
 #: The last second of the year 9999, the last that `datetime` supports.
 LATEST = 253402300799.0
-_MOST_PIDS = 1 << 22
-_MOST_ID = (1 << 32) - 2
-_MOST_TIME_NS = (1 << 63) - 1
-_MOST_PORT = 65535
+_MAX_PID = 1 << 22
+_MAX_ID = (1 << 32) - 2
+_MAX_TIME_NS = (1 << 63) - 1
+_MAX_PORT = 65535
 #: The numbers in an address after the host: port, and for IPv6 flow and scope.
 _ADDRESS_NUMBERS = 3
-_MOST_UNREAD_BYTES = 1 << 28
-_MOST_FLAGS, _MOST_OPTION = (1 << 32) - 1, (1 << 31) - 1
-_MOST_LENGTH = 1 << 60
+_MAX_UNREAD_BYTES = 1 << 28
+_MAX_FLAGS, _MAX_OPTION = (1 << 32) - 1, (1 << 31) - 1
+_MAX_STREAM_BYTES = 1 << 60
 #: The most bytes of all images together, except those with streams of their own.
-_MOST_IMAGES_BYTES = 1 << 28
+_MAX_IMAGES_BYTES = 1 << 28
 
 
 def problem_of_info(info: SnapshotInfo) -> str:
@@ -94,13 +94,13 @@ def _on_scratch(path: str) -> bool:
 def _problems(manifest: Manifest) -> Iterator[str]:
     if not is_id(manifest.launch.kernel_id):
         yield "it contains an invalid kernel id"
-    if any(not 0 <= port <= _MOST_PORT for port in manifest.launch.own_ports):
+    if any(not 0 <= port <= _MAX_PORT for port in manifest.launch.own_ports):
         yield "it contains an invalid port"
     pids = [manifest.keeper_pid, manifest.kernel_pid, *(one.pid for one in manifest.processes)]
     pids += [one.pid for one in manifest.gpu]
-    if any(not 0 < pid <= _MOST_PIDS for pid in pids):
+    if any(not 0 < pid <= _MAX_PID for pid in pids):
         yield "it contains an invalid process id"
-    if not 0 <= manifest.uid <= _MOST_ID or not 0 <= manifest.gid <= _MOST_ID:
+    if not 0 <= manifest.uid <= _MAX_ID or not 0 <= manifest.gid <= _MAX_ID:
         yield "it contains an invalid user or group id"
     if any("\0" in path for path in (manifest.launch.cwd, *(one.path for one in manifest.mapped))):
         yield "it contains an invalid path"
@@ -126,13 +126,13 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 def _sound(stream: Stream) -> bool:
     lengths = [chunk.length for chunk in stream.chunks]
     return (
-        sum(lengths) == stream.length <= _MOST_LENGTH
+        sum(lengths) == stream.length <= _MAX_STREAM_BYTES
         and min(lengths, default=1) > 0
         and all(
             (not chunk.digest and not chunk.parts)
             or (
                 len(chunk.digest) == DIGEST_BYTES
-                and chunk.length <= MOST_CHUNK_BYTES
+                and chunk.length <= MAX_CHUNK_BYTES
                 and (not chunk.parts or _is_composed(chunk))
             )
             for chunk in stream.chunks
@@ -146,7 +146,7 @@ def _is_composed(chunk: Chunk) -> bool:
         return False
     parts = list(chunk.stored())
     return sum(part.length for part in parts) == chunk.length and all(
-        part.length > 0 and part.start + part.length <= MOST_CHUNK_BYTES for part in parts
+        part.length > 0 and part.start + part.length <= MAX_CHUNK_BYTES for part in parts
     )
 
 
@@ -155,10 +155,10 @@ def _is_connection(connection: TcpConnection) -> bool:
         end.family in {socket.AF_INET, socket.AF_INET6}
         and _is_address(end.local)
         and _is_address(end.remote)
-        and 0 <= end.unread <= _MOST_UNREAD_BYTES
-        and 0 <= end.flags <= _MOST_FLAGS
+        and 0 <= end.unread <= _MAX_UNREAD_BYTES
+        and 0 <= end.flags <= _MAX_FLAGS
         and all(
-            0 <= option.level <= _MOST_OPTION and 0 <= option.name <= _MOST_OPTION
+            0 <= option.level <= _MAX_OPTION and 0 <= option.name <= _MAX_OPTION
             for option in end.options
         )
         for end in connection.ends
@@ -175,12 +175,12 @@ def _is_address(parts: list[str | int]) -> bool:
     except ValueError:
         return False
     port, *more = [number for number in numbers if isinstance(number, int)] or [-1]
-    return 0 <= port <= _MOST_PORT and all(0 <= number <= _MOST_FLAGS for number in more)
+    return 0 <= port <= _MAX_PORT and all(0 <= number <= _MAX_FLAGS for number in more)
 
 
 def _problems_of_images(manifest: Manifest, streams: dict[str, int]) -> Iterator[str]:
     together = streams.get("images", 0)
-    if together > _MOST_IMAGES_BYTES:
+    if together > _MAX_IMAGES_BYTES:
         yield "its images are longer than images can be"
     names = set()
     for image in manifest.images:
@@ -249,9 +249,9 @@ def _may_be(record: CapturedFile, kinds: dict[str, str], streams: dict[str, int]
     return (
         fits.get(record.kind, False)
         and not record.mode & ~harmless
-        and 0 <= record.uid <= _MOST_ID
-        and 0 <= record.gid <= _MOST_ID
-        and abs(record.mtime_ns) <= _MOST_TIME_NS
+        and 0 <= record.uid <= _MAX_ID
+        and 0 <= record.gid <= _MAX_ID
+        and abs(record.mtime_ns) <= _MAX_TIME_NS
     )
 
 

@@ -182,7 +182,7 @@ def _decoded(path: Path, data: bytes, kind: type[_Part]) -> _Part:
         raise _invalid(path, "it is truncated or was altered")
     try:
         length = zstandard.frame_content_size(body)
-        if length > manifest_bounds.most_bytes(len(body)):
+        if length > manifest_bounds.max_bytes(len(body)):
             raise _invalid(path, f"it would be {length:,} bytes long")
         unpacked = zstandard.ZstdDecompressor().decompress(body)
         manifest_bounds.require_bounded(unpacked)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import ArchiveInvalid, ObjectCorrupt
 from . import packs
-from .codecs import MOST_CHUNK_BYTES, CodecError, UnknownCodecError, digest_of_stored
+from .codecs import MAX_CHUNK_BYTES, CodecError, UnknownCodecError, digest_of_stored
 from .packs import HEADER_BYTES, RECORD_BYTES, Entry
 from .writer import Record
 
@@ -68,8 +68,8 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
         offset += RECORD_BYTES
         if entry is None:
             break  # the index follows, which repeats the records' headers
-        most = min(MOST_CHUNK_BYTES, length - offset)
-        if entry.stored_length > most or entry.raw_length > MOST_CHUNK_BYTES:
+        most = min(MAX_CHUNK_BYTES, length - offset)
+        if entry.stored_length > most or entry.raw_length > MAX_CHUNK_BYTES:
             raise _invalid(name, "a chunk in it is longer than can be")
         payload = take(entry.stored_length)
         offset += entry.stored_length
@@ -85,7 +85,7 @@ def records(name: str, length: int, take: Take) -> Iterator[Record]:
             raise _invalid(name, f"chunk {entry.digest.hex()[:16]} does not match its digest")
         yield Record(entry.digest, payload, entry.raw_length, entry.codec)
     while offset < length:
-        offset += len(take(min(MOST_CHUNK_BYTES, length - offset)))
+        offset += len(take(min(MAX_CHUNK_BYTES, length - offset)))
 
 
 def _invalid(name: str, why: str) -> ArchiveInvalid:

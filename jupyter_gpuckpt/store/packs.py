@@ -30,7 +30,7 @@ import numpy as np
 from ..errors import FormatTooNew, ObjectCorrupt
 from ..model import FORMAT_VERSION
 from ..pwrite import pwrite_all
-from .codecs import MOST_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
+from .codecs import MAX_CHUNK_BYTES, CodecError, digest_of, digest_of_stored
 
 SUFFIX = ".pack"
 #: The prefix of packs that are being written; a file with it that exists when a store opens is incomplete.
@@ -181,7 +181,7 @@ def index_of(path: Path) -> bytes:
         offsets.min() >= HEADER_BYTES + RECORD_BYTES
         and offsets.max() <= most
         and (rows["stored_length"] <= most - offsets).all()
-        and rows["raw_length"].max() <= MOST_CHUNK_BYTES
+        and rows["raw_length"].max() <= MAX_CHUNK_BYTES
     ):
         raise _damaged(path, "its index points outside its records")
     return index
@@ -201,7 +201,7 @@ def scan(path: Path) -> Iterator[Entry]:
             entry = parse_record_header(header, offset - RECORD_BYTES)
             if entry is None:
                 return
-            if entry.stored_length > MOST_CHUNK_BYTES:
+            if entry.stored_length > MAX_CHUNK_BYTES:
                 return
             payload = file.read(entry.stored_length)
             with suppress(CodecError):

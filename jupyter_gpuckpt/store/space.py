@@ -21,7 +21,7 @@ from .needs import Needs, add, chosen_of
 from .records import Records
 
 #: The most points of the growth curve.
-MOST_POINTS = 60
+MAX_POINTS = 60
 
 
 class Space:
@@ -120,10 +120,10 @@ def growth(infos: list[SnapshotInfo]) -> list[Growth]:
     for info in infos:
         total += info.sizes.new_bytes
         points.append(Growth(info.created, total))
-    if len(points) <= MOST_POINTS:
+    if len(points) <= MAX_POINTS:
         return points
     last = len(points) - 1
-    return [points[round(place * last / (MOST_POINTS - 1))] for place in range(MOST_POINTS)]
+    return [points[round(place * last / (MAX_POINTS - 1))] for place in range(MAX_POINTS)]
 
 
 def _length_of_files(directory: Path) -> int:

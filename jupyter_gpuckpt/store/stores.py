@@ -13,7 +13,7 @@ from .faults import store_errors
 from .local import LocalStore
 from .lock import names_another_host
 
-_MOST = 64
+_MAX_STORES = 64
 _PAUSE = 0.05
 #: How long to wait for a store that a process of this host has open, in seconds: the process may just be ending.
 _ENDING_SECONDS = 2.0
@@ -42,7 +42,7 @@ def open_free(root: Path, are_others_there: Callable[[], bool]) -> LocalStore:
                     raise
                 time.sleep(_PAUSE)
     raise StoreUnavailable(
-        f"All {_MOST} snapshot stores beside {root} are in use.",
+        f"All {_MAX_STORES} snapshot stores beside {root} are in use.",
         hint="Stop a gpuckptd on another machine, or choose another store.",
     )
 
@@ -83,5 +83,5 @@ def _is_free(directory: Path, are_others_there: Callable[[], bool]) -> bool:
 
 def _directories(root: Path) -> Iterator[Path]:
     yield root
-    for number in range(2, _MOST + 1):
+    for number in range(2, _MAX_STORES + 1):
         yield root.with_name(f"{root.name}-{number}")

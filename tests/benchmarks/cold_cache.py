@@ -15,7 +15,7 @@ import numpy as np
 
 _PAGE = mmap.PAGESIZE
 #: At most this share of a file may stay: Linux keeps pages that somebody else is just reading.
-_MOST_LEFT = 0.02
+_MAX_SHARE_LEFT = 0.02
 
 
 def evict(paths: Iterable[Path]) -> None:
@@ -24,7 +24,7 @@ def evict(paths: Iterable[Path]) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        assert cached(path) <= _MOST_LEFT, f"{cached(path):.0%} of {path.name} stays in memory"
+        assert cached(path) <= _MAX_SHARE_LEFT, f"{cached(path):.0%} of {path.name} stays in memory"
 
 
 def cached(path: Path) -> float:

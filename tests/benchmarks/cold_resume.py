@@ -28,7 +28,7 @@ CHART = "cold, from the disk"
 
 def run() -> Iterator[Row]:
     """`dd`, a resume after which all is in memory, and one from there, in turn; the first two with nothing in memory."""
-    size = scaled(1.0, most_gb=8, memory=1.6, disk=2.5)
+    size = scaled(1.0, max_gb=8, memory=1.6, disk=2.5)
     reading, reply, warm = list[float](), list[float](), list[float]()
     stages = defaultdict[str, list[float]](list)
     with (

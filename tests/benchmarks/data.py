@@ -31,7 +31,7 @@ GB_PER_CORE = 0.125
 
 def run() -> Iterator[Row]:
     """Every number of threads in turn, for each kind."""
-    size = room.scaled(GB_PER_CORE, most_gb=2, memory=3.5, disk=1.5)
+    size = room.scaled(GB_PER_CORE, max_gb=2, memory=3.5, disk=1.5)
     for kind in memory_kinds.KINDS:
         yield from _measure(kind, memory_kinds.fill(int(size * GB), [kind]))
 

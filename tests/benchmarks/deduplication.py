@@ -27,7 +27,7 @@ seed += 2
 
 def run() -> Iterator[Row]:
     """Three saves of one kernel, in a new store each time."""
-    size = scaled(0.75, most_gb=4, memory=1.5, disk=2.5)
+    size = scaled(0.75, max_gb=4, memory=1.5, disk=2.5)
     changed, fresh = int(CHANGED * size * GB), int(FRESH * size * GB)
     setup = f"{holding(size, 'random')}\nat, size, seed = 0, {changed}, 100\n"
     seconds, stored = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)

@@ -115,12 +115,12 @@ class EngineKernel:
         `one_process`: the threads are those of one process, although several would be worth it.
         """
         progress = Progress()
-        least = worker_processes._LEAST_PROCESSES
-        worker_processes._LEAST_PROCESSES = 1 << 20 if one_process else least
+        least = worker_processes._MIN_PROCESSES
+        worker_processes._MIN_PROCESSES = 1 << 20 if one_process else least
         try:
             return self._resume(manifest, store, threads, progress), progress
         finally:
-            worker_processes._LEAST_PROCESSES = least
+            worker_processes._MIN_PROCESSES = least
 
     def _resume(
         self, manifest: Manifest, store: LocalStore, threads: int, progress: Progress

@@ -57,7 +57,7 @@ SIZES = [int(size) for size in os.environ.get("GPUCKPT_BENCH_CHUNKS", "100000,10
 #: As many requests at a time as uploads and fetches make.
 _AT_A_TIME = 8
 #: A far store has so many index objects at most.
-_INDEXES = indexes.MOST_INDEXES
+_INDEXES = indexes.MAX_INDEXES
 _CHUNKS_PER_PACK = far_packs.PACK_BYTES // CHUNK_BYTES
 _SECRET = Secret(HolderKind.FILE, b"b" * 32)
 _SESSION = "session"
@@ -68,7 +68,7 @@ def run() -> Iterator[Row]:
     with scratch() as place, mock.patch.dict(os.environ, servers.s3_variables()):
         (place / "weed").mkdir()
         with servers.seaweedfs(place / "weed") as url:
-            size = scaled(0.25, most_gb=1, memory=3, disk=12)
+            size = scaled(0.25, max_gb=1, memory=3, disk=12)
             for kind in ("random", "compressible"):
                 yield from _transfers(url, place / kind, kind, int(size * GB))
             yield _cipher(url, place / "random/made", place / "cipher")
@@ -214,7 +214,7 @@ def _large(url: str, place: Path, count: int) -> Iterator[Row]:
             yield _row(
                 f"    collection that {what} those of one session",
                 remote,
-                lambda: collect(remote.bucket, remote.seal, remote.seen, least_age=timedelta(0)),
+                lambda: collect(remote.bucket, remote.seal, remote.seen, min_age=timedelta(0)),
             )
         assert len(_listed(remote.sessions)) == len(newcomer.ids())
 

@@ -32,7 +32,7 @@ class _Read(Exception):  # noqa: N818 - not an error: leaves the block, which un
 
 def run() -> Iterator[Row]:
     """Every number of threads, and CRIU's, in turn."""
-    size = scaled(1.0, most_gb=8, memory=1.5, disk=0)
+    size = scaled(1.0, max_gb=8, memory=1.5, disk=0)
     counts = thread_counts()
     ours = defaultdict[int, list[float]](list)
     reading = defaultdict[int, list[float]](list)

@@ -37,9 +37,9 @@ def fitting(wanted_gb: list[float], *, memory: float, disk: float) -> list[float
     return fits
 
 
-def scaled(gb_per_core: float, *, most_gb: float, memory: float, disk: float) -> float:
+def scaled(gb_per_core: float, *, max_gb: float, memory: float, disk: float) -> float:
     """One size, in GB: more where there are more processors, as far as it fits."""
-    return fitting([min(most_gb, gb_per_core * cores())], memory=memory, disk=disk)[0]
+    return fitting([min(max_gb, gb_per_core * cores())], memory=memory, disk=disk)[0]
 
 
 def folder() -> Path:

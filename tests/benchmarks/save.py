@@ -33,7 +33,7 @@ _PIECE = 4 << 20
 
 def run() -> Iterator[Row]:
     """Ours, the bare write and theirs in turn; each save is the first of its store."""
-    size = scaled(1.0, most_gb=8, memory=2.2, disk=4)
+    size = scaled(1.0, max_gb=8, memory=2.2, disk=4)
     seconds = defaultdict[str, list[float]](list)
     stored = archived = 0
     with scratch() as directory, engine_kernel(directory, holding(size, *MIXTURE)) as kernel:

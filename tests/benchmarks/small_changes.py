@@ -55,7 +55,7 @@ KINDS = {
 
 def run() -> Iterator[Row]:
     """Each kind in a kernel and a store of its own."""
-    size = scaled(0.5, most_gb=2, memory=3, disk=3)
+    size = scaled(0.5, max_gb=2, memory=3, disk=3)
     for kind, (setup, change) in KINDS.items():
         with (
             scratch() as directory,

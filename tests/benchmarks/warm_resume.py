@@ -27,7 +27,7 @@ KINDS = {"raw": ("random",), "zstd": ("text", "zeros", "float32")}
 
 def run() -> Iterator[Row]:
     """Every number of threads, and CRIU's, in turn, for each kind."""
-    size = scaled(1.0, most_gb=8, memory=1.6, disk=2.5)
+    size = scaled(1.0, max_gb=8, memory=1.6, disk=2.5)
     for kind in KINDS:
         yield from _measure(kind, size)
 

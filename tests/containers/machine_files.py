@@ -17,7 +17,7 @@ INSIDE = [sys.executable, "-m", "tests.containers.inside"]
 #: Longer than any container runs.
 SECONDS = 150
 #: What a limit is set to that is higher here; it would be raised otherwise, for which rights may be missing.
-_MOST, _UNLIMITED = 20000, 1 << 64
+_MAX_LIMIT, _UNLIMITED = 20000, 1 << 64
 
 
 def write_profile(folder: Path) -> None:
@@ -29,7 +29,8 @@ def limits() -> list[str]:
     """Return the limits of a container, as docker and podman take them."""
     kinds = {"nofile": resource.RLIMIT_NOFILE, "nproc": resource.RLIMIT_NPROC}
     found = {
-        name: min(resource.getrlimit(kind)[1] % _UNLIMITED, _MOST) for name, kind in kinds.items()
+        name: min(resource.getrlimit(kind)[1] % _UNLIMITED, _MAX_LIMIT)
+        for name, kind in kinds.items()
     }
     return [f"{name}={most}:{most}" for name, most in found.items()]
 

@@ -28,10 +28,10 @@ from tests.live_files import stats_below
 
 WHOM = ("daemon", "daemon", "worker", "store", "daemon and store")
 #: A snapshot has so many chunks at most; its packs have 32.
-MOST_CHUNKS = 100
+MAX_CHUNKS = 100
 RATE = 25_000_000
 STUCK_SECONDS = 900.0
-MOST_WAIT_SECONDS = 60.0
+MAX_WAIT_SECONDS = 60.0
 
 
 class World:
@@ -63,7 +63,7 @@ class World:
         """Bring another snapshot in, which shares some chunks with an earlier one."""
         number = len(self.snapshots)
         before = self.chance.choice([[], *self.snapshots.values()])
-        count = self.chance.randint(1, MOST_CHUNKS)
+        count = self.chance.randint(1, MAX_CHUNKS)
         seeds = before[: count // 3] + [number * 1000 + one for one in range(count)]
         snapshot_id = f"s{number}"
         chunks = [one for seed in seeds for one in some_chunks(seed, 1)]
@@ -80,7 +80,7 @@ class World:
 
     def until_some_moment(self) -> None:
         """Wait for a random time, or until an upload has come some way and a little longer."""
-        before, deadline = self._progress(), time.monotonic() + MOST_WAIT_SECONDS
+        before, deadline = self._progress(), time.monotonic() + MAX_WAIT_SECONDS
         if self.chance.random() < 0.3:
             time.sleep(self.chance.uniform(0, 3))
             return

@@ -115,7 +115,7 @@ def test_lists_name_what_is_in_a_folder(bucket):
 def test_what_is_longer_than_it_can_be_is_not_read(bucket):
     bucket.create("one", content(10_000))
     with pytest.raises(FarObjectInvalid, match="is longer than"):
-        bucket.get("one", most_bytes=9_999)
+        bucket.get("one", max_bytes=9_999)
 
 
 def test_an_object_without_a_header_cannot_be_written():

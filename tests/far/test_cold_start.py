@@ -15,7 +15,7 @@ from tests.unit.test_store_local import manifest, put
 
 SAVES = 3
 #: What is promised for each session that is listed.
-MOST_REQUESTS = 20
+MAX_REQUESTS = 20
 
 
 @pytest.mark.parametrize("sessions", [1, 8])
@@ -46,4 +46,4 @@ def test_a_cold_start_takes_few_requests_for_each_session(
     # The manifest, the header and the index of its pack, and its chunks.
     to_fetch = count_requests() - before - to_list
     assert 0 < to_fetch <= 4 * sessions
-    assert to_list + to_fetch <= MOST_REQUESTS * sessions
+    assert to_list + to_fetch <= MAX_REQUESTS * sessions

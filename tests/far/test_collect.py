@@ -38,8 +38,8 @@ def machine(tmp_path):
         one.close()
 
 
-def collected(machine, least_age=NOW):
-    return collect(machine.bucket, machine.seal, machine.seen, least_age=least_age)
+def collected(machine, min_age=NOW):
+    return collect(machine.bucket, machine.seal, machine.seen, min_age=min_age)
 
 
 def assert_sound(machine):
@@ -93,7 +93,7 @@ def test_heartbeats_of_daemons_that_ended_without_a_word_go_after_a_day(machine,
     Leases(a.bucket, a.seal, a.sessions, "ended").claim("session-1")
     collected(a)
     assert [one.name for one in a.bucket.list("heartbeats")] == ["heartbeats/ended"]
-    monkeypatch.setattr(collecting, "LEAST_AGE", timedelta(seconds=-1))
+    monkeypatch.setattr(collecting, "MIN_AGE", timedelta(seconds=-1))
     collected(a)
     assert a.bucket.list("heartbeats") == []
 

@@ -252,7 +252,7 @@ def test_a_collector_completes_an_erasing_that_was_cut_off(tmp_path):
         upload(a, "s2", "stays")
         a.sessions.empty("gone", set())
         for _ in range(3):
-            collect(there, a.seal, a.seen, least_age=timedelta(0))
+            collect(there, a.seal, a.seen, min_age=timedelta(0))
         assert_nothing_left(a)
         assert_comes_back(there, tmp_path / "b", content=OTHER)
 
@@ -296,7 +296,7 @@ def test_an_erasing_during_which_others_upload_collect_and_erase_loses_nothing(t
             def meanwhile():
                 upload(other, "s3", "stays")
                 for _ in range(2):
-                    collect(there, other.seal, other.seen, least_age=timedelta(0))
+                    collect(there, other.seal, other.seen, min_age=timedelta(0))
                 erased(other, "third")
 
             a.bucket = bucket = Stopping(there, at, meanwhile)
@@ -361,7 +361,7 @@ def test_a_collector_that_looks_while_manifests_are_replaced_takes_nothing_for_u
             return found
 
         a.bucket.list = stale
-        collect(a.bucket, a.seal, a.seen, least_age=timedelta(0))
+        collect(a.bucket, a.seal, a.seen, min_age=timedelta(0))
         assert times
         [one] = other.sessions.get("stays").listed
         needed = {ref.name for ref in far_manifests.read(there, a.seal, one.manifest).packs}

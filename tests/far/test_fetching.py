@@ -56,7 +56,7 @@ ROOT = Path(__file__).parents[2]
 CONTENT = chunks(7, 60, 50_000)
 SIZES = Sizes(3_000_000, 2_500_000, 2_500_000)
 #: A session may cost so many requests when a remote is listed.
-MOST_REQUESTS = 20
+MAX_REQUESTS = 20
 
 
 class Here:
@@ -242,7 +242,7 @@ def test_a_list_costs_few_requests(first, second, count_requests):
         listing = await b.far.sessions("share")
         assert [len(one.snapshots) for one in listing.sessions] == [4, 4, 4]
         count = count_requests() - before
-        assert 3 < count <= 3 * MOST_REQUESTS
+        assert 3 < count <= 3 * MAX_REQUESTS
         # The keyring, the list, and each session once.
         assert count == 5
 

@@ -71,4 +71,4 @@ def _comes_back(remote, folder, number) -> bool:
 
 
 def collected(machine) -> None:
-    collect(machine.bucket, machine.seal, machine.seen, least_age=timedelta(0))
+    collect(machine.bucket, machine.seal, machine.seen, min_age=timedelta(0))

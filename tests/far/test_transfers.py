@@ -344,7 +344,7 @@ def test_only_one_machine_writes_where_nothing_can_be_swapped(machine, tmp_path)
 
 
 def test_many_indexes_become_few(machine, monkeypatch):
-    monkeypatch.setattr(indexes, "MOST_INDEXES", 3)
+    monkeypatch.setattr(indexes, "MAX_INDEXES", 3)
     a = machine()
     for number in range(6):
         a.save(f"s{number}", *chunks(number, 2))
@@ -380,7 +380,7 @@ def test_each_index_is_received_once(machine, monkeypatch):
     upload(3)
     assert received[2] > index.size
     assert copy.read_bytes() == whole
-    monkeypatch.setattr(indexes, "MOST_INDEXES", 1)
+    monkeypatch.setattr(indexes, "MAX_INDEXES", 1)
     upload(4)  # joins the index objects
     upload(5)
     assert not copy.exists()

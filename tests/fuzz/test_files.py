@@ -112,7 +112,7 @@ def look_at_pack(data, folder="/dev/shm"):
                 continue
             for entry in entries[:50]:
                 assert 0 <= entry.offset <= entry.offset + entry.stored_length <= len(data)
-                assert entry.raw_length <= codecs.MOST_CHUNK_BYTES
+                assert entry.raw_length <= codecs.MAX_CHUNK_BYTES
         source = io.BytesIO(data)
 
         def take(count):

@@ -465,13 +465,13 @@ def test_more_than_criu_can_inherit_are_named(run, monkeypatch) -> None:
     """Without a privilege it is some hundreds; who has it has no such limit."""
     program = run(PAIRS)
     program.lines()
-    monkeypatch.setattr(criu_options, "most_inherited", lambda: 5)
+    monkeypatch.setattr(criu_options, "max_inherited_descriptors", lambda: 5)
     saved = program.save(stop=True)
     [warning] = saved.warnings
     assert "there are too many" in warning
     assert saved.manifest.info.reason == "suspend"
     assert len(saved.manifest.connections) == 2
-    monkeypatch.setattr(criu_options, "most_inherited", lambda: 3)
+    monkeypatch.setattr(criu_options, "max_inherited_descriptors", lambda: 3)
     warnings = program.resume(saved.manifest.info.snapshot_id).warnings
     assert len(warnings) == 2
     assert all("was closed" in warning for warning in warnings)

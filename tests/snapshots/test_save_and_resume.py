@@ -337,7 +337,7 @@ def test_the_plain_fall_back_saves_and_resumes_as_well(run, engine: EngineSettin
 def test_memory_is_stored_and_filled_by_several_processes(
     run, engine: EngineSettings, monkeypatch
 ) -> None:
-    monkeypatch.setattr(worker_processes, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(worker_processes, "_MIN_BYTES", 1)
     program = run(
         """
         import hashlib, os, time, numpy as np

@@ -18,7 +18,7 @@ from jupyter_gpuckpt.errors import (
 from jupyter_gpuckpt.images.compression import Compressor
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
-from jupyter_gpuckpt.snapshots.verify import MOST_PROBLEMS, verify
+from jupyter_gpuckpt.snapshots.verify import MAX_PROBLEMS, verify
 from jupyter_gpuckpt.store.codecs import digest_of
 from jupyter_gpuckpt.store.local import LocalStore
 from jupyter_gpuckpt.store.packs import RECORD_BYTES
@@ -315,14 +315,14 @@ def test_a_verification_names_all_that_is_damaged(store):
 
 
 def test_a_verification_of_a_lost_pack_or_manifest_is_an_answer(store):
-    chunks = [os.urandom(100) for _ in range(MOST_PROBLEMS + 5)]
+    chunks = [os.urandom(100) for _ in range(MAX_PROBLEMS + 5)]
     before = set(pack_files(store))
     fill(store, "s4", *chunks)
     for path in set(pack_files(store)) - before:
         path.unlink()
     found = verified(store, "s4")
     assert (found.ok, found.checked_bytes) == (False, 0)
-    assert len(found.problems) == MOST_PROBLEMS + 1
+    assert len(found.problems) == MAX_PROBLEMS + 1
     assert found.problems[-1] == "5 more chunks are damaged."
     os.truncate(store.root / "manifests" / "s1.manifest", 100)
     found = verified(store, "s1")

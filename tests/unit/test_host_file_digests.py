@@ -43,7 +43,7 @@ def test_an_unchanged_file_is_read_once(digests, tmp_path, monkeypatch):
 def test_small_files_are_read_now_and_large_ones_in_the_background(digests, tmp_path):
     small = written(tmp_path / "small", b"1" * 10)
     large = written(tmp_path / "large", b"2" * 1000)
-    digests.learn([large, small, str(tmp_path / "none")], most_bytes=100)
+    digests.learn([large, small, str(tmp_path / "none")], max_bytes=100)
     assert digests.known(small)
     wait_for(lambda: digests.known(large))
 
@@ -52,7 +52,7 @@ def test_small_files_are_read_now_and_large_ones_in_the_background(digests, tmp_
 def test_they_are_kept_over_restarts_and_made_again_where_the_file_is_damaged(tmp_path, damage):
     path, kept = written(tmp_path / "a", b"one"), tmp_path / "digests"
     first = FileDigests(kept)
-    first.learn([path], most_bytes=100)
+    first.learn([path], max_bytes=100)
     first.close()
     again = FileDigests(kept)
     assert again.known(path) == blake3(b"one").hexdigest()
@@ -67,6 +67,6 @@ def test_they_are_kept_over_restarts_and_made_again_where_the_file_is_damaged(tm
 def test_what_cannot_be_kept_is_no_error(tmp_path):
     path = written(tmp_path / "a", b"one")
     digests = FileDigests(tmp_path / "no" / "such" / "folder")
-    digests.learn([path], most_bytes=100)
+    digests.learn([path], max_bytes=100)
     assert digests.known(path)
     digests.close()

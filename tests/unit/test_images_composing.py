@@ -39,7 +39,7 @@ def store(tmp_path):
 def by(request, monkeypatch):
     """Which workers pack."""
     if request.param == "processes":
-        monkeypatch.setattr(processes, "_LEAST_BYTES", 1)
+        monkeypatch.setattr(processes, "_MIN_BYTES", 1)
     yield request.param
     gc.collect()
 
@@ -114,7 +114,7 @@ def test_what_changed_too_much_is_stored_whole(store):
 
 
 def test_saved_over_and_over_a_resume_reads_twice_its_bytes_at_most(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(composing, "_MOST_SOURCES", 3)
+    monkeypatch.setattr(composing, "_MAX_SOURCES", 3)
     data = DATA[: 4 * MB]
     save(store, "s0", data)
     for number in range(1, 13):
@@ -254,7 +254,7 @@ def edits():
 def test_whatever_is_done_to_memory_comes_back(
     tmp_path_factory, monkeypatch, first, second, tail, sources
 ):
-    monkeypatch.setattr(composing, "_MOST_SOURCES", sources)
+    monkeypatch.setattr(composing, "_MAX_SOURCES", sources)
     folder = tmp_path_factory.mktemp("edits")
     with LocalStore(folder / "store") as store:
         data = DATA[: 4 * MB] + bytes(10 * PAGE) + DATA[: 20 * PAGE] + DATA[:tail]

@@ -82,7 +82,7 @@ def test_they_store_what_threads_store(tmp_path, store, sources, monkeypatch):
     assert {s.name: read_stream(s, store) for s in first.streams} == content(sources)
     second = pack(sources, store, threads=THREADS, progress=Progress())
     assert second == first._replace(new_bytes=0)
-    monkeypatch.setattr(worker_processes, "_LEAST_PROCESSES", 100)
+    monkeypatch.setattr(worker_processes, "_MIN_PROCESSES", 100)
     with LocalStore(tmp_path / "other") as other:
         assert pack(sources, other, threads=THREADS, progress=Progress()) == first
 

@@ -94,7 +94,7 @@ def test_runs_are_neighbours_and_become_shorter_towards_the_end(store):
     packs = [run[0] for run in runs]
     assert packs == sorted(packs, key=packs.index)
     assert len(set(packs)) > 1
-    assert max(lengths[-3:]) <= reading_order._LEAST_RUN_BYTES
+    assert max(lengths[-3:]) <= reading_order._MIN_RUN_BYTES
 
 
 def test_a_chunk_longer_than_a_run_is_a_run(store):

@@ -66,7 +66,7 @@ def test_many_threads_stay_below_the_bound(folder, tmp_path, bound):
 
 def test_pieces_become_smaller_before_threads_become_fewer():
     def fit(memory_bytes: int) -> tuple[int, int]:
-        return fitting(8, 16, least_bytes=2, beside_bytes=4, memory_bytes=memory_bytes)
+        return fitting(8, 16, min_bytes=2, beside_bytes=4, memory_bytes=memory_bytes)
 
     assert fit(160) == (8, 16)
     assert fit(159) == (8, 8)
@@ -76,4 +76,4 @@ def test_pieces_become_smaller_before_threads_become_fewer():
 
 
 def test_a_quarter_of_what_is_free_is_enough_for_all_threads_here():
-    assert fitting(4, 16, least_bytes=2, beside_bytes=4, memory_bytes=0) == (4, 16)
+    assert fitting(4, 16, min_bytes=2, beside_bytes=4, memory_bytes=0) == (4, 16)

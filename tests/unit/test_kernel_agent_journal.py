@@ -72,7 +72,7 @@ def test_it_is_written_anew_on_another_machine(tmp_path):
 
 
 def test_one_that_is_too_large_for_memory_says_so_on_another_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "MOST_KEPT_BYTES", 1000)
+    monkeypatch.setattr(writing, "MAX_KEPT_BYTES", 1000)
     journal = opened(tmp_path / "journal")
     journal.add(b"iopub", said("x" * 1000))
     assert "too large" in journal.opened({"path": str(tmp_path / "elsewhere")})["trouble"]

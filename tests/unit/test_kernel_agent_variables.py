@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 from jupyter_gpuckpt.kernel_agent.variables.fingerprints import Fingerprints
-from jupyter_gpuckpt.kernel_agent.variables.listing import MOST_VARIABLES, variables_of
+from jupyter_gpuckpt.kernel_agent.variables.listing import MAX_VARIABLES, variables_of
 
 
 def numbered():
@@ -285,11 +285,11 @@ def test_fingerprints_take_no_longer_than_they_may():
 
 
 def test_of_very_many_variables_the_biggest_are_told():
-    namespace = {f"x{i}": "x" * i for i in range(MOST_VARIABLES + 5)}
+    namespace = {f"x{i}": "x" * i for i in range(MAX_VARIABLES + 5)}
     shell = types.SimpleNamespace(user_ns=namespace, user_ns_hidden={})
     found = variables_of(shell, 0)
     assert not found["complete"]
-    assert len(found["listed"]) == MOST_VARIABLES
+    assert len(found["listed"]) == MAX_VARIABLES
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

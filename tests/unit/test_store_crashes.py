@@ -113,7 +113,7 @@ def killed_at(step, root, work):
 def count_steps(last):
     """End this process before the step `last`: before anything that others could find changed on the disk."""
     done = 0
-    database._CHANGES = database._LEAST_CHANGES = 2
+    database._CHANGES = database._MIN_CHANGES = 2
 
     def counted(work):
         def step(*arguments, **named):

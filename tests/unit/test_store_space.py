@@ -8,7 +8,7 @@ import pytest
 from jupyter_gpuckpt.model import Sizes, SnapshotInfo
 from jupyter_gpuckpt.store import manifests
 from jupyter_gpuckpt.store.local import LocalStore
-from jupyter_gpuckpt.store.space import MOST_POINTS, growth
+from jupyter_gpuckpt.store.space import MAX_POINTS, growth
 from tests.manifests import manifest
 from tests.unit.test_store_local import pack_files, put
 
@@ -80,7 +80,7 @@ def test_growth_is_thinned_out_but_ends_where_it_ends():
         for number in range(1000)
     ]
     points = growth(infos)
-    assert len(points) == MOST_POINTS
+    assert len(points) == MAX_POINTS
     assert (points[0].stored_bytes, points[-1].stored_bytes) == (10, 10_000)
     assert points == sorted(points, key=lambda point: point.time)
     assert [point.stored_bytes for point in growth(infos[:2])] == [10, 20]

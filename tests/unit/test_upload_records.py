@@ -25,7 +25,7 @@ from jupyter_gpuckpt.model import SnapshotInfo
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.server.views import snapshot_view
 from jupyter_gpuckpt.snapshot_records import Snapshot, Traffic, Upload, UploadState
-from jupyter_gpuckpt.store.far.sessions import MOST_TEXT
+from jupyter_gpuckpt.store.far.sessions import MAX_TEXT_CHARACTERS
 from jupyter_gpuckpt.store.stub_files import Stub
 from tests.server.contract import DOCUMENT
 
@@ -214,6 +214,6 @@ def test_facts_are_what_is_known():
     info = SnapshotInfo("s", "kernel", 1.0, "save", name="python3", title="t" * 9999, host_name="h")
     facts = facts_of(info, {"hub_user": ["not", "a", "name"], "path": "p" * 9999})
     assert (facts.session_id, facts.hub_user, facts.server_name) == ("kernel", "", "")
-    assert facts.path == "p" * MOST_TEXT
-    assert facts.title == "t" * MOST_TEXT
+    assert facts.path == "p" * MAX_TEXT_CHARACTERS
+    assert facts.title == "t" * MAX_TEXT_CHARACTERS
     assert facts_of(info, {}).path == ""

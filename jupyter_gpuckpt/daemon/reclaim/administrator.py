@@ -16,7 +16,7 @@ import msgspec
 
 from ... import decoding
 from ...host import commands
-from ...reclaim_records import MOST_ID_CHARACTERS, MOST_NOTICES, Notice, NoticeKind, now
+from ...reclaim_records import MAX_ID_CHARACTERS, MAX_NOTICES, Notice, NoticeKind, now
 from .endpoints import Endpoint, NoAnswerError
 from .polling import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, polled
 
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 class Given(msgspec.Struct, frozen=True):
     """A notice as an administrator gives it. A URL may give `deadline`, a time as HTTP and mail write it, instead of `within_seconds`."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_ID_CHARACTERS // 2)]
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARACTERS // 2)]
     within_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e8)] = 0.0
     deadline: str = ""
     disk_survives: bool = False
@@ -70,7 +70,7 @@ class UrlNotices:
         else:
             given = [one for one in answer.record(Listed).notices if not one.withdrawn]
         found = []
-        for one in given[:MOST_NOTICES]:
+        for one in given[:MAX_NOTICES]:
             notice_id = f"{self.name}:{one.id}"
             deadline = self._deadlines.get(notice_id, now() + one.within_seconds)
             if one.deadline:

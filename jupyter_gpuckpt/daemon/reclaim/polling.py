@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from ...reclaim_records import MOST_NOTICES, Notice
+from ...reclaim_records import MAX_NOTICES, Notice
 from .endpoints import NoAnswerError
 
 #: Deadlines of one notice that differ by less count as equal, because services give their time in whole seconds.
@@ -52,7 +52,7 @@ class Standing:
         changed = []
         for notice in found:
             known = before.pop(notice.id, None)
-            if len(self._notices) >= MOST_NOTICES:
+            if len(self._notices) >= MAX_NOTICES:
                 continue
             if known is not None and _is_same(known, notice):
                 self._notices[notice.id] = known

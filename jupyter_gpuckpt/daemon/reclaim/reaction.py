@@ -21,7 +21,7 @@ from ...errors import GpuCkptError
 from ...model import Cause
 from ...protocol import Event, Operation, OperationKind, OwnerKind, ResumeRequest, SaveRequest
 from ...reclaim_records import (
-    MOST_NOTICES,
+    MAX_NOTICES,
     Notice,
     NoticeKind,
     NoticeRequest,
@@ -132,8 +132,8 @@ class Reaction:
                 return
             del self._standing[notice.id]
             _log.warning("notice %r is withdrawn: this machine stays", notice.id)
-        elif known is None and len(self._standing) >= MOST_NOTICES:
-            _log.warning("notice %r is left out: there are %d already", notice.id, MOST_NOTICES)
+        elif known is None and len(self._standing) >= MAX_NOTICES:
+            _log.warning("notice %r is left out: there are %d already", notice.id, MAX_NOTICES)
             return
         else:
             notice = msgspec.structs.replace(notice, is_due=self._is_due(notice))

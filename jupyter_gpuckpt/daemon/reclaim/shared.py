@@ -22,7 +22,7 @@ import msgspec
 from ... import decoding
 from ...errors import GpuCkptError
 from ...place import runtime_dir
-from ...reclaim_records import MOST_NOTICES, Moment, Notice, now
+from ...reclaim_records import MAX_NOTICES, Moment, Notice, now
 from .polling import Source, Standing, merged
 
 #: The interval at which the reader rewrites its board, and the age at which a board no longer counts.
@@ -156,7 +156,7 @@ class SharedSource:
         return lock
 
     def _write(self) -> None:
-        standing = list(self._standing.values())[:MOST_NOTICES]
+        standing = list(self._standing.values())[:MAX_NOTICES]
         content = msgspec.json.encode(Board(self._boot_id, now(), standing))
         path = self._directory / f"{self._name}.{os.getuid()}.json"
         temporary = path.with_suffix(".new")
@@ -197,7 +197,7 @@ class SharedSource:
             _log.debug("%s: %s", path, error)
             return None
         is_ours = board.boot_id == self._boot_id and board.beat <= now()
-        return board if is_ours and len(board.notices) <= MOST_NOTICES else None
+        return board if is_ours and len(board.notices) <= MAX_NOTICES else None
 
 
 def directory_for(data_dir: Path) -> Path | None:

@@ -16,7 +16,7 @@ from ..settings import EngineSettings
 #: The variable with the directory of CRIU's cache, and its value, a path of the kernel's mount namespace.
 VARIABLE, DIRECTORY = "XDG_RUNTIME_DIR", SCRATCH
 NAME = "criu.kdat"
-_MOST_BYTES = 1 << 16
+_MAX_FILE_BYTES = 1 << 16
 
 
 def bring(settings: EngineSettings, scratch: Path) -> None:
@@ -37,7 +37,7 @@ def _copy(source: Path, target: Path) -> None:
     if target.exists():
         return
     with source.open("rb") as file:
-        content = file.read(_MOST_BYTES)
+        content = file.read(_MAX_FILE_BYTES)
     unfinished = target.with_name(f"{NAME}.{os.getpid()}")
     unfinished.write_bytes(content)
     unfinished.replace(target)

@@ -27,9 +27,9 @@ LIST = f"{SCRATCH}/gone"
 VARIABLE = "GPUCKPT_GONE"
 
 #: A record of the list, as in preload.c: pid, start, end and a path.
-_MOST_PATH = 232
-_RECORD = struct.Struct(f"<3Q{_MOST_PATH}s")
-_MOST = 4096
+_MAX_PATH_BYTES = 232
+_RECORD = struct.Struct(f"<3Q{_MAX_PATH_BYTES}s")
+_MAX_RECORDS = 4096
 _DELETED = " (deleted)"
 #: Names that CRIU recognizes without opening a file.
 _KNOWN = ("/dev/zero", "/SYSV", "/anon_hugepage", "/[aio]")
@@ -62,7 +62,7 @@ class DeletedFiles:
         records = []
         for file, areas in files.items():
             way = other.get(file) or self._substitute(areas)
-            if len(os.fsencode(way)) >= _MOST_PATH:
+            if len(os.fsencode(way)) >= _MAX_PATH_BYTES:
                 way = self._substitute(areas)
             records += [
                 (processes.nspid(pid) or 0, area.start, area.end, os.fsencode(way))
@@ -75,7 +75,9 @@ class DeletedFiles:
                 for pid, area in areas
             ]
         listed = self._tree.inside(LIST)
-        listed.write_bytes(b"".join(_RECORD.pack(*record) for record in sorted(records)[:_MOST]))
+        listed.write_bytes(
+            b"".join(_RECORD.pack(*record) for record in sorted(records)[:_MAX_RECORDS])
+        )
 
     def remove(self) -> None:
         """Remove the list, and substitutes that CRIU has not removed."""

@@ -30,8 +30,8 @@ VARIABLE = "GPUCKPT_HIDDEN"
 _REGIONS = 512
 #: The smallest area that is hidden; CRIU handles smaller ones.
 _SMALLEST = 1 << 20
-#: The most areas in the list (MOST in preload.c).
-_MOST = 65536
+#: The most areas in the list (MAX_AREAS in preload.c).
+_MAX_AREAS = 65536
 
 Area = tuple[int, int]
 
@@ -96,7 +96,7 @@ def _hideable(pid: int) -> list[Area]:
         and (area.inode or not area.path or area.path == "[heap]" or area.path.startswith("[anon:"))
         and area.end - area.start >= _SMALLEST
     ]
-    return found[: _MOST // 64]
+    return found[: _MAX_AREAS // 64]
 
 
 def _pages(pid: int, areas: list[Area]) -> Iterator[Extent]:

@@ -32,7 +32,7 @@ PE_LAZY, PE_PRESENT = 2, 4
 #: pstree_entry (images/pstree.proto).
 _TREE_PID, _TREE_THREADS = 1, 5
 #: PID_MAX_LIMIT of 64-bit Linux (include/linux/threads.h).
-_MOST_PIDS = 1 << 22
+_MAX_PID = 1 << 22
 
 #: fdinfo_entry (images/fdinfo.proto).
 _FD_NUMBER = 4
@@ -232,7 +232,7 @@ def highest_pid(images: Path) -> int:
             for number, _, value in fields(message)
             if isinstance(value, int) and not (is_zombie and number == _TREE_THREADS)
         ]
-    return max(value for value in found if value <= _MOST_PIDS)
+    return max(value for value in found if value <= _MAX_PID)
 
 
 @strict

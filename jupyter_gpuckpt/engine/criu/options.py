@@ -64,7 +64,7 @@ def restore_command(settings: EngineSettings, directory: str, *, unprivileged: b
     ]
 
 
-def most_inherited() -> int:
+def max_inherited_descriptors() -> int:
     """Return how many descriptors a restore may inherit: for an unprivileged CRIU the queue that holds them is short."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as queue:
         try:

@@ -31,7 +31,7 @@ _FAMILY, _TYPE, _STATE, _SOURCE, _DESTINATION, _ADDRESS = 3, 4, 6, 7, 8, 11
 _UNIX_STATE, _UNIX_NAME = 4, 11
 #: TCP_LISTEN of include/net/tcp_states.h; unix sockets use the same numbers.
 _LISTEN = 10
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 #: The name of the CUDA driver's abstract socket: NUL, then `cuda-uvmfd-<inode of the PID namespace>-<pid in it>`.
 _CUDA_NAME = re.compile(rb"\0cuda-uvmfd-(\d+)-(\d+)")
 #: Folders that are private to a kernel: sockets there do not conflict with others.
@@ -89,7 +89,7 @@ def _read(files: Path) -> tuple[list[bytes], list[tuple[int, int, str]]]:
     for entry in entries:
         _edited(entry, {}, 0)  # can be read as a whole
     listeners = list(_listeners(entries))
-    if any(not 0 <= port <= _MOST_PORT for port, _, _ in listeners):
+    if any(not 0 <= port <= _MAX_PORT for port, _, _ in listeners):
         raise ValueError("a port is none")
     return entries, listeners
 

@@ -25,7 +25,7 @@ _WATCH = re.compile(r"^inotify wd:\S+ ino:([0-9a-f]+) sdev:([0-9a-f]+) ", re.MUL
 _MINOR_BITS = 20
 #: Limits of the search, because a home may have millions of files or lie on a slow disk: seconds of CPU time, which leaves out the
 #: waiting on a busy machine, seconds of time, and files.
-_PROCESSOR_SECONDS, _SECONDS, _MOST = 1.0, 5.0, 100_000
+_MAX_PROCESSOR_SECONDS, _MAX_SECONDS, _MAX_FILES = 1.0, 5.0, 100_000
 
 _File = tuple[int, int]
 
@@ -36,13 +36,13 @@ def paths(tree: Tree) -> list[str]:
     wanted = {file for pid in members for file in _watched(pid)}
     found: dict[_File, str] = {}
     if wanted:
-        processor_deadline = time.thread_time() + _PROCESSOR_SECONDS
-        deadline = time.monotonic() + _SECONDS
+        processor_deadline = time.thread_time() + _MAX_PROCESSOR_SECONDS
+        deadline = time.monotonic() + _MAX_SECONDS
         for count, (path, file) in enumerate(_near(tree, members, {ino for _, ino in wanted})):
             if file in wanted:
                 found.setdefault(file, path)
             is_over = time.thread_time() > processor_deadline or time.monotonic() > deadline
-            if len(found) == len(wanted) or count > _MOST or is_over:
+            if len(found) == len(wanted) or count > _MAX_FILES or is_over:
                 break
     return sorted(found.values())
 

@@ -35,8 +35,8 @@
 #define PIECE (2UL << 20) /* the granularity of cuMemCreate; smaller allocations share such pieces in the driver */
 #define LANE_ENTRIES 4096 /* as ENTRIES in lane_gate.S */
 #define ENTRY_BYTES 16
-#define MOST_PARTS 65536
-#define MOST_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
+#define MAX_PARTS 65536
+#define MAX_PART_BYTES (1UL << 30) /* giving back needs room for two more parts */
 #define BATCH 200 /* descriptors in one message; Linux takes 253 */
 #define COPIED_AT_ONCE (2UL << 30)
 #define REGISTERED_AT_ONCE (128UL << 20)
@@ -119,7 +119,7 @@ typedef struct {
     int device, state;
 } part_t;
 
-static part_t *parts; /* room for MOST_PARTS; pages are taken as they are used */
+static part_t *parts; /* room for MAX_PARTS; pages are taken as they are used */
 static uint32_t part_count;
 static pthread_mutex_t parts_lock = PTHREAD_MUTEX_INITIALIZER, entries_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -245,10 +245,10 @@ static void unmap_parts(const part_t *from, uint32_t count) {
 static result_t add_parts(address_t address, size_t whole, int device, context_t context) {
     part_t *added = parts + part_count;
     uint32_t count = 0;
-    if ((whole + MOST_PART_BYTES - 1) / MOST_PART_BYTES > MOST_PARTS - part_count) return -ENOSPC;
-    for (size_t at = 0; at < whole; at += MOST_PART_BYTES, count++) {
+    if ((whole + MAX_PART_BYTES - 1) / MAX_PART_BYTES > MAX_PARTS - part_count) return -ENOSPC;
+    for (size_t at = 0; at < whole; at += MAX_PART_BYTES, count++) {
         part_t made = {.address = address + at, .whole_bytes = at ? 0 : whole, .context = context, .device = device, .state = MINE};
-        made.bytes = whole - at < MOST_PART_BYTES ? whole - at : MOST_PART_BYTES;
+        made.bytes = whole - at < MAX_PART_BYTES ? whole - at : MAX_PART_BYTES;
         result_t error = create_at(made.address, made.bytes, device, &made.handle);
         if (error) {
             unmap_parts(added, count);
@@ -299,7 +299,7 @@ static int64_t find(address_t address) {
 static void free_at(uint32_t first) {
     address_t address = parts[first].address;
     size_t whole = parts[first].whole_bytes;
-    uint32_t end = first + (whole + MOST_PART_BYTES - 1) / MOST_PART_BYTES;
+    uint32_t end = first + (whole + MAX_PART_BYTES - 1) / MAX_PART_BYTES;
     unmap_parts(parts + first, end - first);
     memmove(parts + first, parts + end, (part_count - end) * sizeof *parts);
     part_count -= end - first;
@@ -858,7 +858,7 @@ __attribute__((constructor)) static void begin(void) {
     if (!named || !named[0] || strlen(named) >= sizeof directory) return;
     strcpy(directory, named);
     clean_environment();
-    parts = mmap(NULL, MOST_PARTS * sizeof *parts, PROT_READ | PROT_WRITE,
+    parts = mmap(NULL, MAX_PARTS * sizeof *parts, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (parts == MAP_FAILED || __register_atfork(NULL, NULL, forked, NULL)) directory[0] = 0;
 }

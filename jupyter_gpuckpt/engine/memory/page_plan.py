@@ -23,7 +23,7 @@ from ..criu.memory_images import Area
 _PROT_WRITE = 2
 _PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
 #: The least bytes shared with a parent for which a child's pages are left to CRIU; with fewer the child gets copies.
-_LEAST = 1 << 20
+_MIN_SHARED_BYTES = 1 << 20
 
 #: Start and end of a memory area.
 Place = tuple[int, int]
@@ -77,7 +77,10 @@ class PagePlan:
         CRIU compares page by page. To compare chunks would not do: one changed page changes a chunk of hundreds of equal pages.
         """
         common = self._common(parent)
-        if sum(piece.length for piece, area in self._pieces if _place(area) in common) < _LEAST:
+        if (
+            sum(piece.length for piece, area in self._pieces if _place(area) in common)
+            < _MIN_SHARED_BYTES
+        ):
             return
         self._inherited |= common
         parent._inherited |= common

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cache
 
 #: IOV_MAX: the most pieces that one call takes.
-MOST_PIECES = 1024
+MAX_PIECES = 1024
 
 
 class IoVec(ctypes.Structure):

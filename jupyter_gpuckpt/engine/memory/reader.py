@@ -18,7 +18,7 @@ from ... import decoding
 from ...errors import FreezeFailed
 from ..criu.images import Extent
 from . import process_vm
-from .process_vm import MOST_PIECES, IoVec
+from .process_vm import MAX_PIECES, IoVec
 
 _COPY_PIECE = 4 << 20
 
@@ -101,8 +101,8 @@ class ProcessMemory:
                 remote.append(IoVec(part.address + within, size))
             at, index = at + size, index + 1
         for pid, (local, remote) in pieces.items():
-            for first in range(0, len(remote), MOST_PIECES):
-                _read(pid, local[first : first + MOST_PIECES], remote[first : first + MOST_PIECES])
+            for first in range(0, len(remote), MAX_PIECES):
+                _read(pid, local[first : first + MAX_PIECES], remote[first : first + MAX_PIECES])
 
     def share(self) -> tuple[str, bytes]:
         """Return (factory, data) as in `SharedSource`: the other process reads the same memory, and copied parts from this process."""

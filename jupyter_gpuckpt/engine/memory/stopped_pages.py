@@ -19,7 +19,7 @@ from ... import decoding
 from ...errors import ThawFailed
 from . import process_vm
 from .page_plan import Piece
-from .process_vm import MOST_PIECES, IoVec
+from .process_vm import MAX_PIECES, IoVec
 
 
 class _Shared(msgspec.Struct, frozen=True):
@@ -61,8 +61,8 @@ class StoppedPages:
                 local.append(IoVec(base + first - offset, last - first))
                 remote.append(IoVec(piece.address + first - piece.offset, last - first))
             index += 1
-        for at in range(0, len(remote), MOST_PIECES):
-            self._write(local[at : at + MOST_PIECES], remote[at : at + MOST_PIECES])
+        for at in range(0, len(remote), MAX_PIECES):
+            self._write(local[at : at + MAX_PIECES], remote[at : at + MAX_PIECES])
 
     def _write(self, local: list[IoVec], remote: list[IoVec]) -> None:
         written = process_vm.write(self.pid, local, remote)

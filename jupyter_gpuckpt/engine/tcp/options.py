@@ -68,7 +68,7 @@ _SENDING, _RECEIVING = 1, 2
 #: TCP_WINDOW_CLAMP: the largest window that is offered to the sender.
 _OFFERED = (_IPPROTO_TCP, 10)
 #: The largest buffer that is set: without a limit, that of a program that never reads would grow at every resume.
-_MOST_BYTES = 64 << 20
+_MAX_BUFFER_BYTES = 64 << 20
 _SO_RCVBUFFORCE = 33
 
 
@@ -127,7 +127,7 @@ def widen(end: socket.socket, length: int, note: Callable[[int], None] = lambda 
         chosen = end.getsockopt(*_CHOSEN)
     except OSError:  # without SO_BUF_LOCK, Linux could not take over the size again later
         return
-    wanted = min(2 * (count(end, termios.FIONREAD) + length), _MOST_BYTES // 2)
+    wanted = min(2 * (count(end, termios.FIONREAD) + length), _MAX_BUFFER_BYTES // 2)
     with suppress(PermissionError):
         # Linux doubles the size that is set.
         if 2 * wanted > end.getsockopt(*_BUFFERS[1]):

@@ -180,7 +180,7 @@ class Recorded:
         self.queues = b""
         self.lost: list[LostConnection] = []
         self._held: list[_HeldEnd] = []
-        self._most = criu_options.most_inherited()
+        self._max_descriptors = criu_options.max_inherited_descriptors()
         queues = list[bytes]()
         self._journal = tree.inside(_JOURNAL)
         members = pids(tree)
@@ -203,7 +203,7 @@ class Recorded:
         self.queues = b"".join(queues)
 
     def _add(self, inner: Inner, members: list[int], deadline: float) -> Iterable[bytes]:
-        if self._ends_kept() + len(inner.ends) > self._most:
+        if self._ends_kept() + len(inner.ends) > self._max_descriptors:
             raise _UnkeepableError("there are too many")
         ends = []
         for end in inner.ends:
@@ -231,7 +231,7 @@ class Recorded:
         with suppress(OSError, _UnkeepableError):
             held = _HeldEnd(end)
             self._held.append(held)
-            if held.is_closed and held.waiting() and self._ends_kept() < self._most:
+            if held.is_closed and held.waiting() and self._ends_kept() < self._max_descriptors:
                 held.check()
                 held.look()
                 name = f"{end.program} (process {processes.nspid(end.pid)}), which is closed"

@@ -62,7 +62,7 @@ class RemadeConnections:
         self._rehearsal = rehearsal
         self._sockets: dict[int, tuple[TcpEnd, socket.socket]] = {}
         self._waiting: list[tuple[TcpConnection, socket.socket]] = []
-        self._most = criu_options.most_inherited()
+        self._max_descriptors = criu_options.max_inherited_descriptors()
         if not rehearsal:
             ended_connections.remove({end.local[1] for kept in connections for end in kept.ends})  # type: ignore[misc]
         offset = 0
@@ -154,7 +154,7 @@ class RemadeConnections:
     def _make(self, connection: TcpConnection, queues: Sequence[bytes]) -> None:
         first = connection.ends[0]
         try:
-            if len(self._sockets) + len(connection.ends) > self._most:
+            if len(self._sockets) + len(connection.ends) > self._max_descriptors:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             if connection.waiting:
                 made = [_bound(first)]

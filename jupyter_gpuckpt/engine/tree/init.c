@@ -188,9 +188,9 @@ static void open_streams(const char *log) {
 
 /* Descriptors of GPU memory that no process has mapped while the driver checkpoints its owner. init holds them, so that the memory
  * outlives the daemon. The key is the owner's pid in this namespace. The other side is engine/gpu/lane.py. */
-enum { KEEP = 'k', GIVE = 'g', FREE = 'f', DROP = 'd', MOST_HELD = 16384, BATCH = 200 };
+enum { KEEP = 'k', GIVE = 'g', FREE = 'f', DROP = 'd', MAX_HELD_DESCRIPTORS = 16384, BATCH = 200 };
 typedef struct { int order; unsigned owner, first; } request_t;
-static struct { unsigned owner; int descriptor; } held[MOST_HELD];
+static struct { unsigned owner; int descriptor; } held[MAX_HELD_DESCRIPTORS];
 static unsigned held_count;
 
 static void drop(unsigned owner) {
@@ -227,7 +227,7 @@ static void hold(int peer) {
     if (request.order == DROP) drop(request.owner);
     if (request.order == FREE) free_first(request.owner, request.first);
     for (int i = 0; i < count; i++)
-        if (request.order == KEEP && held_count < MOST_HELD) {
+        if (request.order == KEEP && held_count < MAX_HELD_DESCRIPTORS) {
             held[held_count].owner = request.owner;
             held[held_count++].descriptor = descriptors[i];
         } else close(descriptors[i]);

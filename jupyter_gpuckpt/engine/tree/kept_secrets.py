@@ -18,7 +18,7 @@ from .tree import Tree
 INSIDE = f"{SCRATCH}/secrets"
 #: The stream of a snapshot that holds the secrets (`engine.capture` names it).
 STREAM = f"file{INSIDE}"
-MOST_BYTES = 1 << 20
+MAX_SECRETS_BYTES = 1 << 20
 
 
 def install(root: Path, secrets: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ def of_tree(tree: Tree) -> dict[str, Any] | None:
     try:
         descriptor = os.open(tree.inside(INSIDE), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            return decoded(file.read(MOST_BYTES))
+            return decoded(file.read(MAX_SECRETS_BYTES))
     except OSError:
         return None
 

@@ -25,7 +25,7 @@ _HINT = (
     " The snapshot is untouched."
 )
 #: The most entries and bytes of a directory that counts as one made for sockets.
-_MOST_ENTRIES, _MOST_BYTES = 100, 16 << 20
+_MAX_DIRECTORY_ENTRIES, _MAX_DIRECTORY_BYTES = 100, 16 << 20
 
 
 def separate(init_pid: int, paths: Iterable[str], inside: Callable[[str], Path]) -> None:
@@ -65,7 +65,7 @@ def _is_temporary(directory: Path) -> bool:
     if directory in roots or not any(root in directory.parents for root in roots):
         return False
     sizes = list(_sizes_below(directory))
-    return len(sizes) <= _MOST_ENTRIES and sum(sizes) <= _MOST_BYTES
+    return len(sizes) <= _MAX_DIRECTORY_ENTRIES and sum(sizes) <= _MAX_DIRECTORY_BYTES
 
 
 def _sizes_below(directory: Path) -> Iterator[int]:

@@ -19,15 +19,15 @@ from ...host import commands
 logger = logging.getLogger(__name__)
 
 #: Below this number of processes, or of bytes, threads do the work.
-_LEAST_PROCESSES = 2
-_LEAST_BYTES = 512 << 20
+_MIN_PROCESSES = 2
+_MIN_BYTES = 512 << 20
 #: A process that forks should have no other threads; numpy's library starts some by default.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def worth_it(raw_bytes: int, threads: int) -> bool:
     """Return whether processes are faster than threads at reading or writing this many bytes."""
-    return threads >= _LEAST_PROCESSES and raw_bytes >= _LEAST_BYTES
+    return threads >= _MIN_PROCESSES and raw_bytes >= _MIN_BYTES
 
 
 class _ForkServer:

@@ -20,11 +20,11 @@ from typing import Any
 from .values import attributes, bases, is_plain, items, length, name_of, one_of, origin_of
 
 #: The most bytes that are read, in total.
-_MOST_BYTES = 1 << 30
+_MAX_HASHED_BYTES = 1 << 30
 #: The most objects in one value that are examined one by one.
-_MOST_OBJECTS = 100_000
+_MAX_OBJECTS = 100_000
 #: The most texts or numbers of one list that are examined together.
-_MOST_TOGETHER = 2_000_000
+_MAX_ITEMS = 2_000_000
 _DEEPEST = 30
 #: The bytes that are read between two checks of the clock.
 _PIECE_BYTES = 16 << 20
@@ -51,7 +51,7 @@ class Fingerprints:
 
     def __init__(self, seconds: float) -> None:
         self._deadline = time.thread_time() + seconds
-        self._bytes, self._objects = _MOST_BYTES, _MOST_OBJECTS
+        self._bytes, self._objects = _MAX_HASHED_BYTES, _MAX_OBJECTS
         #: The ids of the containers of the object that is being examined, to detect cycles.
         self._open_containers: set[int] = set()
 
@@ -59,7 +59,7 @@ class Fingerprints:
         """Return a value's fingerprint; None if it has none. Raises TimeoutError when the budget is used up."""
         self._look_at_clock()
         digest = _new()
-        self._objects = _MOST_OBJECTS
+        self._objects = _MAX_OBJECTS
         self._open_containers.clear()
         try:
             self._feed(digest, value, _DEEPEST)
@@ -126,7 +126,7 @@ class Fingerprints:
         """Feed many numbers at once, or texts with gaps (None, NaN); return False if there is anything else among them."""
         count = len(texts)
         # Ids are used because hashing a class would run code of its metaclass.
-        kinds = set(map(id, map(type, texts))) if count <= _MOST_TOGETHER else set()
+        kinds = set(map(id, map(type, texts))) if count <= _MAX_ITEMS else set()
         if kinds and kinds <= {id(int), id(float)}:
             self._look_at_clock()
             self._feed_bytes(digest, ",".join(map(repr, texts)).encode())
@@ -189,7 +189,7 @@ class Fingerprints:
         layout = repr(dtype.descr) if dtype.names else dtype.str
         digest.update(f"{layout}{array.shape}\0".encode())
         if dtype.hasobject:
-            listed = array.ravel().tolist() if array.size <= _MOST_TOGETHER else None
+            listed = array.ravel().tolist() if array.size <= _MAX_ITEMS else None
             if dtype.names or listed is None:
                 raise TypeError
             self._feed(digest, listed, depth - 1)

@@ -29,14 +29,14 @@ from .values import (
 )
 
 #: The most variables that are listed; if there are more, the biggest are.
-MOST_VARIABLES = 1000
+MAX_VARIABLES = 1000
 #: The most names among which the biggest variables are searched for.
-_MOST_NAMES = 10_000
+_MAX_NAMES = 10_000
 #: The total budget for computing sizes, in CPU seconds; variables beyond it are listed without a size.
 _SECONDS = 0.05
 #: The number of a container's items that are examined; the others are assumed to be like them.
 _SAMPLE = 200
-_MOST_OBJECTS = 20_000
+_MAX_OBJECTS = 20_000
 _DEEPEST = 24
 _LONGEST_NAME, _LONGEST_SUMMARY = 200, 80
 _WIDEST_INT_BITS = 128
@@ -77,7 +77,7 @@ def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
         if (value := _get(shell, name)) is not _GONE
     ]
     found.sort(key=lambda one: (-one["bytes"], one["name"]))
-    del found[MOST_VARIABLES:]
+    del found[MAX_VARIABLES:]
     value = None  # else it would be referenced while others are examined
     fingerprints = {}
     making = Fingerprints(fingerprint_seconds)
@@ -88,12 +88,12 @@ def variables_of(shell: Any, fingerprint_seconds: float) -> dict[str, Any]:
                 fingerprints[name] = made
     except TimeoutError:
         pass
-    complete = len(names) <= MOST_VARIABLES and len(shell.user_ns) <= _MOST_NAMES
+    complete = len(names) <= MAX_VARIABLES and len(shell.user_ns) <= _MAX_NAMES
     return {"listed": found, "fingerprints": fingerprints, "complete": complete}
 
 
 def _names(shell: Any) -> Iterator[str]:
-    for name in list(dict.keys(shell.user_ns))[:_MOST_NAMES]:
+    for name in list(dict.keys(shell.user_ns))[:_MAX_NAMES]:
         if type(name) is str and name[:1] != "_" and len(name) <= _LONGEST_NAME:
             value = _get(shell, name)
             if value is not _GONE and not _is_code(value):
@@ -130,7 +130,7 @@ class Look:
     """An examination of one value and all that it holds, in which each object is counted once."""
 
     def __init__(self, deadline: float) -> None:
-        self._deadline, self._objects = deadline, _MOST_OBJECTS
+        self._deadline, self._objects = deadline, _MAX_OBJECTS
         self._met: set[int] = set()
         self._on_devices: dict[str, float] = {}
         self._size = 0.0

@@ -50,7 +50,7 @@ _PRESENT = frozenset(KernelState) - ABSENT
 #: How long a save computes fingerprints of variables, for later comparisons, while cells wait; less if time may be short, or if
 #: no user requested the save.
 _FINGERPRINT_SECONDS = {Cause.SHUTDOWN: 0.1, Cause.RECLAIM: 0.1, Cause.AUTOSAVE: 0.3}
-_MOST_FINGERPRINT_SECONDS = 1.0
+_MAX_FINGERPRINT_SECONDS = 1.0
 #: The causes of snapshots before which a kernel frees unused memory, with the time for collecting garbage.
 _TRIM_SECONDS = {Cause.IDLE: 2.0, Cause.AUTOSAVE: 0.5, Cause.SHUTDOWN: 0.1}
 
@@ -228,7 +228,7 @@ class ServerOperations(KernelListener):
                     called = found is not None and await agent.call_on_save(manager, found)
                     if found is not None:  # else the agent does not answer
                         variables = await agent.variables(
-                            manager, _FINGERPRINT_SECONDS.get(cause, _MOST_FINGERPRINT_SECONDS)
+                            manager, _FINGERPRINT_SECONDS.get(cause, _MAX_FINGERPRINT_SECONDS)
                         )
                         await self._trim(served, cause)
                     # An agent that has not answered in time may still read the request later, so it must be flushed in any case.

@@ -23,7 +23,7 @@ from ... import decoding
 CONTROL_TARGET = "jupyter.widget.control"
 
 #: The largest states that are recorded for the next server: they are written with every record of the kernel.
-_MOST_RECORDED_BYTES = 1 << 20
+_MAX_RECORDED_BYTES = 1 << 20
 
 #: The data of a `comm_msg` (`method`, `states` or `state`, and `buffer_paths`), and its buffers.
 Update = tuple[dict[str, Any], list[bytes]]
@@ -123,7 +123,7 @@ class SavedComms:
             msgspec.msgpack.encode((self._states, self._buffers))
         )
         encoded = base64.b64encode(packed).decode()
-        return encoded if len(encoded) <= _MOST_RECORDED_BYTES else ""
+        return encoded if len(encoded) <= _MAX_RECORDED_BYTES else ""
 
 
 class PageComms:

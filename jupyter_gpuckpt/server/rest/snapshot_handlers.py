@@ -21,7 +21,7 @@ from .base_handler import GpuCkptHandler
 from .openapi import ARCHIVE, answers
 
 #: The limit of an imported archive, as large as any disk.
-_MOST_ARCHIVE_BYTES = 1 << 50
+_MAX_ARCHIVE_BYTES = 1 << 50
 #: The most pieces of an archive that are queued for the daemon.
 _PIECES = 16
 #: The characters that are replaced by a dash in the file name that a page proposes, and the length to which the name is cut.
@@ -146,7 +146,7 @@ class ImportHandler(GpuCkptHandler):
     @web.authenticated
     @authorized
     async def _begin(self) -> None:
-        self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
+        self.request.connection.set_max_body_size(_MAX_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
         self._pieces = asyncio.Queue(_PIECES)
         sending = self.parts.link.daemon.send(calls.import_archive(_until_none(self._pieces)))
         self._sent = asyncio.ensure_future(sending)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 #: The length of every object's header. Each write has a different header.
 HEADER_BYTES = 64
 #: The most bytes of an object that is not a pack.
-MOST_SMALL_BYTES = 256 << 20
+MAX_SMALL_OBJECT_BYTES = 256 << 20
 
 #: The lock file of a folder, held during a compare-and-swap.
 _LOCK = ".lock"
@@ -52,7 +52,7 @@ SILENT_SECONDS = 20
 _REQUEST_SECONDS = 900
 #: Content longer than this takes long to send, so its response may take as long as the whole request.
 _LONG_BYTES = 64 << 10
-_MOST_LISTED = 10_000_000
+_MAX_LISTED_OBJECTS = 10_000_000
 
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger(__name__)
@@ -112,16 +112,16 @@ class Bucket:
         self._patient = patient or store
         self._swaps, self._lock, self._root = swaps, lock, root
 
-    def get(self, name: str, *, most_bytes: int = MOST_SMALL_BYTES) -> Stored:
+    def get(self, name: str, *, max_bytes: int = MAX_SMALL_OBJECT_BYTES) -> Stored:
         """Return an object. Raises FarObjectMissing."""
 
         def get() -> Stored:
             self.counter.note_read()
             result = self._store.get(name)
             meta = result.meta
-            if meta["size"] > most_bytes:
+            if meta["size"] > max_bytes:
                 raise FarObjectInvalid(
-                    f"{name} in remote {self.name} is longer than {most_bytes:,} bytes."
+                    f"{name} in remote {self.name} is longer than {max_bytes:,} bytes."
                 )
             data = bytes(result.bytes())
             self.counter.note_received(len(data))
@@ -246,9 +246,9 @@ class Bucket:
                 if number:
                     self.counter.note_write()
                 found += [Found(one["path"], one["size"], one["last_modified"]) for one in page]
-                if len(found) > _MOST_LISTED:
+                if len(found) > _MAX_LISTED_OBJECTS:
                     raise FarObjectInvalid(
-                        f"Remote {self.name} lists more than {_MOST_LISTED:,} objects."
+                        f"Remote {self.name} lists more than {_MAX_LISTED_OBJECTS:,} objects."
                     )
             return found
 

@@ -28,7 +28,7 @@ from .seen import Seen
 from .sessions import Sessions
 
 #: Packs younger than this, by the remote's clock, are not condemned: otherwise a slow upload would have to send them repeatedly.
-LEAST_AGE = timedelta(days=1)
+MIN_AGE = timedelta(days=1)
 
 
 class Collected(NamedTuple):
@@ -39,9 +39,7 @@ class Collected(NamedTuple):
     condemned: int = 0
 
 
-def collect(
-    bucket: Bucket, seal: Seal, seen: Seen, *, least_age: timedelta = LEAST_AGE
-) -> Collected:
+def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_AGE) -> Collected:
     """Begin a new epoch, remove packs that an earlier epoch condemned, and condemn packs that no manifest needs now.
 
     Nothing is removed if another collector begins the epoch, or if a manifest cannot be read. Raises FarObjectInvalid, FormatTooNew,
@@ -69,13 +67,11 @@ def collect(
     fresh = {
         one.name
         for one in there.values()
-        if _may_go(one, written - least_age)
-        and one.name not in needed
-        and one.name not in condemned
+        if _may_go(one, written - min_age) and one.name not in needed and one.name not in condemned
     }
     epochs.write_list(bucket, seal, epoch.number, (condemned - removed) | fresh)
     _drop_lists(bucket, epoch)
-    old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - LEAST_AGE]
+    old = [one.name for one in bucket.list(leases.FOLDER) if one.modified < written - MIN_AGE]
     bucket.delete(old)  # heartbeats of killed daemons, whose leases ended long ago
     freed = sum(there[name].size for name in removed if name in there)
     return Collected(len(removed), freed, len(fresh))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Credential
 
 _READ_AGAIN_AFTER = timedelta(minutes=5)
-_MOST_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
 class AwsFile:
@@ -62,7 +62,7 @@ class AwsFile:
         parser = configparser.ConfigParser(interpolation=None)
         try:
             with self._path.open(encoding="utf-8") as file:
-                parser.read_string(file.read(_MOST_BYTES))
+                parser.read_string(file.read(_MAX_FILE_BYTES))
             section = parser[self._profile]
             keys = section["aws_access_key_id"], section["aws_secret_access_key"]
         except (OSError, UnicodeDecodeError, configparser.Error, KeyError):

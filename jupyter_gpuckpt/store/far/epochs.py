@@ -20,7 +20,7 @@ from .seen import Seen
 
 NAME = "epoch"
 FOLDER = "condemned"
-_MOST_BYTES = 64 << 20
+_MAX_RECORD_BYTES = 64 << 20
 _ATTEMPTS = 5
 
 
@@ -58,7 +58,7 @@ def read(bucket: Bucket, seal: Seal, seen: Seen) -> Now:
 def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None]:
     newest = seen.newest(NAME)
     try:
-        stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
+        stored = bucket.get(NAME, max_bytes=_MAX_RECORD_BYTES)
     except FarObjectMissing:
         if newest:
             raise invalid(NAME, "this machine has seen it, but it is missing now") from None
@@ -86,7 +86,9 @@ def list_name(number: int) -> str:
 def read_list(bucket: Bucket, seal: Seal, number: int) -> set[str]:
     """Return an epoch's list. Raises FarObjectMissing, FarObjectInvalid."""
     name = list_name(number)
-    packs = seal.open_record(name, bucket.get(name, most_bytes=_MOST_BYTES).data, _Condemned).packs
+    packs = seal.open_record(
+        name, bucket.get(name, max_bytes=_MAX_RECORD_BYTES).data, _Condemned
+    ).packs
     if not all(map(is_pack_name, packs)):
         raise invalid(name, "it contains a name that no pack can have")
     return set(packs)

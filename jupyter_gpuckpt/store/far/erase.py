@@ -102,7 +102,7 @@ def erase(
         rewritten += moved
         tell("removing")
         gone = sum(
-            collect(bucket, seal, seen, least_age=timedelta(0)).removed for _ in range(_EPOCHS)
+            collect(bucket, seal, seen, min_age=timedelta(0)).removed for _ in range(_EPOCHS)
         )
         removed += gone
         left = eraser.still_there(going)

@@ -17,12 +17,12 @@ from ...model import Manifest
 from .. import manifests
 from ..codecs import digest_of
 from .buckets import Bucket
-from .far_packs import MOST_PACK_BYTES, PackRef
+from .far_packs import MAX_PACK_BYTES, PackRef
 from .far_packs import is_name as is_pack_name
 from .sealing import HEADER_BYTES, Seal, invalid
 
 FOLDER = "manifests"
-_MOST_PACKS = 1 << 20
+_MAX_PACKS = 1 << 20
 
 
 class FarManifest(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class FarManifest(msgspec.Struct, frozen=True):
 
     snapshot_id: Annotated[str, msgspec.Meta(max_length=128)]
     content: bytes
-    packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MOST_PACKS)]
+    packs: Annotated[list[PackRef], msgspec.Meta(max_length=_MAX_PACKS)]
     #: The far session that lists it; empty if an older version wrote it, then the id is that of the snapshot's kernel.
     session_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
@@ -83,6 +83,6 @@ def read(bucket: Bucket, seal: Seal, name: str, digest: bytes = b"") -> FarManif
 def _sound(ref: PackRef) -> bool:
     return (
         is_pack_name(ref.name)
-        and HEADER_BYTES + ref.index_length <= ref.length <= MOST_PACK_BYTES
+        and HEADER_BYTES + ref.index_length <= ref.length <= MAX_PACK_BYTES
         and ref.index_length > 0
     )

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..codecs import DIGEST_BYTES, MOST_CHUNK_BYTES
+from ..codecs import DIGEST_BYTES, MAX_CHUNK_BYTES
 from ..packs import Entry
 from ..scratch import Scratch
 from .buckets import Bucket
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FOLDER = "packs"
 #: A pack that has reached this length gets no more records. The last record may exceed it.
 PACK_BYTES = 32 << 20
-MOST_PACK_BYTES = PACK_BYTES + MOST_CHUNK_BYTES + (16 << 20)
+MAX_PACK_BYTES = PACK_BYTES + MAX_CHUNK_BYTES + (16 << 20)
 
 #: The row of a chunk: its far id, the offset of its record, and its lengths and codec as in the local store.
 ROW = np.dtype(
@@ -124,7 +124,7 @@ def build(
 def build_of(seal: Seal, chunks: Iterable[FarChunk], memory: Scratch) -> FarPack:
     """Return a new pack of these chunks. Its content lies in `memory` and is valid until `memory` is used again."""
     name, (header, key) = new_name(), seal.begin()
-    data, end = memory.get(MOST_PACK_BYTES), 0
+    data, end = memory.get(MAX_PACK_BYTES), 0
 
     def add(*parts: bytes) -> None:
         nonlocal end
@@ -169,7 +169,7 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
     """Return the rows in `data` if they lie inside the pack. Raises FarObjectInvalid."""
     if not (
         is_name(ref.name)
-        and HEADER_BYTES + ref.index_length <= ref.length <= MOST_PACK_BYTES
+        and HEADER_BYTES + ref.index_length <= ref.length <= MAX_PACK_BYTES
         and ref.index_length >= 0
         and len(data) % ROW.itemsize == 0
     ):
@@ -179,7 +179,7 @@ def checked_rows(ref: PackRef, data: bytes) -> Rows:
     if len(rows) and not (
         rows["offset"].min() >= HEADER_BYTES
         and ends.max() <= ref.length - ref.index_length
-        and rows["raw_length"].max() <= MOST_CHUNK_BYTES
+        and rows["raw_length"].max() <= MAX_CHUNK_BYTES
     ):
         raise invalid(ref.name, "its index points outside its records")
     return rows

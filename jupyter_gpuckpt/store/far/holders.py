@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _SALT_BYTES = 16
 #: scrypt's cost, as powers of two: 128 MB and half a second for secrets that people choose. Other secrets are random, so nobody can
 #: guess them. The cost that a keyring may demand is limited, too.
-_COST, _COST_OF_RANDOM, _LEAST_COST, _MOST_COST = 17, 10, 10, 18
+_COST, _COST_OF_RANDOM, _MIN_COST, _MAX_COST = 17, 10, 10, 18
 _BLOCK, _LANES = 8, 1
-_LEAST_PASSPHRASE = 8
+_MIN_PASSPHRASE_CHARACTERS = 8
 #: The most bytes of a secret in a file or in the output of a command.
-LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 32, 4096
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 32, 4096
 
 Hostile = Annotated[str, msgspec.Meta(max_length=200)]
 
@@ -46,15 +46,15 @@ class Holder(msgspec.Struct, frozen=True):
     name: Hostile
     added: float
     salt: Annotated[bytes, msgspec.Meta(max_length=64)]
-    cost: Annotated[int, msgspec.Meta(ge=_LEAST_COST, le=_MOST_COST)]
+    cost: Annotated[int, msgspec.Meta(ge=_MIN_COST, le=_MAX_COST)]
     wrapped: Annotated[bytes, msgspec.Meta(max_length=128)]
 
 
 def passphrase(text: str) -> Secret:
     """Return the secret of a passphrase that a user chose. Raises ConfigurationError if it is too short."""
-    if len(text) < _LEAST_PASSPHRASE:
+    if len(text) < _MIN_PASSPHRASE_CHARACTERS:
         raise ConfigurationError(
-            f"The passphrase is too short: it needs at least {_LEAST_PASSPHRASE} characters.",
+            f"The passphrase is too short: it needs at least {_MIN_PASSPHRASE_CHARACTERS} characters.",
             hint="Several unrelated words are easy to remember and hard to guess.",
         )
     # Keyboards and systems may encode the same letters as different bytes.
@@ -106,7 +106,7 @@ def new_recovery_phrase() -> tuple[str, Secret]:
 def recovery_phrase(text: str) -> Secret:
     """Return the secret of a recovery phrase that a user typed. Raises ConfigurationError if a word is wrong."""
     words = " ".join(text.lower().split())
-    if len(words) > MOST_SECRET_BYTES or not _words().check(words):
+    if len(words) > MAX_SECRET_BYTES or not _words().check(words):
         raise ConfigurationError(
             "This is not a recovery phrase: a word is missing or misspelt.",
             hint="It has 24 words in a fixed order.",

@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "indexes"
 #: An upload that finds more index objects joins them.
-MOST_INDEXES = 64
-_MOST_ROWS = 1_000_000
+MAX_INDEXES = 64
+_MAX_ROWS = 1_000_000
 _READERS = 8
 
 
@@ -132,7 +132,7 @@ def consolidate(bucket: Bucket, seal: Seal, *, without: Collection[str] = ()) ->
             continue
         part.append(one)
         rows += len(one.rows) // ROW.itemsize
-        if rows >= _MOST_ROWS:
+        if rows >= _MAX_ROWS:
             write(bucket, seal, part)
             part, rows = [], 0
     if part:

@@ -45,8 +45,8 @@ from .seen import Seen
 NAME = "keyring"
 _HEADER = struct.Struct("<8sI32s20x")
 _MAGIC = b"GPUCKFK\n"
-_MOST_BYTES = 1 << 20
-_MOST_HOLDERS = 64
+_MAX_KEYRING_BYTES = 1 << 20
+_MAX_HOLDERS = 64
 _ATTEMPTS = 20
 
 
@@ -73,7 +73,7 @@ def undecided(recovery_phrase: str = "") -> Iterator[None]:
 class _Public(msgspec.Struct, frozen=True):
     store_id: Annotated[bytes, msgspec.Meta(min_length=STORE_ID_BYTES, max_length=STORE_ID_BYTES)]
     generation: Annotated[int, msgspec.Meta(ge=1)]
-    holders: Annotated[list[Holder], msgspec.Meta(max_length=_MOST_HOLDERS)]
+    holders: Annotated[list[Holder], msgspec.Meta(max_length=_MAX_HOLDERS)]
     #: The id of the only machine that may write, if the endpoint has no compare-and-swap.
     only_machine: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
@@ -81,9 +81,9 @@ class _Public(msgspec.Struct, frozen=True):
 class _Body(msgspec.Struct, frozen=True):
     """The keyring as it is stored. `public` is encoded msgpack, so that the same bytes serve as associated data."""
 
-    public: Annotated[bytes, msgspec.Meta(max_length=_MOST_BYTES)]
+    public: Annotated[bytes, msgspec.Meta(max_length=_MAX_KEYRING_BYTES)]
     #: The older master keys, sealed with the newest.
-    older: Annotated[bytes, msgspec.Meta(max_length=_MOST_BYTES)]
+    older: Annotated[bytes, msgspec.Meta(max_length=_MAX_KEYRING_BYTES)]
 
 
 class Keyring(NamedTuple):
@@ -157,9 +157,9 @@ def add_holder(
     def add(ring: Keyring) -> tuple[_Public, list[bytes]] | None:
         if any(one.holder_id == holder_id for one in ring.holders):
             return None
-        if len(ring.holders) >= _MOST_HOLDERS:
+        if len(ring.holders) >= _MAX_HOLDERS:
             raise ConfigurationError(
-                f"A remote has at most {_MOST_HOLDERS} holders.", hint="Remove one first."
+                f"A remote has at most {_MAX_HOLDERS} holders.", hint="Remove one first."
             )
         entry = holders.wrap(
             ring.masters[-1],
@@ -223,7 +223,7 @@ def destroy(bucket: Bucket) -> None:
     """
     for _ in range(_ATTEMPTS):
         try:
-            stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
+            stored = bucket.get(NAME, max_bytes=_MAX_KEYRING_BYTES)
             public, _ = _decoded(stored.data)
         except (FarObjectMissing, FarObjectInvalid):
             return
@@ -272,7 +272,7 @@ class _Found(NamedTuple):
 
 def _read(bucket: Bucket, seen: Seen) -> _Found:
     newest = seen.newest(NAME)
-    stored = bucket.get(NAME, most_bytes=_MOST_BYTES)
+    stored = bucket.get(NAME, max_bytes=_MAX_KEYRING_BYTES)
     return _Found(*_decoded(stored.data), stored.version, seen, newest)
 
 

@@ -34,8 +34,8 @@ FOLDER = "heartbeats"
 LIFE_SECONDS = 120.0
 #: How much older than its lifetime a heartbeat must be, in seconds: modification times are whole seconds, from several machines.
 SLACK_SECONDS = 5.0
-_MOST_LIFE_SECONDS = 3600.0
-_MOST_BYTES = 64 << 10
+_MAX_LIFE_SECONDS = 3600.0
+_MAX_HEARTBEAT_BYTES = 64 << 10
 _ATTEMPTS = 5
 
 
@@ -44,7 +44,7 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
     daemon_id: Text
     host_name: Text
-    life_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MOST_LIFE_SECONDS)]
+    life_seconds: Annotated[float, msgspec.Meta(gt=0, le=_MAX_LIFE_SECONDS)]
     number: int = 0
 
 
@@ -227,7 +227,7 @@ class Leases:
     def _stored(self, daemon_id: str) -> Stored | None:
         """Return the object of a daemon's heartbeat; None if it does not exist."""
         try:
-            return self._bucket.get(_name(daemon_id), most_bytes=_MOST_BYTES)
+            return self._bucket.get(_name(daemon_id), max_bytes=_MAX_HEARTBEAT_BYTES)
         except FarObjectMissing:
             return None
 

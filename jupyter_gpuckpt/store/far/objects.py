@@ -34,7 +34,7 @@ class Objects(Protocol):
     def name(self) -> str:
         """The name of the place, for messages."""
 
-    def get(self, name: str, *, most_bytes: int = ...) -> Stored:
+    def get(self, name: str, *, max_bytes: int = ...) -> Stored:
         """Return an object. Raises FarObjectMissing."""
 
     def create(self, name: str, data: bytes) -> bool:

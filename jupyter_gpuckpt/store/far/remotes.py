@@ -21,7 +21,7 @@ from ..manifests import replace_file
 _FILE = "remotes.json"
 _LOCK = "remotes.lock"
 _VERSION = 1
-_MOST_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -42,11 +42,11 @@ class Remotes:
         with store_errors(self._data_dir):
             try:
                 with self.path.open("rb") as file:
-                    data = file.read(_MOST_BYTES + 1)
+                    data = file.read(_MAX_FILE_BYTES + 1)
             except FileNotFoundError:
                 return []
         try:
-            if len(data) > _MOST_BYTES:
+            if len(data) > _MAX_FILE_BYTES:
                 raise msgspec.DecodeError("it is too long")
             version = decoding.from_json(data, _Version).version
             if version > _VERSION:

@@ -15,7 +15,7 @@ _Answer = TypeVar("_Answer")
 
 _ATTEMPTS = 6
 _FIRST_SECONDS = 0.25
-_MOST_SECONDS = 20.0
+_MAX_PAUSE_SECONDS = 20.0
 #: No new attempt begins after this time if a user waits for the result.
 _WAITED_SECONDS = 30.0
 
@@ -23,7 +23,7 @@ _WAITED_SECONDS = 30.0
 class Retries:
     """A policy for repeating failed requests: the wait doubles each time, minus a random part.
 
-    `stop` ends every wait; then OperationCancelled is raised. `most_seconds`: no attempt begins later, because a user waits.
+    `stop` ends every wait; then OperationCancelled is raised. `max_seconds`: no attempt begins later, because a user waits.
     `tell`: called with the error before another attempt, and with None when an attempt has succeeded after an error.
     """
 
@@ -33,21 +33,21 @@ class Retries:
         attempts: int = _ATTEMPTS,
         first_seconds: float = _FIRST_SECONDS,
         stop: threading.Event | None = None,
-        most_seconds: float = math.inf,
+        max_seconds: float = math.inf,
         tell: Callable[[StoreUnavailable | None], None] = lambda error: None,
     ) -> None:
         self._attempts, self._first_seconds = attempts, first_seconds
-        self._most_seconds, self._tell = most_seconds, tell
+        self._max_seconds, self._tell = max_seconds, tell
         self.stop = stop or threading.Event()
 
     @classmethod
     def while_somebody_waits(cls, stop: threading.Event | None = None) -> Self:
         """Return a policy for a user who waits: its total time is limited, even if each attempt is slow."""
-        return cls(stop=stop, most_seconds=_WAITED_SECONDS)
+        return cls(stop=stop, max_seconds=_WAITED_SECONDS)
 
     def run(self, attempt: Callable[[], _Answer]) -> _Answer:
         """Call `attempt` and return its result. Repeat it after StoreUnavailable; the last attempt's error is raised."""
-        last_begin = time.monotonic() + self._most_seconds
+        last_begin = time.monotonic() + self._max_seconds
         for number in range(1, self._attempts + 1):
             self.check()
             try:
@@ -55,7 +55,7 @@ class Retries:
             except StoreUnavailable as error:
                 if number == self._attempts:
                     raise
-                longest = min(_MOST_SECONDS, self._first_seconds * 2**number)
+                longest = min(_MAX_PAUSE_SECONDS, self._first_seconds * 2**number)
                 seconds = longest * (0.5 + random.random() / 2)  # noqa: S311 - spreads requests, no secret
                 if time.monotonic() + seconds > last_begin:
                     raise

@@ -21,7 +21,7 @@ from .objects import Objects, Remembering, Sealing, Version
 from .sealing import invalid
 
 FOLDER = "sessions"
-_MOST_BYTES = 8 << 20
+_MAX_SESSION_BYTES = 8 << 20
 _ATTEMPTS = 50
 
 #: The hint for a machine that has lost the lease of a session.
@@ -29,8 +29,8 @@ BRANCHED = (
     "The kernel on this machine continues as a branch, in a session of its own. Nothing is lost."
 )
 #: The most characters of a text in a far session.
-MOST_TEXT = 4096
-Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
+MAX_TEXT_CHARACTERS = 4096
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT_CHARACTERS)]
 
 
 class FarSnapshot(msgspec.Struct, frozen=True):
@@ -267,7 +267,7 @@ class Sessions:
 
     def _read(self, name: str) -> tuple[FarSession, Version]:
         newest = self._seen.newest(name)
-        stored = self._bucket.get(name, most_bytes=_MOST_BYTES)
+        stored = self._bucket.get(name, max_bytes=_MAX_SESSION_BYTES)
         session = self._seal.open_record(name, stored.data, FarSession)
         if (
             f"{FOLDER}/{session.facts.session_id}" != name

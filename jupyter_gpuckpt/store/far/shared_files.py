@@ -25,7 +25,7 @@ from ..manifests import TEMPORARY
 from .objects import Found, Stored, Version
 
 _LOCK = "lock"
-_MOST_BYTES = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 _Record = TypeVar("_Record")
 
@@ -41,16 +41,16 @@ class SharedFiles:
         """The folder, for messages."""
         return str(self._root)
 
-    def get(self, name: str, *, most_bytes: int = _MOST_BYTES) -> Stored:
+    def get(self, name: str, *, max_bytes: int = _MAX_FILE_BYTES) -> Stored:
         """Return an object. Raises FarObjectMissing, FarObjectInvalid."""
         with store_errors(self._root):
             try:
                 with self._path(name).open("rb") as file:
-                    data = file.read(most_bytes + 1)
+                    data = file.read(max_bytes + 1)
                     modified = os.fstat(file.fileno()).st_mtime
             except FileNotFoundError as error:
                 raise FarObjectMissing(f"{name} is not in {self._root}.") from error
-        if len(data) > most_bytes:
+        if len(data) > max_bytes:
             raise _damaged(name, "it is too long")
         return Stored(data, _version(data), datetime.fromtimestamp(modified, UTC))
 

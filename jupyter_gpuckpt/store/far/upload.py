@@ -267,7 +267,7 @@ class _Run:
         """Send the chunks that the remote does not have; return all packs that the snapshot needs."""
         with of_the_whole_remote():
             index, names = indexes.load(self._bucket, self._seal, self._far.index_copies)
-            if len(names) > indexes.MOST_INDEXES and self._bucket.deletes:
+            if len(names) > indexes.MAX_INDEXES and self._bucket.deletes:
                 indexes.consolidate(self._bucket, self._seal)
         known = [index, FarIndex(self._journal.packs.values())]
         shared = {place.ref for one in known for place in self._find(one, condemned)}
