@@ -1,4 +1,4 @@
-"""Sessions in Python: list, save, suspend, resume, restore and branch the kernels of this user, from a script or another notebook.
+"""Sessions in Python: list, save, suspend, resume, roll back and branch the kernels of this user, from a script or another notebook.
 
 `Sessions` is for ordinary code, `AsyncSessions` for code on an event loop. Every method raises the errors of `jupyter_gpuckpt.errors`;
 `KernelNotFound`, `SnapshotNotFound`, `KernelNotCheckpointable` and `DaemonUnavailable` are the usual ones. Kernels and snapshots are
@@ -84,7 +84,7 @@ class Sessions:
         self._finish(self._client.send(calls.resume(kernel_id)))
         return self._client.send(calls.kernel(kernel_id))
 
-    def restore(self, snapshot_id: str) -> Kernel:
+    def roll_back(self, snapshot_id: str) -> Kernel:
         """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
         kernel_id = self._client.send(calls.launch_spec(snapshot_id)).kernel_id
         try:
@@ -182,9 +182,9 @@ class AsyncSessions:
         """Bring a suspended or parked kernel back; return it when it runs. A kernel that runs already is not changed."""
         return await asyncio.to_thread(self._sessions.resume, kernel_id)
 
-    async def restore(self, snapshot_id: str) -> Kernel:
+    async def roll_back(self, snapshot_id: str) -> Kernel:
         """Bring a snapshot's kernel back as it was then. Its current state is saved first, and resumed if that fails."""
-        return await asyncio.to_thread(self._sessions.restore, snapshot_id)
+        return await asyncio.to_thread(self._sessions.roll_back, snapshot_id)
 
     async def branch(self, snapshot_id: str) -> Branch:
         """Start a second kernel from a snapshot, beside the first one. The next Jupyter server that shows its notebook lists it."""

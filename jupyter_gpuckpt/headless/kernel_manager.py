@@ -107,11 +107,11 @@ class JournalClient(AsyncKernelClient):
     async def wait_for_ready(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as the base
         """Wait until the kernel can execute cells and, if it is an IPython kernel, writes its journal."""
         if self._manager.record.is_ready:
-            await self.settle()
+            await self.rewind()
             return
         await super()._async_wait_for_ready(timeout)
         if await self._install():
-            await self.settle()
+            await self.rewind()
             self._manager.record.is_ready = True
             self._manager.run.write(self._manager.record)
 
@@ -120,7 +120,7 @@ class JournalClient(AsyncKernelClient):
         self._forget_reader()
         super().stop_channels()
 
-    async def settle(self) -> None:
+    async def rewind(self) -> None:
         """Wait until the kernel runs and its journal is complete, then start reading the journal from its beginning."""
         if not self._incarnation and not self._manager.record.is_ready:
             self._incarnation = self._provisioner.incarnation

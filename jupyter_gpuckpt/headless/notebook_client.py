@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class OutlivedClient(NotebookClient):
     """A notebook client whose kernel outlives it. Its kernel manager is a `BatchKernelManager`, which the caller ends."""
 
-    async def settle(self) -> None:
+    async def rewind(self) -> None:
         """Wait until the kernel runs again, and go back to the journal's beginning."""
-        await cast("JournalClient", self.kc).settle()
+        await cast("JournalClient", self.kc).rewind()
 
     async def _async_poll_for_reply(self, msg_id: str, *arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - as the base
         try:
@@ -49,6 +49,6 @@ class BatchClient(OutlivedClient):
             try:
                 return await super().async_execute(reset_kc=reset_kc, **kwargs)
             except Rewound:
-                await self.settle()
+                await self.rewind()
 
     execute = run_sync(async_execute)

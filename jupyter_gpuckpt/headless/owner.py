@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jupyter_client.manager import KernelManager
 
 #: States in which no operation on a kernel is in flight.
-_SETTLED = frozenset(
+_STEADY = frozenset(
     {KernelState.RUNNING, KernelState.PARKED, KernelState.SUSPENDED, KernelState.LOST}
 )
 _PAUSE = 0.05
@@ -64,7 +64,7 @@ class BatchOwner(ScriptOwner):
     def bring_back(self) -> Kernel | None:
         """Resume the kernel if it is not running, and return its record; forget one that is lost without a snapshot, and return None."""
         client = self.client()
-        kernel = self._settled(client)
+        kernel = self._wait_for_steady_state(client)
         while kernel.state is not KernelState.RUNNING:
             snapshot_id = ""
             if kernel.state is KernelState.LOST:
@@ -75,7 +75,7 @@ class BatchOwner(ScriptOwner):
                     return None
                 snapshot_id = snapshots[0].snapshot_id
             client.wait(client.send(calls.resume(self._kernel_id, snapshot_id)).operation_id)
-            kernel = self._settled(client)
+            kernel = self._wait_for_steady_state(client)
         return kernel
 
     def name_kernel(self) -> None:
@@ -102,7 +102,7 @@ class BatchOwner(ScriptOwner):
         found = self._claimed()
         if found is None:
             return ""
-        kernel = self._settled(self.client())
+        kernel = self._wait_for_steady_state(self.client())
         if kernel.state is KernelState.LOST:
             self.client().send(calls.kill(self._kernel_id))
             return kernel.snapshot_id
@@ -135,7 +135,7 @@ class BatchOwner(ScriptOwner):
         revive(client, self.owner_id, snapshots[0].snapshot_id, self._name, launch)
         return True
 
-    def _settled(self, client: Client) -> Kernel:
-        while (kernel := client.send(calls.kernel(self._kernel_id))).state not in _SETTLED:
+    def _wait_for_steady_state(self, client: Client) -> Kernel:
+        while (kernel := client.send(calls.kernel(self._kernel_id))).state not in _STEADY:
             time.sleep(_PAUSE)
         return kernel

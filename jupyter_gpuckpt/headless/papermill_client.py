@@ -31,7 +31,7 @@ class _Client(OutlivedClient, PapermillNotebookClient):  # type: ignore[misc] # 
             try:
                 return super().execute(**arguments)
             except Rewound:
-                run_sync(self.settle)()
+                run_sync(self.rewind)()
                 self.nb_man.notebook_start()
                 if self.nb_man.pbar is not None:
                     self.nb_man.pbar.reset()

@@ -55,7 +55,7 @@ def measure(root: Path, size: int) -> Iterator[Row]:
         found = pool.apply(_again, (root,))
     label = f"{size:,} chunks: "
     yield Row(f"{label}opening without a catalog", [first["open"]])
-    yield Row("    until all is known of its snapshots", [first["settled"]])
+    yield Row("    until all is known of its snapshots", [first["complete"]])
     yield Row("    memory", [first["memory"]], "MB")
     yield Row(f"{label}opening", [found["open"]], budget=OPEN * scale)
     yield Row("    first list", [found["list"]], budget=LIST * scale)
@@ -75,12 +75,12 @@ def _first(root: Path) -> dict[str, float]:
     began = time.monotonic()
     with LocalStore(root) as store:
         opened = time.monotonic() - began
-        _settle(store)
-        settled = time.monotonic() - began
-    return {"open": opened, "settled": settled, "memory": _memory()}
+        _finish_opening(store)
+        complete = time.monotonic() - began
+    return {"open": opened, "complete": complete, "memory": _memory()}
 
 
-def _settle(store: LocalStore) -> None:
+def _finish_opening(store: LocalStore) -> None:
     """Wait until nothing goes on in the background."""
     store.sweep()
 

@@ -53,7 +53,7 @@ def test_a_kernel_goes_back_and_gets_a_branch(kernel):
         run("x = 1")
         saved = sessions.save(kernel_id, title="one")
         run("x = 2")
-        assert sessions.restore(saved.snapshot_id).state is KernelState.RUNNING
+        assert sessions.roll_back(saved.snapshot_id).state is KernelState.RUNNING
         assert run("print(x)") == "1\n"
         titles = {one.title: one for one in sessions.snapshots(kernel_id)}
         assert titles["one"].snapshot_id == saved.snapshot_id

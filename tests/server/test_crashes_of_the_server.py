@@ -41,7 +41,7 @@ def wait_until_moving(server, kernel_id):
         assert time.monotonic() < deadline, operation
 
 
-def settled(server, kernel_id, seconds=120):
+def steady_state(server, kernel_id, seconds=120):
     """Return the kernel's state when nothing is in flight any more."""
     deadline = time.monotonic() + seconds
     while (view := server.kernel(kernel_id))["state"] not in ("running", "suspended", "lost"):
@@ -52,7 +52,7 @@ def settled(server, kernel_id, seconds=120):
 
 def works(server, kernel_id):
     """Whether it is what it was, after a resume if it is suspended."""
-    if settled(server, kernel_id) == "suspended":
+    if steady_state(server, kernel_id) == "suspended":
         server.do("resume", kernel_id)
     return server.page(kernel_id).run("print(x + 1)") == "42\n"
 
@@ -73,7 +73,7 @@ def test_a_stop_signal_to_every_process_at_once_saves_all_kernels(server, client
     assert {kernel.state for kernel in client.send(calls.kernels())} == {"suspended"}
     server.start()
     for page in pages:
-        assert settled(server, page.kernel_id) == "suspended"
+        assert steady_state(server, page.kernel_id) == "suspended"
         assert works(server, page.kernel_id)
 
 
@@ -85,7 +85,7 @@ def test_a_server_stopped_in_the_middle_of_a_save_suspends_the_kernel(server, ho
     wait_until_moving(server, page.kernel_id)
     server.stop(how)
     server.start()
-    assert settled(server, page.kernel_id) == "suspended"
+    assert steady_state(server, page.kernel_id) == "suspended"
     assert works(server, page.kernel_id)
 
 
@@ -99,7 +99,7 @@ def test_a_server_killed_in_the_middle_of_an_operation_costs_nothing(server, cli
     wait_until_moving(server, page.kernel_id)
     server.kill()
     server.start()
-    assert settled(server, page.kernel_id) == {"suspend": "suspended"}.get(verb, "running")
+    assert steady_state(server, page.kernel_id) == {"suspend": "suspended"}.get(verb, "running")
     assert works(server, page.kernel_id)
     # The daemon went on with it by itself.
     snapshots = client.send(calls.snapshots(page.kernel_id))
@@ -114,7 +114,7 @@ def test_server_and_daemon_killed_together_in_a_save_cost_nothing(server, client
     os.kill(client.send(calls.handshake()).pid, signal.SIGKILL)
     server.kill()
     server.start()
-    assert settled(server, page.kernel_id) == "running"
+    assert steady_state(server, page.kernel_id) == "running"
     assert works(server, page.kernel_id)
 
 

@@ -111,7 +111,7 @@ def machine(world: World, limits: Limits, *, with_kills: bool) -> type[RuleBased
 
         def teardown(self):
             if not world.failure:
-                world.settle()
+                world.wait_for_steady_states()
                 world.sample()
 
     return Rules
@@ -120,7 +120,7 @@ def machine(world: World, limits: Limits, *, with_kills: bool) -> type[RuleBased
 def run(world: World, seconds: float, kills: int, number: int) -> None:
     """Let hypothesis choose until a limit is reached. Raises what a rule raised."""
     limits = Limits(world, seconds, kills)
-    settled = settings(
+    soak_settings = settings(
         max_examples=6,  # the first of them is the simplest that there is
         stateful_step_count=40,
         deadline=None,
@@ -130,7 +130,7 @@ def run(world: World, seconds: float, kills: int, number: int) -> None:
     )
     while not limits.reached():
         rules = seed(number)(machine(world, limits, with_kills=bool(kills)))
-        run_state_machine_as_test(rules, settings=settled)
+        run_state_machine_as_test(rules, settings=soak_settings)
         if world.failure:
             raise AssertionError(world.failure)
         number += 1
@@ -189,7 +189,7 @@ def main() -> None:
             began = time.monotonic()
             try:
                 run(world, limit, amount, number)
-                world.settle()
+                world.wait_for_steady_states()
             except BaseException:
                 print(world.server.log(), file=sys.stderr)
                 kept = Path("/tmp/soak-failed.log")

@@ -171,7 +171,7 @@ class World:
         self.steps["stop and start the server"] += 1
         self.server.stop(signal.SIGTERM)
         self.server.start()
-        self.settle()
+        self.wait_for_steady_states()
 
     # What happens to them.
 
@@ -196,11 +196,11 @@ class World:
         if self.server.process.poll() is not None or self.server.process.pid in victims:
             self.server.kill()
             self.server.start()
-        self.settle()
+        self.wait_for_steady_states()
         self.use(model)
         self.use(self.random.choice(self.models))
 
-    def settle(self) -> None:
+    def wait_for_steady_states(self) -> None:
         """Wait until no kernel is in a transient state, and fail where one stays in it; none may be lost."""
         began = time.monotonic()
         while True:

@@ -47,7 +47,7 @@ def publish(store):
     save(store, "s5", LASTING + LATE)
 
 
-def settle(store):
+def finish_opening(store):
     """Finish the background work of the store's opening."""
     store.sweep()
 
@@ -164,8 +164,8 @@ def on_disk(root):
     [
         (None, delete),
         (None, publish),
-        (of_version_1, settle),
-        (with_a_pack_gone, settle),
+        (of_version_1, finish_opening),
+        (with_a_pack_gone, finish_opening),
     ],
 )
 def test_killed_at_any_step(template, memory, caplog, prepare, work):

@@ -2,7 +2,7 @@
 
 Memory that the lane library allocates stays on the GPU as long as some process has its descriptors open. For a save the library
 closes the process's gate, through which all calls of the driver go, gives the descriptors to init, and unmaps the memory. The
-driver's Checkpoint then copies the context only. Memory that must leave the GPU is copied to a file on scratch instead. `settle`
+driver's Checkpoint then copies the context only. Memory that must leave the GPU is copied to a file on scratch instead. `reopen`
 undoes both, even for another daemon.
 
 Covers: the orders to one process, the descriptors that init holds for it. Does not cover: the order of steps in a freeze
@@ -183,7 +183,7 @@ class Lane:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
-    def settle(self) -> None:
+    def reopen(self) -> None:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
         This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. The memory that

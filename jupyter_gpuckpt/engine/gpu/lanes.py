@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Lanes:
-    """The lanes of one tree. `settle` undoes `close_gate` and `empty`. All methods ignore processes without a lane."""
+    """The lanes of one tree. `reopen` undoes `close_gate` and `empty`. All methods ignore processes without a lane."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -37,7 +37,7 @@ class Lanes:
         lane = Lane(self._tree, pid)
         if not lane.is_there:
             return
-        lane.settle()  # an earlier operation may have failed
+        lane.reopen()  # an earlier operation may have failed
         self.waiting[pid] = lane
         lane.close_gate(limit_seconds)
 
@@ -67,11 +67,11 @@ class Lanes:
         return sum(one.bytes for one in self._moments.get(pid, []))
 
     def find(self, among: Iterable[int]) -> None:
-        """Add processes to those that `settle` examines: another freeze, or another daemon, may have left their gates closed."""
+        """Add processes to those that `reopen` examines: another freeze, or another daemon, may have left their gates closed."""
         lanes = {pid: Lane(self._tree, pid) for pid in among}
         self.waiting |= {pid: lane for pid, lane in lanes.items() if lane.is_there}
 
-    def settle(self, not_restored: Collection[int]) -> dict[int, GpuCkptError]:
+    def reopen(self, not_restored: Collection[int]) -> dict[int, GpuCkptError]:
         """Give processes their memory back and open their gates; return the errors by pid.
 
         Their threads must run, so that none is held with a lock that the lane waits for. The gates of processes that the driver has
@@ -82,7 +82,7 @@ class Lanes:
             if pid in not_restored or cuda.state(pid) is cuda.ProcessState.CHECKPOINTED:
                 continue
             try:
-                lane.settle()
+                lane.reopen()
             except GpuCkptError as error:
                 if processes.start_time(pid) is None:
                     continue  # it has ended

@@ -165,7 +165,7 @@ class GpuProcesses:
             finally:
                 self.threads.release_all()
         self.threads.release_all()
-        failed |= self.lanes.settle(failed)
+        failed |= self.lanes.reopen(failed)
         if failed and not later:
             raise next(iter(failed.values()))
 

@@ -87,7 +87,7 @@ def _fill_lanes(tree: Tree, lanes: Mapping[int, Lane], held: ExitStack) -> None:
     gate is closed, none of them can use the GPU.
     """
     with ThreadPoolExecutor(max(1, len(lanes)), "lanes") as pool:
-        filled = [pool.submit(lane.settle) for lane in lanes.values()]
+        filled = [pool.submit(lane.reopen) for lane in lanes.values()]
         if wait(filled, timeout=_LANE_SECONDS).not_done:
             held.close()
         for each in filled:
