@@ -10,8 +10,8 @@ import msgspec
 
 #: The most standing notices, and the most characters of a notice's id; others are ignored.
 MAX_NOTICES, MAX_ID_CHARACTERS = 50, 200
-#: A moment on the clock of `now`.
-Moment = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
+#: A time on the clock of `now`, in seconds.
+Timestamp = Annotated[float, msgspec.Meta(ge=0, le=1e10)]
 
 
 class NoticeKind(StrEnum):
@@ -40,7 +40,7 @@ class Notice(msgspec.Struct, frozen=True):
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID_CHARACTERS)]
     kind: NoticeKind
-    deadline: Moment | None = None
+    deadline: Timestamp | None = None
     disk_survives: bool = False
     withdrawn: bool = False
     #: Whether kernels are being suspended for it; a daemon sets it when little time is left.

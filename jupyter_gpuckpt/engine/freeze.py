@@ -172,13 +172,13 @@ def _give_gpu_back(
     files_taken: Callable[[Mapping[str, Path]], None],
 ) -> float:
     """Give running tasks their GPU memory back and complete the result's GPU files; return for how many seconds GPU work stood still."""
-    if not gpu.lanes.has_moments:
+    if not gpu.lanes.has_handed_over:
         files_taken(result.gpu_files)
     gpu.give_back(later=True)
     seconds = time.monotonic() - standstill.began
-    if gpu.lanes.has_moments:
+    if gpu.lanes.has_handed_over:
         gpu.give_back()  # the memory for which there was no room at once
-        gpu.lanes.copy_moments()
+        gpu.lanes.copy_handed_over()
         result.gpu, result.gpu_files = gpu.records(), gpu.files()
         files_taken(result.gpu_files)
     return seconds

@@ -156,7 +156,7 @@ def test_a_step_of_the_driver_that_fails_once_costs_the_save_and_not_the_memory(
     check_running(gpu)
 
 
-STEPS = ("close_gate", "hand_over", "copy_out", "reopen", "copy_moment", "drop_moment")
+STEPS = ("close_gate", "hand_over", "copy_out", "reopen", "copy_handed_over", "drop_handed_over")
 
 
 @pytest.mark.parametrize("step", STEPS)

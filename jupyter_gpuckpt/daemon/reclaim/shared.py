@@ -22,7 +22,7 @@ import msgspec
 from ... import decoding
 from ...errors import GpuCkptError
 from ...place import runtime_dir
-from ...reclaim_records import MAX_NOTICES, Moment, Notice, now
+from ...reclaim_records import MAX_NOTICES, Notice, Timestamp, now
 from .polling import Source, Standing, merged
 
 #: The interval at which the reader rewrites its board, and the age at which a board no longer counts.
@@ -39,7 +39,7 @@ class Board(msgspec.Struct, frozen=True):
     """The content of a board. `beat`: the time of its writing, on the clock of `reclaim_records.now`."""
 
     boot_id: str
-    beat: Moment
+    beat: Timestamp
     notices: list[Notice] = []
 
 

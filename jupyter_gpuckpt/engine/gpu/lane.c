@@ -451,7 +451,7 @@ static void resolve(uint64_t number) {
 
 /* ---- the daemon's orders ---- */
 
-enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_MOMENT };
+enum { STATUS = 1, CLOSE, OPEN, LIST, EXPORT, UNMAP, GIVE_BACK, COPY_OUT, FILL, COPY_HANDED_OVER };
 typedef struct { uint32_t order, first, count, limit_ms; uint64_t offset; } request_t;
 typedef struct { int32_t result; uint32_t count; uint64_t bytes; } reply_t;
 typedef struct { uint64_t address, bytes, context; int32_t device, state; } listed_t;
@@ -678,7 +678,7 @@ static reply_t copy_out(const request_t *request, int file) {
 
 /* Copy memory that was handed over to a file. The program has a copy of it, runs meanwhile and may change the table, so the daemon
  * sends the entries that it has listed. */
-static reply_t copy_moment(int from, const request_t *request, const int *descriptors, uint32_t count) {
+static reply_t copy_handed_over(int from, const request_t *request, const int *descriptors, uint32_t count) {
     reply_t reply = {0};
     listed_t listed[BATCH];
     if (count > BATCH || receive_all(from, listed, count * sizeof *listed)) return (reply_t){.result = -EINVAL};
@@ -746,8 +746,8 @@ static int answer(int to, const request_t *request, const int *descriptors, uint
         if (!lane_closed) reply.result = close_gate(request->limit_ms);
         return send_all(to, &reply, sizeof reply);
     }
-    if (request->order == COPY_MOMENT) {
-        if (received) reply = copy_moment(to, request, descriptors, received - 1);
+    if (request->order == COPY_HANDED_OVER) {
+        if (received) reply = copy_handed_over(to, request, descriptors, received - 1);
         else reply.result = -EINVAL;
         return send_all(to, &reply, sizeof reply);
     }

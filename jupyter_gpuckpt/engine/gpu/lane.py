@@ -59,7 +59,7 @@ class _Order(IntEnum):
     GIVE_BACK = 7
     COPY_OUT = 8
     FILL = 9
-    COPY_MOMENT = 10
+    COPY_HANDED_OVER = 10
 
 
 class _NoRoomError(OSError):
@@ -144,7 +144,7 @@ class Lane:
 
     def hand_over(self) -> None:
         """Move the memory from the process to init, which must hold none of this process yet. It stays on the GPU."""
-        self.drop_moment()
+        self.drop_handed_over()
         with self._connected() as library:
             first, count = 0, len(library.listed())
             while first < count:
@@ -165,7 +165,7 @@ class Lane:
                 library.order(_Order.COPY_OUT, count=count, descriptors=[file])
                 library.order(_Order.UNMAP)
 
-    def copy_moment(self, allocations: Sequence[Allocation], file: int) -> None:
+    def copy_handed_over(self, allocations: Sequence[Allocation], file: int) -> None:
         """Copy to a file the memory as it was when it was handed over, and let init drop it. The process may have run since."""
         offset = 0
         with self._connected() as library:
@@ -173,13 +173,13 @@ class Lane:
                 part = allocations[first : first + _BATCH]
                 _, descriptors = self._hold(b"g", first)
                 try:
-                    library.copy_moment(part, file, offset, descriptors)
+                    library.copy_handed_over(part, file, offset, descriptors)
                 finally:
                     _close(descriptors)
                 offset += sum(one.bytes for one in part)
-        self.drop_moment()
+        self.drop_handed_over()
 
-    def drop_moment(self) -> None:
+    def drop_handed_over(self) -> None:
         """Let init close its descriptors of this process's memory. The process must have its memory back."""
         self._hold(b"d")
 
@@ -187,7 +187,7 @@ class Lane:
         """Give the process its memory back, from init or from `file`, and open its gate.
 
         This inspects the present state, so that it undoes every step of a freeze, also of a daemon that was killed. The memory that
-        init holds stays there for `copy_moment`, unless the GPU has no room. Raises FreezeFailed; another call continues.
+        init holds stays there for `copy_handed_over`, unless the GPU has no room. Raises FreezeFailed; another call continues.
         """
         with self._connected() as library:
             closed, handed, _ = library.ask(_Order.STATUS)
@@ -319,18 +319,18 @@ class _Library:
             raise OSError(f"{len(received)} of {count} descriptors came")
         return received
 
-    def copy_moment(
+    def copy_handed_over(
         self, part: Sequence[Allocation], file: int, offset: int, descriptors: Sequence[int]
     ) -> None:
         """Let the library copy memory that was handed over to a file."""
         if len(descriptors) != len(part):
             raise OSError(f"init holds {len(descriptors)} of {len(part)} allocations")
-        request = _REQUEST.pack(_Order.COPY_MOMENT, 0, len(part), 0, offset)
+        request = _REQUEST.pack(_Order.COPY_HANDED_OVER, 0, len(part), 0, offset)
         _send(self._peer, request, [file, *descriptors])
         self._peer.sendall(b"".join(_LISTED.pack(*one) for one in part))
         answer, received = _receive(self._peer, _REPLY.size)
         _close(received)
-        _check(_Order.COPY_MOMENT, _REPLY.unpack(answer)[0])
+        _check(_Order.COPY_HANDED_OVER, _REPLY.unpack(answer)[0])
 
 
 def _check(order: _Order, result: int) -> None:

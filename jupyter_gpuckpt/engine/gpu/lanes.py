@@ -30,7 +30,7 @@ class Lanes:
         #: The files with the memory that was copied out of each lane, by pid.
         self.files: dict[int, list[StagingFile]] = {}
         #: The memory that was handed over for a save, by pid.
-        self._moments: dict[int, list[Allocation]] = {}
+        self._handed_over: dict[int, list[Allocation]] = {}
 
     def close_gate(self, pid: int, limit_seconds: float) -> None:
         """Keep the process's threads from entering the driver. Raises FreezeFailed after the limit; the gate is open then."""
@@ -55,7 +55,7 @@ class Lanes:
         length = sum(one.bytes for one in allocations)
         free = gpu.free_bytes()
         if stays and all(free.get(uuid, 0) > size for uuid, size in used.items()):
-            self._moments[pid] = allocations
+            self._handed_over[pid] = allocations
             lane.hand_over()
         elif length:
             with self._made_file(pid, lane, length) as file:
@@ -64,7 +64,7 @@ class Lanes:
 
     def handed_bytes(self, pid: int) -> int:
         """Return how many bytes of a process's memory init holds on the GPU."""
-        return sum(one.bytes for one in self._moments.get(pid, []))
+        return sum(one.bytes for one in self._handed_over.get(pid, []))
 
     def find(self, among: Iterable[int]) -> None:
         """Add processes to those that `reopen` examines: another freeze, or another daemon, may have left their gates closed."""
@@ -93,26 +93,26 @@ class Lanes:
         return failed
 
     @property
-    def has_moments(self) -> bool:
+    def has_handed_over(self) -> bool:
         """Whether handed-over memory must still be copied to files when the processes run again."""
-        return any(self._moments.values())
+        return any(self._handed_over.values())
 
-    def copy_moments(self) -> None:
+    def copy_handed_over(self) -> None:
         """Copy the handed-over memory to files, while the processes run on with their own copies. Raises FreezeFailed."""
-        for pid, allocations in self._moments.items():
+        for pid, allocations in self._handed_over.items():
             if allocations:
                 lane = Lane(self._tree, pid)
                 with self._made_file(pid, lane, self.handed_bytes(pid)) as file:
-                    lane.copy_moment(allocations, file)
-        self._moments.clear()
+                    lane.copy_handed_over(allocations, file)
+        self._handed_over.clear()
 
-    def drop_moments(self, among: Iterable[int] = ()) -> None:
+    def drop_handed_over(self, among: Iterable[int] = ()) -> None:
         """Free the handed-over memory of a save that will not be completed, of this daemon or another one; never raises."""
-        for pid in {*among, *self._moments} - set(self.waiting):
+        for pid in {*among, *self._handed_over} - set(self.waiting):
             lane = Lane(self._tree, pid)
             if lane.is_there:
                 with suppress(CheckpointError):
-                    lane.drop_moment()
+                    lane.drop_handed_over()
 
     @contextmanager
     def _made_file(self, pid: int, lane: Lane, length: int) -> Iterator[int]:

@@ -77,7 +77,7 @@ class GpuProcesses:
 
         `lock_seconds`: how long to wait for running GPU work of each process. A `parked` tree stays parked; otherwise memory that
         an earlier save could not give back is given back first. With `stays` the lane's memory may stay on the GPU, because it is
-        given back soon; then `copy_moments` must follow. `peer_access_off`: see `refusals.py`. Without a GPU nothing happens.
+        given back soon; then `copy_handed_over` must follow. `peer_access_off`: see `refusals.py`. Without a GPU nothing happens.
         Raises KernelNotCheckpointable, before anything is done, for memory that could not be restored. After an error
         `give_back` undoes what was done.
         """
@@ -294,7 +294,7 @@ class GpuProcesses:
             p for p in states if p in checkpointed or states[p] is cuda.ProcessState.LOCKED
         ]
         self.give_back(later=True)
-        self.lanes.drop_moments(with_driver)
+        self.lanes.drop_handed_over(with_driver)
         done = not self._locked and not self.lanes.waiting
         for pid in set(with_driver) - set(self._locked):
             try:
@@ -324,7 +324,7 @@ class GpuProcesses:
 
     def drop_files(self) -> None:
         """Remove the staging files, which the driver has unmapped by then, and drop the handed-over memory that was given back."""
-        self.lanes.drop_moments()
+        self.lanes.drop_handed_over()
         for pid, files in self._all_files().items():
             for file in files if pid not in self._parked and pid not in self.lanes.waiting else ():
                 with suppress(OSError):
