@@ -15,23 +15,23 @@ MISSING = (
 
 def load(shell: InteractiveShell) -> None:
     """Define the magics in a shell."""
-    for name, (what, text) in _MAGICS.items():
-        shell.register_magic_function(_magic(shell, what, text), "line", name)
+    for name, (verb, text) in _MAGICS.items():
+        shell.register_magic_function(_magic(shell, verb, text), "line", name)
 
 
-def _magic(shell: InteractiveShell, what: str, text: str) -> Any:  # noqa: ANN401 - IPython calls it
+def _magic(shell: InteractiveShell, verb: str, text: str) -> Any:  # noqa: ANN401 - IPython calls it
     def magic(line: str) -> None:
-        print(_asked(shell, what, line.strip()))  # noqa: T201 - the answer is the cell's output
+        print(_asked(shell, verb, line.strip()))  # noqa: T201 - the answer is the cell's output
 
     magic.__doc__ = text
     return magic
 
 
-def _asked(shell: InteractiveShell, what: str, argument: str) -> str:
+def _asked(shell: InteractiveShell, verb: str, argument: str) -> str:
     handlers = getattr(getattr(shell, "kernel", None), "control_handlers", {})
     agent = getattr(handlers.get("gpuckpt_request"), "__self__", None)
     requests = getattr(agent, "user_requests", None)
-    answer = requests.ask(what, argument) if requests is not None else None
+    answer = requests.ask(verb, argument) if requests is not None else None
     return answer or MISSING
 
 

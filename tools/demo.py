@@ -260,10 +260,10 @@ def processes_of(directory: Path) -> list[str]:
 class Table:
     """What was done, with times and sizes."""
 
-    def add(self, step: str, seconds: float | None = None, what: str = "") -> None:
+    def add(self, step: str, seconds: float | None = None, detail: str = "") -> None:
         """One row, printed when it happens."""
         spent = "" if seconds is None else f"{seconds:.2f} s"
-        print(f"{step:<30} {spent:>8}   {what}".rstrip(), flush=True)
+        print(f"{step:<30} {spent:>8}   {detail}".rstrip(), flush=True)
 
 
 def megabytes(count: int) -> str:

@@ -59,23 +59,24 @@ class User:
             "JUPYTER_RUNTIME_DIR": str(self.runtime),
         }
 
-    def types(self, *words: str, said: str = "") -> Any:  # noqa: ANN401 - JSON
+    def types(self, *arguments: str, said: str = "") -> Any:  # noqa: ANN401 - JSON
         """Run a command of `jupyter gpuckpt`; its document."""
-        done = self._run(*words, said=said)
+        done = self._run(*arguments, said=said)
         check(
-            done.returncode == 0, f"jupyter gpuckpt {' '.join(words)}: {done.stdout}{done.stderr}"
+            done.returncode == 0,
+            f"jupyter gpuckpt {' '.join(arguments)}: {done.stdout}{done.stderr}",
         )
         return json.loads(done.stdout)
 
-    def is_refused(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+    def is_refused(self, *arguments: str) -> Any:  # noqa: ANN401 - JSON
         """Run a command that must be refused; its error."""
-        done = self._run(*words)
-        check(done.returncode != 0, f"jupyter gpuckpt {' '.join(words)} was not refused")
+        done = self._run(*arguments)
+        check(done.returncode != 0, f"jupyter gpuckpt {' '.join(arguments)} was not refused")
         return json.loads(done.stdout)["error"]
 
-    def _run(self, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    def _run(self, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [*self.within, sys.executable, "-m", "jupyter_gpuckpt.cli", *words, "--json"],
+            [*self.within, sys.executable, "-m", "jupyter_gpuckpt.cli", *arguments, "--json"],
             env=self._env,
             input=said,
             capture_output=True,

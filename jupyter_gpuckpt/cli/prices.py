@@ -37,9 +37,9 @@ def parsed(text: str) -> Prices:
     return prices
 
 
-def per_month(one: RemoteUploads, prices: Prices) -> tuple[float, float]:
+def per_month(uploads: RemoteUploads, prices: Prices) -> tuple[float, float]:
     """Return the monthly cost of a kernel: of autosaves like the average upload so far, and of its stored bytes."""
-    traffic = one.traffic
+    traffic = uploads.traffic
     all_uploads = (
         traffic.writes / 1000 * prices.writes
         + traffic.reads / 1000 * prices.reads
@@ -60,24 +60,27 @@ def of_reading(
     return f": about ${cost + received_bytes / 1e9 * prices.received:.4f}"
 
 
-def as_lines(one: RemoteUploads, given: Prices | None) -> list[str]:
+def as_lines(uploads: RemoteUploads, given: Prices | None) -> list[str]:
     """Format the counted traffic and its cost as lines: none before the first upload, no cost without known prices."""
-    traffic, count = one.traffic, len(one.traffic.kernels)
+    traffic, count = uploads.traffic, len(uploads.traffic.kernels)
     if not traffic.uploads:
         return []
     lines = [
-        f"{one.remote}: {counted(traffic.uploads, 'upload')} of {counted(count, 'kernel')} from this machine took"
+        f"{uploads.remote}: {counted(traffic.uploads, 'upload')} of {counted(count, 'kernel')} from this machine took"
         f" {counted(traffic.writes, 'write')} and {counted(traffic.reads, 'read')};"
         f" {output.size(traffic.sent_bytes)} sent, {output.size(traffic.received_bytes)} received."
     ]
-    prices = given or (LIST_PRICES if one.provider else None)
+    prices = given or (LIST_PRICES if uploads.provider else None)
     if prices is None:
-        return [*lines, f"{one.remote}: the prices of its provider are not known; see --prices."]
-    autosaves, stored = per_month(one, prices)
+        return [
+            *lines,
+            f"{uploads.remote}: the prices of its provider are not known; see --prices.",
+        ]
+    autosaves, stored = per_month(uploads, prices)
     grows = output.size(AUTOSAVES * traffic.sent_bytes // traffic.uploads)
     whose = "as given" if given else "list prices of S3 Standard"
     lines.append(
-        f"{one.remote}: about ${autosaves + stored:.2f} per kernel and month: ${autosaves:.2f} for an autosave every 10 minutes like"
+        f"{uploads.remote}: about ${autosaves + stored:.2f} per kernel and month: ${autosaves:.2f} for an autosave every 10 minutes like"
         f" the uploads so far ({grows} in all), and ${stored:.2f} for what is stored now. Assumed ({whose}):"
         f" ${prices.stored:g} per GB and month, ${prices.writes:g} per 1000 writes, ${prices.reads:g} per 1000 reads,"
         f" ${prices.received:g} per GB received."

@@ -237,14 +237,14 @@ def _rows(found: Capabilities) -> list[list[str]]:
     ]
 
 
-def _state(one: RemoteView) -> str:
-    if one.refusals:
+def _state(view: RemoteView) -> str:
+    if view.refusals:
         return "cannot be used"
-    return f"usable, {counted(len(one.warnings), 'warning')}" if one.warnings else "usable"
+    return f"usable, {counted(len(view.warnings), 'warning')}" if view.warnings else "usable"
 
 
-def _tried(one: RemoteView) -> str:
-    found = one.remote.capabilities
+def _tried(view: RemoteView) -> str:
+    found = view.remote.capabilities
     return output.age(time.time() - found.tried_at) if found else "never"
 
 

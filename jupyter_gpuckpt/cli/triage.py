@@ -34,8 +34,8 @@ def order(
 ) -> list[Candidate]:
     """Return all candidates in the order in which to begin; `within_seconds` None: there is time for all."""
 
-    def cost(one: Candidate) -> float:
-        return FIXED_SECONDS + one.size_bytes / bytes_per_second
+    def cost(candidate: Candidate) -> float:
+        return FIXED_SECONDS + candidate.size_bytes / bytes_per_second
 
     by_worth = sorted(
         candidates, key=lambda one: (-one.at_stake_seconds / cost(one), one.size_bytes)

@@ -97,12 +97,12 @@ def as_text(info: Snapshot) -> str:
     return ", ".join(parts) or "-"
 
 
-def _upload_as_text(one: Upload) -> str:
-    if one.state is UploadState.UPLOADED:
-        return one.remote
-    if one.state is UploadState.UPLOADING:
-        return f"{one.remote} {one.done_bytes / max(1, one.total_bytes):.0%}"
-    return f"{one.remote} {one.state.value}"
+def _upload_as_text(upload: Upload) -> str:
+    if upload.state is UploadState.UPLOADED:
+        return upload.remote
+    if upload.state is UploadState.UPLOADING:
+        return f"{upload.remote} {upload.done_bytes / max(1, upload.total_bytes):.0%}"
+    return f"{upload.remote} {upload.state.value}"
 
 
 def follow(client: Client, remote: str, wanted: list[str]) -> None:
@@ -137,9 +137,9 @@ def _uploads(client: Client, remote: str, wanted: list[str]) -> list[Upload]:
     return [way for _, way in ways]
 
 
-def _collected(one: RemoteUploads) -> list[str]:
+def _collected(uploads: RemoteUploads) -> list[str]:
     """Format the last removal of unneeded packs from a remote; no lines before the first one."""
-    found, name = one.collected, one.remote
+    found, name = uploads.collected, uploads.remote
     lines = []
     if found.at:
         age, freed = output.age(time.time() - found.at), output.size(found.freed_bytes)
@@ -154,26 +154,26 @@ def _collected(one: RemoteUploads) -> list[str]:
     return lines
 
 
-def _row(one: RemoteUploads) -> list[str]:
+def _row(uploads: RemoteUploads) -> list[str]:
     now = time.time()
-    waiting = str(one.waiting)
-    if one.waiting_bytes:
-        waiting += f", at most {output.size(one.waiting_bytes)}"
-    last = output.age(now - one.last_uploaded_at) if one.last_uploaded_at else "never"
-    state = _state(one, now)
-    return [one.remote, str(one.uploaded), waiting, str(len(one.failed)), last, state]
+    waiting = str(uploads.waiting)
+    if uploads.waiting_bytes:
+        waiting += f", at most {output.size(uploads.waiting_bytes)}"
+    last = output.age(now - uploads.last_uploaded_at) if uploads.last_uploaded_at else "never"
+    state = _state(uploads, now)
+    return [uploads.remote, str(uploads.uploaded), waiting, str(len(uploads.failed)), last, state]
 
 
-def _state(one: RemoteUploads, now: float) -> str:
+def _state(uploads: RemoteUploads, now: float) -> str:
     parts = []
-    if one.uploading:
-        parts.append(f"uploading {one.uploading[: output.SHORT_ID]}")
-    if one.paused:
+    if uploads.uploading:
+        parts.append(f"uploading {uploads.uploading[: output.SHORT_ID]}")
+    if uploads.paused:
         parts.append("paused")
-    if not one.automatic:
+    if not uploads.automatic:
         parts.append("manual only")
-    if one.trouble:
-        parts.append(one.trouble.message)
-        if one.retry_at:
-            parts.append(f"again in {output.duration(max(0.0, one.retry_at - now))}")
-    return ", ".join(parts) or ("waiting" if one.waiting else "up to date")
+    if uploads.trouble:
+        parts.append(uploads.trouble.message)
+        if uploads.retry_at:
+            parts.append(f"again in {output.duration(max(0.0, uploads.retry_at - now))}")
+    return ", ".join(parts) or ("waiting" if uploads.waiting else "up to date")

@@ -54,45 +54,45 @@ def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
     )
 
 
-def differences(saved: Host, here: Host, *, with_gpu: bool = True) -> list[str]:
-    """Return the reasons why a kernel saved on `saved` may not run on `here`, as whole sentences; empty if there are none.
+def differences(saved: Host, this_host: Host, *, with_gpu: bool = True) -> list[str]:
+    """Return the reasons why a kernel saved on `saved` may not run on `this_host`, as whole sentences; empty if there are none.
 
     `with_gpu`: whether the snapshot holds GPU memory; without it drivers and GPUs may differ.
-    Additional instructions, GPUs or memory of `here` are no difference.
+    Additional instructions, GPUs or memory of `this_host` are no difference.
     """
-    if saved.machine != here.machine:
+    if saved.machine != this_host.machine:
         return [
             f"The snapshot was taken on a machine of type {saved.machine}; this one is"
-            f" {here.machine}."
+            f" {this_host.machine}."
         ]
     found = []
-    lacking = sorted(set(filter(_is_instruction, saved.cpu_flags)) - set(here.cpu_flags))
+    lacking = sorted(set(filter(_is_instruction, saved.cpu_flags)) - set(this_host.cpu_flags))
     if lacking:
         found.append(
             "This machine's processor lacks instructions that the saved one had:"
             f" {', '.join(lacking)}."
         )
-    return found + _gpu_differences(saved, here) if with_gpu else found
+    return found + _gpu_differences(saved, this_host) if with_gpu else found
 
 
-def _gpu_differences(saved: Host, here: Host) -> list[str]:
+def _gpu_differences(saved: Host, this_host: Host) -> list[str]:
     found = []
-    if not here.driver_version:
+    if not this_host.driver_version:
         if saved.driver_version:
             found.append(
                 "The snapshot holds GPU memory; this machine has no working NVIDIA driver."
             )
         return found
     # The driver's own state is in the snapshot, and versions promise no compatibility.
-    if saved.driver_version != here.driver_version:
+    if saved.driver_version != this_host.driver_version:
         found.append(
             f"The snapshot was taken with NVIDIA driver {saved.driver_version}; this machine has"
-            f" {here.driver_version}."
+            f" {this_host.driver_version}."
         )
     left = saved.gpus
     while left:
         needed = [device for device in left if gpu.same_model(left[0], device)]
-        present = sum(gpu.same_model(left[0], device) for device in here.gpus)
+        present = sum(gpu.same_model(left[0], device) for device in this_host.gpus)
         if present < len(needed):
             found.append(
                 f"The snapshot needs {len(needed)} GPU{'s' * (len(needed) > 1)} of the model"

@@ -118,10 +118,10 @@ def described(device: Gpu) -> str:
     return f"{device.name} ({device.memory_bytes / 1e9:.0f} GB)"
 
 
-def same_model(one: Gpu, other: Gpu) -> bool:
+def same_model(first: Gpu, second: Gpu) -> bool:
     """Return whether memory of one GPU can be restored to the other."""
-    smaller, larger = sorted((one.memory_bytes, other.memory_bytes))
-    return one.name == other.name and larger - smaller <= _SAME_SIZE * larger
+    smaller, larger = sorted((first.memory_bytes, second.memory_bytes))
+    return first.name == second.name and larger - smaller <= _SAME_SIZE * larger
 
 
 def memory_of(pids: Collection[int]) -> dict[int, int]:

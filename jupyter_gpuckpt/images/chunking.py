@@ -22,7 +22,7 @@ MAX_PAGES = 512
 MIN_PAGES = 4
 
 _ZEROS = bytes(PAGE)
-_WORDS = PAGE // 8
+_WORDS_PER_PAGE = PAGE // 8
 # The 64-bit words of a page that are hashed. They have no common stride, so that all of them are constant only in few kinds of data.
 _SAMPLED = (3, 74, 133, 202, 271, 330, 405, 506)
 _FACTORS = (
@@ -82,7 +82,9 @@ def first_begin(buffer: memoryview) -> int | None:
 def _begins(buffer: memoryview) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return for each page whether it is zeros, and whether a chunk begins there by content."""
     whole = len(buffer) // PAGE
-    words = np.frombuffer(buffer, np.uint64, whole * _WORDS).reshape(whole, _WORDS)
+    words = np.frombuffer(buffer, np.uint64, whole * _WORDS_PER_PAGE).reshape(
+        whole, _WORDS_PER_PAGE
+    )
     zero = np.bitwise_or.reduce(words, axis=1) == 0
     value = words.take(_SAMPLED, axis=1) @ np.array(_FACTORS, np.uint64)
     value ^= value >> np.uint64(32)

@@ -22,10 +22,10 @@ class UserRequests:
         #: The answers by request id. None: no server has received the request yet; empty: a server has.
         self._answers: dict[str, str | None] = {}
 
-    def ask(self, what: str, argument: str) -> str | None:
+    def ask(self, verb: str, argument: str) -> str | None:
         """Send a request and wait for the answer's text; return None if no server receives it. Called in the thread that runs the cell."""
         request_id = uuid.uuid4().hex
-        content = {"id": request_id, "what": what, "argument": argument}
+        content = {"id": request_id, "what": verb, "argument": argument}
         with self._answered:
             self._answers[request_id] = None
         try:

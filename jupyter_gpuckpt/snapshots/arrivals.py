@@ -24,8 +24,11 @@ class Arrival(NamedTuple):
 
 def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
     """Check whether `manifest` could be resumed on this machine, as far as that is known without the snapshot's images."""
-    here = fingerprint.host()
-    changed, found = [], fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
+    this_host = fingerprint.host()
+    changed, found = (
+        [],
+        fingerprint.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu)),
+    )
     hints = ["Fetch it on a machine like the one of the snapshot."] if found else []
     if files := resume.changed_files(manifest, digests):
         changed += files
@@ -38,26 +41,26 @@ def check(manifest: Manifest, digests: FileDigests | None = None) -> Arrival:
             f"There is no folder {manifest.launch.cwd}, in which the kernel was started."
         )
         hints.append("Make that folder, with the files that the kernel needs.")
-    if changed and (elsewhere := resume.home_elsewhere(manifest, here)):
+    if changed and (elsewhere := resume.home_elsewhere(manifest, this_host)):
         changed += elsewhere
         hints.append("Or fetch it where the home directory has the same path.")
-    return Arrival([*found, *changed], list(_warnings(manifest, here)), " ".join(hints))
+    return Arrival([*found, *changed], list(_warnings(manifest, this_host)), " ".join(hints))
 
 
-def _warnings(manifest: Manifest, here: Host) -> list[str]:
+def _warnings(manifest: Manifest, this_host: Host) -> list[str]:
     found = []
-    then, now = map(_version, (manifest.host.kernel_release, here.kernel_release))
+    then, now = map(_version, (manifest.host.kernel_release, this_host.kernel_release))
     if now < then:
         found.append(
             f"The snapshot was taken under Linux {manifest.host.kernel_release}; this machine's is older"
-            f" ({here.kernel_release})."
+            f" ({this_host.kernel_release})."
         )
     needed, free = room.max_memory_bytes(manifest), processes.mem_available()
     if needed > free:
         found.append(
             f"Up to {needed >> 20} MB of memory are needed for a resume, {free >> 20} MB are free."
         )
-    shortage = resume.gpu_room(manifest).shortage if manifest.gpu and here.gpus else ""
+    shortage = resume.gpu_room(manifest).shortage if manifest.gpu and this_host.gpus else ""
     return [*found, shortage] if shortage else found
 
 

@@ -35,7 +35,7 @@ def rehearse(
     manifest: Manifest,
     store: LocalStore,
     tree: Tree,
-    here: Host,
+    this_host: Host,
     digests: FileDigests,
     spill_dir: Path,
 ) -> list[str]:
@@ -43,7 +43,7 @@ def rehearse(
 
     `manifest`: as read back from the disk; `tree`: its mount namespace still exists.
     """
-    found = obstacles(manifest, here, digests)
+    found = obstacles(manifest, this_host, digests)
     if problem := manifest_checks.problem_of(manifest):
         found.append(f"A resume would refuse it: {problem}.")
     try:

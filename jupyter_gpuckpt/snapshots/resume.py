@@ -86,7 +86,7 @@ def resume(
 
 def check(
     manifest: Manifest,
-    here: Host,
+    this_host: Host,
     allowed_gpus: Collection[str] | None = None,
     digests: FileDigests | None = None,
     *,
@@ -94,7 +94,7 @@ def check(
     spill_dir: Path,
 ) -> None:
     """Check whether the kernel can be resumed on this machine with these GPUs (None: all). Raises HostIncompatible with all reasons."""
-    problems = obstacles(manifest, here, digests)
+    problems = obstacles(manifest, this_host, digests)
     of_memory = [room.memory_shortage(manifest, store), _placement(manifest, allowed_gpus).shortage]
     of_disk = room.disk_shortage(manifest, store, spill_dir)
     shortages = [text for text in (*of_memory, of_disk) if text]
@@ -121,24 +121,28 @@ def gpu_room(manifest: Manifest, visible_gpus: str = "") -> Placement:
     return _placement(manifest, _allowed_gpus(manifest, visible_gpus, gpu.gpus()))
 
 
-def obstacles(manifest: Manifest, here: Host, digests: FileDigests | None = None) -> list[str]:
+def obstacles(manifest: Manifest, this_host: Host, digests: FileDigests | None = None) -> list[str]:
     """Return the differences from the machine of the snapshot, a sentence each. Free memory is not considered.
 
     Nor are open files: the images list them (`engine.criu.missing_files`).
     """
-    found = fingerprint.differences(manifest.host, here, with_gpu=bool(manifest.gpu))
+    found = fingerprint.differences(manifest.host, this_host, with_gpu=bool(manifest.gpu))
     changed = changed_files(manifest, digests)
-    return [*found, *changed, *home_elsewhere(manifest, here)] if changed else found
+    return [*found, *changed, *home_elsewhere(manifest, this_host)] if changed else found
 
 
-def home_elsewhere(manifest: Manifest, here: Host) -> list[str]:
+def home_elsewhere(manifest: Manifest, this_host: Host) -> list[str]:
     """Return a sentence if the kernel used files below a home directory that has another path here; else none."""
     home = manifest.host.home
     paths = (manifest.launch.cwd, *(file.path for file in manifest.mapped))
-    if not home or home == here.home or not any(Path(path).is_relative_to(home) for path in paths):
+    if (
+        not home
+        or home == this_host.home
+        or not any(Path(path).is_relative_to(home) for path in paths)
+    ):
         return []
     return [
-        f"The kernel has files in the home directory of its machine, {home}; here it is {here.home}."
+        f"The kernel has files in the home directory of its machine, {home}; here it is {this_host.home}."
     ]
 
 
@@ -156,10 +160,12 @@ def _placement(manifest: Manifest, allowed_gpus: Collection[str] | None) -> Plac
     return gpu_restore.placement_of(manifest.gpu, manifest.host.gpus, allowed_gpus)
 
 
-def _allowed_gpus(manifest: Manifest, visible_gpus: str, here: Sequence[Gpu]) -> set[str] | None:
+def _allowed_gpus(
+    manifest: Manifest, visible_gpus: str, local_gpus: Sequence[Gpu]
+) -> set[str] | None:
     """Return the UUIDs of the GPUs that both the kernel's launch and the client may use, else all of the client's; None: all GPUs."""
-    asked = visible(visible_gpus, here)
-    launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), here)
+    asked = visible(visible_gpus, local_gpus)
+    launched = visible(manifest.launch.env.get("CUDA_VISIBLE_DEVICES"), local_gpus)
     if asked is None or launched is None:
         return launched if asked is None else asked
     return asked & launched or asked

@@ -143,10 +143,10 @@ def _spec(scratch: Path) -> LaunchSpec:
 
 
 def _wait(path: Path, text: str = "") -> None:
-    def there() -> bool:
+    def has_text() -> bool:
         return path.exists() and text in path.read_text()
 
-    if not launch.wait_until(there, timeout=_SECONDS):
+    if not launch.wait_until(has_text, timeout=_SECONDS):
         raise CheckpointError(f"The program printed nothing for {_SECONDS} s.")
 
 

@@ -38,14 +38,14 @@ class Placement(NamedTuple):
 def place(
     needs: Mapping[str, int],
     known: Sequence[Gpu],
-    here: Sequence[Gpu],
+    local_gpus: Sequence[Gpu],
     free: Mapping[str, int],
     *,
     allowed: Collection[str] | None = None,
 ) -> Placement:
     """Choose a GPU for each of `needs` (bytes by UUID).
 
-    `known`: the GPUs of the machine where the memory was saved; `here`: this machine's GPUs; `free`: their free bytes;
+    `known`: the GPUs of the machine where the memory was saved; `local_gpus`: this machine's GPUs; `free`: their free bytes;
     `allowed`: UUIDs that may be chosen, None: all. Memory that fits where it was stays there; else the largest need gets the
     GPU of its model with the most free memory.
     """
@@ -59,7 +59,7 @@ def place(
             continue
         twins = [
             gpu.uuid
-            for gpu in here
+            for gpu in local_gpus
             if gpu.uuid not in chosen.values()
             and (allowed is None or gpu.uuid in allowed)
             and (uuid not in models or same_model(models[uuid], gpu))
@@ -70,7 +70,7 @@ def place(
         stays = uuid in twins and needs[uuid] <= free.get(uuid, 0)
         chosen[uuid] = uuid if stays else max(twins, key=lambda twin: free.get(twin, 0))
         rooms.append((free.get(chosen[uuid], 0), needs[uuid]))
-    gpu_map = _completed(chosen, known, here)
+    gpu_map = _completed(chosen, known, local_gpus)
     if all(old == new for old, new in gpu_map.items()):
         gpu_map = {}
     room, needed = min(rooms, key=lambda pair: pair[0] - pair[1], default=(0, 0))
@@ -99,7 +99,7 @@ def together(needs: Sequence[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
+def visible(devices: str | None, local_gpus: Sequence[Gpu]) -> set[str] | None:
     """Return the UUIDs of GPUs that a value of CUDA_VISIBLE_DEVICES allows; None: all.
 
     The value is a comma separated list of numbers or of prefixes of UUIDs; the first invalid entry ends it (CUDA C++ Programming
@@ -109,10 +109,10 @@ def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
         return None
     found: set[str] = set()
     for name in (part.strip() for part in devices.split(",")):
-        if name.isdecimal() and int(name) < len(here):
-            found.add(here[int(name)].uuid)
+        if name.isdecimal() and int(name) < len(local_gpus):
+            found.add(local_gpus[int(name)].uuid)
             continue
-        named = [gpu.uuid for gpu in here if name and gpu.uuid.startswith(name)]
+        named = [gpu.uuid for gpu in local_gpus if name and gpu.uuid.startswith(name)]
         if len(named) != 1:
             break
         found.add(named[0])
@@ -120,18 +120,18 @@ def visible(devices: str | None, here: Sequence[Gpu]) -> set[str] | None:
 
 
 def _completed(
-    chosen: Mapping[str, str], known: Sequence[Gpu], here: Sequence[Gpu]
+    chosen: Mapping[str, str], known: Sequence[Gpu], local_gpus: Sequence[Gpu]
 ) -> dict[str, str]:
     """Return `chosen` with a pair for every other known GPU: itself if it is still available, else a free GPU of its model."""
     pairs = dict(chosen)
     others = [gpu for gpu in known if gpu.uuid not in pairs]
-    present = {gpu.uuid for gpu in here}
+    present = {gpu.uuid for gpu in local_gpus}
     for gpu in others:
         if gpu.uuid in present and gpu.uuid not in pairs.values():
             pairs[gpu.uuid] = gpu.uuid
     for gpu in others:
         if gpu.uuid not in pairs:
-            free = [each for each in here if each.uuid not in pairs.values()]
+            free = [each for each in local_gpus if each.uuid not in pairs.values()]
             twin = next((each.uuid for each in free if same_model(gpu, each)), None)
             if twin is not None:
                 pairs[gpu.uuid] = twin

@@ -142,9 +142,9 @@ def _all_partitioned() -> bool:
     return bool(present) and all(gpu.is_partitioned(each.uuid) for each in present)
 
 
-def _refusal(pid: int, what: str, hint: str) -> KernelNotCheckpointable:
+def _refusal(pid: int, reason: str, hint: str) -> KernelNotCheckpointable:
     return KernelNotCheckpointable(
-        f"A process of the kernel {what}",
+        f"A process of the kernel {reason}",
         hint=hint,
         details=f"process {pid} ({processes.name(pid)})",
     )

@@ -90,7 +90,7 @@ def compare(then: Variables, now: Variables) -> Comparison:
     return Comparison(added, removed, changed, unknown, same)
 
 
-def _looks_different(one: Variable, other: Variable) -> bool:
+def _looks_different(first: Variable, second: Variable) -> bool:
     # A summary may be missing because there was no time for it.
-    comparable = bool(one.summary and other.summary)
-    return one.kind != other.kind or (comparable and one.summary != other.summary)
+    comparable = bool(first.summary and second.summary)
+    return first.kind != second.kind or (comparable and first.summary != second.summary)

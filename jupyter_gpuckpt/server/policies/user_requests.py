@@ -41,31 +41,31 @@ class UserRequests(KernelListener):
 
     def user_asked(self, kernel_id: str, content: dict[str, Any]) -> None:
         """Answer a request; what takes time is done in the background."""
-        request_id, what = content.get("id"), content.get("what")
+        request_id, verb = content.get("id"), content.get("what")
         argument = content.get("argument")
         known = isinstance(request_id, str) and isinstance(argument, str)
-        if known and what in {"save", "list", "suspend", "branch"}:
-            self._operations.spawn(self._answer(kernel_id, str(request_id), what, str(argument)))
+        if known and verb in {"save", "list", "suspend", "branch"}:
+            self._operations.spawn(self._answer(kernel_id, str(request_id), verb, str(argument)))
 
-    async def _answer(self, kernel_id: str, request_id: str, what: str, argument: str) -> None:
+    async def _answer(self, kernel_id: str, request_id: str, verb: str, argument: str) -> None:
         manager = manager_of(self._kernels, kernel_id)
         await agent.answer(manager, request_id, "")
         try:
-            if what == "suspend":
+            if verb == "suspend":
                 self._operations.served(kernel_id)
                 text = "The kernel is suspended when this cell has ended; the next cell resumes it."
                 await agent.answer(manager, request_id, text)
                 await self._suspend(kernel_id, argument)
                 return
-            text = await self._done(kernel_id, what, argument)
+            text = await self._done(kernel_id, verb, argument)
         except GpuCkptError as error:
             text = f"{error.message} {error.hint}".strip()
         await agent.answer(manager, request_id, text)
 
-    async def _done(self, kernel_id: str, what: str, argument: str) -> str:
-        if what == "list":
+    async def _done(self, kernel_id: str, verb: str, argument: str) -> str:
+        if verb == "list":
             return await self._list(kernel_id)
-        if what == "save":
+        if verb == "save":
             result = await self._saved(kernel_id, argument)
             return f"Saved as snapshot {result.snapshot_id}; paused {result.frozen_seconds:.2f} s."
         snapshot_id = await self._snapshot(kernel_id, argument)

@@ -116,16 +116,18 @@ class _Looking:
                 self._packs[ref] = error.message
         return self._packs[ref]
 
-    def _problem_of(self, one: _Sampled) -> str:
+    def _problem_of(self, sampled: _Sampled) -> str:
         """Return the problem of a chunk; empty if there is none."""
-        name = one.pack.ref.name
+        name = sampled.pack.ref.name
         try:
-            record = self._bucket.get_range(name, *far_packs.record_bounds(one.row))
-            chunk = far_packs.open_chunk(name, one.pack.key, one.row, record)
-            if digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) != one.digest:
-                raise invalid(name, f"chunk {one.digest.hex()[:16]} is not what its digest says")
+            record = self._bucket.get_range(name, *far_packs.record_bounds(sampled.row))
+            chunk = far_packs.open_chunk(name, sampled.pack.key, sampled.row, record)
+            if digest_of_stored(chunk.codec, chunk.payload, chunk.raw_length) != sampled.digest:
+                raise invalid(
+                    name, f"chunk {sampled.digest.hex()[:16]} is not what its digest says"
+                )
         except _DAMAGE as error:
             return error.message
         except CodecError as error:
-            return f"Chunk {one.digest.hex()[:16]} cannot be decompressed: {error}."
+            return f"Chunk {sampled.digest.hex()[:16]} cannot be decompressed: {error}."
         return ""

@@ -311,8 +311,8 @@ def _needs_of(manifest: FarManifest) -> _Needs:
     return _Needs(session_id, manifest.snapshot_id, manifest.packs)
 
 
-def _uses(one: _Needs, packs: set[str]) -> bool:
-    return not packs.isdisjoint(ref.name for ref in one.packs)
+def _uses(needs: _Needs, packs: set[str]) -> bool:
+    return not packs.isdisjoint(ref.name for ref in needs.packs)
 
 
 def _ids(rows: Rows) -> list[bytes]:

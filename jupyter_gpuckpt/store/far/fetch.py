@@ -180,7 +180,7 @@ class _Fetching:
     def run(self, runs: Sequence[_Run]) -> None:
         """Read and store all runs. Raises the first error."""
         with ThreadPoolExecutor(_READERS, "fetch") as pool:
-            running: list[Future[None]] = [pool.submit(self._one, run) for run in runs]
+            running: list[Future[None]] = [pool.submit(self._fetch_run, run) for run in runs]
             _, unfinished = wait(running, return_when=FIRST_EXCEPTION)
             for one in unfinished:
                 one.cancel()
@@ -188,7 +188,7 @@ class _Fetching:
             if not one.cancelled():
                 one.result()
 
-    def _one(self, run: _Run) -> None:
+    def _fetch_run(self, run: _Run) -> None:
         data = self._bucket.get_range(run.pack.ref.name, run.start, run.end)
         if len(data) != run.end - run.start:
             raise invalid(run.pack.ref.name, "it is truncated")

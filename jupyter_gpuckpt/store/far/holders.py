@@ -99,14 +99,14 @@ def unwrap(holder: Holder, secret: Secret, *, store_id: bytes) -> bytes:
 
 def new_recovery_phrase() -> tuple[str, Secret]:
     """Return a new recovery phrase of 24 words, and its secret. Raises ToolMissing."""
-    words = _words().to_mnemonic(os.urandom(KEY_BYTES))
+    words = _mnemonic().to_mnemonic(os.urandom(KEY_BYTES))
     return words, recovery_phrase(words)
 
 
 def recovery_phrase(text: str) -> Secret:
     """Return the secret of a recovery phrase that a user typed. Raises ConfigurationError if a word is wrong."""
     words = " ".join(text.lower().split())
-    if len(words) > MAX_SECRET_BYTES or not _words().check(words):
+    if len(words) > MAX_SECRET_BYTES or not _mnemonic().check(words):
         raise ConfigurationError(
             "This is not a recovery phrase: a word is missing or misspelt.",
             hint="It has 24 words in a fixed order.",
@@ -114,7 +114,7 @@ def recovery_phrase(text: str) -> Secret:
     return Secret(HolderKind.RECOVERY, words.encode())
 
 
-def _words() -> Mnemonic:
+def _mnemonic() -> Mnemonic:
     try:
         from mnemonic import Mnemonic  # noqa: PLC0415 - optional
     except ImportError as error:

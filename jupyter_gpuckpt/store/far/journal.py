@@ -18,9 +18,9 @@ from .indexes import PackRows
 _FOLDER, _SUFFIX = "uploads", ".jsonl"
 
 
-class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     store_id: bytes = b""
-    #: Only in one line: the epoch when the upload began.
+    #: Only in one entry: the epoch when the upload began.
     epoch: Epoch | None = None
     pack: PackRows | None = None
     #: The name of a manifest that is about to be written, and of the far session that will list it.
@@ -51,55 +51,55 @@ class Journal:
         #: The far sessions that list the journal's manifests, or were about to.
         self.sessions: set[str] = set()
         with store_errors(path.parent):
-            lines = self._lines()
-            if not lines or lines[0].store_id != store_id:
+            entries = self._entries()
+            if not entries or entries[0].store_id != store_id:
                 path.unlink(missing_ok=True)
-                self._append(_Line(store_id=store_id))
+                self._append(_Entry(store_id=store_id))
                 return
-            for line in lines:
-                self.epoch = self.epoch or line.epoch
-                if line.pack:
-                    self.packs[line.pack.ref.name] = line.pack
-                if line.manifest and line.session_id:
-                    self.manifests.append(line.manifest)
-                    self.sessions.add(line.session_id)
+            for entry in entries:
+                self.epoch = self.epoch or entry.epoch
+                if entry.pack:
+                    self.packs[entry.pack.ref.name] = entry.pack
+                if entry.manifest and entry.session_id:
+                    self.manifests.append(entry.manifest)
+                    self.sessions.add(entry.session_id)
 
     def begin(self, epoch: Epoch) -> None:
         """Record the epoch in which the upload began, unless an earlier attempt recorded one."""
         if self.epoch is None:
             self.epoch = epoch
-            self._add(_Line(epoch=epoch))
+            self._add(_Entry(epoch=epoch))
 
     def add_pack(self, pack: PackRows) -> None:
         """Record a pack that the remote has confirmed."""
         self.packs[pack.ref.name] = pack
-        self._add(_Line(pack=pack))
+        self._add(_Entry(pack=pack))
 
     def add_manifest(self, name: str, session_id: str) -> None:
         """Record a manifest before it is written, so that it can be removed if no far session lists it in the end."""
         self.manifests.append(name)
         self.sessions.add(session_id)
-        self._add(_Line(manifest=name, session_id=session_id))
+        self._add(_Entry(manifest=name, session_id=session_id))
 
     def end(self) -> None:
         """Remove the journal, after the upload completed or was given up."""
         with store_errors(self._path.parent):
             self._path.unlink(missing_ok=True)
 
-    def _add(self, line: _Line) -> None:
+    def _add(self, entry: _Entry) -> None:
         with store_errors(self._path.parent):
-            self._append(line)
+            self._append(entry)
 
-    def _append(self, line: _Line) -> None:
+    def _append(self, entry: _Entry) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         with os.fdopen(os.open(self._path, flags, 0o600), "wb") as file:
             # The leading newline ends a line that a crash truncated.
-            file.write(b"\n" + msgspec.json.encode(line) + b"\n")
+            file.write(b"\n" + msgspec.json.encode(entry) + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def _lines(self) -> list[_Line]:
+    def _entries(self) -> list[_Entry]:
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -107,7 +107,7 @@ class Journal:
         found = []
         for text in data.splitlines():
             try:
-                found.append(decoding.from_json(text, _Line))
+                found.append(decoding.from_json(text, _Entry))
             except msgspec.DecodeError:
                 continue
         return found

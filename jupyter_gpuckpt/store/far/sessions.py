@@ -271,7 +271,7 @@ class Sessions:
         session = self._seal.open_record(name, stored.data, FarSession)
         if (
             f"{FOLDER}/{session.facts.session_id}" != name
-            or not all(map(_sound, session.snapshots))
+            or not all(map(_is_sound_snapshot, session.snapshots))
             or not all(map(snapshot_of, session.erased))
             or not (session.lease is None or _is_sound(session.lease))
         ):
@@ -307,14 +307,14 @@ def _is_sound(lease: Lease) -> bool:
     return ids.is_id(lease.daemon_id) and is_time(lease.since)
 
 
-def _sound(one: FarSnapshot) -> bool:
+def _is_sound_snapshot(snapshot: FarSnapshot) -> bool:
     return (
-        ids.is_id(one.snapshot_id)
-        and ids.is_id(one.kernel_id)
-        and is_manifest_name(one.manifest, one.snapshot_id)
-        and len(one.digest) == DIGEST_BYTES
-        and is_time(one.created)
-        and is_time(one.deleted_at)
-        and one.raw_bytes >= 0
-        and one.stored_bytes >= 0
+        ids.is_id(snapshot.snapshot_id)
+        and ids.is_id(snapshot.kernel_id)
+        and is_manifest_name(snapshot.manifest, snapshot.snapshot_id)
+        and len(snapshot.digest) == DIGEST_BYTES
+        and is_time(snapshot.created)
+        and is_time(snapshot.deleted_at)
+        and snapshot.raw_bytes >= 0
+        and snapshot.stored_bytes >= 0
     )
