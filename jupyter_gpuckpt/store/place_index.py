@@ -20,13 +20,13 @@ _DIGEST_START = np.dtype(">u8")
 class Located(NamedTuple):
     """The places of chunks as columns, damaged ones included.
 
-    `pack`: index into `names`. `whole`: every requested chunk exists and is not known to be damaged.
+    `pack`: index into `names`. `complete`: every requested chunk exists and is not known to be damaged.
     """
 
     names: list[str]
     pack: NDArray[np.uint32]
     offset: NDArray[np.uint64]
-    whole: bool
+    complete: bool
 
 
 class PlaceIndex:
@@ -64,8 +64,8 @@ class PlaceIndex:
         inside = at < len(self._keys)
         at = at[inside]
         at = at[self._keys[at] == keys[inside]]
-        whole = len(at) == len(keys) and not np.any(self._damaged[at])
-        return Located(self._names, self._pack[at], self._offset[at], whole)
+        complete = len(at) == len(keys) and not np.any(self._damaged[at])
+        return Located(self._names, self._pack[at], self._offset[at], complete)
 
 
 def _starts(digests: bytes) -> NDArray[np.uint64]:

@@ -43,10 +43,10 @@ _INFOS_AT_ONCE = 500
 
 
 class _Found(NamedTuple):
-    """The result of a look-up, as bitmaps per pack. `whole`: all chunks exist. `moves`: the catalog's count at the look-up."""
+    """The result of a look-up, as bitmaps per pack. `complete`: all chunks exist. `moves`: the catalog's count at the look-up."""
 
     needs: Needs
-    whole: bool
+    complete: bool
     moves: int
 
 
@@ -238,18 +238,18 @@ class Records:
         else:
             places = self._catalog.locate(digests)
             rows = places.rows
-            whole = len(rows) == len(set(digests)) and not np.any(rows["damaged"])
-            located = Located(list(places.packs), rows["pack"], rows["offset"], whole)
+            complete = len(rows) == len(set(digests)) and not np.any(rows["damaged"])
+            located = Located(list(places.packs), rows["pack"], rows["offset"], complete)
         needs: Needs = {}
-        whole = located.whole
+        complete = located.complete
         for number in np.unique(located.pack).tolist():
             name = located.names[number]
             bits = self._bits(name, located.offset[located.pack == number])
             if bits is None:
-                whole = False
+                complete = False
             else:
                 needs[name] = bits
-        return _Found(needs, whole, moves)
+        return _Found(needs, complete, moves)
 
     def _bits(self, name: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint8] | None:
         numbers = self._catalog.numbers(name)
@@ -274,7 +274,7 @@ class Records:
         name = info.snapshot_id
         if not identity or identity != self.identity(name):
             return True
-        needs = sealed(name + identity, encoded(found.needs)) if found.whole else None
+        needs = sealed(name + identity, encoded(found.needs)) if found.complete else None
         record = sealed(name + identity + _FIELDS, msgspec.msgpack.encode(info))
         # An existing record keeps its number: a snapshot that lacks a chunk is recorded again each time that it is read.
         row = (record, needs, name, identity)
