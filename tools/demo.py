@@ -326,7 +326,7 @@ async def first_server(directory: Path, table: Table) -> tuple[JSON, JSON]:
         table.add("saved while it ran", saved["seconds"], sizes(saved))
         gap = float(await execute(connection, GAP.format(since=before["thread ticks"])))
         seen = f"the longest gap its thread saw: {gap:.2f} s"
-        table.add("  of this it stood still", saved["frozen_seconds"], seen)
+        table.add("  of this it was paused", saved["frozen_seconds"], seen)
         between = json.loads(await execute(connection, STATE))
         compare(before, between)
 

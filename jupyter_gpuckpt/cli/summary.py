@@ -32,7 +32,7 @@ def of_operation(operation: Operation) -> str:
         text += f" {output.size(sizes.gpu_bytes)} of it on the GPU,"
     text += f" {output.size(sizes.new_bytes)} new in the store."
     if operation.kind is OperationKind.SAVE:
-        text += f" The kernel stood still for {output.duration(result.frozen_seconds)}."
+        text += f" The kernel was paused for {output.duration(result.frozen_seconds)}."
     return text
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from ..model import Host
+from ..plurals import counted
 from . import gpu
 
 #: Prefixes of names in /proc/cpuinfo that stand for features a program can use: instructions
@@ -95,7 +96,7 @@ def _gpu_differences(saved: Host, this_host: Host) -> list[str]:
         present = sum(gpu.same_model(left[0], device) for device in this_host.gpus)
         if present < len(needed):
             found.append(
-                f"The snapshot needs {len(needed)} GPU{'s' * (len(needed) > 1)} of the model"
+                f"The snapshot needs {counted(len(needed), 'GPU')} of the model"
                 f" {gpu.described(left[0])}; this machine has {present or 'none'}."
             )
         left = [device for device in left if device not in needed]

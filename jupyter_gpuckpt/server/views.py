@@ -37,7 +37,7 @@ class ResultView(View, frozen=True):
 
     snapshot_id: str
     seconds: float
-    frozen_seconds: Annotated[float, Meta(description="How long the kernel stood still.")]
+    frozen_seconds: Annotated[float, Meta(description="How long the kernel was paused.")]
     raw_bytes: Annotated[int, Meta(description="Memory and images before compression.")]
     stored_bytes: Annotated[int, Meta(description="Compressed bytes that the snapshot refers to.")]
     new_bytes: Annotated[int, Meta(description="Of these, bytes that were not in the store.")]

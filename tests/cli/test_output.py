@@ -136,7 +136,7 @@ def test_an_operation_is_told_in_a_sentence():
     saved = operation(OperationKind.SAVE, sizes=sizes, frozen_seconds=0.15)
     assert summary.of_operation(saved) == (
         "Saved kernel kern as snapshot snap in 0.90 s: 2.0 GB of memory, 1.0 GB of it on the GPU,"
-        " 300.0 MB new in the store. The kernel stood still for 0.15 s."
+        " 300.0 MB new in the store. The kernel was paused for 0.15 s."
     )
     resumed = operation(OperationKind.RESUME)
     assert summary.of_operation(resumed) == "Resumed kernel kern from snapshot snap in 0.90 s."

@@ -225,7 +225,7 @@ def test_a_deletion_that_is_refused_is_said_to_be_and_the_others_are_done(refusa
         bucket.create(name, content())
     assert bucket.delete(["locked/1", "free/1", "locked/2"]) == ["locked/1", "locked/2"]
     assert bucket.head("free/1") is None
-    assert "refused to delete 2 object(s)" in caplog.text
+    assert "refused to delete 2 objects (" in caplog.text
 
 
 def test_an_endpoint_that_deletes_nothing_is_found_out():

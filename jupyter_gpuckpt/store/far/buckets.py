@@ -26,6 +26,7 @@ from ...errors import (
     ToolMissing,
 )
 from ...file_locks import alone
+from ...plurals import counted
 from ...remote_records import Remote
 from ..packs import sync_directory
 from . import refusals
@@ -225,9 +226,9 @@ class Bucket:
                 why = getattr(error, "details", "") or "the remote gave no reason"
         if refused:
             _log.warning(
-                "Remote %s refused to delete %d object(s) (%s), for example %s: the credentials lack the right to delete, or a policy of"
+                "Remote %s refused to delete %s (%s), for example %s: the credentials lack the right to delete, or a policy of"
                 " the bucket forbids it for a while. The objects stay there and cost money.",
-                *(self.name, len(refused), why, refused[0]),
+                *(self.name, counted(len(refused), "object"), why, refused[0]),
             )
         return refused
 
