@@ -56,7 +56,7 @@ def plan(
     available = processes.mem_available(tree.kernel_pid)
     if needed > available:
         raise FreezeFailed(
-            f"There is not enough memory to freeze the kernel: about {needed // _MB} MB are needed, "
+            f"There is not enough memory to save the kernel: about {needed // _MB} MB are needed, "
             f"{available // _MB} MB are free.",
             hint="Free memory (or GPU memory that is cached) and try again.",
             details=f"private {private}, shared {shared}, GPU {gpu_bytes}, available {available} bytes",

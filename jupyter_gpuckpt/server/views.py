@@ -74,14 +74,14 @@ class KernelView(View, frozen=True, kw_only=True):
 
     kernel_id: str
     state: KernelState
-    managed: Annotated[bool, Meta(description="Whether the kernel runs under the engine.")]
+    managed: Annotated[bool, Meta(description="Whether the kernel can be saved.")]
     reason: str | None = None
     hint: str | None = None
     error_code: Annotated[str | None, Meta(description="The code of its last error.")] = None
     snapshot_id: Annotated[
         str | None, Meta(description="The snapshot that a resume would use.")
     ] = None
-    operation: Annotated[OperationView | None, Meta(description="The one in flight.")] = None
+    operation: Annotated[OperationView | None, Meta(description="The running operation.")] = None
     parent_snapshot_id: Annotated[
         str | None, Meta(description="The snapshot that it was branched from.")
     ] = None

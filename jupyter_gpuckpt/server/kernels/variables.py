@@ -46,7 +46,7 @@ async def variables_of(
     if served.state is not KernelState.RUNNING or not served.gate_is_open:
         raise KernelStateConflict(
             f"The kernel is {served.state}: its variables cannot be read.",
-            hint="Resume it first, or wait for the operation in flight.",
+            hint="Resume it first, or wait until it is running.",
         )
     if not served.has_agent:
         raise KernelStateConflict(
