@@ -231,11 +231,11 @@ async def begin_training(server: Server) -> tuple[str, WebSocketClientConnection
     return kernel_id, connection
 
 
-async def until(condition: Callable[[], JSON | None], what: str) -> JSON:
+async def until(condition: Callable[[], JSON | None], event: str) -> JSON:
     """Wait until a condition gives something."""
     deadline = time.monotonic() + MAX_STEP_SECONDS
     while not (found := await asyncio.to_thread(condition)):
-        check(time.monotonic() < deadline, f"never came: {what}")
+        check(time.monotonic() < deadline, f"never came: {event}")
         await asyncio.sleep(0.1)
     return found
 
