@@ -100,3 +100,37 @@ def test_one_module_decodes_what_others_wrote():
         if raw.search(module.read_text()) and module.name != "decoding.py"
     ]
     assert not found, found
+
+
+def late_hooks(module: Path) -> list[str]:
+    """Return the assignments of a module that give a hook to an object after its construction, or leave room for that.
+
+    The composition root of the daemon constructs and does nothing else, so there every assignment to an attribute of another object
+    counts. In other modules such an attribute may be a plain value: those of lambda expressions (but for Python's own hooks, of `sys`)
+    and to names in `on_` count. A public attribute of an object that begins as a lambda expression is a hook that waits for its
+    assignment.
+    """
+    found = []
+    for node in ast.walk(ast.parse(module.read_text())):
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        is_function = isinstance(node.value, ast.Lambda)
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for one in ast.walk(target):
+                if not isinstance(one, ast.Attribute) or not isinstance(one.ctx, ast.Store):
+                    continue
+                owner = ast.unparse(one.value)
+                if owner == "self":
+                    is_late = is_function and not one.attr.startswith("_")
+                else:
+                    is_root = module.parts[-2:] == ("daemon", "service.py")
+                    is_lambda = is_function and owner != "sys"
+                    is_late = is_root or is_lambda or one.attr.startswith("on_")
+                if is_late:
+                    found.append(f"{module.name}:{one.lineno}: {ast.unparse(one)}")
+    return found
+
+
+@pytest.mark.parametrize("module", MODULES, ids=NAMES)
+def test_every_part_is_complete_when_it_is_constructed(module):
+    assert late_hooks(module) == []

@@ -209,10 +209,11 @@ class Kernels:
                 _log.info("kernel %s went to another machine", kernel_id)
                 self._drop(kernel)
 
-    def on_lost(self, kernel_id: str, error: GpuCkptError) -> None:
-        """Tell the user that another machine has taken over a kernel that still runs here."""
-        if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
-            self.update(kernel, error=record_of(error))
+    async def note_lost(self) -> None:
+        """Tell the users which kernels another machine has taken over although they still run here."""
+        for kernel_id, error in (await asyncio.to_thread(self._records.lost)).items():
+            if (kernel := self._kernels.get(kernel_id)) is not None and not kernel.doomed:
+                self.update(kernel, error=record_of(error))
 
     def announce(self, kernel: ManagedKernel, operation: RunningOperation | None = None) -> None:
         """Publish the records of a kernel and an operation to the owner. A slow reader may miss progress, but never an end."""

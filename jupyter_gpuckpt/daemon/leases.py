@@ -1,9 +1,9 @@
 """The leases of this daemon. While a kernel runs here, the daemon has the lease of its far session: no other machine may run it.
 
 A lease is requested before a session is fetched, before one of its kernels is resumed, and after a running kernel's first snapshot
-was uploaded. It is released when the kernel does not run and all its snapshots are uploaded. A remote that does not answer delays
-no kernel: it runs without a lease. Its uploads are checked against its last known lease, and if another machine has had the session
-since, the kernel becomes a branch.
+was uploaded (`lease_renewal.py`). It is released when the kernel does not run and all its snapshots are uploaded. A remote that does
+not answer delays no kernel: it runs without a lease. Its uploads are checked against its last known lease, and if another machine has
+had the session since, the kernel becomes a branch (`lost_leases.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import asyncio
 import logging
 import socket
 import threading
-import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as TooLate
 from contextlib import suppress
@@ -23,39 +22,33 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import ErrorRecord, FarObjectMissing, GpuCkptError, SessionHeld, record_of
-from ..model import SnapshotInfo
+from ..errors import FarObjectMissing, GpuCkptError, SessionHeld
 from ..remote_records import Remote
-from ..states import ALIVE, KernelState
+from ..states import ALIVE
 from ..store.far.leases import LIFE_SECONDS
 from ..store.far.remotes import Remotes
-from .kernels import Kernels, ManagedKernel
+from .kernels import Kernels
 from .lease_file import KernelLease, LeaseFile
-from .leases_at_remote import LeasesAtRemote, Needs, Waiting
+from .leases_at_remote import LeasesAtRemote, Waiting
 from .machine import Machine
 from .remote_keys import state_dir
 from .reservations import Reservations
 from .upload_line import record_path
 from .upload_queue import read_uploaded
-from .uploads import Uploads
 
 #: How long a resume from this machine's own store waits for the answer of a remote.
 WAIT_SECONDS = 5.0
 #: How long a lease is kept for a session that was fetched but not resumed yet.
 KEEP_SECONDS = 900.0
-#: The number of heartbeats within a lease's life.
-_BEATS = 4
 #: The shortest time for which a lease is kept for a kernel that is about to run.
 _BEGIN_SECONDS = 60.0
-#: The time limit for the last releases when the daemon exits.
-_LEAVE_SECONDS = 5.0
 
 _log = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
 
 
 class DaemonLeases:
-    """The leases in all remotes. Methods without `async` may be called in any thread.
+    """The leases in all remotes, as far as fetches and resumes need them. Its methods may be called in any thread, except `wake`.
 
     `life_seconds`: how long a lease lasts after the last heartbeat.
     """
@@ -65,46 +58,34 @@ class DaemonLeases:
         data_dir: Path,
         machine: Machine,
         kernels: Kernels,
-        uploads: Uploads,
         *,
         life_seconds: float = LIFE_SECONDS,
     ) -> None:
-        self._data_dir, self._machine = data_dir, machine
-        self._kernels, self._uploads = kernels, uploads
-        self._life_seconds = life_seconds
+        self._data_dir, self._machine, self._kernels = data_dir, machine, kernels
+        self.life_seconds = life_seconds
         self.daemon_id, self._host_name = uuid.uuid4().hex, socket.gethostname()
         self._lock = threading.Lock()
         self._at: dict[str, LeasesAtRemote] = {}
         #: One thread for each remote: requests to one remote run one after the other, and delay no other remote.
         self._threads: dict[str, ThreadPoolExecutor] = {}
         #: Kernels that are being fetched or resumed.
-        self._reserved = Reservations()
+        self.reserved = Reservations()
         self._is_over = threading.Event()
-        self._woken = asyncio.Event()
-        self._told: dict[str, Needs] = {}
-        #: A callback for a kernel that has become a branch, with the error that says so (`LostLeases.note`).
-        self.on_branch: Callable[[ManagedKernel, ErrorRecord], None] = lambda kernel, error: None
+        #: Set when other leases may be needed than before.
+        self.woken = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start renewing leases, also for kernels that run already."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+    @property
+    def are_in_use(self) -> bool:
+        """Return whether a remote was asked for a lease, and may be asked again."""
+        return bool(self._at) and not self._is_over.is_set()
 
     def wake(self) -> None:
-        """Check soon which leases are needed. On the event loop's thread."""
-        self._woken.set()
+        """Have it checked soon which leases are needed. On the event loop's thread."""
+        self.woken.set()
 
-    async def close(self) -> None:
-        """Release the leases that are not needed; return soon even if a remote does not answer."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
-        if self._at and not self._is_over.is_set():
-            self._reserved.clear()
-            with suppress(TimeoutError, GpuCkptError):
-                async with asyncio.timeout(_LEAVE_SECONDS):
-                    await self._look(is_due=True)
+    def close(self) -> None:
+        """End all requests to remotes; a thread whose remote does not answer is not waited for."""
         self._is_over.set()
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
@@ -120,14 +101,14 @@ class DaemonLeases:
         known = LeaseFile(state_dir(self._data_dir, remote.name)).of(kernel_id)
         kernel = self._kernels.find(kernel_id)
         if kernel is not None and kernel.state in ALIVE:
-            return []  # `_look` gets the lease of a running kernel, and a fetch does not change its session
+            return []  # the renewal gets the lease of a running kernel, and a fetch does not change its session
         if known.session_id != session_id and self._machine.snapshots(kernel_id):
             return []  # the kernel stays in its other session until it is resumed from the fetched snapshot
-        self._reserved.keep(kernel_id, float("inf"))
+        self.reserved.keep(kernel_id, float("inf"))
         # Another host with the same home may run a kernel that this daemon does not know.
         known = known if kernel else msgspec.structs.replace(known, is_held=False)
         try:
-            asked = self._ask(
+            asked = self.ask(
                 remote, lambda at: at.claim(kernel_id, session_id, take_over, known, Waiting())
             )
             return asked.result()
@@ -137,13 +118,13 @@ class DaemonLeases:
 
     def fetched(self, kernel_id: str, *, keep_seconds: float = KEEP_SECONDS) -> None:
         """Keep the lease of a fetched session for `keep_seconds`, or for as long as its kernel runs."""
-        self._reserved.keep(kernel_id, keep_seconds)
+        self.reserved.keep(kernel_id, keep_seconds)
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self.wake)
 
     def warning_of(self, remote: Remote, session_id: str) -> str:
         """Return a sentence that says who runs a far session now; empty if nobody else does. Raises what `Bucket` raises."""
-        return self._ask(remote, lambda at: at.warning_of(session_id)).result()
+        return self.ask(remote, lambda at: at.warning_of(session_id)).result()
 
     def require(self, kernel_id: str, snapshot_id: str, *, take_over: bool) -> list[str]:
         """Get the leases that a kernel needs to be resumed from a snapshot; return warnings. Raises SessionHeld.
@@ -154,7 +135,7 @@ class DaemonLeases:
         remotes, ids = self._remotes_of(kernel_id)
         if remotes:
             # The lease file is read after this: a release that was decided before is recorded in it, and no later one is decided.
-            self._reserved.keep_longer(kernel_id, _BEGIN_SECONDS)
+            self.reserved.keep_longer(kernel_id, _BEGIN_SECONDS)
         for remote in remotes:
             try:
                 warnings += self._require_at(remote, kernel_id, snapshot_id, ids, take_over)
@@ -184,7 +165,7 @@ class DaemonLeases:
             return []
         file.begin(kernel_id, session_id, ids)
         waiting = Waiting()
-        asked = self._ask(
+        asked = self.ask(
             remote, lambda at: at.claim(kernel_id, session_id, take_over, known, waiting)
         )
         try:
@@ -200,20 +181,6 @@ class DaemonLeases:
         except FarObjectMissing:
             file.note(kernel_id, msgspec.structs.replace(known, is_held=False))
             return []
-
-    def lost(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
-        """Make a kernel whose session another machine has taken over a branch, in a new far session, and tell the user."""
-        if not LeaseFile(state_dir(self._data_dir, remote.name)).branch(kernel_id, used):
-            return
-        _log.warning("remote %s: kernel %s: %s %s", remote.name, kernel_id, error, error.hint)
-        with suppress(RuntimeError):  # the event loop is closed
-            self._loop.call_soon_threadsafe(self._tell, kernel_id, record_of(error))
-
-    def _tell(self, kernel_id: str, error: ErrorRecord) -> None:
-        kernel = self._kernels.find(kernel_id)
-        if kernel is not None and not kernel.doomed:
-            self._kernels.update(kernel, error=error)
-            self.on_branch(kernel, error)
 
     def _is_sure(self, remote: Remote, known: KernelLease, session_id: str) -> bool:
         """Return whether this daemon surely has the lease, so that the remote need not be asked."""
@@ -244,9 +211,8 @@ class DaemonLeases:
             return bool(known.term or snapshot_ids.intersection(uploaded))
         return True
 
-    def _ask(
-        self, remote: Remote, question: Callable[[LeasesAtRemote], _Answer]
-    ) -> Future[_Answer]:
+    def ask(self, remote: Remote, question: Callable[[LeasesAtRemote], _Answer]) -> Future[_Answer]:
+        """Call `question` in the remote's thread, after earlier questions."""
         with self._lock:
             at = self._at.get(remote.name)
             if at is None or at.remote != remote:
@@ -255,9 +221,8 @@ class DaemonLeases:
                     remote,
                     self.daemon_id,
                     self._host_name,
-                    self._life_seconds,
-                    self._reserved,
-                    self.lost,
+                    self.life_seconds,
+                    self.reserved,
                     self._is_over,
                 )
             threads = self._threads.get(remote.name)
@@ -265,60 +230,3 @@ class DaemonLeases:
                 threads = ThreadPoolExecutor(1, thread_name_prefix=f"leases {remote.name}")
                 self._threads[remote.name] = threads
         return threads.submit(question, at)
-
-    async def _run(self) -> None:
-        due = time.monotonic()
-        while True:
-            self._woken.clear()
-            now = time.monotonic()
-            is_due = now >= due
-            if is_due:
-                due = now + self._life_seconds / _BEATS
-            try:
-                await self._look(is_due=is_due)
-            except GpuCkptError as error:
-                _log.warning("leases were not updated: %s", error)
-            except Exception:
-                _log.exception("leases were not updated")
-            with suppress(TimeoutError):
-                async with asyncio.timeout(max(0.0, due - time.monotonic())):
-                    await self._woken.wait()
-
-    async def _look(self, *, is_due: bool) -> None:
-        """Renew, claim and release leases in all remotes at once; without `is_due` only in those where the needs have changed."""
-        remotes = await asyncio.to_thread(Remotes(self._data_dir).all)
-        if not remotes:
-            return
-        found = await self._uploads.by_remote()
-        asked = []
-        for remote in remotes:
-            needs = self._needs(found.get(remote.name, {}))
-            if is_due or needs != self._told.get(remote.name):
-                self._told[remote.name] = needs
-                asked.append((remote, asyncio.wrap_future(self._ask(remote, _tending(needs)))))
-        if not asked:
-            return
-        # A remote that does not answer gets its next request after the answer, because its thread does one after the other.
-        await asyncio.wait([one for _, one in asked], timeout=self._life_seconds / _BEATS)
-        for remote, one in asked:
-            if one.done() and not one.cancelled() and (error := one.exception()):
-                _log.warning("leases in remote %s were not renewed: %s", remote.name, error)
-                self._told.pop(remote.name, None)
-
-    def _needs(self, uploads: Mapping[str, tuple[SnapshotInfo, bool]]) -> Needs:
-        """Return which kernels need or keep a lease in a remote. `uploads`: each snapshot, and whether the remote has it."""
-        has = {info.kernel_id for info, there in uploads.values() if there}
-        waits = {info.kernel_id for info, there in uploads.values() if not there}
-        running, keeping = set(), set(waits)
-        for kernel in self._kernels:
-            state, snapshot_id = kernel.state, kernel.record.snapshot_id
-            if state in ALIVE or state is KernelState.RESUMING:
-                running.add(kernel.kernel_id)
-            elif snapshot_id and not uploads.get(snapshot_id, (None, False))[1]:
-                keeping.add(kernel.kernel_id)
-        keeping |= self._reserved.all()
-        return Needs(frozenset(running), frozenset(running & has), frozenset(keeping))
-
-
-def _tending(needs: Needs) -> Callable[[LeasesAtRemote], None]:
-    return lambda at: at.tend(needs)

@@ -66,13 +66,12 @@ class LeasesAtRemote:
         host_name: str,
         life_seconds: float,
         reserved: Reservations,
-        on_lost: OnLost,
         stop: threading.Event,
     ) -> None:
         self._data_dir, self.remote = data_dir, remote
         self._daemon_id, self._host_name = daemon_id, host_name
         self._life_seconds, self._reserved = life_seconds, reserved
-        self._on_lost, self._stop = on_lost, stop
+        self._stop = stop
         self._file = LeaseFile(remote_keys.state_dir(data_dir, remote.name))
         self._leases: Leases | None = None
         self._sessions: Sessions | None = None
@@ -137,7 +136,7 @@ class LeasesAtRemote:
             f"{held(session, lease).message} It is fetched only with --take-over." if lease else ""
         )
 
-    def tend(self, needs: Needs) -> None:
+    def tend(self, needs: Needs, on_lost: OnLost) -> None:
         """Renew this daemon's leases, get those that running kernels lack, and release those that are not needed."""
         known = self._file.all()
         own = {name: one for name, one in known.items() if self._is_own(one)}
@@ -153,12 +152,12 @@ class LeasesAtRemote:
             self._guarded(leases.beat)
             self._beats += 1
         if self._beats % _LOOK_BEATS == 0:
-            self._look_at(own)
+            self._look_at(own, on_lost)
         if leases.in_doubt:
-            self._check(own, leases.keep)
+            self._check(own, leases.keep, on_lost)
             leases.in_doubt = False
         for kernel_id in missing:
-            self._claim_running(kernel_id)
+            self._claim_running(kernel_id, on_lost)
         own = {name: one for name, one in self._file.all().items() if self._is_own(one)}
         for kernel_id in own.keys() - needs.running - needs.keeping:
             self._release(kernel_id)
@@ -168,22 +167,29 @@ class LeasesAtRemote:
     def _is_own(self, one: KernelLease) -> bool:
         return one.is_held and one.daemon_id == self._daemon_id
 
-    def _look_at(self, own: Mapping[str, KernelLease]) -> None:
+    def _look_at(self, own: Mapping[str, KernelLease], on_lost: OnLost) -> None:
         """Find the leases that other machines took over without a trace in the heartbeat."""
         _, sessions = self._opened()
-        self._check(own, lambda session_id, tenure: require(sessions.get(session_id), tenure))
+        self._check(
+            own, lambda session_id, tenure: require(sessions.get(session_id), tenure), on_lost
+        )
 
-    def _check(self, own: Mapping[str, KernelLease], check: Callable[[str, Tenure], None]) -> None:
+    def _check(
+        self,
+        own: Mapping[str, KernelLease],
+        check: Callable[[str, Tenure], None],
+        on_lost: OnLost,
+    ) -> None:
         """Call `check` with the far session and the tenure of each kernel; handle those that it finds lost or gone."""
         for kernel_id, one in own.items():
             try:
                 check(one.session_id, Tenure(one.daemon_id, one.term))
             except SessionLost as error:
-                self._on_lost(self.remote, kernel_id, one, error)
+                on_lost(self.remote, kernel_id, one, error)
             except FarObjectMissing:
                 self._file.note(kernel_id, KernelLease(one.session_id))
 
-    def _claim_running(self, kernel_id: str) -> None:
+    def _claim_running(self, kernel_id: str, on_lost: OnLost) -> None:
         """Get the lease of a kernel that runs already. If another machine has had it since, the kernel here is a branch."""
         leases, sessions = self._opened()
         known = self._file.of(kernel_id)
@@ -196,7 +202,7 @@ class LeasesAtRemote:
             return
         except SessionHeld as error:
             error.hint = BRANCHED
-            self._on_lost(self.remote, kernel_id, known, error)
+            on_lost(self.remote, kernel_id, known, error)
             return
         if known.term and tenure.term > known.term + 1:
             leases.release(known.session_id, tenure)
@@ -204,7 +210,7 @@ class LeasesAtRemote:
                 f"Another machine has gone on with session {known.session_id} meanwhile.",
                 hint=BRANCHED,
             )
-            self._on_lost(self.remote, kernel_id, known, lost)
+            on_lost(self.remote, kernel_id, known, lost)
             return
         self._file.note(kernel_id, _held(known.session_id, tenure))
 

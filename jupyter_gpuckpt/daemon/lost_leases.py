@@ -1,33 +1,53 @@
-"""The reaction to lost leases: a kernel whose far session another machine has taken over runs on, or is suspended here."""
+"""The reaction to lost leases: a kernel whose far session another machine has taken over runs on as a branch, or is suspended here."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
-from ..errors import ErrorRecord, GpuCkptError
+from ..errors import ErrorRecord, GpuCkptError, record_of
 from ..protocol import OwnerKind, SaveRequest
+from ..remote_records import Remote
 from ..states import ALIVE
 from .kernels import Kernels, ManagedKernel
+from .lease_file import KernelLease, LeaseFile
 from .records import KernelRecord
+from .remote_keys import state_dir
 from .verbs import Verbs
 
 _log = logging.getLogger(__name__)
 
 
 class LostLeases:
-    """The suspender of kernels that have become branches. On the event loop's thread."""
+    """The handler of lost leases, whoever finds them out."""
 
-    def __init__(self, kernels: Kernels, verbs: Verbs) -> None:
-        self._kernels, self._verbs = kernels, verbs
+    def __init__(self, data_dir: Path, kernels: Kernels, verbs: Verbs) -> None:
+        self._data_dir, self._kernels, self._verbs = data_dir, kernels, verbs
+        self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def note(self, kernel: ManagedKernel, error: ErrorRecord) -> None:
-        """Suspend a kernel that has become a branch, if its launch asks for that (`pauses`). `error`: the message for its users."""
+    def note(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
+        """Make a kernel whose session another machine has taken over a branch, in a new far session, and tell the user. In any thread.
+
+        If its launch asks for that (`pauses`), the kernel is suspended.
+        """
+        if not LeaseFile(state_dir(self._data_dir, remote.name)).branch(kernel_id, used):
+            return
+        _log.warning("remote %s: kernel %s: %s %s", remote.name, kernel_id, error, error.hint)
+        with suppress(RuntimeError):  # the event loop is closed
+            self._loop.call_soon_threadsafe(self._tell, kernel_id, record_of(error))
+
+    def _tell(self, kernel_id: str, error: ErrorRecord) -> None:
+        kernel = self._kernels.find(kernel_id)
+        if kernel is None or kernel.doomed:
+            return
+        self._kernels.update(kernel, error=error)
         if pauses(kernel.record) and kernel.state in ALIVE:
-            task = asyncio.get_running_loop().create_task(self._pause(kernel, error))
+            task = self._loop.create_task(self._pause(kernel, error))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

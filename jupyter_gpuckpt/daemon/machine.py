@@ -47,6 +47,7 @@ from ..store.annotation_files import SUFFIX as ANNOTATIONS
 from ..store.listing import Listed
 from ..store.local import LocalStore
 from . import far_copies, host_report
+from .record_leases import are_others_heard_of
 from .resume_times import ResumeTimes
 from .usage import Usage, counted
 
@@ -65,13 +66,19 @@ _TOOLS = (["criu"], ["init"])
 
 
 class Machine:
-    """A facade of engine, store and host. Thread-safe; store and report are created at first use."""
+    """A facade of engine, store and host. Thread-safe; store and report are created at first use.
+
+    `on_snapshot`: called in any thread for every change of a snapshot.
+    """
 
     def __init__(
-        self, settings: Settings, place: Place, are_others_there: Callable[[], bool] = lambda: True
+        self,
+        settings: Settings,
+        place: Place,
+        on_snapshot: Callable[[SnapshotChange], None] = lambda change: None,
     ) -> None:
-        self._are_others_there = are_others_there
-        self._settings = settings
+        self._settings, self._on_snapshot = settings, on_snapshot
+        self._are_others_there = partial(are_others_heard_of, settings.state, place)
         # A data directory on a shared disk may serve several places.
         self._spill = settings.data / "spill" / place.key
         self._lock = threading.Lock()
@@ -82,8 +89,6 @@ class Machine:
         self.resume_times = ResumeTimes(settings.data)
         self._digests = FileDigests(settings.data / "file-digests")
         self._learned: dict[int, float] = {}
-        #: A callback for every change of a snapshot, called in any thread; set before the store is first used.
-        self.on_snapshot: Callable[[SnapshotChange], None] = lambda change: None
 
     @property
     def worker_threads(self) -> int:
@@ -218,11 +223,7 @@ class Machine:
         """Move a tree's GPU memory into RAM; return the bytes that were moved."""
         held = sum(gpu.memory_of(trees.pids(tree)).values())
         return parking.park(
-            tree,
-            self._engine(),
-            gpu_bytes=held,
-            peer_access_off=peer_access_off,
-            progress=progress,
+            tree, self._engine(), gpu_bytes=held, peer_access_off=peer_access_off, progress=progress
         )
 
     def unpark(self, tree: Tree, progress: Progress) -> None:
@@ -317,20 +318,19 @@ class Machine:
         with self._lock:
             if self._store is None:
                 root, are_others_there = self._settings.store, self._are_others_there
-                self._store = stores.open_free(root, are_others_there)
-                self._store.on_change = self.on_snapshot
+                self._store = stores.open_free(root, are_others_there, self._on_snapshot)
                 abandoned = stores.abandoned(root, self._store, are_others_there)
                 take_in = partial(bringing.take_all_in, self._store, abandoned)
                 if abandoned:
                     threading.Thread(target=take_in, name="take in", daemon=True).start()
             return self._store
 
-    def bring(self, kernel_id: str, snapshot_id: str) -> None:
-        """Copy a kernel's snapshots from the stores of other daemons into this one. Raises SnapshotNotFound if `snapshot_id` is nowhere."""
+    def bring(self, record: KernelRecord) -> None:
+        """Copy a kernel's snapshots from the stores of other daemons into this one. Raises SnapshotNotFound if the record's is nowhere."""
         others = stores.others(self._settings.store, self.store)
-        bringing.bring_kernel(self.store, others, kernel_id, self._in_other_stores)
-        if snapshot_id:
-            self.store.manifest(snapshot_id)
+        bringing.bring_kernel(self.store, others, record.kernel_id, self._in_other_stores)
+        if record.snapshot_id:
+            self.store.manifest(record.snapshot_id)
 
     def close(self) -> None:
         """Release the store and stop background work."""

@@ -29,6 +29,7 @@ from ..protocol import (
 from ..reclaim_records import Notice
 from ..states import KernelState
 from .kernels import Kernels, ManagedKernel
+from .machine import Machine
 from .operations import Operations
 from .records import KernelRecord, Records
 from .streams import Stream, Streams
@@ -52,11 +53,12 @@ class Owners:
         operations: Operations,
         verbs: Verbs,
         records: Records,
+        machine: Machine,
         notices: Callable[[], list[Notice]],
     ) -> None:
         self._notices = notices
         self._streams, self._kernels, self._operations = streams, kernels, operations
-        self._verbs, self._records = verbs, records
+        self._verbs, self._records, self._machine = verbs, records, machine
         self._known: dict[str, Owner] = {}
         #: The number of connections of each owner: a new one may come before the end of the old one is noticed.
         self._connections: Counter[str] = Counter()
@@ -123,7 +125,7 @@ class Owners:
         if claimant.kind is OwnerKind.SCRIPT:
             raise ConfigurationError("Only a server or a batch run can claim kernels.")
         wanted: Callable[[KernelRecord], bool] = lambda record: belongs(record, claimant)  # noqa: E731
-        found = await asyncio.to_thread(self._records.take_over, wanted)
+        found = await asyncio.to_thread(self._records.take_over, wanted, self._machine.bring)
         await self._kernels.recover(found)
         taken = {record.kernel_id for record in found}
         claimed = []
@@ -143,7 +145,7 @@ class Owners:
         """Take over a kernel that another machine with the same home has released, to resume it here. Raises SessionHeld."""
         await self._kernels.drop_moved()
         if self._kernels.find(kernel_id) is None:
-            found = await asyncio.to_thread(self._records.take, kernel_id)
+            found = await asyncio.to_thread(self._records.take, kernel_id, self._machine.bring)
             await self._kernels.recover([found] if found else [])
 
     async def _handed_over(self, kernel: ManagedKernel) -> SuspendedKernel:

@@ -52,8 +52,8 @@ class _Known(NamedTuple):
 class RecordLeases:
     """The leases of the daemon of `place`. Not thread-safe. Methods raise StoreUnavailable, StoreFull."""
 
-    def __init__(self, folder: Path, place: Place) -> None:
-        self._files = SharedFiles(folder)
+    def __init__(self, state_dir: Path, place: Place) -> None:
+        self._files = SharedFiles(state_dir / "shared")
         self._sessions = Sessions(self._files, Plain(), NothingSeen())
         self._place = place
         daemon_id = f"{place.key}-{secrets.token_hex(8)}"
@@ -229,6 +229,15 @@ class RecordLeases:
 def held(kernel_id: str, why: str, hint: str = _ELSEWHERE) -> SessionHeld:
     """Return the error for a kernel that this daemon cannot take over now, by default because another one has not released it."""
     return SessionHeld(f"Kernel {kernel_id} {why}.", hint=hint)
+
+
+def are_others_heard_of(state_dir: Path, place: Place) -> bool:
+    """Return whether a daemon of another place than this one runs, or was killed a moment ago."""
+    observer = RecordLeases(state_dir, place)
+    try:
+        return observer.is_heard_of()
+    finally:
+        observer.end()
 
 
 def _moved(kernel_id: str) -> SessionLost:

@@ -98,14 +98,12 @@ class Records:
         for name in ("kernels", "exits", "places", "shared"):
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = PlaceLocks(state_dir / "places", place)
-        self._leases = RecordLeases(state_dir / "shared", place)
+        self._leases = RecordLeases(state_dir, place)
         self._turn = threading.RLock()
         #: Kernels that run here as branches: their records belong to another daemon.
         self._branches: set[str] = set()
-        #: A callback for a kernel that becomes a branch, with the reason; called in any thread.
-        self.on_lost: Callable[[str, SessionLost], None] = lambda kernel_id, error: None
-        #: A callback that copies a record's snapshots from another daemon's store before the record is taken over. Raises StoreError.
-        self.bring: Callable[[KernelRecord], None] = lambda record: None
+        #: Those of them that `lost` has not returned yet.
+        self._lost: dict[str, SessionLost] = {}
 
     def hold(self) -> None:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
@@ -125,6 +123,12 @@ class Records:
             return
         for kernel_id, reason in lost.items():
             self._become_branch(kernel_id, reason)
+
+    def lost(self) -> dict[str, SessionLost]:
+        """Return the kernels that have become branches since the last call, with the reason for each."""
+        with self._turn:
+            found, self._lost = self._lost, {}
+        return found
 
     def release(self) -> None:
         """Release the lock: another daemon may take over suspended kernels at once."""
@@ -207,30 +211,25 @@ class Records:
                 self._leases.leave(kernel_id)
         return found
 
-    @property
-    def are_others_heard_of(self) -> bool:
-        """Return whether a daemon of another place runs, or was killed a moment ago."""
-        # It uses its own RecordLeases, without `_turn`, because a callback of this object may ask.
-        observer = RecordLeases(self._state / "shared", self._place)
-        try:
-            return observer.is_heard_of()
-        finally:
-            observer.end()
+    def take_over(
+        self, wanted: Callable[[KernelRecord], bool], bring: Callable[[KernelRecord], None]
+    ) -> list[KernelRecord]:
+        """Transfer the `wanted` records of other places to this one if their daemons have ended or released them; return them.
 
-    def take_over(self, wanted: Callable[[KernelRecord], bool]) -> list[KernelRecord]:
-        """Transfer the `wanted` records of other places to this one if their daemons have ended or released them; return them."""
+        `bring`: copies a record's snapshots from another daemon's store before the record is transferred. May raise StoreError.
+        """
         taken = []
         for record in self.of_others():
             if wanted(record):
                 try:
-                    taken.append(self._taken(record, wanted, is_asked=False))
+                    taken.append(self._taken(record, wanted, bring, is_asked=False))
                 except (SessionHeld, SessionLost) as error:
                     _log.debug("%s", error)
                 except StoreError as error:
                     _log.warning("kernel %s is not taken over: %s", record.kernel_id, error)
         return taken
 
-    def take(self, kernel_id: str) -> KernelRecord | None:
+    def take(self, kernel_id: str, bring: Callable[[KernelRecord], None]) -> KernelRecord | None:
         """Transfer a kernel's record to this place because a user asks for it; None if there is no such record.
 
         A suspended kernel is taken even if its server still runs. Raises SessionHeld, and what `bring` raises.
@@ -241,7 +240,7 @@ class Records:
             if not found or found.place == self._place or found.owner.kind is not OwnerKind.SERVER:
                 return None
             try:
-                return self._taken(found, lambda record: True, is_asked=True)
+                return self._taken(found, lambda record: True, bring, is_asked=True)
             except SessionHeld:
                 # Its daemon may have suspended it just now, and be about to release the lease.
                 if time.monotonic() > deadline or found.state not in _ENDING:
@@ -249,7 +248,12 @@ class Records:
             time.sleep(_PAUSE)
 
     def _taken(
-        self, record: KernelRecord, wanted: Callable[[KernelRecord], bool], *, is_asked: bool
+        self,
+        record: KernelRecord,
+        wanted: Callable[[KernelRecord], bool],
+        bring: Callable[[KernelRecord], None],
+        *,
+        is_asked: bool,
     ) -> KernelRecord:
         kernel_id, place = record.kernel_id, record.place
         with self._turn:
@@ -261,7 +265,7 @@ class Records:
             now = self._of(kernel_id)
             if now is None or now.place != place or not wanted(now):
                 raise held(kernel_id, "was changed on another machine just now", "Try again.")
-            self.bring(now)  # without `_turn`, because it may take long
+            bring(now)  # without `_turn`, because it may take long
             now.place = self._place
             if is_asked:
                 now.owner = msgspec.structs.replace(now.owner, pid=0, start_time=0.0)
@@ -330,9 +334,9 @@ class Records:
         """Keep a kernel, as a branch, whose record belongs to another daemon now."""
         with self._turn:
             self._branches.add(kernel_id)
+            self._lost[kernel_id] = reason
             self._leases.leave(kernel_id)
         _log.error("kernel %s: %s %s", kernel_id, reason, reason.hint)
-        self.on_lost(kernel_id, reason)
 
     def _replace(self, path: Path, encoded: bytes) -> None:
         try:

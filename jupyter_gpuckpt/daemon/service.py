@@ -15,7 +15,6 @@ from tornado.httpserver import HTTPServer
 from ..daemon_settings import Settings
 from ..place import Place
 from ..protocol import PROTOCOL_VERSION, Event, Handshake, package_version
-from ..reclaim_records import Notice
 from ..snapshot_records import SnapshotChange
 from . import lifetime
 from .endings import Endings
@@ -23,6 +22,7 @@ from .far_collecting import FarCollecting
 from .far_sessions import FarSessions
 from .inventory import Inventory
 from .kernels import Kernels
+from .lease_renewal import LeaseRenewal
 from .leases import DaemonLeases
 from .lost_leases import LostLeases
 from .machine import Machine
@@ -34,6 +34,7 @@ from .reclaim.reaction import Reaction
 from .reclaim.watch import Watch
 from .records import Records
 from .removal import Removal
+from .snapshot_lists import SnapshotLists
 from .streams import Streams
 from .transfers import Transfers
 from .uploads import Uploads
@@ -50,25 +51,46 @@ class Daemon:
 
     def __init__(self, settings: Settings, place: Place, records: Records) -> None:
         self.settings, self.place, self.records = settings, place, records
-        self.machine = Machine(settings, place, lambda: records.are_others_heard_of)
+        self._loop = asyncio.get_running_loop()
+        self.machine = Machine(settings, place, self._on_snapshot)
         self.streams = Streams()
         self.operations = Operations(self.streams)
         self.kernels = Kernels(records, self.machine, self.streams)
-        records.bring = lambda record: self.machine.bring(record.kernel_id, record.snapshot_id)
         every = settings.measure_every_seconds
         self.measuring = Measuring(self.kernels, self.machine, every)
         self.transfers = Transfers(self.machine)
+        self.inventory = Inventory(self.kernels, records, self.machine)
+        self.removal = Removal(
+            self.inventory,
+            self.machine,
+            self.operations,
+            undo_seconds=settings.undo_delete_seconds,
+        )
+        self.leases = DaemonLeases(settings.data, self.machine, self.kernels)
+        self.verbs = Verbs(
+            place,
+            self.kernels,
+            self.operations,
+            self.machine,
+            records,
+            self.leases,
+            self.removal.after,
+        )
+        self.endings = Endings(self.kernels, self.verbs, self.machine)
+        on_lost = LostLeases(settings.data, self.kernels, self.verbs).note
         self.uploads = Uploads(
             self.machine,
             settings.data,
             lambda: self.needs_quiet,
             self._publish,
+            on_lost,
         )
-        self.leases = DaemonLeases(settings.data, self.machine, self.kernels, self.uploads)
-        self.uploads.on_lost = self.leases.lost
-        self.verbs = Verbs(place, self.kernels, self.operations, self.machine, records, self.leases)
-        self.leases.on_branch = LostLeases(self.kernels, self.verbs).note
-        self.inventory = Inventory(self.kernels, records, self.machine, self.uploads)
+        self.lease_renewal = LeaseRenewal(
+            settings.data, self.kernels, self.uploads, self.leases, on_lost
+        )
+        self.snapshot_lists = SnapshotLists(
+            self.inventory, self.kernels, self.machine, self.uploads
+        )
         self.near_copy = NearCopy(
             settings.near_bytes,
             settings.data,
@@ -76,12 +98,6 @@ class Daemon:
             self.inventory,
             self.uploads,
             lambda: self.operations.any_running,
-        )
-        self.removal = Removal(
-            self.inventory,
-            self.machine,
-            self.operations,
-            undo_seconds=settings.undo_delete_seconds,
         )
         self.far_sessions = FarSessions(
             settings.data,
@@ -96,9 +112,7 @@ class Daemon:
             settings.collect_far_every_seconds,
             lambda: self.needs_quiet or self.uploads.any_pending,
         )
-        self.verbs.on_end = self.removal.after
-        self.endings = Endings(self.kernels, self.verbs, self.machine)
-        self.watch = Watch(settings, self._on_notice)
+        self.watch = Watch(settings)
         self.reaction = Reaction(
             self.streams,
             self.kernels,
@@ -115,14 +129,8 @@ class Daemon:
             self.operations,
             self.verbs,
             records,
+            self.machine,
             self.reaction.standing,
-        )
-        loop = asyncio.get_running_loop()
-        records.on_lost = lambda kernel_id, error: _from_thread(
-            loop, lambda: self.kernels.on_lost(kernel_id, error)
-        )
-        self.machine.on_snapshot = lambda change: _from_thread(
-            loop, lambda: self._on_snapshot(change)
         )
         self._left = asyncio.Event()
         self._touched = time.monotonic()
@@ -149,10 +157,12 @@ class Daemon:
         """Reset the idle-exit timer."""
         self._touched = time.monotonic()
 
-    def _on_notice(self, notice: Notice) -> None:
-        self.reaction.take(notice)
-
     def _on_snapshot(self, change: SnapshotChange) -> None:
+        """Handle a change in the store, told in any thread. The event loop does so later, so never before all parts are constructed."""
+        with suppress(RuntimeError):  # the event loop is closed: the daemon exits
+            self._loop.call_soon_threadsafe(self._handle, change)
+
+    def _handle(self, change: SnapshotChange) -> None:
         self.uploads.on_snapshot(change)
         self._publish(change)
 
@@ -190,7 +200,7 @@ class Daemon:
         self.endings.expect_all()
         self.removal.expect_all()
         await self.uploads.start()
-        self.leases.start()
+        self.lease_renewal.start()
         self.near_copy.start()
         self.far_collecting.start()
         server.add_socket(listener)
@@ -198,7 +208,7 @@ class Daemon:
         _log.info("gpuckptd %s serves place %s", package_version(), self.place.key)
         self.measuring.start()
         self.reaction.start()
-        self.watch.start()
+        self.watch.start(self.reaction.take)
         ready()
         self.machine.warm_up()
         await self._until_left()
@@ -213,7 +223,8 @@ class Daemon:
         await self.far_sessions.close()
         await self.near_copy.close()
         await self.far_collecting.close()
-        await self.leases.close()
+        await self.lease_renewal.close()
+        self.leases.close()
         await self.uploads.close()
         await self.kernels.close()
         await asyncio.to_thread(self.machine.close)
@@ -223,6 +234,7 @@ class Daemon:
         while not self._left.is_set():
             await asyncio.to_thread(self.records.beat)
             await self.kernels.drop_moved()
+            await self.kernels.note_lost()
             await self.kernels.protect_servers()
             await self.kernels.learn_programs()
             await self.uploads.look()
@@ -235,8 +247,3 @@ class Daemon:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.05, min(remaining, LOOK_SECONDS))):
                     await self._left.wait()
-
-
-def _from_thread(loop: asyncio.AbstractEventLoop, tell: Callable[[], None]) -> None:
-    with suppress(RuntimeError):  # the event loop is closed: the daemon exits
-        loop.call_soon_threadsafe(tell)

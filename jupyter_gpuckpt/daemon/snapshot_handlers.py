@@ -30,9 +30,9 @@ class SnapshotsHandler(BaseHandler):
 
     async def get(self) -> None:
         """List snapshots, newest first; of one kernel or notebook if given; with `deleted`, those that can be undeleted."""
-        inventory = self.daemon.inventory
+        lists = self.daemon.snapshot_lists
         deleted = self.get_query_argument("deleted", "") not in {"", "0"}
-        find = inventory.deleted if deleted else inventory.snapshots
+        find = lists.deleted if deleted else lists.snapshots
         kernel_id = self.get_query_argument("kernel_id", "")
         self.reply(await find(kernel_id, self.get_query_argument("path", "")))
 
@@ -74,7 +74,7 @@ class SnapshotHandler(BaseHandler):
         changes = {name: value for name, value in stated.items() if value is not None}
         machine = self.daemon.machine
         info = await asyncio.to_thread(lambda: machine.store.annotate(snapshot_id, changes))
-        (changed,) = await self.daemon.inventory.described([info])
+        (changed,) = await self.daemon.snapshot_lists.described([info])
         self.reply(changed)
 
     async def delete(self, snapshot_id: str) -> None:
@@ -89,7 +89,7 @@ class UndeleteHandler(BaseHandler):
     async def post(self, snapshot_id: str) -> None:
         """List a deleted snapshot again."""
         info = await self.daemon.removal.undelete(snapshot_id)
-        (back,) = await self.daemon.inventory.described([info])
+        (back,) = await self.daemon.snapshot_lists.described([info])
         self.reply(back)
 
 
@@ -162,7 +162,7 @@ class ImportHandler(BaseHandler):
         """Return the imported snapshots, once the whole archive has arrived."""
         if self._inflow is not None and self._task is not None:
             self._inflow.end()
-            snapshots = await self.daemon.inventory.described(await self._task)
+            snapshots = await self.daemon.snapshot_lists.described(await self._task)
             self.reply(snapshots, HTTPStatus.CREATED)
 
     def on_connection_close(self) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import ConfigurationError, FormatTooNew, GpuCkptError, StoreUnavailable
+from ..errors import ConfigurationError, FormatTooNew, StoreUnavailable
 from ..model import SnapshotInfo
 from ..remote_records import Remote
 from ..snapshot_records import (
@@ -25,7 +25,6 @@ from ..snapshot_records import (
 )
 from ..store import manifests
 from ..store.far.remotes import Remotes
-from .lease_file import KernelLease
 from .leases_at_remote import OnLost
 from .machine import Machine
 from .snapshots_here import SnapshotsHere
@@ -38,7 +37,8 @@ _log = logging.getLogger(__name__)
 class Uploads:
     """The uploads to all remotes. On the event loop's thread.
 
-    `is_busy`: whether work runs for which a user waits. `tell`: called with the id of a snapshot whose uploads changed.
+    `is_busy`: whether work runs for which a user waits. `tell`: called with the change of a snapshot whose uploads changed. `on_lost`:
+    called in a thread when another machine has taken over the far session of an upload.
     """
 
     def __init__(
@@ -47,9 +47,10 @@ class Uploads:
         data_dir: Path,
         is_busy: Callable[[], bool],
         tell: Callable[[SnapshotChange], None],
+        on_lost: OnLost,
     ) -> None:
         self._machine, self._data_dir = machine, data_dir
-        self._is_busy, self._tell_others = is_busy, tell
+        self._is_busy, self._tell_others, self._on_lost = is_busy, tell, on_lost
         self._remotes = Remotes(data_dir)
         #: The identity of the remotes' file when it was read last.
         self._known: object = None
@@ -59,8 +60,6 @@ class Uploads:
         self._here = SnapshotsHere(machine)
         self._one_at_a_time = asyncio.Lock()
         self._is_started = self._hurries = False
-        #: A callback for a kernel whose far session another machine has taken over (`DaemonLeases.lost`), in any thread.
-        self.on_lost: OnLost = lambda remote, kernel_id, used, error: None
 
     @property
     def any_pending(self) -> bool:
@@ -219,7 +218,13 @@ class Uploads:
 
     def _new_line(self, queue: RemoteQueue) -> UploadLine:
         line = UploadLine(
-            queue, self._machine, self._data_dir, self._here, self._is_busy, self._tell, self._lost
+            queue,
+            self._machine,
+            self._data_dir,
+            self._here,
+            self._is_busy,
+            self._tell,
+            self._on_lost,
         )
         line.hurry(on=self._hurries)
         if self._is_started:
@@ -234,9 +239,6 @@ class Uploads:
     def _wake(self) -> None:
         for line in self._lines.values():
             line.wake()
-
-    def _lost(self, remote: Remote, kernel_id: str, used: KernelLease, error: GpuCkptError) -> None:
-        self.on_lost(remote, kernel_id, used, error)
 
     def _tell(self, snapshot_id: str) -> None:
         info = self._here.found.get(snapshot_id)

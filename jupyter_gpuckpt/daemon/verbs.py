@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class Verbs:
-    """The entry points of the verbs, for all kernels."""
+    """The entry points of the verbs, for all kernels. `on_end`: called at the end of each operation."""
 
     def __init__(
         self,
@@ -66,12 +66,11 @@ class Verbs:
         machine: Machine,
         records: Records,
         leases: jobs.Leases,
+        on_end: Callable[[Job, RunningOperation], None],
     ) -> None:
-        self._leases = leases
+        self._leases, self._on_end = leases, on_end
         self._place, self._kernels, self._operations = place, kernels, operations
         self._machine, self._records = machine, records
-        #: A callback for the end of an operation.
-        self.on_end: Callable[[Job, RunningOperation], None] = lambda job, operation: None
         self._threads = ThreadPoolExecutor(OPERATIONS_AT_ONCE, thread_name_prefix="operation")
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -281,7 +280,7 @@ class Verbs:
             self._kernels.move(kernel, outcome.state, **changes)
             operation.succeed(outcome.result)
         finally:
-            self.on_end(job, operation)
+            self._on_end(job, operation)
 
     async def _turn(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation

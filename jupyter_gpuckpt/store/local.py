@@ -52,7 +52,8 @@ class LocalStore:
 
     One process has it open at a time: opening raises StoreUnavailable, which names the other process or the reason why the
     directory cannot be used, and ConfigurationError if it holds other files. Opening removes what a crash left half-written and
-    updates the catalog. Call `close` when done (the end of the object or of the process closes it as well).
+    updates the catalog. Call `close` when done (the end of the object or of the process closes it as well). `on_change`: called in any
+    thread for every change of a snapshot once the change is on disk.
     """
 
     def __init__(
@@ -61,10 +62,9 @@ class LocalStore:
         *,
         pack_bytes: int = PACK_BYTES,
         clock: Callable[[], float] = time.monotonic,
+        on_change: Callable[[SnapshotChange], None] = lambda change: None,
     ) -> None:
-        #: A callback for every change, called in any thread once the change is on disk.
-        self.on_change: Callable[[SnapshotChange], None] = lambda change: None
-        self.root = root
+        self.root, self.on_change = root, on_change
         self._packs, self._manifests = root / "packs", root / "manifests"
         self._pack_bytes = pack_bytes
         self._leases = Leases(clock)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import StoreUnavailable
 from ..file_locks import is_locked
+from ..snapshot_records import SnapshotChange
 from .far.shared_folders import locks_reach_all
 from .faults import store_errors
 from .local import LocalStore
@@ -19,7 +20,11 @@ _PAUSE = 0.05
 _ENDING_SECONDS = 2.0
 
 
-def open_free(root: Path, are_others_there: Callable[[], bool]) -> LocalStore:
+def open_free(
+    root: Path,
+    are_others_there: Callable[[], bool],
+    on_change: Callable[[SnapshotChange], None] = lambda change: None,
+) -> LocalStore:
     """Open the first store that no other process has open. Raises what `LocalStore` raises.
 
     If a process of this host has it open, this waits for a moment: it may be the previous daemon, which was killed and is ending.
@@ -33,7 +38,7 @@ def open_free(root: Path, are_others_there: Callable[[], bool]) -> LocalStore:
             continue
         for is_last in (False, False, True):
             try:
-                return LocalStore(directory)
+                return LocalStore(directory, on_change=on_change)
             except StoreUnavailable:
                 # Another daemon has it now, or has only looked whether it is in use.
                 if is_locked(directory / "lock"):

@@ -149,6 +149,10 @@ def everything(record):
     return True
 
 
+def nothing(record):
+    """Bring no snapshots: the records are written without any."""
+
+
 def encoded(record):
     return msgspec.json.encode(record)
 
@@ -162,7 +166,7 @@ def written(tmp_path, record):
 
 def taken_over(tmp_path, here):
     records = Records(tmp_path, here)
-    taken = records.take_over(everything)
+    taken = records.take_over(everything, nothing)
     assert all(record.place == here for record in taken)
     assert len(records.mine()) == len(taken)
     return bool(taken)
@@ -240,11 +244,11 @@ def test_a_suspended_kernel_goes_where_a_user_resumes_it_and_its_daemon_learns_i
     first, second = written(tmp_path, make(elsewhere, S.RUNNING)), Records(tmp_path, here)
     first.hold()
     with pytest.raises(SessionHeld, match="is running on another machine"):
-        second.take("k")
+        second.take("k", nothing)
     first.write("k", encoded(make(elsewhere, S.SUSPENDED)), S.SUSPENDED)
-    taken = second.take("k")
+    taken = second.take("k", nothing)
     assert (taken.place, taken.state) == (here, S.SUSPENDED)
-    assert second.take("unknown") is None
+    assert second.take("unknown", nothing) is None
     # Nothing of the first can be written, removed or begun any more.
     resuming = make(elsewhere, S.RESUMING)
     with pytest.raises(SessionHeld):
@@ -259,7 +263,7 @@ def test_a_suspended_kernel_goes_where_a_user_resumes_it_and_its_daemon_learns_i
         first.write("k", encoded(make(elsewhere, S.STARTING)), S.STARTING)
     # And back.
     second.hold()
-    assert first.take("k").place == elsewhere
+    assert first.take("k", nothing).place == elsewhere
     first.release()
     second.release()
 
@@ -270,28 +274,26 @@ def test_what_brings_its_snapshot_fails_and_the_kernel_stays(here, elsewhere, tm
     def fail(record):
         raise SnapshotNotFound("It is nowhere.")
 
-    second.bring = fail
     with pytest.raises(SnapshotNotFound):
-        second.take("k")
-    assert second.take_over(everything) == []
+        second.take("k", fail)
+    assert second.take_over(everything, fail) == []
     assert [record.place for record in second.all()] == [elsewhere]
     assert first.moved() == []
     first.write("k", encoded(make(elsewhere, S.RESUMING)), S.RESUMING)
     with pytest.raises(SessionHeld):
-        second.take("k")
+        second.take("k", fail)
 
 
 def test_a_daemon_that_stood_still_goes_on_with_a_branch(here, elsewhere, tmp_path):
     first = written(tmp_path, make(elsewhere, S.RUNNING))
     (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
-    lost = []
-    first.on_lost = lambda kernel_id, error: lost.append((kernel_id, error.code))
     age_heartbeats(tmp_path, 100)
     second = Records(tmp_path, here)
-    [taken] = second.take_over(everything)
+    [taken] = second.take_over(everything, nothing)
     running = make(elsewhere, S.RUNNING, name="still")
     first.write("k", encoded(running))
-    assert lost == [("k", "session_lost")]
+    assert first.lost()["k"].code == "session_lost"
+    assert first.lost() == {}
     assert second.all() == [taken]
     # The next daemon of that place finds its own.
     again = Records(tmp_path, elsewhere)
@@ -304,29 +306,26 @@ def test_a_daemon_that_stood_still_goes_on_with_a_branch(here, elsewhere, tmp_pa
 def test_a_late_heartbeat_finds_out_what_was_taken_over(here, elsewhere, tmp_path, monkeypatch):
     first = written(tmp_path, make(elsewhere, S.RUNNING))
     (tmp_path / "places" / f"{elsewhere.key}.lock").touch()
-    lost = []
-    first.on_lost = lambda kernel_id, error: lost.append(kernel_id)
     first.beat()
-    assert lost == []
+    assert first.lost() == {}
     age_heartbeats(tmp_path, 100)
-    assert Records(tmp_path, here).take_over(everything)
+    assert Records(tmp_path, here).take_over(everything, nothing)
     monkeypatch.setattr(first._leases._leases, "_good_until", 0.0)
     first.beat()
-    assert lost == ["k"]
+    assert list(first.lost()) == ["k"]
 
 
 def test_a_damaged_lease_costs_nothing(here, tmp_path, caplog):
     first = Records(tmp_path, here)
-    lost = []
-    first.on_lost = lambda kernel_id, error: lost.append(kernel_id)
     first.write("k", encoded(make(here, S.RUNNING)))
+    assert first.lost() == {}
     (tmp_path / "shared/sessions/k").write_bytes(b"")
     assert [record.kernel_id for record in Records(tmp_path, here).mine()] == ["k"]
     assert "sessions/k in the data directory is damaged" in caplog.text
     # One that runs goes on beside whoever may have it.
     (tmp_path / "shared/sessions/k").write_bytes(b"")
     first.write("k", encoded(make(here, S.RUNNING)))
-    assert lost == ["k"]
+    assert list(first.lost()) == ["k"]
 
 
 @pytest.fixture
@@ -353,11 +352,11 @@ def test_where_locks_do_not_reach_other_hosts_nothing_is_taken_and_the_file_syst
     first.write("k", encoded(make(elsewhere, S.SUSPENDED)), S.SUSPENDED)
     first.beat()
     with pytest.raises(SessionHeld, match=r"locks do not reach .* \(fuse\)"):
-        second.take("k")
-    assert second.take_over(everything) == []
+        second.take("k", nothing)
+    assert second.take_over(everything, nothing) == []
     assert [record.place for record in second.all()] == [elsewhere]
     first.release()
-    assert second.take("k")
+    assert second.take("k", nothing)
     second.release()
 
 

@@ -31,7 +31,11 @@ def test_a_success_ends_an_older_error_and_not_one_that_came_meanwhile(
         place, streams = here(settings.data), Streams()
         records, machine = Records(tmp_path, place), Machine(settings, place)
         kernels = Kernels(records, machine, streams)
-        verbs = Verbs(place, kernels, Operations(streams), machine, records, None)
+        operations = Operations(streams)
+        ended = []
+        verbs = Verbs(
+            place, kernels, operations, machine, records, None, lambda *told: ended.append(told)
+        )
         spec = LaunchSpec("k", ["true"], {}, "/", "/x")
         owner = Owner("o", OwnerKind.SERVER, 1, 1.0)
         record = KernelRecord(spec, owner, place, state=KernelState.RUNNING)
@@ -44,7 +48,9 @@ def test_a_success_ends_an_older_error_and_not_one_that_came_meanwhile(
             return Outcome(KernelState.RUNNING, {"error": None}, Result("s", 0.0))
 
         job = Job(Verb.SAVE, OperationKind.SAVE, KernelState.SAVING, work)
-        await verbs._begin(kernel, job).until_ended()
+        operation = verbs._begin(kernel, job)
+        await operation.until_ended()
+        assert ended == [(job, operation)]
         return kernel.record.error
 
     assert asyncio.run(carry_out()) == left

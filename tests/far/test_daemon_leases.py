@@ -11,8 +11,11 @@ import pytest
 from jupyter_gpuckpt.client import this_owner
 from jupyter_gpuckpt.daemon import far_copies, leases, remote_keys, remotes
 from jupyter_gpuckpt.daemon.lease_file import LeaseFile
+from jupyter_gpuckpt.daemon.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.leases import DaemonLeases
 from jupyter_gpuckpt.daemon.records import KernelRecord
+from jupyter_gpuckpt.daemon.upload_line import record_path
+from jupyter_gpuckpt.daemon.upload_queue import read_uploaded
 from jupyter_gpuckpt.errors import SessionHeld
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.place import here
@@ -34,21 +37,19 @@ class There(Here):
 
     def __init__(self, data_dir, remote, phrase="", life_seconds=LIFE_SECONDS):
         self.joined = join(data_dir, remote, phrase)
-        super().__init__(data_dir)
-        self.leases = DaemonLeases(
-            data_dir, self.machine, self.kernels, self.uploads, life_seconds=life_seconds
-        )
-        self.far._leases = self.leases
-        self.uploads.on_lost = self.leases.lost
-        self.uploads._tell_others = lambda change: self.leases.wake()
+        super().__init__(data_dir, life_seconds=life_seconds)
 
     async def start(self):
         await self.uploads.start()
-        self.leases.start()
+        self.lease_renewal.start()
+
+    async def close_leases(self):
+        await self.lease_renewal.close()
+        self.leases.close()
 
     async def close(self):
         await self.far.close()
-        await self.leases.close()
+        await self.close_leases()
         await self.uploads.close()
         await self.kernels.close()
         self.machine.close()
@@ -62,9 +63,9 @@ class There(Here):
         """Have a kernel without a process; it runs as far as its record says."""
         place = here(self.data_dir)
         owner = this_owner(OwnerKind.SCRIPT)
-        record = KernelRecord(
-            LaunchSpec(kernel_id, ["sleep"], {}, "/", str(self.data_dir / "log")), owner, place
-        )
+        log = str(self.data_dir / "log")
+        spec = LaunchSpec(kernel_id, ["sleep"], {}, "/", log, on_lost_lease="continue")
+        record = KernelRecord(spec, owner, place)
         record.state, record.snapshot_id = KernelState.RUNNING, snapshot_id
         return self.kernels.add(record)
 
@@ -153,15 +154,15 @@ def test_a_kernel_that_runs_here_is_not_resumed_elsewhere_until_it_is_suspended_
         # Here, too, it is not resumed meanwhile.
         with pytest.raises(SessionHeld):
             await a.require("s2")
-        await b.leases.close()
+        await b.close_leases()
         assert b.leased_to() is None
         [warning] = await a.require("s2")
         assert "newer snapshots" in warning
         assert a.leased_to() == a.leases.daemon_id
         # Whoever has it asks nothing.
-        a.leases._ask = None
+        a.leases.ask = None
         assert await a.require("s2") == []
-        del a.leases._ask
+        del a.leases.ask
 
     two(test)
 
@@ -191,6 +192,8 @@ def test_a_fetch_does_not_change_what_a_kernel_that_runs_goes_on_in(two):
         assert done.state is OperationState.SUCCEEDED
         assert held_by(b) is None
         kernel.record.state = KernelState.SUSPENDED
+        # That the remote has the snapshot is written after the end of the fetch.
+        await until(lambda: read_uploaded(record_path(b.data_dir, "share")).snapshots)
         await b.require("s1")
         assert held_by(b) == b.leases.daemon_id
 
@@ -295,11 +298,12 @@ def test_the_next_daemon_goes_on_with_its_predecessors_leases(two):
         a.save("s1")
         await a.start()
         await until(lambda: held_by(a))
-        before = a.leases
+        before = a.lease_renewal
         before._task.cancel()
         await asyncio.wait({before._task})
-        a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels, a.uploads)
-        a.leases.start()
+        a.leases = DaemonLeases(a.data_dir, a.machine, a.kernels)
+        a.lease_renewal = LeaseRenewal(a.data_dir, a.kernels, a.uploads, a.leases, before._on_lost)
+        a.lease_renewal.start()
         await until(lambda: held_by(a) == a.leases.daemon_id)
         assert a.goes_on_in == "k1"
 
@@ -319,7 +323,7 @@ def test_a_session_that_somebody_had_meanwhile_is_found_out_without_an_upload(
         a.suspend(kernel, "s1")
         await until(lambda: held_by(a) is None)
         await b.fetched("share", "s1")
-        await b.leases.close()
+        await b.close_leases()
         assert held_by(a) is None
         away = tmp_path / "away"
         shutil.move(tmp_path / "share", away)
@@ -362,7 +366,7 @@ def test_a_resume_that_comes_during_a_release_asks_for_the_lease_anew(two, monke
         # The other way round: what was about to be released stays.
         kernel.record.state = KernelState.SUSPENDED
         a.leases.wake()
-        needs = a.leases._needs({})
+        needs = a.lease_renewal._needs({})
         assert "k1" in needs.keeping
         a.leases._at["share"]._release("k1")
         assert held_by(a) == a.leases.daemon_id
@@ -398,7 +402,7 @@ def test_without_remotes_nothing_is_asked(tmp_path):
         saved(machine.store, "s1", *CONTENT[:3])
         assert machine.leases.require("k1", "s1", take_over=False) == []
         assert machine.leases._threads == {}
-        await machine.leases.close()
+        machine.leases.close()
         machine.machine.close()
 
     asyncio.run(main())

@@ -17,7 +17,9 @@ import pytest
 from jupyter_gpuckpt.daemon import remote_keys
 from jupyter_gpuckpt.daemon.far_sessions import FarSessions
 from jupyter_gpuckpt.daemon.kernels import Kernels
+from jupyter_gpuckpt.daemon.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.leases import DaemonLeases
+from jupyter_gpuckpt.daemon.lost_leases import LostLeases
 from jupyter_gpuckpt.daemon.machine import Machine
 from jupyter_gpuckpt.daemon.operations import Operations
 from jupyter_gpuckpt.daemon.records import Records
@@ -42,6 +44,7 @@ from jupyter_gpuckpt.place import here
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.buckets import Bucket
+from jupyter_gpuckpt.store.far.leases import LIFE_SECONDS
 from jupyter_gpuckpt.store.far.remotes import Remotes
 from jupyter_gpuckpt.store.local import LocalStore
 from tests.conftest import wait_for
@@ -62,15 +65,22 @@ MAX_REQUESTS = 20
 class Here:
     """A machine whose daemon's parts run in this process."""
 
-    def __init__(self, data_dir, machine=None):
+    def __init__(self, data_dir, machine=None, life_seconds=LIFE_SECONDS):
         self.data_dir = data_dir
         self.machine = machine or Machine(Settings(str(data_dir)), here(data_dir))
         self.streams = Streams()
         self.operations = Operations(self.streams)
-        self.uploads = Uploads(self.machine, data_dir, lambda: False, lambda change: None)
         records = Records(data_dir / "state", here(data_dir))
         self.kernels = Kernels(records, self.machine, self.streams)
-        self.leases = DaemonLeases(data_dir, self.machine, self.kernels, self.uploads)
+        self.leases = DaemonLeases(data_dir, self.machine, self.kernels, life_seconds=life_seconds)
+        # No kernel here is suspended when it becomes a branch, so the verbs are not needed.
+        on_lost = LostLeases(data_dir, self.kernels, None).note
+        self.uploads = Uploads(
+            self.machine, data_dir, lambda: False, lambda change: self.leases.wake(), on_lost
+        )
+        self.lease_renewal = LeaseRenewal(
+            data_dir, self.kernels, self.uploads, self.leases, on_lost
+        )
         self.far = FarSessions(
             data_dir,
             self.machine,
@@ -126,7 +136,7 @@ def second(tmp_path, first):
                 return await test(machine)
             finally:
                 await machine.far.close()
-                await machine.leases.close()
+                machine.leases.close()
                 await machine.uploads.close()
                 machine.machine.close()
 

@@ -15,6 +15,7 @@ from jupyter_gpuckpt.daemon.inventory import Inventory
 from jupyter_gpuckpt.daemon.kernels import Kernels
 from jupyter_gpuckpt.daemon.near_copy import NearCopy
 from jupyter_gpuckpt.daemon.records import KernelRecord, Records
+from jupyter_gpuckpt.daemon.snapshot_lists import SnapshotLists
 from jupyter_gpuckpt.daemon.transfers import Transfers
 from jupyter_gpuckpt.errors import (
     FarObjectMissing,
@@ -55,7 +56,8 @@ class Near(Here):
         self.joined = join(data_dir, share)
         self.records = Records(data_dir / "state", self.place)
         kernels = Kernels(self.records, self.machine, self.streams)
-        self.inventory = Inventory(kernels, self.records, self.machine, self.uploads)
+        self.inventory = Inventory(kernels, self.records, self.machine)
+        self.lists = SnapshotLists(self.inventory, kernels, self.machine, self.uploads)
 
     def near_copy(self, near_bytes):
         """Return what keeps a limit."""
@@ -123,11 +125,11 @@ def test_what_was_not_used_for_longest_goes_first_and_comes_back(near):
         after = m.store.space()
         assert after.disk_bytes < before.disk_bytes - BYTES * 0.9
         assert (after.far_snapshots, after.snapshots) == (1, 3)
-        listed = {one.snapshot_id: one for one in await m.inventory.snapshots()}
+        listed = {one.snapshot_id: one for one in await m.lists.snapshots()}
         assert [listed[name].far_only for name in ("s1", "s2", "s3")] == ["share", None, None]
         assert [one.state for one in listed["s1"].uploads] == [UploadState.UPLOADED]
         m.store.mark_deleted("s1", 60.0)
-        assert [one.far_only for one in await m.inventory.deleted()] == ["share"]
+        assert [one.far_only for one in await m.lists.deleted()] == ["share"]
         m.store.undelete("s1")
         # What came back counts as used.
         m.bring_back("s1")
@@ -180,7 +182,7 @@ def test_pinned_ones_and_those_that_are_not_in_every_remote_stay(near, share, tm
         assert await m.kept(1) == (True, ["s3"])
         [_, view] = await m.uploads.views()
         assert (view.remote, view.waiting) == ("other", 3)
-        [far] = [one for one in await m.inventory.snapshots() if one.snapshot_id == "s3"]
+        [far] = [one for one in await m.lists.snapshots() if one.snapshot_id == "s3"]
         assert [(one.remote, one.state) for one in far.uploads] == [("share", UploadState.UPLOADED)]
         with pytest.raises(SnapshotFar, match="only in remote share"):
             await m.uploads.ask(UploadRequest("other", ["s3"]))

@@ -20,11 +20,11 @@ def heard():
 
 @pytest.fixture
 def store(tmp_path, heard):
-    with LocalStore(tmp_path / "store") as store:
+    with LocalStore(tmp_path / "store", on_change=heard.append) as store:
         put(store, ONE, TWO)
         store.publish(manifest("s1", ONE, created=1))
         store.publish(manifest("s2", ONE, TWO, created=2))
-        store.on_change = heard.append
+        heard.clear()
         yield store
 
 

@@ -48,22 +48,22 @@ def is_usable(url: str) -> bool:
 
 
 class Watch:
-    """The task that reads all sources. `take`: called with each notice, its changes and its withdrawal."""
+    """The task that reads all sources."""
 
-    def __init__(self, settings: Settings, take: Callable[[Notice], None]) -> None:
-        self._settings, self._take = settings, take
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self._endpoints: list[Endpoint] = []
         self._sources: list[Source] = []
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Start reading, if there are sources."""
+    def start(self, take: Callable[[Notice], None]) -> None:
+        """Start reading, if there are sources. `take`: called with each notice, its changes and its withdrawal."""
         self._sources = self._configured()
         if self._sources:
             _log.info(
                 "notices that this machine goes: %s", ", ".join(one.name for one in self._sources)
             )
-            self._task = asyncio.ensure_future(self._run())
+            self._task = asyncio.ensure_future(self._run(take))
 
     async def close(self) -> None:
         """Stop reading."""
@@ -78,10 +78,10 @@ class Watch:
         for source in self._sources:
             await source.settled(notice)
 
-    async def _run(self) -> None:
+    async def _run(self, take: Callable[[Notice], None]) -> None:
         async with aclosing(merged(self._sources)) as found:
             async for notice in found:
-                self._take(notice)
+                take(notice)
 
     def _configured(self) -> list[Source]:
         settings = self._settings
