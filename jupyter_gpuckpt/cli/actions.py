@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 NUMBERS = frozenset({"PID", "MEMORY", "GPU", "STORED"})
 
 
-def ps(given: Namespace) -> int:
+def ps(args: Namespace) -> int:
     """List all kernels of this user."""
     with daemon() as client:
         kernels = client.send(calls.kernels())
         far = _far_only(client, {kernel.snapshot_id for kernel in kernels})
-    if given.json:
+    if args.json:
         output.say_json({"kernels": kernels, **({"far_only": far} if far else {})})
         return 0
     short = output.short_ids(kernel.kernel_id for kernel in kernels)
@@ -102,38 +102,38 @@ def _state(kernel: Kernel) -> str:
     return kernel.state.value
 
 
-def save(given: Namespace) -> int:
+def save(args: Namespace) -> int:
     """Save a kernel and wait until the snapshot is complete."""
-    return _operate(given, "saving", lambda client, kernel: client.send(calls.save(kernel)))
+    return _operate(args, "saving", lambda client, kernel: client.send(calls.save(kernel)))
 
 
-def suspend(given: Namespace) -> int:
+def suspend(args: Namespace) -> int:
     """Suspend a kernel, or all, and wait until it is gone."""
-    if given.all == bool(given.kernel):
+    if args.all == bool(args.kernel):
         raise ConfigurationError(
             "Either one kernel or --all is suspended.",
             hint="`jupyter gpuckpt ps` lists the kernels.",
         )
-    if given.all:
-        return all_kernels.suspend(given)
-    if given.within is not None:
+    if args.all:
+        return all_kernels.suspend(args)
+    if args.within is not None:
         raise ConfigurationError("--within goes with --all.")
-    return _operate(given, "suspending", lambda client, kernel: client.send(calls.suspend(kernel)))
+    return _operate(args, "suspending", lambda client, kernel: client.send(calls.suspend(kernel)))
 
 
-def park(given: Namespace) -> int:
+def park(args: Namespace) -> int:
     """Park a kernel and wait until the GPU is free."""
-    return _operate(given, "parking", lambda client, kernel: client.send(calls.park(kernel)))
+    return _operate(args, "parking", lambda client, kernel: client.send(calls.park(kernel)))
 
 
-def resume(given: Namespace) -> int:
+def resume(args: Namespace) -> int:
     """Resume a kernel, by its id or that of a snapshot, and wait until it runs."""
     revived: list[resuming.Revived] = []
     try:
         status = _operate(
-            given,
+            args,
             "resuming",
-            lambda client, named: resuming.begin(client, named, revived, take_over=given.take_over),
+            lambda client, named: resuming.begin(client, named, revived, take_over=args.take_over),
             find=lambda named, client: named,
         )
     except GpuCkptError:
@@ -144,19 +144,19 @@ def resume(given: Namespace) -> int:
         raise
     for one in revived:
         path = one.write_connection_file()
-        if path is not None and not given.json:
+        if path is not None and not args.json:
             output.note(f"`jupyter console --existing {path}` connects to it.")
     return status
 
 
 def _operate(
-    given: Namespace,
+    args: Namespace,
     title: str,
     start: Callable[[Client, str], Operation],
     find: Callable[[str, Client], str] = one_kernel,
 ) -> int:
     with daemon() as client:
-        kernel_id = find(given.kernel, client)
+        kernel_id = find(args.kernel, client)
         operation = start(client, kernel_id)
         try:
             operation = finish(client, operation, title)
@@ -165,7 +165,7 @@ def _operate(
                 f"{title} continues in the daemon; `jupyter gpuckpt ps` shows its progress."
             )
             raise
-    if given.json:
+    if args.json:
         output.say_json({"operation": operation})
     else:
         output.say(summary.of_operation(operation))
@@ -174,20 +174,20 @@ def _operate(
     return 0
 
 
-def list_snapshots(given: Namespace) -> int:
+def list_snapshots(args: Namespace) -> int:
     """List snapshots, newest first."""
     with daemon() as client:
         found = client.send(calls.snapshots())
-    if given.kernel:
+    if args.kernel:
         # Snapshots outlive their kernels, so kernel ids are taken from the snapshots.
-        kernel_id = one_of(given.kernel, {info.kernel_id for info in found})
+        kernel_id = one_of(args.kernel, {info.kernel_id for info in found})
         if not kernel_id:
             raise KernelNotFound(
-                f"There is no snapshot of a kernel whose id begins with {given.kernel!r}.",
+                f"There is no snapshot of a kernel whose id begins with {args.kernel!r}.",
                 hint="`jupyter gpuckpt list` shows all snapshots.",
             )
         found = [info for info in found if info.kernel_id == kernel_id]
-    if given.json:
+    if args.json:
         output.say_json({"snapshots": found})
         return 0
     snapshots = output.short_ids(info.snapshot_id for info in found)
@@ -214,27 +214,27 @@ def list_snapshots(given: Namespace) -> int:
     return 0
 
 
-def show(given: Namespace) -> int:
+def show(args: Namespace) -> int:
     """Show all of one snapshot that is not secret."""
     with daemon() as client:
         known = [info.snapshot_id for info in client.send(calls.snapshots())]
         found: dict[str, Any] = client.send(
-            calls.manifest_summary(one_snapshot(given.snapshot, known))
+            calls.manifest_summary(one_snapshot(args.snapshot, known))
         )
-    if given.json:
+    if args.json:
         output.say_json({"snapshot": found})
     else:
         output.say(summary.of_record(found, now=time.time()))
     return 0
 
 
-def remove(given: Namespace) -> int:
+def remove(args: Namespace) -> int:
     """Delete snapshots one after the other, until one is refused."""
     with daemon() as client:
         infos = {info.snapshot_id: info for info in client.send(calls.snapshots())}
         # All ids are resolved before any snapshot is deleted.
-        wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in given.snapshot))
-        if not given.yes and sys.stdin.isatty():
+        wanted = list(dict.fromkeys(one_snapshot(prefix, infos) for prefix in args.snapshot))
+        if not args.yes and sys.stdin.isatty():
             for snapshot_id in wanted:
                 output.note(summary.of_snapshot(infos[snapshot_id], now=time.time()))
             those = f"these {len(wanted)} snapshots" if len(wanted) > 1 else "this snapshot"
@@ -242,13 +242,13 @@ def remove(given: Namespace) -> int:
                 raise OperationCancelled("Nothing was deleted.")
         for snapshot_id in wanted:
             client.send(calls.delete_snapshot(snapshot_id))
-            if not given.json:
+            if not args.json:
                 output.say(f"Deleted snapshot {snapshot_id}.")
         kept = [info.kept_until or 0.0 for info in client.send(calls.snapshots(deleted=True))]
-    if kept and not given.json:
+    if kept and not args.json:
         left = output.duration(max(0.0, max(kept) - time.time()))
         output.note(f"`jupyter gpuckpt undelete` brings it back, for {left}.")
-    if given.json:
+    if args.json:
         output.say_json({"deleted": wanted})
     return 0
 
@@ -256,9 +256,9 @@ def remove(given: Namespace) -> int:
 def _with_daemon(action: Callable[[Namespace, Client], int]) -> Callable[[Namespace], int]:
     """Return an action that calls `action` of another module with a client."""
 
-    def run(given: Namespace) -> int:
+    def run(args: Namespace) -> int:
         with daemon() as client:
-            return action(given, client)
+            return action(args, client)
 
     return run
 

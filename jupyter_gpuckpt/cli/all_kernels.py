@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 
-def suspend(given: Namespace) -> int:
+def suspend(args: Namespace) -> int:
     """Suspend all kernels and print the outcomes; return `SOME_NOT_SAVED` if not all are saved."""
     try:
-        report, all_seen = asyncio.run(_suspend(given.within))
+        report, all_seen = asyncio.run(_suspend(args.within))
     except KeyboardInterrupt:
         output.warn(
             "Suspends that have begun continue in the daemon; `jupyter gpuckpt ps` shows their progress."
         )
         raise
-    if given.json:
+    if args.json:
         output.say_json(report)
     else:
         _show(report)

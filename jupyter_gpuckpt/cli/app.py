@@ -22,11 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     as_json = "--json" in command_line
     try:
         parser = arguments.parser()
-        given = parser.parse_args(command_line)
-        if given.command is None:
+        args = parser.parse_args(command_line)
+        if args.command is None:
             parser.print_help(sys.stderr)
             return USAGE
-        status = actions.ACTIONS[given.command](given)
+        status = actions.ACTIONS[args.command](args)
         sys.stdout.flush()
     except GpuCkptError as error:
         output.fail(error, as_json=as_json)

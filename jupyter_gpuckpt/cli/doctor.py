@@ -14,15 +14,15 @@ from ..statuses import exit_code
 from . import output
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Print the report, or one of the files that it mentions; return the status of HostError if kernels cannot be saved."""
-    if given.seccomp or given.apparmor:
-        output.say(_profile("seccomp.json" if given.seccomp else "apparmor"))
+    if args.seccomp or args.apparmor:
+        output.say(_profile("seccomp.json" if args.seccomp else "apparmor"))
         return 0
     from ..client.host_report import host_report  # noqa: PLC0415 - too slow for --help
 
     report = host_report()
-    if given.json:
+    if args.json:
         output.say_json({"host": report})
     else:
         _say(report)

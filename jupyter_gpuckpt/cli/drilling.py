@@ -33,18 +33,18 @@ def add_arguments(to: ArgumentParser) -> None:
     )
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Fetch a sample and compare it with its digests; return 1 if any of it is damaged."""
-    answer = ask(RemoteVerb.VERIFY, given.name, sample=given.sample)
+    answer = ask(RemoteVerb.VERIFY, args.name, sample=args.sample)
     found = answer.drill or Drill()
-    if given.json:
-        output.say_json({"remote": given.name, "drill": found})
+    if args.json:
+        output.say_json({"remote": args.name, "drill": found})
     else:
-        _say(given, found)
+        _say(args, found)
     return exit_code(GpuCkptError) if found.damaged else 0
 
 
-def _say(given: Namespace, found: Drill) -> None:
+def _say(args: Namespace, found: Drill) -> None:
     for one in found.damaged:
         where = f"Snapshot {one.snapshot_id}" if one.snapshot_id else f"Session {one.session_id}"
         output.warn(f"{where}: {one.name}: {one.why}")
@@ -53,7 +53,7 @@ def _say(given: Namespace, found: Drill) -> None:
         f" {len(found.damaged) or 'nothing'} damaged."
     )
     reads, writes, received = found.reads, found.writes, found.received_bytes
-    cost = prices.of_reading(reads, writes, received, found.provider, given.prices)
+    cost = prices.of_reading(reads, writes, received, found.provider, args.prices)
     output.note(
         f"{counted(reads, 'read')}, {counted(writes, 'list')}; {output.size(received)} received{cost}."
     )

@@ -34,31 +34,31 @@ def add_arguments(to: ArgumentParser) -> None:
     )
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Show what will be erased, ask, and erase it; return the status of AccessDenied if something could not be deleted."""
-    plan = ask(RemoteVerb.PLAN_ERASE, given.name, session=given.session).plan
+    plan = ask(RemoteVerb.PLAN_ERASE, args.name, session=args.session).plan
     if plan is None:
         raise ConfigurationError(
-            f"The content of remote {given.name} is not known.", hint="Try again."
+            f"The content of remote {args.name} is not known.", hint="Try again."
         )
-    session_id = plan.sessions[0].session_id if given.session else ""
+    session_id = plan.sessions[0].session_id if args.session else ""
     with only_copies.kept(
-        given.name,
+        args.name,
         session_id,
-        force=given.force,
-        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {given.name} SNAPSHOT`) or delete them (`jupyter gpuckpt rm`); with"
+        force=args.force,
+        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {args.name} SNAPSHOT`) or delete them (`jupyter gpuckpt rm`); with"
         " --force they are lost.",
         forced=" They are lost.",
     ):
-        _say_plan(given, plan)
-        _confirm(given)
-        done = ask(RemoteVerb.ERASE, given.name, session=session_id).erasure
+        _say_plan(args, plan)
+        _confirm(args)
+        done = ask(RemoteVerb.ERASE, args.name, session=session_id).erasure
     if done is None:
-        raise ConfigurationError(f"Remote {given.name} was not erased.", hint="Try again.")
-    if given.json:
+        raise ConfigurationError(f"Remote {args.name} was not erased.", hint="Try again.")
+    if args.json:
         output.say_json({"plan": plan, "erased": done})
     else:
-        _say_done(given, session_id, done)
+        _say_done(args, session_id, done)
     if plan.versioned:
         output.warn(
             "The bucket keeps old versions: what was deleted stays there, hidden, until a life-cycle rule of the bucket removes"
@@ -72,7 +72,7 @@ def run(given: Namespace) -> int:
     return exit_code(AccessDenied) if done.left else 0
 
 
-def _say_plan(given: Namespace, plan: ErasePlan) -> None:
+def _say_plan(args: Namespace, plan: ErasePlan) -> None:
     rows = [
         [
             one.session_id,
@@ -84,12 +84,12 @@ def _say_plan(given: Namespace, plan: ErasePlan) -> None:
         for one in plan.sessions
     ]
     heads = ["SESSION", "NOTEBOOK", "FROM", "SNAPSHOTS", "STORED"]
-    output.note(f"This will be erased from remote {given.name} for good:")
+    output.note(f"This will be erased from remote {args.name} for good:")
     if rows:
         output.note(output.table(heads, rows, right=_NUMBERS))
     if plan.unreadable:
         output.note(f"Its sessions cannot be read: {output.printable(plan.unreadable)}")
-    if given.session:
+    if args.session:
         output.note(
             "Chunks that other sessions share with it stay. Their packs are downloaded and written again;"
             " uploads that run meanwhile may send again what they have sent."
@@ -101,17 +101,17 @@ def _say_plan(given: Namespace, plan: ErasePlan) -> None:
         )
 
 
-def _confirm(given: Namespace) -> None:
-    if given.yes:
+def _confirm(args: Namespace) -> None:
+    if args.yes:
         return
-    if not sys.stdin.isatty() or output.typed("Type the remote's name to erase it") != given.name:
+    if not sys.stdin.isatty() or output.typed("Type the remote's name to erase it") != args.name:
         raise OperationCancelled("Nothing was erased.", hint="--yes does not ask.")
 
 
-def _say_done(given: Namespace, session_id: str, done: Erasure) -> None:
+def _say_done(args: Namespace, session_id: str, done: Erasure) -> None:
     size = output.size(done.freed_bytes)
     if not session_id:
-        output.say(f"Remote {given.name} is erased: {size} less.")
+        output.say(f"Remote {args.name} is erased: {size} less.")
         if not done.left:
             output.say("It is forgotten here. Other machines are refused; remove it there, too.")
         return

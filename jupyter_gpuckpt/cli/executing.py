@@ -56,19 +56,19 @@ def add_arguments(to: ArgumentParser, seconds: Callable[[str], float]) -> None:
     )
 
 
-def execute(given: Namespace) -> int:
+def execute(args: Namespace) -> int:
     """Execute a notebook and return the exit status."""
     from ..headless import execute as headless  # noqa: PLC0415 - nbclient, too slow for --help
 
     wanted = headless.Wanted(
-        Path(given.notebook),
-        Path(given.output),
-        given.kernel,
-        given.timeout,
-        given.allow_errors,
-        given.autosave,
-        given.restart,
-        given.from_snapshot,
+        Path(args.notebook),
+        Path(args.output),
+        args.kernel,
+        args.timeout,
+        args.allow_errors,
+        args.autosave,
+        args.restart,
+        args.from_snapshot,
     )
     try:
         with output.ProgressBar(f"Executing {wanted.notebook.name}") as bar:
@@ -76,7 +76,7 @@ def execute(given: Namespace) -> int:
     except headless.Stopped:
         output.note("The notebook was stopped. The same command goes on with it.")
         return _STOPPED
-    if given.json:
+    if args.json:
         ended = f"{type(error).__name__}: {error}" if error else ""
         output.say_json({"output": str(wanted.output), "failed": error is not None, "why": ended})
     elif error is not None:

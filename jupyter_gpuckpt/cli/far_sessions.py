@@ -47,11 +47,11 @@ def add_arguments(sessions: ArgumentParser, fetching: ArgumentParser) -> None:
     )
 
 
-def list_sessions(given: Namespace) -> int:
+def list_sessions(args: Namespace) -> int:
     """List the snapshots in a remote, by session."""
     with daemon() as client:
-        found = client.send(calls.far_sessions(given.name))
-    if given.json:
+        found = client.send(calls.far_sessions(args.name))
+    if args.json:
         output.say_json(found)
         return 0
     for why in found.unreadable:
@@ -78,23 +78,23 @@ def list_sessions(given: Namespace) -> int:
     return 0
 
 
-def fetch(given: Namespace) -> int:
+def fetch(args: Namespace) -> int:
     """Fetch a snapshot into the local store; with --check return the status of HostIncompatible if it could not be resumed here."""
     with daemon() as client:
         snapshot_id, session_id = _one_snapshot(
-            given.snapshot, client.send(calls.far_sessions(given.name))
+            args.snapshot, client.send(calls.far_sessions(args.name))
         )
-        estimate = client.send(calls.fetch_estimate(given.name, snapshot_id, session_id))
-        if given.check:
-            _say_estimate(estimate, as_json=given.json)
+        estimate = client.send(calls.fetch_estimate(args.name, snapshot_id, session_id))
+        if args.check:
+            _say_estimate(estimate, as_json=args.json)
             return exit_code(HostIncompatible) if estimate.obstacles else 0
-        if not given.json:
+        if not args.json:
             output.note(_as_text(estimate))
-            for why in (*estimate.obstacles * given.force, *estimate.warnings):
+            for why in (*estimate.obstacles * args.force, *estimate.warnings):
                 output.warn(why)
-        request = FetchRequest(session_id, given.force, given.take_over, given.as_copy)
-        operation = _finish(client, client.send(calls.fetch(given.name, snapshot_id, request)))
-    if given.json:
+        request = FetchRequest(session_id, args.force, args.take_over, args.as_copy)
+        operation = _finish(client, client.send(calls.fetch(args.name, snapshot_id, request)))
+    if args.json:
         output.say_json({"operation": operation})
     elif result := operation.result:
         moved, took = output.size(result.sizes.new_bytes), output.duration(result.seconds)

@@ -40,11 +40,11 @@ def add_arguments(to: ArgumentParser) -> None:
     )
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Move a kernel to a remote; say when this machine may be closed."""
     with daemon() as client:
-        remote = _remote(client, given.to)
-        kernel_id = one_kernel(given.kernel, client)
+        remote = _remote(client, args.to)
+        kernel_id = one_kernel(args.kernel, client)
         # A remote that cannot be used raises its error here, before anything is changed.
         client.send(calls.far_sessions(remote))
         kernel = client.send(calls.kernel(kernel_id))
@@ -54,7 +54,7 @@ def run(given: Namespace) -> int:
             for one in client.send(calls.kernels())
             if one.kernel_id != kernel_id and one.state in ALIVE
         ]
-    if given.json:
+    if args.json:
         moved = {"kernel_id": kernel_id, "snapshot_id": snapshot_id, "remote": remote}
         output.say_json({"moved": {**moved, "is_released": is_free}})
         return 0

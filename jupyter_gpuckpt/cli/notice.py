@@ -46,21 +46,21 @@ def add_arguments(to: argparse.ArgumentParser, seconds: Callable[[str], float]) 
     to.add_argument("--withdraw", action="store_true", help="the machine stays after all")
 
 
-def run(given: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Give or withdraw a notice; return `SOME_NOT_SAVED` if kernels are not safe at its end."""
-    if given.within is None and not given.withdraw:
+    if args.within is None and not args.withdraw:
         raise ConfigurationError(
             "The time until this machine goes is missing.", hint="Give it, as in `--within 25s`."
         )
     request = NoticeRequest(
-        given.name, given.within or 0.0, given.disk_survives, withdrawn=given.withdraw
+        args.name, args.within or 0.0, args.disk_survives, withdrawn=args.withdraw
     )
-    waits = not (given.no_wait or given.withdraw)
+    waits = not (args.no_wait or args.withdraw)
     report, all_seen = asyncio.run(_give(request, waits=waits))
-    if given.json:
+    if args.json:
         output.say_json(report)
     elif waits:
-        _show(report, disk_survives=given.disk_survives)
+        _show(report, disk_survives=args.disk_survives)
     return SOME_NOT_SAVED if not all_seen or (waits and report.unsafe) else 0
 
 

@@ -59,10 +59,10 @@ def add_arguments(to: ArgumentParser) -> None:
     to.add_argument("-y", "--yes", action="store_true", help="do not ask")
 
 
-def run(given: Namespace, client: Client) -> int:
+def run(args: Namespace, client: Client) -> int:
     """Prune snapshots, after a question on a terminal; print which were deleted and which are kept."""
     policy = RetentionPolicy(
-        given.keep_last, given.keep_within, given.max_bytes, manual_too=given.manual_too
+        args.keep_last, args.keep_within, args.max_bytes, manual_too=args.manual_too
     )
     if policy.removes_nothing:
         raise ConfigurationError(
@@ -71,19 +71,19 @@ def run(given: Namespace, client: Client) -> int:
         )
     report = client.send(calls.prune(policy, dry_run=True))
     doomed = sum(verdict.removed for verdict in report.verdicts)
-    if not given.json:
+    if not args.json:
         output.say(_table(report) if report.verdicts else "No snapshots.")
-    if doomed and not given.dry_run:
-        if not given.yes and sys.stdin.isatty():
+    if doomed and not args.dry_run:
+        if not args.yes and sys.stdin.isatty():
             those = f"these {doomed} snapshots" if doomed > 1 else "this snapshot"
             if not output.ask(f"Delete {those} for ever?"):
                 raise OperationCancelled("Nothing was deleted.")
         report = client.send(calls.prune(policy))
         doomed = sum(verdict.removed for verdict in report.verdicts)
-    if given.json:
-        output.say_json({"dry_run": given.dry_run, "prune": report})
+    if args.json:
+        output.say_json({"dry_run": args.dry_run, "prune": report})
     elif report.verdicts:
-        output.say(_summary(report, doomed, dry_run=given.dry_run))
+        output.say(_summary(report, doomed, dry_run=args.dry_run))
     return 0
 
 

@@ -62,28 +62,28 @@ def add_openers(to: ArgumentParser) -> None:
     )
 
 
-def opener(given: Namespace) -> GivenSecret | None:
+def opener(args: Namespace) -> GivenSecret | None:
     """Return the secret that the options of `add_openers` choose, asked for on the terminal; None without such an option."""
-    if given.passphrase:
+    if args.passphrase:
         return GivenSecret(HolderKind.PASSPHRASE, _typed("Passphrase"))
-    if given.recovery_phrase:
+    if args.recovery_phrase:
         return GivenSecret(HolderKind.RECOVERY, _typed("Recovery phrase, 24 words"))
     return None
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Run the command and list the holders."""
-    new = _new(given)
+    new = _new(args)
     if new:
-        answer = ask(RemoteVerb.ADD_HOLDER, given.name, holder=given.label, new=new)
-    elif given.remove:
-        answer = ask(RemoteVerb.REMOVE_HOLDER, given.name, holder=given.remove)
-    elif given.rekey:
-        _confirm(given)
-        answer = ask(RemoteVerb.REKEY, given.name)
+        answer = ask(RemoteVerb.ADD_HOLDER, args.name, holder=args.label, new=new)
+    elif args.remove:
+        answer = ask(RemoteVerb.REMOVE_HOLDER, args.name, holder=args.remove)
+    elif args.rekey:
+        _confirm(args)
+        answer = ask(RemoteVerb.REKEY, args.name)
     else:
-        answer = ask(RemoteVerb.HOLDERS, given.name)
-    if given.json:
+        answer = ask(RemoteVerb.HOLDERS, args.name)
+    if args.json:
         output.say_json(answer)
         return 0
     rows = [
@@ -91,7 +91,7 @@ def run(given: Namespace) -> int:
         for one in answer.holders
     ]
     output.say(output.table(["HOLDER", "OPENS BY", "NAME", "ADDED", ""], rows))
-    if given.remove:
+    if args.remove:
         output.note(
             "A key that this holder has copied still opens the existing content. `--rekey` protects what is written from now on."
         )
@@ -137,24 +137,24 @@ def ask(
     return answer
 
 
-def _new(given: Namespace) -> GivenSecret | None:
-    if given.add_passphrase:
+def _new(args: Namespace) -> GivenSecret | None:
+    if args.add_passphrase:
         text = _typed("New passphrase")
         if sys.stdin.isatty() and _typed("The same again") != text:
             raise ConfigurationError("The two passphrases differ.", hint="Try again.")
         return GivenSecret(HolderKind.PASSPHRASE, text)
-    if given.add_file:
-        return GivenSecret(HolderKind.FILE, path=str(Path(given.add_file).absolute()))
-    if given.add_command:
-        return GivenSecret(HolderKind.COMMAND, command=shlex.split(given.add_command))
-    return GivenSecret(HolderKind.RECOVERY) if given.add_recovery_phrase else None
+    if args.add_file:
+        return GivenSecret(HolderKind.FILE, path=str(Path(args.add_file).absolute()))
+    if args.add_command:
+        return GivenSecret(HolderKind.COMMAND, command=shlex.split(args.add_command))
+    return GivenSecret(HolderKind.RECOVERY) if args.add_recovery_phrase else None
 
 
-def _confirm(given: Namespace) -> None:
-    if given.yes:
+def _confirm(args: Namespace) -> None:
+    if args.yes:
         return
     output.note("All other holders are removed; their machines have to be added again.")
-    if not sys.stdin.isatty() or not output.ask(f"Rekey remote {given.name}?"):
+    if not sys.stdin.isatty() or not output.ask(f"Rekey remote {args.name}?"):
         raise OperationCancelled("Nothing was changed.", hint="--yes does not ask.")
 
 

@@ -112,77 +112,77 @@ def add_arguments(to: ArgumentParser) -> None:
     erasing.add_arguments(verb("erase", "remove a session from a remote for good, or everything"))
 
 
-def run(given: Namespace) -> int:
+def run(args: Namespace) -> int:
     """Run a command; return the status of ConfigurationError if a tested remote cannot be used."""
-    return _VERBS[given.verb](given)
+    return _VERBS[args.verb](args)
 
 
-def _add(given: Namespace) -> int:
-    command = shlex.split(given.key_command)
+def _add(args: Namespace) -> int:
+    command = shlex.split(args.key_command)
     kind = HolderKind.COMMAND if command else HolderKind.FILE
-    path = str(Path(given.key_file).absolute()) if given.key_file else ""
+    path = str(Path(args.key_file).absolute()) if args.key_file else ""
     remote = Remote(
-        given.name,
-        given.url,
-        dict(given.set),
-        upload_rate=given.upload_rate,
-        automatic=not given.manual,
+        args.name,
+        args.url,
+        dict(args.set),
+        upload_rate=args.upload_rate,
+        automatic=not args.manual,
         key=KeySource(kind, path, command),
     )
     remote.check()
-    found = ask(RemoteVerb.ADD, remote=remote, secret=remote_keys.opener(given))
+    found = ask(RemoteVerb.ADD, remote=remote, secret=remote_keys.opener(args))
     if inherited := secrets_in(remote):
         output.warn(
             f"Kernels inherit {', '.join(inherited)} from the environment: prefer a file or a role."
         )
-    status = _say(given, found)
-    if not given.json:
+    status = _say(args, found)
+    if not args.json:
         remote_keys.show_phrase(found)
     return status
 
 
-def _test(given: Namespace) -> int:
-    return _say(given, ask(RemoteVerb.TEST, given.name))
+def _test(args: Namespace) -> int:
+    return _say(args, ask(RemoteVerb.TEST, args.name))
 
 
-def _remove(given: Namespace) -> int:
+def _remove(args: Namespace) -> int:
     with only_copies.kept(
-        given.name,
-        force=given.force,
-        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {given.name} SNAPSHOT`), or give --force: they can be resumed"
+        args.name,
+        force=args.force,
+        hint=f"Fetch them first (`jupyter gpuckpt remote fetch {args.name} SNAPSHOT`), or give --force: they can be resumed"
         " once it is added again.",
     ):
-        found = ask(RemoteVerb.REMOVE, given.name)
-    if given.json:
+        found = ask(RemoteVerb.REMOVE, args.name)
+    if args.json:
         output.say_json({"remotes": found.remotes})
         return 0
-    output.say(f"Remote {given.name} is forgotten. Its content is still there.")
+    output.say(f"Remote {args.name} is forgotten. Its content is still there.")
     key = found.remotes[0].remote.key
     if key and key.path:
         output.say(f"Its key is still in {key.path}.")
     return 0
 
 
-def _pause(given: Namespace) -> int:
-    return _paused(given, RemoteVerb.PAUSE, "Automatic uploads are paused for remote")
+def _pause(args: Namespace) -> int:
+    return _paused(args, RemoteVerb.PAUSE, "Automatic uploads are paused for remote")
 
 
-def _resume(given: Namespace) -> int:
-    return _paused(given, RemoteVerb.RESUME, "Automatic uploads are resumed for remote")
+def _resume(args: Namespace) -> int:
+    return _paused(args, RemoteVerb.RESUME, "Automatic uploads are resumed for remote")
 
 
-def _paused(given: Namespace, verb: RemoteVerb, done: str) -> int:
-    found = ask(verb, given.name)
-    if given.json:
+def _paused(args: Namespace, verb: RemoteVerb, done: str) -> int:
+    found = ask(verb, args.name)
+    if args.json:
         output.say_json({"remotes": found.remotes})
     else:
-        output.say(f"{done} {given.name}.")
+        output.say(f"{done} {args.name}.")
     return 0
 
 
-def _list(given: Namespace) -> int:
+def _list(args: Namespace) -> int:
     found = ask(RemoteVerb.LIST).remotes
-    if given.json:
+    if args.json:
         output.say_json({"remotes": found})
         return 0
     rows = [[one.remote.name, one.remote.url, _state(one), _tried(one)] for one in found]
@@ -207,13 +207,13 @@ _VERBS: dict[str, Callable[[Namespace], int]] = {
 }
 
 
-def _say(given: Namespace, answer: RemoteAnswer) -> int:
+def _say(args: Namespace, answer: RemoteAnswer) -> int:
     """Print the capabilities of tested remotes; return the command's exit status."""
     found = answer.remotes
-    if given.json:
+    if args.json:
         output.say_json(answer)
     for one in found:
-        if one.remote.capabilities and not given.json:
+        if one.remote.capabilities and not args.json:
             output.say(output.table(["CAPABILITY", ""], _rows(one.remote.capabilities)))
         for warning in one.warnings:
             output.warn(warning)

@@ -34,12 +34,12 @@ def add_note_arguments(to: ArgumentParser) -> None:
     to.add_argument("--title", metavar="TITLE", help="title in lists; '' removes it")
 
 
-def undelete(given: Namespace, client: Client) -> int:
+def undelete(args: Namespace, client: Client) -> int:
     """Undo deletions of snapshots; of all possible ones if none is named."""
     deleted = [info.snapshot_id for info in client.send(calls.snapshots(deleted=True))]
-    wanted = [one_snapshot(prefix, deleted) for prefix in given.snapshot] or deleted
+    wanted = [one_snapshot(prefix, deleted) for prefix in args.snapshot] or deleted
     back = [client.send(calls.undelete(snapshot_id)) for snapshot_id in wanted]
-    if given.json:
+    if args.json:
         output.say_json({"snapshots": back})
         return 0
     for info in back:
@@ -49,48 +49,48 @@ def undelete(given: Namespace, client: Client) -> int:
     return 0
 
 
-def note(given: Namespace, client: Client) -> int:
+def note(args: Namespace, client: Client) -> int:
     """Change the note or title of a snapshot."""
-    if given.text is None and given.title is None:
+    if args.text is None and args.title is None:
         raise ConfigurationError(
             "Neither a note nor a title is given.", hint="Give a text, or --title."
         )
-    return _annotate(given, client, note=given.text, title=given.title)
+    return _annotate(args, client, note=args.text, title=args.title)
 
 
-def pin(given: Namespace, client: Client) -> int:
+def pin(args: Namespace, client: Client) -> int:
     """Pin a snapshot, so that retention keeps it."""
-    return _annotate(given, client, pinned=True)
+    return _annotate(args, client, pinned=True)
 
 
-def unpin(given: Namespace, client: Client) -> int:
+def unpin(args: Namespace, client: Client) -> int:
     """Unpin a snapshot, so that retention may remove it."""
-    return _annotate(given, client, pinned=False)
+    return _annotate(args, client, pinned=False)
 
 
 def _annotate(
-    given: Namespace,
+    args: Namespace,
     client: Client,
     *,
     title: str | None = None,
     note: str | None = None,
     pinned: bool | None = None,
 ) -> int:
-    snapshot_id = one_snapshot(given.snapshot, _ids(client))
+    snapshot_id = one_snapshot(args.snapshot, _ids(client))
     changed = client.send(calls.annotate(snapshot_id, title=title, note=note, pinned=pinned))
-    if given.json:
+    if args.json:
         output.say_json({"snapshot": changed})
     else:
         output.say(summary.of_snapshot(changed, now=time.time()))
     return 0
 
 
-def verify(given: Namespace, client: Client) -> int:
+def verify(args: Namespace, client: Client) -> int:
     """Verify snapshots, all if none is named; return the status of ObjectCorrupt if one is damaged."""
     infos = client.send(calls.snapshots())
     known = [info.snapshot_id for info in infos]
     far = [info.snapshot_id for info in infos if info.far_only is not None]
-    wanted = [one_snapshot(prefix, known) for prefix in given.snapshot]
+    wanted = [one_snapshot(prefix, known) for prefix in args.snapshot]
     if not wanted:
         wanted = [one for one in known if one not in far]
         if far:
@@ -99,49 +99,49 @@ def verify(given: Namespace, client: Client) -> int:
     for snapshot_id in dict.fromkeys(wanted):
         result = client.send(calls.verify(snapshot_id))
         found.append(result)
-        if not given.json:
+        if not args.json:
             checked, took = output.size(result.checked_bytes), output.duration(result.seconds)
             verdict = f"is whole: {checked} read in {took}." if result.ok else "is damaged:"
             output.say(f"Snapshot {snapshot_id} {verdict}")
             for problem in result.problems:
                 output.say(f"    {output.printable(problem)}")
-    if given.json:
+    if args.json:
         output.say_json({"verifications": found})
     elif not found:
         output.say("No snapshots.")
     return 0 if all(result.ok for result in found) else exit_code(ObjectCorrupt)
 
 
-def export(given: Namespace, client: Client) -> int:
+def export(args: Namespace, client: Client) -> int:
     """Write a snapshot to a file or to stdout as an archive; a file appears only when it is complete."""
-    snapshot_id = one_snapshot(given.snapshot, _ids(client))
-    to_stdout = given.file == STANDARD
-    if to_stdout and (given.json or sys.stdout.isatty()):
+    snapshot_id = one_snapshot(args.snapshot, _ids(client))
+    to_stdout = args.file == STANDARD
+    if to_stdout and (args.json or sys.stdout.isatty()):
         raise ConfigurationError(
             "An archive is written to stdout only if that is a file or a program, and without --json.",
             hint="Name a file, or redirect the output with > or |.",
         )
-    with client.export(snapshot_id) as (length, pieces), _target(given.file) as file:
+    with client.export(snapshot_id) as (length, pieces), _target(args.file) as file:
         for piece in _shown("exporting", pieces, length):
             file.write(piece)
-    if given.json:
-        output.say_json({"snapshot_id": snapshot_id, "file": given.file, "bytes": length})
+    if args.json:
+        output.say_json({"snapshot_id": snapshot_id, "file": args.file, "bytes": length})
     elif not to_stdout:
         output.say(f"Exported snapshot {snapshot_id}: {output.size(length)}.")
         output.warn("It holds everything the kernel had in memory: keep it as you keep passwords.")
     return 0
 
 
-def import_archive(given: Namespace, client: Client) -> int:
+def import_archive(args: Namespace, client: Client) -> int:
     """Import the snapshots of an archive from a file or from stdin."""
     try:
-        with _source(given.file) as file:
+        with _source(args.file) as file:
             length = os.fstat(file.fileno()).st_size
             pieces = iter(lambda: file.read(_PIECE_BYTES), b"")
             brought = client.send(calls.import_archive(_shown("importing", pieces, length)))
     except OSError as error:
-        raise ConfigurationError(f"{given.file} cannot be read: {error.strerror}.") from error
-    if given.json:
+        raise ConfigurationError(f"{args.file} cannot be read: {error.strerror}.") from error
+    if args.json:
         output.say_json({"snapshots": brought})
     else:
         for info in brought:

@@ -42,25 +42,25 @@ def add_upload_arguments(to: ArgumentParser) -> None:
     )
 
 
-def status(given: Namespace) -> int:
+def status(args: Namespace) -> int:
     """Show the snapshots that remotes have and those that wait, with the reasons."""
     with daemon() as client:
         found = client.send(calls.uploads())
-    if given.name:
-        found = [one for one in found if one.remote == given.name]
+    if args.name:
+        found = [one for one in found if one.remote == args.name]
         if not found:
             raise RemoteNotFound(
-                f"There is no remote {given.name!r}.",
+                f"There is no remote {args.name!r}.",
                 hint="`jupyter gpuckpt remote list` lists them.",
             )
-    if given.json:
+    if args.json:
         output.say_json({"remotes": found})
         return 0
     heads = ["REMOTE", "UPLOADED", "WAITING", "FAILED", "LAST UPLOAD", "STATE"]
     rows = list(map(_row, found))
     output.say(output.table(heads, rows, right=_NUMBERS) if rows else "No remotes.")
     for remote in found:
-        for line in (*prices.as_lines(remote, given.prices), *_collected(remote)):
+        for line in (*prices.as_lines(remote, args.prices), *_collected(remote)):
             output.note(line)
     for remote in found:
         for failed in remote.failed:
@@ -70,22 +70,22 @@ def status(given: Namespace) -> int:
     return 0
 
 
-def upload(given: Namespace) -> int:
+def upload(args: Namespace) -> int:
     """Upload snapshots now, and wait until the remote has them."""
     with daemon() as client:
         known = [info.snapshot_id for info in client.send(calls.snapshots())]
-        wanted = list(dict.fromkeys(one_snapshot(prefix, known) for prefix in given.snapshot))
-        client.send(calls.upload(given.name, wanted))
+        wanted = list(dict.fromkeys(one_snapshot(prefix, known) for prefix in args.snapshot))
+        client.send(calls.upload(args.name, wanted))
         try:
-            follow(client, given.name, wanted)
+            follow(client, args.name, wanted)
         except KeyboardInterrupt:
             output.warn("The upload continues; `jupyter gpuckpt remote status` shows its progress.")
             raise
-    if given.json:
-        output.say_json({"remote": given.name, "uploaded": wanted})
+    if args.json:
+        output.say_json({"remote": args.name, "uploaded": wanted})
         return 0
     for snapshot_id in wanted:
-        output.say(f"Remote {given.name} has snapshot {snapshot_id}.")
+        output.say(f"Remote {args.name} has snapshot {snapshot_id}.")
     return 0
 
 
