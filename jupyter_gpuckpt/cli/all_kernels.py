@@ -111,7 +111,7 @@ async def daemons(stack: contextlib.AsyncExitStack) -> tuple[list[AsyncClient], 
         clients = [await stack.enter_async_context(AsyncClient(former[0]))]
     else:
         clients = []
-    others, strangers = await asyncio.to_thread(starting.others)
+    others, strangers = await asyncio.to_thread(starting.other_daemons)
     if former is not None and not clients:
         strangers.append(former[1])
     for stranger in strangers:

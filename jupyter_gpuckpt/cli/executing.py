@@ -60,7 +60,7 @@ def execute(args: Namespace) -> int:
     """Execute a notebook and return the exit status."""
     from ..headless import execute as headless  # noqa: PLC0415 - nbclient, too slow for --help
 
-    wanted = headless.Wanted(
+    options = headless.ExecutionOptions(
         Path(args.notebook),
         Path(args.output),
         args.kernel,
@@ -71,14 +71,14 @@ def execute(args: Namespace) -> int:
         args.from_snapshot,
     )
     try:
-        with output.ProgressBar(f"Executing {wanted.notebook.name}") as bar:
-            error = headless.execute(wanted, bar.show_count, output.warn)
+        with output.ProgressBar(f"Executing {options.notebook.name}") as bar:
+            error = headless.execute(options, bar.show_count, output.warn)
     except headless.Stopped:
         output.note("The notebook was stopped. The same command goes on with it.")
         return _STOPPED
     if args.json:
         ended = f"{type(error).__name__}: {error}" if error else ""
-        output.say_json({"output": str(wanted.output), "failed": error is not None, "why": ended})
+        output.say_json({"output": str(options.output), "failed": error is not None, "why": ended})
     elif error is not None:
         output.note(str(error))
     return _FAILED if error is not None else 0

@@ -48,7 +48,7 @@ def target(settings: Settings | None, *, start: bool) -> Target:
     return Target(settings, place, socket_path(place, runtime_dir(settings.data)), start)
 
 
-def others() -> tuple[list[Target], list[Handshake]]:
+def other_daemons() -> tuple[list[Target], list[Handshake]]:
     """Find this user's daemons that use the same data directory in other places, for instance in another service.
 
     Return the targets of those that may be asked to suspend kernels, and the handshakes of those with another protocol.

@@ -20,7 +20,7 @@ from ..remote_records import ErasePlan, Erasure, Remote, RemoteCall, SessionToEr
 from ..store.far import epochs, far_manifests, far_packs, indexes, keyring, leases, sessions
 from ..store.far import erase as far_erase
 from ..store.far.buckets import Bucket, open_bucket
-from ..store.far.objects import Found
+from ..store.far.objects import ListedObject
 from ..store.far.remotes import Remotes
 from ..store.far.retries import Retries
 from ..store.far.sessions import FarSession, Sessions
@@ -132,7 +132,7 @@ def _delete(bucket: Bucket) -> list[str]:
     return left
 
 
-def _ours(bucket: Bucket) -> Iterator[Found]:
+def _ours(bucket: Bucket) -> Iterator[ListedObject]:
     for folder in _FOLDERS:
         yield from bucket.list(folder)
     for name in (epochs.NAME, keyring.NAME):

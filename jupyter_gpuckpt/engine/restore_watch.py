@@ -33,7 +33,7 @@ class RestoreWatch:
         self._thread = threading.Thread(target=self._run, name="restore-watch", daemon=True)
         self.killed = False
         #: The diagnosis of CRIU's log, read before the kill: the log disappears with init's mount namespace.
-        self.found: criu_log.Diagnosis | None = None
+        self.diagnosis: criu_log.Diagnosis | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -49,7 +49,7 @@ class RestoreWatch:
             if (now := self._ticks()) != ticks:
                 ticks, since = now, time.monotonic()
             elif self._is_stalled(time.monotonic() - since):
-                self.found = criu_log.diagnose(
+                self.diagnosis = criu_log.diagnose(
                     self._log, fallback="The restore made no progress and was given up."
                 )
                 self.killed = True

@@ -330,13 +330,13 @@ def _watch(restore: _Restore, images: Path) -> RestoreWatch:
 
 def _failure(restore: _Restore, images: Path, ending: str, watch: RestoreWatch) -> ThawFailed:
     """Return the error of a restore that failed. `ending`: how CRIU ended."""
-    found = watch.found or criu_log.diagnose(
+    found = watch.diagnosis or criu_log.diagnose(
         images / "restore.log",
         errors=restore.namespaces.errors.text(),
         fallback=f"CRIU could not restore the kernel: it {ending}.",
     )
     hint = found.hint
-    if watch.found is not None:
+    if watch.diagnosis is not None:
         hint += " A file lock that another program holds can make a restore wait for ever."
     return ThawFailed(found.cause, hint=f"{hint} The snapshot is untouched.", details=found.details)
 

@@ -29,7 +29,7 @@ _WRITE_EVERY_SECONDS, _WRITE_PART = 0.5, 0.1
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ExecutionOptions:
     """The options of an execution. `timeout_seconds` None: cells have no time limit. `autosave_seconds` None: no automatic saves."""
 
     notebook: Path
@@ -69,20 +69,20 @@ class _Executing(BatchClient):
 
 
 def execute(
-    wanted: Wanted, progress: Callable[[int, int], None], warn: Callable[[str], None]
+    options: ExecutionOptions, progress: Callable[[int, int], None], warn: Callable[[str], None]
 ) -> BaseException | None:
     """Execute a notebook; return the error of a cell or kernel that ended it, None if there was none.
 
     `progress` is called with the number of cells that are done and the number of all cells, `warn` with the reason why an automatic
     save failed. Raises GpuCkptError, and Stopped if this process was asked to stop.
     """
-    notebook = _read(wanted.notebook)
+    notebook = _read(options.notebook)
     settings = daemon_settings.from_environment()
-    output = wanted.output.absolute()
+    output = options.output.absolute()
     if not output.parent.is_dir():
         raise ConfigurationError(f"There is no folder {output.parent}.")
     with suppress(FileNotFoundError):
-        if output.samefile(wanted.notebook):
+        if output.samefile(options.notebook):
             raise ConfigurationError(
                 "The output would replace the notebook.",
                 hint="Choose another output: a run that is continued reads the notebook again.",
@@ -93,21 +93,21 @@ def execute(
             notebook,
             str(output),
             settings,
-            kernel_name=wanted.kernel_name,
-            restart=wanted.restart,
-            from_snapshot=wanted.from_snapshot,
+            kernel_name=options.kernel_name,
+            restart=options.restart,
+            from_snapshot=options.from_snapshot,
         ) as manager:
             client = _Executing(
                 notebook,
                 output,
                 km=manager,
-                timeout_func=lambda cell: wanted.timeout_seconds,
-                allow_errors=wanted.allow_errors,
-                resources={"metadata": {"path": str(wanted.notebook.parent.absolute())}},
+                timeout_func=lambda cell: options.timeout_seconds,
+                allow_errors=options.allow_errors,
+                resources={"metadata": {"path": str(options.notebook.parent.absolute())}},
                 on_cell_start=lambda cell, cell_index: progress(cell_index, count),
             )
             try:
-                asyncio.run(_run(client, manager, wanted.autosave_seconds, warn))
+                asyncio.run(_run(client, manager, options.autosave_seconds, warn))
             finally:
                 client.write()
     except (CellControlSignal, CellExecutionError, DeadKernelError) as error:
@@ -164,4 +164,4 @@ def _read(path: Path) -> NotebookNode:
     return notebook
 
 
-__all__ = ["Stopped", "Wanted", "execute"]
+__all__ = ["ExecutionOptions", "Stopped", "execute"]

@@ -33,7 +33,7 @@ MORE_DESCRIPTORS_CONTAINER = "docker run --ulimit nofile=1048576:1048576 ..."
 ELSEWHERE = "export JUPYTER_GPUCKPT_DATA_DIR=/some/other/folder"
 
 
-class Place(NamedTuple):
+class CheckedFiles(NamedTuple):
     """The files that the checks examine. The check of a file that is None is left out, except CRIU's, which then fails."""
 
     criu: Path | None
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     store: Path | None
 
 
-def platform(_: Place) -> Iterator[Check]:
+def platform(_: CheckedFiles) -> Iterator[Check]:
     """Check for the one platform on which CRIU and the injector run."""
     system = os.uname()
     good = system.sysname == "Linux" and system.machine == "x86_64"
@@ -51,13 +51,13 @@ def platform(_: Place) -> Iterator[Check]:
     yield Check("platform", good, message, required=True)
 
 
-def criu(place: Place) -> Iterator[Check]:
+def criu(files: CheckedFiles) -> Iterator[Check]:
     """Check that CRIU is installed and new enough."""
-    version = criu_program.version(place.criu) if place.criu else None
+    version = criu_program.version(files.criu) if files.criu else None
     if not criu_program.usable(version):
-        yield Check("criu", False, _criu_missing(place.criu), SETUP, required=True)
+        yield Check("criu", False, _criu_missing(files.criu), SETUP, required=True)
         return
-    message = f"CRIU {criu_program.dotted(version)}: {place.criu}."
+    message = f"CRIU {criu_program.dotted(version)}: {files.criu}."
     yield Check("criu", True, message, required=True)
 
 
@@ -71,18 +71,18 @@ def _criu_missing(named: Path | None) -> str:
     )
 
 
-def init(place: Place) -> Iterator[Check]:
+def init(files: CheckedFiles) -> Iterator[Check]:
     """Check that gpuckpt-init, which runs every kernel, is installed."""
-    if place.init is None:
+    if files.init is None:
         return
-    if os.access(place.init, os.X_OK):
-        yield Check("init", True, f"The kernels' init: {place.init}.", required=True)
+    if os.access(files.init, os.X_OK):
+        yield Check("init", True, f"The kernels' init: {files.init}.", required=True)
     else:
-        message = f"The kernels' init is missing or not executable: {place.init}."
+        message = f"The kernels' init is missing or not executable: {files.init}."
         yield Check("init", False, message, SETUP, required=True)
 
 
-def descriptors(_: Place) -> Iterator[Check]:
+def descriptors(_: CheckedFiles) -> Iterator[Check]:
     """Check up to which size a process can be saved the fast way: CRIU needs descriptors for memory that is not hidden from it."""
     largest = limits.largest_skeleton_bytes()
     count = limits.dump_descriptors()
@@ -101,14 +101,14 @@ def descriptors(_: Place) -> Iterator[Check]:
     yield Check("descriptors", False, message, fix)
 
 
-def memory(_: Place) -> Iterator[Check]:
+def memory(_: CheckedFiles) -> Iterator[Check]:
     """Check how much memory is available for a save."""
     free = processes.mem_available() / 1e9
     message = f"{free:.1f} GB are available; saving a kernel needs what it holds on the GPU."
     yield Check("memory", None, message)
 
 
-def memory_files(_: Place) -> Iterator[Check]:
+def memory_files(_: CheckedFiles) -> Iterator[Check]:
     """Check that /dev/shm is a tmpfs."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     kinds = {fields[1]: fields[2] for fields in mounts}
@@ -121,14 +121,14 @@ def memory_files(_: Place) -> Iterator[Check]:
         yield Check(shared, False, "No tmpfs: programs that share memory may fail.", fix)
 
 
-def store(place: Place) -> Iterator[Check]:
+def store(files: CheckedFiles) -> Iterator[Check]:
     """Check that the store's folder is writable, that its files can be locked, and that there is room."""
-    if place.store is None:
+    if files.store is None:
         return
     # os.path.exists is False, not an error, below a folder that may not be read.
-    there = next(path for path in [place.store, *place.store.parents] if os.path.exists(path))
+    there = next(path for path in [files.store, *files.store.parents] if os.path.exists(path))
     if not os.access(there, os.W_OK | os.X_OK):
-        message = f"The snapshots' folder {place.store} cannot be written."
+        message = f"The snapshots' folder {files.store} cannot be written."
         yield Check("store", False, message, ELSEWHERE, required=True)
         return
     if refused := _locks_refused(there):
@@ -136,7 +136,7 @@ def store(place: Place) -> Iterator[Check]:
         yield Check("store", False, message, ELSEWHERE, required=True)
         return
     free = shutil.disk_usage(there).free
-    message = f"{free / 1e9:.1f} GB are free for snapshots in {place.store}."
+    message = f"{free / 1e9:.1f} GB are free for snapshots in {files.store}."
     yield Check(
         "store",
         free >= LOW_BYTES,
@@ -156,7 +156,7 @@ def _locks_refused(folder: Path) -> str:
     return ""
 
 
-def nvidia(_: Place) -> Iterator[Check]:
+def nvidia(_: CheckedFiles) -> Iterator[Check]:
     """Check what saving GPU memory needs. Without a driver, kernels without GPU memory can be saved."""
     version = gpu.driver_version()
     if not version:
@@ -191,7 +191,7 @@ def _bindings_problem() -> str:
     return f"cuda-bindings is too old: no {lacking[0]}." if lacking else ""
 
 
-def container(_: Place) -> Iterator[Check]:
+def container(_: CheckedFiles) -> Iterator[Check]:
     """Check conditions that matter only in a container."""
     kind = privileges.in_container()
     if kind:
@@ -200,7 +200,7 @@ def container(_: Place) -> Iterator[Check]:
 
 
 #: All checks, in the order of the report. The first required one that fails is the reason that users see.
-ALL: tuple[Callable[[Place], Iterator[Check]], ...] = (
+ALL: tuple[Callable[[CheckedFiles], Iterator[Check]], ...] = (
     *(platform, criu, init, store, descriptors, memory, memory_files),
     *(nvidia, container),
 )

@@ -49,7 +49,7 @@ class Segment(NamedTuple):
     end: int
 
 
-class Found(NamedTuple):
+class SegmentChunks(NamedTuple):
     """The chunks of a segment, the offset in its source where they begin, and the memory of each chunk that is not zeros."""
 
     start: int
@@ -73,7 +73,9 @@ def segments(sources: Sequence[Source], length: int) -> list[Segment]:
     ]
 
 
-def chunks_of(source: Source, segment: Segment, memory: Callable[[int], memoryview]) -> Found:
+def chunks_of(
+    source: Source, segment: Segment, memory: Callable[[int], memoryview]
+) -> SegmentChunks:
     """Read a segment into `memory(length)` and cut it into chunks, between its borders by content.
 
     Neighboring segments find the same borders, because both search the same bytes: those after the nominal border.
@@ -96,7 +98,7 @@ def chunks_of(source: Source, segment: Segment, memory: Callable[[int], memoryvi
     if segment.start:
         # The previous segment makes the same search; it reaches beyond this segment's nominal end only at the end of the source.
         start = first_begin(buffer[: min(LOOK_AHEAD, length)]) or 0
-    return Found(segment.start + start, *_cut(buffer[start:end]))
+    return SegmentChunks(segment.start + start, *_cut(buffer[start:end]))
 
 
 def _cut(piece: memoryview) -> tuple[list[Chunk], dict[bytes, memoryview]]:

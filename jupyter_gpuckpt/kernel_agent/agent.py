@@ -214,7 +214,7 @@ class Agent:
         elif op == "trim":
             content["trimmed_bytes"] = await self._trim(float(parent["content"]["seconds"]))
         elif op == "again":
-            states = self._again(parent["content"], content)
+            states = self._messages_after(parent["content"], content)
         elif op == "variables":
             with suppress(Exception):
                 seconds = float(parent["content"].get("fingerprint_seconds", 0))
@@ -223,13 +223,13 @@ class Agent:
         session = self._kernel.session
         session.send(stream, "gpuckpt_reply", content, parent, ident=identity, buffers=states)
 
-    def _again(self, asked: dict[str, Any], content: dict[str, Any]) -> list[bytes]:
+    def _messages_after(self, request: dict[str, Any], content: dict[str, Any]) -> list[bytes]:
         """Return the parts of all messages after the requested one, and resend the replies to some requests."""
-        sent, content["complete"] = self._sent.after(asked["after"])
+        sent, content["complete"] = self._sent.after(request["after"])
         content["counts"] = [len(parts) for parts in sent]
         with self._lock:
             now = self._flushed = time.monotonic()
-            self._kept_replies.extend((now, r) for r in self._sent.replies_to(asked["requests"]))
+            self._kept_replies.extend((now, r) for r in self._sent.replies_to(request["requests"]))
         self._answer_soon()
         return [part for parts in sent for part in parts]
 

@@ -126,7 +126,7 @@ class Service:
                     operations,
                     self.kernels,
                     interval_seconds=traits.autosave_interval,
-                    rest=traits.autosave_rest,
+                    pause_factor=traits.autosave_rest,
                     log=log,
                 )
             )

@@ -253,7 +253,7 @@ class Catalog:
                         work(some, connection)
 
                 for items, most, work in rows.deletions(pack, digests):
-                    self.database.change(_until(stop, items), partial(delete, work), most=most)
+                    self.database.change(_until(stop, items), partial(delete, work), max_items=most)
                 if stop is not None and stop.is_set():
                     return
 

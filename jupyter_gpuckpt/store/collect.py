@@ -65,6 +65,6 @@ class Collector:
         contents = self._catalog.contents(name)
         if contents is None:
             return False
-        digests = list(contents.each())
+        digests = list(contents.each_digest())
         with self._lock:
             return not self._leases.any_of(digests) and self._catalog.condemn(name, newest)

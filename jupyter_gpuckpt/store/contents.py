@@ -42,14 +42,14 @@ class Contents(NamedTuple):
             numbers[name] = rows[name]
         return cls(numbers, rows["digest"].tobytes())
 
-    def each(self) -> Iterator[bytes]:
+    def each_digest(self) -> Iterator[bytes]:
         """Yield the digests."""
         for start in range(0, len(self.digests), DIGEST_BYTES):
             yield self.digests[start : start + DIGEST_BYTES]
 
     def entries(self) -> Iterator[Entry]:
         """Yield the chunks as entries."""
-        for digest, numbers in zip(self.each(), self.numbers.tolist(), strict=True):
+        for digest, numbers in zip(self.each_digest(), self.numbers.tolist(), strict=True):
             yield Entry(digest, *numbers)
 
 

@@ -98,14 +98,14 @@ class Database:
         items: Iterable[_Item],
         work: Callable[[list[_Item], sqlite3.Connection], object],
         *,
-        most: int = _CHANGES,
+        max_items: int = _CHANGES,
     ) -> None:
-        """Run `work` on all `items`, in turns of at most `most` items, fewer if turns take long.
+        """Run `work` on all `items`, in turns of at most `max_items` items, fewer if turns take long.
 
         In a large store, or on a slow disk, a changed row takes longer, and others wait for the whole turn.
         """
         left = iter(items)
-        while batch := list(islice(left, min(most, self._rows))):
+        while batch := list(islice(left, min(max_items, self._rows))):
             _, seconds = self._timed(partial(work, batch))
             if len(batch) == self._rows and not _TURN_SECONDS / 2 <= seconds <= 2 * _TURN_SECONDS:
                 rows = self._rows // 2 if seconds > _TURN_SECONDS else self._rows * 2

@@ -77,12 +77,12 @@ def _items(data: bytes) -> int:
     return int.from_bytes(data[1 : 1 + width], "big") if width else 0
 
 
-def _values(data: bytes, most: int) -> int:
-    """Return the number of nested values, the outer one included. Raises msgspec.DecodeError for more than `most`."""
+def _values(data: bytes, max_values: int) -> int:
+    """Return the number of nested values, the outer one included. Raises msgspec.DecodeError for more than `max_values`."""
     at, count, left = 0, 0, 1
     while left and at < len(data):
         count += 1
-        if count > most:
+        if count > max_values:
             raise msgspec.DecodeError("too many values")
         left -= 1
         first = data[at]

@@ -42,7 +42,7 @@ _AT_ONCE = 50
 _INFOS_AT_ONCE = 500
 
 
-class _Found(NamedTuple):
+class _LookUp(NamedTuple):
     """The result of a look-up, as bitmaps per pack. `complete`: all chunks exist. `moves`: the catalog's count at the look-up."""
 
     needs: Needs
@@ -231,7 +231,7 @@ class Records:
         digests = found.digests(stub.keeps if stub else None)
         return self._add(found.info, digests, identity)
 
-    def _look_up(self, digests: Collection[bytes]) -> _Found:
+    def _look_up(self, digests: Collection[bytes]) -> _LookUp:
         index, moves = self._index, self._catalog.moves
         if index is not None and index.usable and index.moves == moves:
             located = index.find(digests)
@@ -249,7 +249,7 @@ class Records:
                 complete = False
             else:
                 needs[name] = bits
-        return _Found(needs, complete, moves)
+        return _LookUp(needs, complete, moves)
 
     def _bits(self, name: str, offsets: NDArray[np.uint64]) -> NDArray[np.uint8] | None:
         numbers = self._catalog.numbers(name)
@@ -263,7 +263,7 @@ class Records:
         return pack_bits(chosen)
 
     def _put(
-        self, info: SnapshotInfo, identity: str, found: _Found, connection: sqlite3.Connection
+        self, info: SnapshotInfo, identity: str, found: _LookUp, connection: sqlite3.Connection
     ) -> bool:
         """Record a snapshot; return False if chunks have moved since they were looked up.
 

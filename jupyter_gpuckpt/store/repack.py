@@ -143,7 +143,7 @@ class Repacking:
 
     def _leased(self, name: str) -> bool:
         contents = self._catalog.contents(name)
-        digests = list(contents.each()) if contents else []
+        digests = list(contents.each_digest()) if contents else []
         with self._lock:
             return self._leases.any_of(digests)
 

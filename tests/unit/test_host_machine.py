@@ -137,7 +137,7 @@ def test_the_rights_of_a_user_namespace_raise_no_limit():
 def test_descriptors_are_short_only_for_memory_that_is_not_hidden(limit, enough):
     code = """
 from jupyter_gpuckpt.host import checks
-[found] = checks.descriptors(checks.Place(None, None, None))
+[found] = checks.descriptors(checks.CheckedFiles(None, None, None))
 print(found.ok, bool(found.fix), found.message)
 """
     unshare = ["prlimit", f"--nofile={limit}:{limit}", "unshare", "--user", "--map-root-user"]

@@ -229,24 +229,29 @@ class Lane:
                 self._hold(b"f", first)
             if not all(one.handed for one in listed[first : first + at_once]):
                 continue  # an earlier call gave it back
-            _, descriptors = self._hold(b"g", first, most=at_once)
+            _, descriptors = self._hold(b"g", first, max_descriptors=at_once)
             try:
                 library.order(_Order.GIVE_BACK, first=first, descriptors=descriptors)
             finally:
                 _close(descriptors)
 
     def _hold(
-        self, order: bytes, first: int = 0, *, descriptors: Sequence[int] = (), most: int = _BATCH
+        self,
+        order: bytes,
+        first: int = 0,
+        *,
+        descriptors: Sequence[int] = (),
+        max_descriptors: int = _BATCH,
     ) -> tuple[int, list[int]]:
-        """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `most`)."""
+        """Send init an order; return how many descriptors of this process it holds, and those that it sent (at most `max_descriptors`)."""
         try:
             with socket.socket(socket.AF_UNIX) as holder:
                 holder.settimeout(_ANSWER_SECONDS)
                 holder.connect(str(self._tree.inside(_HOLDER)))
                 _send(holder, _HOLD.pack(order[0], self._owner, first), descriptors)
                 answer, received = _receive(holder, _HELD.size)
-                _close(received[most:])
-                return _HELD.unpack(answer)[0], received[:most]
+                _close(received[max_descriptors:])
+                return _HELD.unpack(answer)[0], received[:max_descriptors]
         except (OSError, struct.error) as error:
             raise self._failed(f"init does not answer: {error}") from error
 

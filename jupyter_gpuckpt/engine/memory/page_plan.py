@@ -26,7 +26,7 @@ _PRIVATE, _ANONYMOUS, _GROWSDOWN = 0x02, 0x20, 0x100
 _MIN_SHARED_BYTES = 1 << 20
 
 #: Start and end of a memory area.
-Place = tuple[int, int]
+AddressRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PagePlan:
         self._offsets = [piece.offset for piece, _ in self._pieces]
         if sum(piece.length for piece, _ in self._pieces) != stream.length:
             raise ValueError(f"{stream.name} is not as long as the pages of process {nspid}")
-        self._inherited: set[Place] = set()
+        self._inherited: set[AddressRange] = set()
 
     @property
     def by_criu(self) -> list[Piece]:
@@ -107,20 +107,20 @@ class PagePlan:
                 yield Piece(offset, at, last - at), area
                 offset, at = offset + last - at, last
 
-    def _common(self, parent: PagePlan) -> set[Place]:
+    def _common(self, parent: PagePlan) -> set[AddressRange]:
         """Return the areas that CRIU lets a child inherit (criu/mem.c, check_cow_vmas)."""
         if self._program != parent._program:
             return set()
         return self._inheritable() & parent._inheritable()
 
-    def _inheritable(self) -> set[Place]:
+    def _inheritable(self) -> set[AddressRange]:
         return {
             _place(area)
             for _, area in self._pieces
             if area.flags & (_PRIVATE | _ANONYMOUS | _GROWSDOWN) == _PRIVATE | _ANONYMOUS
         }
 
-    def _chunks(self, places: Collection[Place]) -> Iterator[tuple[int, tuple[bytes, int]]]:
+    def _chunks(self, places: Collection[AddressRange]) -> Iterator[tuple[int, tuple[bytes, int]]]:
         """Yield the address, and digest and length, of each stored chunk that begins in these areas."""
         offset = 0
         for chunk in self.stream.chunks:
@@ -130,7 +130,7 @@ class PagePlan:
             offset += chunk.length
 
 
-def _place(area: Area) -> Place:
+def _place(area: Area) -> AddressRange:
     return area.start, area.end
 
 

@@ -52,7 +52,7 @@ class Part(msgspec.Struct, frozen=True):
     end: int
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class ChunksToCompress(msgspec.Struct, frozen=True):
     """The answer to `Cut`: the chunks to be compressed, and the stored chunks of which they may be composed."""
 
     digests: list[bytes]
@@ -153,7 +153,7 @@ class PackClient:
         earlier = look_up(found.start, found.chunks, unknown)
         composed = earlier.composed
         wanted = [digest for digest in unknown if digest not in composed]
-        self._send(Wanted(wanted, earlier.offer))
+        self._send(ChunksToCompress(wanted, earlier.offer))
         new_bytes, left = 0, bool(wanted)
         while left:
             handed = self._receive(Payloads)

@@ -15,12 +15,13 @@ from ...model import Chunk
 from ...store.codecs import RAW
 from ..composing import Composer
 from ..compression import Compressor
-from ..segments import LOOK_AHEAD, Found, Segment, Source, chunks_of
+from ..segments import LOOK_AHEAD, Segment, SegmentChunks, Source, chunks_of
 from .messages import receive, receive_descriptors, send
 from .pack_client import (
     HANDED_BYTES,
     PLACE_BYTES,
     PLACES,
+    ChunksToCompress,
     Cut,
     Failed,
     PackTask,
@@ -28,7 +29,6 @@ from .pack_client import (
     Payload,
     Payloads,
     Ready,
-    Wanted,
     Written,
 )
 
@@ -50,7 +50,7 @@ def serve(connection: socket.socket, task: PackTask) -> None:
             segment = Segment(part.number, part.start, part.end)
             found = chunks_of(sources[part.number], segment, lambda length: memory[:length])
             send(connection, Cut(found.start, found.chunks))
-            wanted = receive(connection, Wanted)
+            wanted = receive(connection, ChunksToCompress)
             if wanted is None:
                 return
             hand_over(found, wanted)
@@ -72,12 +72,12 @@ class _HandingOver:
         self._compressor, self._composer = Compressor(), Composer()
         self._handed = self._written = 0
 
-    def __call__(self, found: Found, wanted: Wanted) -> None:
+    def __call__(self, segment: SegmentChunks, request: ChunksToCompress) -> None:
         payloads: list[Payload] = []
         gathered = used = 0
-        for number, digest in enumerate(wanted.digests, 1):
-            new, view, chunk = digest, found.views[digest], None
-            made = self._composer.compose(view, digest, wanted.offer)
+        for number, digest in enumerate(request.digests, 1):
+            new, view, chunk = digest, segment.views[digest], None
+            made = self._composer.compose(view, digest, request.offer)
             if made is not None:
                 chunk = Chunk(digest, len(view), made.parts)
                 new, view = made.digest, made.fresh
@@ -92,8 +92,8 @@ class _HandingOver:
                 used += len(payload)
             payloads.append(Payload(new, codec, len(view), offset, len(payload), chunk))
             gathered += len(payload)
-            if gathered >= HANDED_BYTES or number == len(wanted.digests):
-                send(self._connection, Payloads(payloads, last=number == len(wanted.digests)))
+            if gathered >= HANDED_BYTES or number == len(request.digests):
+                send(self._connection, Payloads(payloads, last=number == len(request.digests)))
                 self._handed += 1
                 payloads, gathered, used = [], 0, 0
         # The segment's memory is about to be reused.

@@ -99,15 +99,15 @@ def length(value: Any) -> int | None:
     return None
 
 
-def items(value: Any, most: int) -> Iterator[Any]:
-    """Yield at most `most` items of a container, keys and values of a dictionary. Raises RuntimeError if it changes meanwhile."""
+def items(value: Any, max_items: int) -> Iterator[Any]:
+    """Yield at most `max_items` items of a container, keys and values of a dictionary. Raises RuntimeError if it changes meanwhile."""
     kinds = bases(value)
     if one_of(dict, kinds):
-        for key, held in islice(dict.items(value), most):
+        for key, held in islice(dict.items(value), max_items):
             yield key
             yield held
         return
     for kind in (*SEQUENCES, *SETS):
         if one_of(kind, kinds):
-            yield from islice(kind.__iter__(value), most)
+            yield from islice(kind.__iter__(value), max_items)
             return

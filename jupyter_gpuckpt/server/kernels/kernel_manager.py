@@ -156,7 +156,7 @@ class GpuCkptKernels(_Base):
     def get_buffer(self, kernel_id: str, session_key: str) -> dict[str, Any] | None:
         """Return the messages buffered for a page; unlike the base, keep those for another page."""
         served = self._served(kernel_id)
-        left = served.left.pop(session_key, None) if served is not None else None
+        left = served.left_pages.pop(session_key, None) if served is not None else None
         if left is not None:
             return {
                 "session_key": session_key,

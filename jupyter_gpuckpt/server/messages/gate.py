@@ -84,7 +84,7 @@ class GatedConnection(_Base):
         """
         self._held, self._comms, self._protocol = [], PageComms(), super().subprotocol
         served = self._served
-        left = served.left.get(self.session_key) if served is not None else None
+        left = served.left_pages.get(self.session_key) if served is not None else None
         question = served.output.question(self.client_session) if served is not None else None
         connected = super().connect()  # it takes over the channels of `left`, if there are any
         if connected is not None and served is not None:
@@ -93,11 +93,11 @@ class GatedConnection(_Base):
             connected.add_done_callback(lambda _: self._join(served, unsent, question))
         return connected
 
-    def take_over(self, left: GatedConnection) -> list[tuple[Any, ...]]:
+    def take_over(self, previous: GatedConnection) -> list[tuple[Any, ...]]:
         """Take over the requests that the page's last connection held, before all others; return its unsent messages."""
-        self._held[:0], left._held = left._held, []
-        self._comms = left._comms
-        unsent, left._unsent = left._unsent or [], []
+        self._held[:0], previous._held = previous._held, []
+        self._comms = previous._comms
+        unsent, previous._unsent = previous._unsent or [], []
         return unsent
 
     def _join(
@@ -153,7 +153,7 @@ class GatedConnection(_Base):
                 other.on_gate()
                 return {}
         self._unsent, self.unreceived = [], []
-        served.left[self.session_key] = self
+        served.left_pages[self.session_key] = self
         kept, self.channels = self.channels, {}
         for stream in kept.values():
             stream.on_recv_stream(self.handle_outgoing_message)

@@ -62,7 +62,7 @@ class Connection(Protocol):
     def drop_held(self) -> None:
         """Drop held requests: the kernel for which they were meant is gone."""
 
-    def take_over(self, left: Any) -> Any:
+    def take_over(self, previous: Any) -> Any:
         """Take over the requests that an earlier connection of the page held; return its unsent messages."""
 
 
@@ -108,7 +108,7 @@ class ServedKernel:
         self._reconnect, self._listener = reconnect, listener
         self.connections: set[Connection] = set()
         #: Pages that disconnected while requests of theirs were held, by `session_key`.
-        self.left: dict[str, LeftPage] = {}
+        self.left_pages: dict[str, LeftPage] = {}
         #: Whether the agent runs in the kernel.
         self.has_agent = False
         #: The number of saves and suspends that were begun: the kernel buffers its output for the latest only.
@@ -273,8 +273,8 @@ class ServedKernel:
         """Cancel the spawned tasks, because the kernel is gone or no longer this server's; return them, as they may take a moment."""
         for task in self._tasks:
             task.cancel()
-        while self.left:
-            self.left.popitem()[1].close_channels()
+        while self.left_pages:
+            self.left_pages.popitem()[1].close_channels()
         return set(self._tasks)
 
     def reset(self) -> None:
@@ -288,7 +288,7 @@ class ServedKernel:
         self._start_reconnecting(came_back=False)
 
     def _all_connections(self) -> list[Connection]:
-        return [*self.left.values(), *self.connections]
+        return [*self.left_pages.values(), *self.connections]
 
     def _start_reconnecting(self, *, came_back: bool) -> None:
         if self._reconnecting is not None:

@@ -69,11 +69,11 @@ class Autosave(KernelListener):
         kernels: KernelList,
         *,
         interval_seconds: float,
-        rest: float,
+        pause_factor: float,
         log: logging.Logger,
     ) -> None:
         self._operations, self._kernels = operations, kernels
-        self._interval_seconds, self._rest, self._log = interval_seconds, rest, log
+        self._interval_seconds, self._pause_factor, self._log = interval_seconds, pause_factor, log
         self._watched: dict[str, _Watched] = {}
         self._rest_until: dict[str, float] = {}
         #: The reason of a kernel's last failure, by kernel id; it is logged again only when it changes.
@@ -183,7 +183,7 @@ class Autosave(KernelListener):
             self._saving, self._operation = "", None
             self._over.set()
         now = self._now()
-        self._rest_until[kernel_id] = now + max(rest_seconds, self._rest * (now - began))
+        self._rest_until[kernel_id] = now + max(rest_seconds, self._pause_factor * (now - began))
 
     async def _save_and_wait(self, kernel_id: str, watched: _Watched) -> None:
         served = watched.served

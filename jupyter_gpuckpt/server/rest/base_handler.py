@@ -92,11 +92,11 @@ class GpuCkptHandler(APIHandler):
                 hint="GET /api/gpuckpt/openapi.json describes it.",
             ) from error
 
-    def seconds(self, name: str, most: float) -> float:
-        """Return a query argument in seconds, limited to `most`; 0 if it is left out. Raises ConfigurationError."""
+    def seconds(self, name: str, max_seconds: float) -> float:
+        """Return a query argument in seconds, limited to `max_seconds`; 0 if it is left out. Raises ConfigurationError."""
         text = self.get_query_argument(name, "0")
         try:
-            return max(0.0, min(float(text), most))
+            return max(0.0, min(float(text), max_seconds))
         except ValueError as error:
             raise ConfigurationError(f"{name} is not a number of seconds: {text!r}") from error
 

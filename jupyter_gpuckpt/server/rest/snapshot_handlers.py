@@ -88,21 +88,23 @@ class UndeleteHandler(GpuCkptHandler):
 class VerifyHandler(GpuCkptHandler):
     """Handler for verifications."""
 
-    _asked: asyncio.Task[Verification] | None = None
+    _verification: asyncio.Task[Verification] | None = None
 
     @answers(Verification)
     async def post(self, snapshot_id: str) -> None:
         """Read and verify all of a snapshot, while the page waits for the response."""
-        self._asked = asyncio.ensure_future(self.parts.link.daemon.send(calls.verify(snapshot_id)))
-        await asyncio.wait({self._asked})
-        if not self._asked.cancelled():
-            self.reply(self._asked.result())
+        self._verification = asyncio.ensure_future(
+            self.parts.link.daemon.send(calls.verify(snapshot_id))
+        )
+        await asyncio.wait({self._verification})
+        if not self._verification.cancelled():
+            self.reply(self._verification.result())
 
     def on_connection_close(self) -> None:
         """Cancel the verification, because the page has disconnected."""
         super().on_connection_close()
-        if self._asked is not None:
-            self._asked.cancel()
+        if self._verification is not None:
+            self._verification.cancel()
 
 
 class ExportHandler(GpuCkptHandler):

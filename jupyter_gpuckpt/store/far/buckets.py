@@ -32,7 +32,7 @@ from ..packs import sync_directory
 from . import refusals
 from .counting import Counter
 from .credentials import AwsFile
-from .objects import Found, Stored, Version
+from .objects import ListedObject, Stored, Version
 from .retries import Retries
 from .shared_folders import locks_reach_all
 
@@ -149,12 +149,12 @@ class Bucket:
 
         return self._do(get, name)
 
-    def head(self, name: str) -> Found | None:
+    def head(self, name: str) -> ListedObject | None:
         """Return the entry of an object; None if it does not exist."""
 
         with suppress(FarObjectMissing):
             meta = self.retries.run(lambda: self._head(name))
-            return Found(name, meta["size"], meta["last_modified"])
+            return ListedObject(name, meta["size"], meta["last_modified"])
         return None
 
     def overwrite(self, name: str, data: bytes) -> Version:
@@ -237,16 +237,18 @@ class Bucket:
         if self._root is not None:
             (self._root / _LOCK).unlink(missing_ok=True)
 
-    def list(self, folder: str) -> list[Found]:
+    def list(self, folder: str) -> list[ListedObject]:
         """Return the objects below a folder."""
 
-        def every() -> list[Found]:
-            found: list[Found] = []
+        def every() -> list[ListedObject]:
+            found: list[ListedObject] = []
             self.counter.note_write()
             for number, page in enumerate(self._store.list(folder)):
                 if number:
                     self.counter.note_write()
-                found += [Found(one["path"], one["size"], one["last_modified"]) for one in page]
+                found += [
+                    ListedObject(one["path"], one["size"], one["last_modified"]) for one in page
+                ]
                 if len(found) > _MAX_LISTED_OBJECTS:
                     raise FarObjectInvalid(
                         f"Remote {self.name} lists more than {_MAX_LISTED_OBJECTS:,} objects."

@@ -22,7 +22,7 @@ from . import epochs, far_packs, indexes, leases, roots
 from .buckets import Bucket
 from .epochs import Epoch
 from .far_manifests import FarManifest
-from .objects import Found
+from .objects import ListedObject
 from .sealing import Seal
 from .seen import Seen
 from .sessions import Sessions
@@ -77,7 +77,7 @@ def collect(bucket: Bucket, seal: Seal, seen: Seen, *, min_age: timedelta = MIN_
     return Collected(len(removed), freed, len(fresh))
 
 
-def _may_go(found: Found, before: datetime) -> bool:
+def _may_go(found: ListedObject, before: datetime) -> bool:
     return far_packs.is_name(found.name) and found.modified <= before
 
 

@@ -35,7 +35,7 @@ class _Condemned(msgspec.Struct, frozen=True):
     packs: list[str]
 
 
-class Now(NamedTuple):
+class CurrentEpoch(NamedTuple):
     """The current epoch and its condemned packs. `version` is None if no collector has run yet."""
 
     epoch: Epoch
@@ -43,15 +43,15 @@ class Now(NamedTuple):
     condemned: set[str]
 
 
-def read(bucket: Bucket, seal: Seal, seen: Seen) -> Now:
+def read(bucket: Bucket, seal: Seal, seen: Seen) -> CurrentEpoch:
     """Return the current epoch. Raises FarObjectInvalid, also if it is older than an epoch that this machine has seen."""
     for _ in range(_ATTEMPTS):
         epoch, version = _read(bucket, seal, seen)
         if not epoch.condemned:
-            return Now(epoch, version, set())
+            return CurrentEpoch(epoch, version, set())
         # The list is removed when a later epoch has begun.
         with suppress(FarObjectMissing):
-            return Now(epoch, version, read_list(bucket, seal, epoch.condemned))
+            return CurrentEpoch(epoch, version, read_list(bucket, seal, epoch.condemned))
     raise invalid(list_name(epoch.condemned), "the epoch names it, but it is missing")
 
 
@@ -70,7 +70,7 @@ def _read(bucket: Bucket, seal: Seal, seen: Seen) -> tuple[Epoch, Version | None
     return epoch, stored.version
 
 
-def advance(bucket: Bucket, seal: Seal, now: Now, after: Epoch) -> bool:
+def advance(bucket: Bucket, seal: Seal, now: CurrentEpoch, after: Epoch) -> bool:
     """Begin the epoch `after`; return False if another collector has begun one since `now`."""
     data = seal.seal_record(NAME, after)
     return (

@@ -26,7 +26,7 @@ from ..scratch import Scratch
 from . import epochs, far_manifests, far_packs, indexes, roots
 from .buckets import Bucket
 from .collect import collect
-from .epochs import Now
+from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
 from .far_packs import PACK_BYTES, FarChunk, PackRef, Rows
 from .fetch import OpenPack, open_packs
@@ -204,7 +204,7 @@ class _Eraser:
 
     def _move(
         self,
-        now: Now,
+        now: CurrentEpoch,
         used: dict[str, tuple[str, _Needs]],
         table: dict[str, tuple[PackRef, Rows]],
         going: set[str],
@@ -293,7 +293,7 @@ class _Eraser:
 
     def _is_sound(
         self,
-        now: Now,
+        now: CurrentEpoch,
         used: dict[str, tuple[str, _Needs]],
         going: set[str],
         new: Iterable[PackRef],

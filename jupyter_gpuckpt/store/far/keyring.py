@@ -254,7 +254,7 @@ def _change(
     raise KeyUnavailable("Other machines keep changing the keyring.", hint="Try again later.")
 
 
-class _Found(NamedTuple):
+class _UnopenedKeyring(NamedTuple):
     """A keyring that was read but not opened. `newest`: the newest generation that this machine had seen before."""
 
     public: _Public
@@ -270,10 +270,10 @@ class _Found(NamedTuple):
         return Keyring(self.public, masters, holder_id, self.version)
 
 
-def _read(bucket: Bucket, seen: Seen) -> _Found:
+def _read(bucket: Bucket, seen: Seen) -> _UnopenedKeyring:
     newest = seen.newest(NAME)
     stored = bucket.get(NAME, max_bytes=_MAX_KEYRING_BYTES)
-    return _Found(*_decoded(stored.data), stored.version, seen, newest)
+    return _UnopenedKeyring(*_decoded(stored.data), stored.version, seen, newest)
 
 
 def _next(public: _Public, entries: Sequence[Holder]) -> _Public:

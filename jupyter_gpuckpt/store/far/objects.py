@@ -11,7 +11,7 @@ _Record = TypeVar("_Record")
 Version = Mapping[str, str]
 
 
-class Found(NamedTuple):
+class ListedObject(NamedTuple):
     """The entry of an object in a list. `modified`: by the remote's clock."""
 
     name: str
@@ -46,7 +46,7 @@ class Objects(Protocol):
     def delete(self, names: Sequence[str]) -> list[str]:
         """Delete objects; return those that cannot be deleted."""
 
-    def list(self, folder: str) -> list[Found]:
+    def list(self, folder: str) -> list[ListedObject]:
         """Return the objects below a folder."""
 
 

@@ -22,7 +22,7 @@ from ...errors import FarObjectInvalid, FarObjectMissing
 from ...file_locks import alone
 from ..faults import store_errors
 from ..manifests import TEMPORARY
-from .objects import Found, Stored, Version
+from .objects import ListedObject, Stored, Version
 
 _LOCK = "lock"
 _MAX_FILE_BYTES = 1 << 20
@@ -69,7 +69,7 @@ class SharedFiles:
                 self._path(name).unlink(missing_ok=True)
         return []
 
-    def list(self, folder: str) -> list[Found]:
+    def list(self, folder: str) -> list[ListedObject]:
         """Return the objects of a folder."""
         found = []
         with store_errors(self._root), suppress(FileNotFoundError):
@@ -78,7 +78,9 @@ class SharedFiles:
                     with suppress(FileNotFoundError):
                         status = entry.stat(follow_symlinks=False)
                         modified = datetime.fromtimestamp(status.st_mtime, UTC)
-                        found.append(Found(f"{folder}/{entry.name}", status.st_size, modified))
+                        found.append(
+                            ListedObject(f"{folder}/{entry.name}", status.st_size, modified)
+                        )
         return found
 
     @contextmanager

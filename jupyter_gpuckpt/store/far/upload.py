@@ -34,7 +34,7 @@ from ..places import Location
 from ..scratch import Scratch
 from . import epochs, far_manifests, far_packs, indexes
 from .buckets import Bucket
-from .epochs import Now
+from .epochs import CurrentEpoch
 from .far_manifests import FarManifest
 from .far_packs import PACK_BYTES, PackRef
 from .indexes import FarIndex, PackRows, Place
@@ -259,7 +259,7 @@ class _Run:
             info.sizes.stored_bytes,
         )
 
-    def _now(self) -> Now:
+    def _now(self) -> CurrentEpoch:
         with of_the_whole_remote():
             return epochs.read(self._bucket, self._seal, self._far.seen)
 
