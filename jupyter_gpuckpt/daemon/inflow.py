@@ -9,7 +9,7 @@ from collections import deque
 from ..errors import OperationCancelled
 
 #: The buffered bytes beyond which the sender has to wait.
-MOST_BYTES = 4 << 20
+MAX_BUFFERED_BYTES = 4 << 20
 
 
 class Inflow:
@@ -32,7 +32,7 @@ class Inflow:
             self._pieces.append(piece)
             self._bytes += len(piece)
             self._changed.notify()
-            if self._bytes > MOST_BYTES:
+            if self._bytes > MAX_BUFFERED_BYTES:
                 self._room.clear()
         await self._room.wait()
 
@@ -65,7 +65,7 @@ class Inflow:
                 if len(piece) > wanted:
                     self._pieces.appendleft(piece[wanted:])
                 self._bytes -= min(wanted, len(piece))
-                if self._bytes <= MOST_BYTES:
+                if self._bytes <= MAX_BUFFERED_BYTES:
                     self._make_room()
         return bytes(taken)
 

@@ -10,9 +10,9 @@ from ..errors import ConfigurationError
 from ..ids import is_id
 from ..model import LaunchSpec
 
-_MOST_PORT, _MOST_UMASK = 65535, 0o777
+_MAX_PORT, _MAX_UMASK = 65535, 0o777
 #: MAX_ARG_STRLEN of Linux (include/uapi/linux/binfmts.h), its end included.
-_MOST_STRING_BYTES = 128 << 10
+_MAX_STRING_BYTES = 128 << 10
 #: The bytes of the pointer to each string, and those reserved for init's own arguments.
 _POINTER_BYTES, _ROOM_BYTES = 8, 64 << 10
 
@@ -29,10 +29,10 @@ def check(spec: LaunchSpec) -> None:
 
 def check_ports(ports: list[int]) -> None:
     """Raise ConfigurationError for numbers that are not ports."""
-    if any(not 0 < port <= _MOST_PORT for port in ports):
+    if any(not 0 < port <= _MAX_PORT for port in ports):
         raise ConfigurationError(
             "One of the kernel's ports is not a port number.",
-            hint=f"Ports are numbers up to {_MOST_PORT}.",
+            hint=f"Ports are numbers up to {_MAX_PORT}.",
         )
 
 
@@ -47,9 +47,9 @@ def _problems(spec: LaunchSpec) -> Iterator[str]:
     if any(not name or "=" in name for name in spec.env):
         yield "a variable of its environment has no name, or one with an equals sign"
     length = sum(len(string) + 1 + _POINTER_BYTES for string in strings) + _ROOM_BYTES
-    if length > os.sysconf("SC_ARG_MAX") or max(map(len, strings)) >= _MOST_STRING_BYTES:
+    if length > os.sysconf("SC_ARG_MAX") or max(map(len, strings)) >= _MAX_STRING_BYTES:
         yield "its command and environment are longer than the system allows"
-    if not 0 <= spec.umask <= _MOST_UMASK:
+    if not 0 <= spec.umask <= _MAX_UMASK:
         yield "its umask is invalid"
     if not Path(spec.cwd).is_dir():
         yield f"there is no folder {spec.cwd}"

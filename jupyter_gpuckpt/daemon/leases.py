@@ -172,7 +172,7 @@ class DaemonLeases:
             try:
                 return asked.result(WAIT_SECONDS)
             except TooLate:
-                if waiting.settle():
+                if waiting.decide():
                     raise
                 return asked.result()
         except SessionHeld:

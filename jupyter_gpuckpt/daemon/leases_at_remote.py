@@ -43,15 +43,15 @@ class Needs(NamedTuple):
 
 
 class Waiting:
-    """A flag for a lease that a caller waits for. Whoever settles it first decides: the answer, or the caller that gives up."""
+    """A flag for a lease that a caller waits for. Whoever decides it first wins: the answer, or the caller that gives up."""
 
     def __init__(self) -> None:
-        self._lock, self._is_settled = threading.Lock(), False
+        self._lock, self._is_decided = threading.Lock(), False
 
-    def settle(self) -> bool:
-        """Settle the flag; return False if it was settled before."""
+    def decide(self) -> bool:
+        """Decide the flag; return False if it was decided before."""
         with self._lock:
-            is_first, self._is_settled = not self._is_settled, True
+            is_first, self._is_decided = not self._is_decided, True
             return is_first
 
 
@@ -112,7 +112,7 @@ class LeasesAtRemote:
             lambda: leases.claim(session_id, heir_of=heir_of, take_over=take_over)
         )
         was_away = bool(is_same and known.term and tenure.term > known.term + 1)
-        if not waiting.settle() and was_away:
+        if not waiting.decide() and was_away:
             leases.release(session_id, tenure)  # `tend` finds out that this is a branch
             return []
         self._file.note(kernel_id, _held(session_id, tenure))

@@ -121,7 +121,7 @@ class Daemon:
             self.measuring,
             self.machine,
             self.uploads,
-            self.watch.settled,
+            self.watch.acknowledge,
         )
         self.owners = Owners(
             self.streams,

@@ -20,7 +20,7 @@ from .base_handler import BaseHandler
 from .inflow import Inflow
 
 #: The largest imported archive in bytes: larger than any disk, so in effect there is no limit.
-_MOST_ARCHIVE_BYTES = 1 << 50
+_MAX_ARCHIVE_BYTES = 1 << 50
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class ImportHandler(BaseHandler):
         super().prepare()
         if self.request.method != "POST":
             return
-        self.request.connection.set_max_body_size(_MOST_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
+        self.request.connection.set_max_body_size(_MAX_ARCHIVE_BYTES)  # type: ignore[union-attr] # HTTP/1.1
         self._inflow = Inflow()
         self._task = asyncio.ensure_future(self.daemon.transfers.import_archive(self._inflow))
         # The error is retrieved here, because `post` is not called if the client disconnects.

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from ..protocol import KEEP_ALIVE_SECONDS, Event, Position
 
 #: The most events that are queued for a reader.
-MOST_WAITING = 256
+MAX_WAITING_EVENTS = 256
 
 
 class Stream:
@@ -36,7 +36,7 @@ class Stream:
         """Queue an event. A `droppable` one is left out while others wait, because a later one replaces it."""
         if self._is_behind or (droppable and self._waiting):
             return
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING_EVENTS:
             self._waiting.clear()
             self._is_behind = True
         else:

@@ -33,7 +33,7 @@ from ..store.stub_files import Stub
 _PASSES = (StoreUnavailable, AccessDenied, StoreFull)
 #: Errors of the remote, not of a snapshot: no upload is tried until the remote is changed.
 _OF_THE_REMOTE = (ConfigurationError, HostError)
-_FIRST_SECONDS, _MOST_SECONDS = 2.0, 600.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 600.0
 #: How long an otherwise unneeded daemon waits for an unreachable remote; the next daemon continues.
 PATIENCE_SECONDS = 3600.0
 
@@ -185,7 +185,7 @@ class RemoteQueue:
         if self._trouble is None:
             self._in_trouble_since = now
         self._trouble, self._is_refused = record, False
-        longest = min(_MOST_SECONDS, _FIRST_SECONDS * 2**self._failures)
+        longest = min(_MAX_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2**self._failures)
         self._failures = min(self._failures + 1, 20)
         # Jitter keeps daemons from retrying at the same moment.
         self._not_before = now + longest * (0.5 + random.random() / 2)  # noqa: S311 - no secret

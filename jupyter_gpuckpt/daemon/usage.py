@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 #: Thresholds below which changes are not published, because every kernel's memory changes all the time.
-_SHARE, _LEAST_BYTES, _LEAST_PERCENT = 0.05, 1_000_000, 5
+_SHARE, _MIN_BYTES, _MIN_PERCENT = 0.05, 1_000_000, 5
 #: How often one measurement counts memory that keeps changing.
-_MOST_COUNTS = 3
+_MAX_COUNTS = 3
 
 
 class Usage(NamedTuple):
@@ -25,7 +25,7 @@ class Usage(NamedTuple):
         busy, was = self.gpu_utilization, other.gpu_utilization
         return (
             (busy is None) is not (was is None)
-            or abs((busy or 0) - (was or 0)) >= _LEAST_PERCENT
+            or abs((busy or 0) - (was or 0)) >= _MIN_PERCENT
             or differ(self.memory_bytes, other.memory_bytes)
             or differ(self.gpu_bytes, other.gpu_bytes)
         )
@@ -43,7 +43,7 @@ def counted(
     if before is not None and before.resident_bytes and not differ(before.resident_bytes, resident):
         return before.memory_bytes, before.resident_bytes
     memory = count()
-    for _ in range(_MOST_COUNTS - 1):
+    for _ in range(_MAX_COUNTS - 1):
         earlier, resident = resident, look()
         if not differ(earlier, resident):
             break
@@ -54,4 +54,4 @@ def counted(
 def differ(one_bytes: int, other_bytes: int) -> bool:
     """Return whether two sizes differ by 5 % of the larger one and by a megabyte."""
     change = abs(one_bytes - other_bytes)
-    return change >= _LEAST_BYTES and change >= _SHARE * max(one_bytes, other_bytes)
+    return change >= _MIN_BYTES and change >= _SHARE * max(one_bytes, other_bytes)

@@ -308,7 +308,7 @@ class Verbs:
     async def _failed(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation, error: Exception
     ) -> None:
-        """Restore the kernel's previous state, unless it is gone, and end the operation with its error."""
+        """Return the kernel to its previous state, unless it is gone, and end the operation with its error."""
         record, why = kernel.record, record_of(error)
         if kernel.operation is operation:  # else the operation never began
             changes = {} if isinstance(error, OperationCancelled) else {"error": why}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from jupyter_gpuckpt import calls
 from jupyter_gpuckpt.client import Client, starting, transport
 from jupyter_gpuckpt.client.mirror import Mirror
-from jupyter_gpuckpt.daemon.streams import MOST_WAITING
+from jupyter_gpuckpt.daemon.streams import MAX_WAITING_EVENTS
 from jupyter_gpuckpt.errors import DaemonUnavailable
 from jupyter_gpuckpt.protocol import (
     Event,
@@ -100,7 +100,7 @@ def test_a_slow_reader_gets_a_new_full_state(client, settings, kernel, owner, ev
         mirror = Mirror()
         mirror.apply(call.parse(200, next(lines).encode()))
         long = "n" * 20_000
-        for number in range(2 * MOST_WAITING):
+        for number in range(2 * MAX_WAITING_EVENTS):
             client.send(calls.set_jupyter(kernel.kernel_id, f"{number} {long}", None))
         last = client.send(calls.kernel(kernel.kernel_id))
         states = read = 0
@@ -111,8 +111,8 @@ def test_a_slow_reader_gets_a_new_full_state(client, settings, kernel, owner, ev
             assert event.position >= mirror.position
             mirror.apply(event)
     assert states >= 1
-    assert read < 2 * MOST_WAITING
-    assert mirror.kernels[kernel.kernel_id].name.startswith(str(2 * MOST_WAITING - 1))
+    assert read < 2 * MAX_WAITING_EVENTS
+    assert mirror.kernels[kernel.kernel_id].name.startswith(str(2 * MAX_WAITING_EVENTS - 1))
 
 
 def test_who_follows_an_operation_learns_that_the_daemon_was_killed(

@@ -118,7 +118,7 @@ def azure():
 def quick(monkeypatch):
     """Shorten the pauses after a failure."""
     monkeypatch.setattr(polling, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(polling, "MOST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(polling, "MAX_PAUSE_SECONDS", 0.05)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_a_program_that_ends_is_started_again(tmp_path, caplog):
 
 
 def test_a_line_without_an_end_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(administrator, "_MOST_LINE_BYTES", 1000)
+    monkeypatch.setattr(administrator, "_MAX_LINE_BYTES", 1000)
     text = f"""
 import os
 path = {str(tmp_path / "again")!r}

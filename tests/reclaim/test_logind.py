@@ -101,7 +101,7 @@ def bus(tmp_path_factory, monkeypatch):
     eventually((folder / "bus").exists)
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
     monkeypatch.setattr(logind, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(logind, "MOST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(logind, "MAX_PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(logind, "_LOOK_SECONDS", 0.02)
     yield address
     daemon.kill()

@@ -157,7 +157,7 @@ def test_a_busy_service_is_asked_again_and_says_nothing_of_notices(aws, read, ca
 
 def test_pauses_grow_and_a_service_may_ask_for_a_longer_one(monkeypatch):
     monkeypatch.setattr(polling, "FIRST_PAUSE_SECONDS", 1.0)
-    monkeypatch.setattr(polling, "MOST_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(polling, "MAX_PAUSE_SECONDS", 60.0)
     pauses = [[polling._pause(failures, 0.0) for _ in range(100)] for failures in range(12)]
     for failures, some in enumerate(pauses):
         longest = min(60.0, 2.0**failures)
@@ -355,12 +355,12 @@ def test_without_the_machines_name_nothing_is_believed(azure, read):
 
 @pytest.mark.parametrize("approves", [False, True])
 def test_azure_is_told_only_where_that_is_wished(azure, approves):
-    async def settle():
+    async def acknowledge():
         (source,) = azure_source.sources(endpoints.Endpoint(azure.url), approves=approves)
-        await source.settled(Notice("azure:one", NoticeKind.RECLAIM))
-        await source.settled(Notice("requested:two", NoticeKind.REQUESTED))
+        await source.acknowledge(Notice("azure:one", NoticeKind.RECLAIM))
+        await source.acknowledge(Notice("requested:two", NoticeKind.REQUESTED))
 
-    asyncio.run(settle())
+    asyncio.run(acknowledge())
     assert azure.approved == (["one"] if approves else [])
 
 

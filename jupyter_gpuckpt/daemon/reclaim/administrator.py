@@ -18,10 +18,10 @@ from ... import decoding
 from ...host import commands
 from ...reclaim_records import MAX_ID_CHARACTERS, MAX_NOTICES, Notice, NoticeKind, now
 from .endpoints import Endpoint, NoAnswerError
-from .polling import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS, polled
+from .polling import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, polled
 
 _URL_EVERY_SECONDS = 5.0
-_MOST_LINE_BYTES = 1 << 16
+_MAX_LINE_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class UrlNotices:
         service = "the URL for notices that this machine goes"
         return polled(self._look, name=self.name, service=service, every_seconds=every, known=known)
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Do nothing: the URL accepts no answer."""
 
     async def _look(self) -> list[Notice]:
@@ -105,11 +105,11 @@ class CommandNotices:
                 _log.warning(
                     "the program for notices that this machine goes is started again: %s", why
                 )
-            longest = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MOST_PAUSE_SECONDS)
+            longest = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MAX_PAUSE_SECONDS)
             failures += 1
             await asyncio.sleep(longest * self._pace * random.uniform(0.5, 1.0))  # noqa: S311
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Do nothing: the program accepts no answer."""
 
     async def _lines(self) -> AsyncGenerator[bytes]:
@@ -120,7 +120,7 @@ class CommandNotices:
                 program = commands.spawn(shlex.split(self._command), stdout=writing)
             finally:
                 os.close(writing)
-            lines = asyncio.StreamReader(limit=_MOST_LINE_BYTES)
+            lines = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
             protocol = asyncio.StreamReaderProtocol(lines)
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: protocol, output

@@ -109,7 +109,7 @@ class _AwsSource:
             is_quiet=self.name != AwsSpot.name,
         )
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Do nothing: the service accepts no answer."""
 
     async def _look(self) -> list[Notice]:

@@ -71,7 +71,7 @@ class AzureEvents:
             known=known,
         )
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Approve an event if `approves` is set; the machine goes sooner then."""
         if not self._approves or not notice.id.startswith(f"{self.name}:"):
             return

@@ -21,10 +21,10 @@ from ... import decoding
 from ...reclaim_records import now
 
 #: The most bytes of an answer.
-_MOST_BYTES = 1 << 20
+_MAX_BODY_BYTES = 1 << 20
 _CONNECT_SECONDS, _ANSWER_SECONDS = 2.0, 5.0
 #: The longest wait that a service can ask for.
-_MOST_WAIT_SECONDS = 60.0
+_MAX_WAIT_SECONDS = 60.0
 #: Statuses after which a request is repeated with growing pauses.
 _BUSY = frozenset({429, 500, 502, 503, 504})
 
@@ -82,7 +82,7 @@ class Endpoint:
         self.url = url.rstrip("/")
         # This client ignores the environment's proxies, which could not reach a link-local address.
         self._http = SimpleAsyncHTTPClient(
-            force_instance=True, max_body_size=_MOST_BYTES, max_buffer_size=_MOST_BYTES
+            force_instance=True, max_body_size=_MAX_BODY_BYTES, max_buffer_size=_MAX_BODY_BYTES
         )
         self._connections = _Connections(resolver=self._http.resolver)
         self._http.tcp_client = self._connections
@@ -157,7 +157,7 @@ def _ahead_seconds(headers: Mapping[str, str]) -> float:
 
 def _wait_seconds(headers: Mapping[str, str]) -> float:
     text = headers.get("Retry-After", "")
-    return min(float(text), _MOST_WAIT_SECONDS) if text.isdecimal() and text.isascii() else 0.0
+    return min(float(text), _MAX_WAIT_SECONDS) if text.isdecimal() and text.isascii() else 0.0
 
 
 def wall_time(http_date: str) -> float | None:

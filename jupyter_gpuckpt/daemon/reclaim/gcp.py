@@ -18,7 +18,7 @@ _HEADERS = {"Metadata-Flavor": "Google"}
 #: How long the server waits for a change, and how much longer the answer may take.
 _WAIT_SECONDS, _MORE_SECONDS = 60, 15.0
 #: The shortest interval between two requests, in case a server or proxy does not wait for a change.
-_AT_LEAST_SECONDS = 1.0
+_MIN_INTERVAL_SECONDS = 1.0
 #: The time until the machine goes after each announcement. Preemption may be configured to leave two minutes; that is not announced.
 PREEMPTED_SECONDS, MAINTENANCE_SECONDS = 30.0, 60.0
 
@@ -44,12 +44,12 @@ class _GcpValue:
             self._look,
             name=self.name,
             service=_SERVICE,
-            every_seconds=_AT_LEAST_SECONDS * self._pace,
+            every_seconds=_MIN_INTERVAL_SECONDS * self._pace,
             known=known,
             is_quiet=self.name != GcpPreempted.name,
         )
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Do nothing: the server accepts no answer."""
 
     async def _look(self) -> list[Notice]:

@@ -19,7 +19,7 @@ from jeepney.bus_messages import message_bus
 from jeepney.io.blocking import DBusConnection, open_dbus_connection
 
 from ...reclaim_records import Notice, NoticeKind, now
-from .polling import FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS
+from .polling import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 
 _NAME, _PATH, _INTERFACE = (
     "org.freedesktop.login1",
@@ -29,8 +29,8 @@ _NAME, _PATH, _INTERFACE = (
 _LOGIND = DBusAddress(_PATH, _NAME, _INTERFACE)
 _ANSWER_SECONDS = 10.0
 #: The most signals that are queued while the answer to a call is read.
-_MOST_SIGNALS = 16
-_MOST_DELAY_SECONDS = 3600.0
+_MAX_SIGNALS = 16
+_MAX_DELAY_SECONDS = 3600.0
 #: The intervals at which the thread checks for its own end, and for a restart of logind.
 _LOOK_SECONDS, _OWNER_SECONDS = 0.5, 30.0
 
@@ -68,7 +68,7 @@ class Shutdowns:
                 except Exception as error:  # any failure of the bus, of logind or of a message
                     if not failures:
                         _log.info("the system's shutdown is not noticed: %s", error)
-                    longest = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MOST_PAUSE_SECONDS)
+                    longest = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MAX_PAUSE_SECONDS)
                     failures += 1
                     self._ended.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311
                 finally:
@@ -83,7 +83,7 @@ class Shutdowns:
         finally:
             self._ended.set()
 
-    async def settled(self, notice: Notice) -> None:
+    async def acknowledge(self, notice: Notice) -> None:
         """Let the shutdown continue."""
         if notice.id.startswith(f"{self.name}:"):
             self._release()
@@ -101,7 +101,7 @@ class Shutdowns:
                 path=_PATH,
             )
             _call(bus, message_bus.AddMatch(rule))
-            with bus.filter(rule, bufsize=_MOST_SIGNALS) as told:
+            with bus.filter(rule, bufsize=_MAX_SIGNALS) as told:
                 self._inhibit(bus)
                 yield from self._told(bus, told, owner)
 
@@ -145,7 +145,7 @@ class Shutdowns:
 def _delay_seconds(bus: DBusConnection) -> float:
     """Return the longest delay of a shutdown in seconds, at most an hour."""
     ((_, microseconds),) = _call(bus, Properties(_LOGIND).get("InhibitDelayMaxUSec"))
-    return min(float(microseconds) / 1e6, _MOST_DELAY_SECONDS)
+    return min(float(microseconds) / 1e6, _MAX_DELAY_SECONDS)
 
 
 def _call(bus: DBusConnection, message: Any) -> Any:

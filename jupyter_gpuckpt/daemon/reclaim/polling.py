@@ -17,7 +17,7 @@ from .endpoints import NoAnswerError
 #: Deadlines of one notice that differ by less count as equal, because services give their time in whole seconds.
 _SAME_SECONDS = 2.5
 #: The pauses after a failure, which double from the first to the longest.
-FIRST_PAUSE_SECONDS, MOST_PAUSE_SECONDS = 1.0, 60.0
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 1.0, 60.0
 #: The pause before a source that failed by a defect is used again.
 _AFTER_DEFECT_SECONDS = 30.0
 
@@ -36,8 +36,8 @@ class Source(Protocol):
         `known`: the notices that stood when another process last read the source; of these only changes are yielded.
         """
 
-    async def settled(self, notice: Notice) -> None:
-        """React to the fact that every kernel is safe from this notice. Never raises."""
+    async def acknowledge(self, notice: Notice) -> None:
+        """Acknowledge a notice, because every kernel is safe from it. Never raises."""
 
 
 class Standing:
@@ -118,7 +118,7 @@ async def polled(
 
 
 def _pause(failures: int, wait_seconds: float) -> float:
-    longest: float = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MOST_PAUSE_SECONDS)
+    longest: float = min(FIRST_PAUSE_SECONDS * 2 ** min(failures, 20), MAX_PAUSE_SECONDS)
     return max(wait_seconds, longest * random.uniform(0.5, 1.0))  # noqa: S311
 
 

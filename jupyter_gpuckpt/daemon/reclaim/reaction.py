@@ -44,7 +44,7 @@ LEAD_SECONDS, _CAREFUL_BYTES_PER_SECOND = 300.0, 50e6
 #: How long a server may take to begin suspending, and the largest part of the remaining time that this may be.
 GRACE_SECONDS, _GRACE_PART = 3.0, 0.2
 #: How long a kernel that was resumed meanwhile runs before it is suspended again, and how often its suspend is tried.
-_AGAIN_SECONDS, _MOST_TRIES = 10.0, 2
+_AGAIN_SECONDS, _MAX_TRIES = 10.0, 2
 #: A machine that still runs so long after the deadline is considered to stay.
 STAYS_SECONDS = 300.0
 _LOOK_SECONDS = 0.5
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 class Reaction:
     """The standing notices, and the task that acts on them. On the event loop's thread.
 
-    `settled`: called with a notice when every kernel is safe from it.
+    `acknowledge`: called with a notice when every kernel is safe from it.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Reaction:
         measuring: Measuring,
         machine: Machine,
         uploads: Uploads,
-        settled: Callable[[Notice], Awaitable[None]],
+        acknowledge: Callable[[Notice], Awaitable[None]],
     ) -> None:
         self._streams, self._kernels, self._operations = streams, kernels, operations
         self._verbs, self._measuring, self._machine = verbs, measuring, machine
-        self._uploads, self._settled = uploads, settled
+        self._uploads, self._acknowledge = uploads, acknowledge
         self._risks = Risks(kernels, uploads)
         self._standing: dict[str, Notice] = {}
         self._woken = asyncio.Event()
@@ -218,7 +218,7 @@ class Reaction:
                     self._due_since, grace_is_over=now() >= self._grace_until
                 ):
                     await self._suspend(kernels, left)
-                await self._tell_settled(disk_survives=disk_survives)
+                await self._acknowledge_if_safe(disk_survives=disk_survives)
             except GpuCkptError as error:
                 _log.warning("kernels are suspended later: %s", error)
             except Exception:  # the others, and the next round, must go on
@@ -244,7 +244,7 @@ class Reaction:
             record = kernel.record
             if kernel.state in _BEING_DONE or record.ends_at:
                 continue
-            if self._tries[kernel.kernel_id] >= _MOST_TRIES:
+            if self._tries[kernel.kernel_id] >= _MAX_TRIES:
                 continue
             if record.since > began and time.time() < record.since + _AGAIN_SECONDS:
                 continue
@@ -284,14 +284,14 @@ class Reaction:
             elif outcome.error is not None:
                 self._risks.say_not_suspended(outcome.kernel_id, outcome.error.message)
 
-    async def _tell_settled(self, *, disk_survives: bool) -> None:
+    async def _acknowledge_if_safe(self, *, disk_survives: bool) -> None:
         is_lost = not disk_survives and not self._uploads.is_anywhere
         if self._risks.unsafe(disk_survives=disk_survives) or (is_lost and any(self._kernels)):
             return
         for notice in self.standing():
             if notice.is_due and notice.id not in self._told:
                 self._told.add(notice.id)
-                await self._settled(notice)
+                await self._acknowledge(notice)
 
     async def _resume_scripts(self) -> None:
         """Resume the kernels of scripts, because the scripts would wait for ever."""

@@ -29,7 +29,7 @@ from .polling import Source, Standing, merged
 BEAT_SECONDS, STALE_SECONDS = 5.0, 20.0
 #: The interval at which the others read the boards.
 LOOK_SECONDS = 1.0
-_MOST_BYTES, _MOST_BOARDS = 1 << 17, 100
+_MAX_BOARD_BYTES, _MAX_BOARDS = 1 << 17, 100
 _FOR_ALL = Path("/run/gpuckpt")
 
 _log = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class SharedSource:
                     os.close(lock)
             seen_at = now()
 
-    async def settled(self, notice: Notice) -> None:
-        """Tell the source of a notice that every kernel is safe from it."""
+    async def acknowledge(self, notice: Notice) -> None:
+        """Acknowledge a notice to its source: every kernel is safe from it."""
         for source in self._sources:
             if notice.id.startswith(f"{source.name}:"):
-                await source.settled(notice)
+                await source.acknowledge(notice)
 
     async def _read_sources(self, *, writes: bool) -> AsyncGenerator[Notice]:
         """Yield the sources' notices, for ever with the lock (`writes`), else until another daemon reads the sources again."""
@@ -175,7 +175,7 @@ class SharedSource:
 
     def _board(self) -> Board | None:
         """Return the newest board that can be trusted; None if there is none."""
-        paths = sorted(self._directory.glob(f"{self._name}.*.json"))[:_MOST_BOARDS]
+        paths = sorted(self._directory.glob(f"{self._name}.*.json"))[:_MAX_BOARDS]
         boards = [board for path in paths if (board := self._read(path)) is not None]
         return max(boards, key=lambda board: board.beat, default=None)
 
@@ -191,7 +191,7 @@ class SharedSource:
                     return None
                 if status.st_uid not in {0, os.getuid()} and self._directory.stat().st_uid != 0:
                     return None
-                content = file.read(_MOST_BYTES + 1)
+                content = file.read(_MAX_BOARD_BYTES + 1)
             board = decoding.from_json(content, Board)
         except (OSError, msgspec.DecodeError) as error:
             _log.debug("%s: %s", path, error)

@@ -73,10 +73,10 @@ class Watch:
         for endpoint in self._endpoints:
             endpoint.close()
 
-    async def settled(self, notice: Notice) -> None:
-        """Tell the source of a notice that every kernel is safe from it."""
+    async def acknowledge(self, notice: Notice) -> None:
+        """Acknowledge a notice to its source: every kernel is safe from it."""
         for source in self._sources:
-            await source.settled(notice)
+            await source.acknowledge(notice)
 
     async def _run(self, take: Callable[[Notice], None]) -> None:
         async with aclosing(merged(self._sources)) as found:
