@@ -57,7 +57,7 @@ def _run(settings_json: str | None, ready: Callable[[], None]) -> int:
     os.umask(0o077)
     core_files.forbid()
     try:
-        return _run_here(_settings(settings_json), ready)
+        return _serve(_settings(settings_json), ready)
     except GpuCkptError as error:
         if _log.hasHandlers():
             _log.error("%s %s", error.message, error.hint)
@@ -102,7 +102,7 @@ def _open_to_all(directory: Path) -> Path | None:
     return None
 
 
-def _run_here(settings: Settings, ready: Callable[[], None]) -> int:
+def _serve(settings: Settings, ready: Callable[[], None]) -> int:
     place = here(settings.data)
     path = socket_path(place, runtime_dir(settings.data))
     if not lifetime.hold_alone(Path(f"{path}.lock")):

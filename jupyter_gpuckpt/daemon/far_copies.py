@@ -51,7 +51,7 @@ def require_whole(data_dir: Path, opened: Opened, store: LocalStore, info: Snaps
 
 
 @contextmanager
-def here(
+def local_chunks(
     data_dir: Path, store: LocalStore, info: SnapshotInfo, progress: Progress
 ) -> Iterator[None]:
     """Ensure that the local store has a snapshot's chunks inside the block; fetch a stub's. After an error it is a stub again."""

@@ -260,19 +260,19 @@ class FarSessions:
         return remote_keys.opened(self._data_dir, remote, retries)
 
     def _listing(self, opened: Opened) -> FarListing:
-        here = self._here()
+        local_snapshots = self._local_snapshots()
         sessions, unreadable = [], []
         for one in _read(opened):
             if isinstance(one, FarSession):
                 if one.erased and not one.snapshots:
                     continue
-                sessions.append(far_views.listed(one, here))
+                sessions.append(far_views.listed(one, local_snapshots))
             else:
                 unreadable.append(one.message)
         sessions.sort(key=far_views.rank)
         return FarListing(opened.remote.name, sessions, unreadable)
 
-    def _here(self) -> dict[str, bool]:
+    def _local_snapshots(self) -> dict[str, bool]:
         """Return the ids of the local store's snapshots, also of deleted ones that can be undeleted; True: it is a stub."""
         deleted = [one.info for one in self._machine.deleted_snapshots()]
         found, stubs = self._machine.snapshots(None), self._machine.store.stubs.all()
@@ -284,10 +284,10 @@ class FarSessions:
         places = self._machine.store.find(manifests.references(manifest))
         here_bytes = int(places.rows["stored_length"].sum())
         arrival = self._machine.check_arrival(manifest)
-        here = self._here()
+        local_snapshots = self._local_snapshots()
         estimate = FetchEstimate(
-            far_views.listed(session, here),
-            far_views.listed_snapshot(snapshot, here),
+            far_views.listed(session, local_snapshots),
+            far_views.listed_snapshot(snapshot, local_snapshots),
             max(0, manifest.info.sizes.stored_bytes - here_bytes),
             here_bytes,
             arrival.obstacles,

@@ -32,8 +32,8 @@ def state(remote: Remote) -> RemoteState:
     return RemoteState(remote.name, remote.url, found.tried_at, verdict.refusals, verdict.warnings)
 
 
-def listed(session: FarSession, here: dict[str, bool]) -> ListedSession:
-    """Return a far session for display. `here`: the snapshots of the local store; True: as a stub."""
+def listed(session: FarSession, local_snapshots: dict[str, bool]) -> ListedSession:
+    """Return a far session for display. `local_snapshots`: the snapshots of the local store; True: as a stub."""
     facts, lease = session.facts, session.lease
     return ListedSession(
         facts.session_id,
@@ -42,14 +42,14 @@ def listed(session: FarSession, here: dict[str, bool]) -> ListedSession:
         facts.server_name,
         facts.path,
         facts.title,
-        [listed_snapshot(one, here) for one in session.listed],
+        [listed_snapshot(one, local_snapshots) for one in session.listed],
         lease.host_name or lease.daemon_id if lease else "",
         lease.since if lease else 0.0,
     )
 
 
-def listed_snapshot(one: FarSnapshot, here: dict[str, bool]) -> ListedSnapshot:
-    """Return a snapshot of a far session for display. `here`: as in `listed`."""
+def listed_snapshot(one: FarSnapshot, local_snapshots: dict[str, bool]) -> ListedSnapshot:
+    """Return a snapshot of a far session for display. `local_snapshots`: as in `listed`."""
     return ListedSnapshot(
         one.snapshot_id,
         one.kernel_id,
@@ -57,8 +57,8 @@ def listed_snapshot(one: FarSnapshot, here: dict[str, bool]) -> ListedSnapshot:
         one.title,
         one.raw_bytes,
         one.stored_bytes,
-        one.snapshot_id in here,
-        here.get(one.snapshot_id, False),
+        one.snapshot_id in local_snapshots,
+        local_snapshots.get(one.snapshot_id, False),
     )
 
 

@@ -252,7 +252,7 @@ class Machine:
     ) -> Resumed:
         """Resume a kernel; fetch its snapshot first if necessary. Raises ThawFailed, or the class that names the cause."""
         with (
-            far_copies.here(self._settings.data, self.store, manifest.info, progress),
+            far_copies.local_chunks(self._settings.data, self.store, manifest.info, progress),
             self.resume_times.measured(manifest, progress),
         ):
             resumed = resume.resume(

@@ -123,14 +123,16 @@ class NearCopy:
     def _keep(self, snapshots: list[_Candidate], needed: set[str]) -> bool:
         store = self._machine.store
         stubs, uses = store.stubs.all(), store.stubs.last_uses()
-        here = {one.info.snapshot_id: one for one in snapshots if one.info.snapshot_id not in stubs}
+        whole = {
+            one.info.snapshot_id: one for one in snapshots if one.info.snapshot_id not in stubs
+        }
         # Snapshots that suspended kernels need become stubs last.
         order = sorted(
-            here.values(),
+            whole.values(),
             key=lambda one: (one.info.snapshot_id in needed, uses.get(one.info.snapshot_id, 0.0)),
             reverse=True,
         )
-        held = {name for name, one in here.items() if one.info.pinned or not one.remotes}
+        held = {name for name, one in whole.items() if one.info.pinned or not one.remotes}
         infos = [one.info for one in order]
         over = retention.over_budget(infos, held, self._near_bytes, store.weights())
         gone = self._evict([one for one in reversed(order) if one.info.snapshot_id in over])

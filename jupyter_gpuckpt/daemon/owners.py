@@ -225,8 +225,8 @@ def belongs(record: KernelRecord, claimant: Owner) -> bool:
     paths = [path for session in _sessions(record) if (path := str(session.get("path") or ""))]
     if not paths:
         return os.path.normpath(former.root_dir) == os.path.normpath(claimant.root_dir)
-    here = Path(os.path.normpath(claimant.root_dir))
-    return any(Path(os.path.normpath(Path(root, path))).is_relative_to(here) for path in paths)
+    new_root = Path(os.path.normpath(claimant.root_dir))
+    return any(Path(os.path.normpath(Path(root, path))).is_relative_to(new_root) for path in paths)
 
 
 def _sessions(record: KernelRecord) -> list[dict[str, Any]]:

@@ -234,9 +234,9 @@ def _holder_id(remote: Remote) -> str:
 
 
 def _views(ring: Keyring, remote: Remote) -> list[HolderView]:
-    here = _holder_id(remote)
+    own_id = _holder_id(remote)
     return [
-        HolderView(one.holder_id, one.kind, one.name, one.added, one.holder_id == here)
+        HolderView(one.holder_id, one.kind, one.name, one.added, one.holder_id == own_id)
         for one in ring.holders
     ]
 

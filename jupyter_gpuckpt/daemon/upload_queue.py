@@ -53,7 +53,7 @@ class Uploaded(msgspec.Struct, frozen=True):
     def and_now(
         self,
         snapshot_id: str,
-        here: Iterable[str],
+        local_snapshots: Iterable[str],
         last_at: float | None = None,
         traffic: Traffic = _NO_TRAFFIC,
     ) -> Uploaded:
@@ -62,7 +62,7 @@ class Uploaded(msgspec.Struct, frozen=True):
         `traffic`: what its upload took.
         """
         now = time.time()
-        kept = {one: self.snapshots[one] for one in here if one in self.snapshots}
+        kept = {one: self.snapshots[one] for one in local_snapshots if one in self.snapshots}
         last_at = now if last_at is None else last_at
         return Uploaded(kept | {snapshot_id: now}, last_at, self.traffic.and_then(traffic))
 
@@ -86,7 +86,7 @@ def write_uploaded(path: Path, uploaded: Uploaded) -> None:
 
 
 class RemoteQueue:
-    """The queue of uploads to one remote. The parameter `here` of its methods: all snapshots of the store, newest first.
+    """The queue of uploads to one remote. The parameter `local_snapshots` of its methods: all snapshots of the store, newest first.
 
     `stubs`: snapshots that are never uploaded, because only a remote has their chunks; the caller updates it.
     """
@@ -136,17 +136,17 @@ class RemoteQueue:
         self.uploaded = msgspec.structs.replace(self.uploaded, snapshots=left)
         self._forget_trouble()
 
-    def forget_others(self, here: Mapping[str, SnapshotInfo]) -> None:
+    def forget_others(self, local_snapshots: Mapping[str, SnapshotInfo]) -> None:
         """Drop snapshots that are no longer in the store."""
-        self.asked = [one for one in self.asked if one in here]
-        self._failed = {one: error for one, error in self._failed.items() if one in here}
+        self.asked = [one for one in self.asked if one in local_snapshots]
+        self._failed = {one: error for one, error in self._failed.items() if one in local_snapshots}
 
     def succeeded(
-        self, snapshot_id: str, here: Iterable[str], traffic: Traffic = _NO_TRAFFIC
+        self, snapshot_id: str, local_snapshots: Iterable[str], traffic: Traffic = _NO_TRAFFIC
     ) -> None:
         """Record that a snapshot is on the remote, and what its upload took."""
         self._drop(snapshot_id)
-        self.uploaded = self.uploaded.and_now(snapshot_id, here, traffic=traffic)
+        self.uploaded = self.uploaded.and_now(snapshot_id, local_snapshots, traffic=traffic)
         self._forget_trouble()
 
     def take_left(self, snapshot_ids: Iterable[str]) -> None:
@@ -190,15 +190,17 @@ class RemoteQueue:
         # Jitter keeps daemons from retrying at the same moment.
         self._not_before = now + longest * (0.5 + random.random() / 2)  # noqa: S311 - no secret
 
-    def waiting(self, here: Mapping[str, SnapshotInfo]) -> Iterator[str]:
+    def waiting(self, local_snapshots: Mapping[str, SnapshotInfo]) -> Iterator[str]:
         """Yield the snapshots to be uploaded, in order."""
         is_automatic = self.remote.automatic and not self.remote.paused
-        waiting = chain(self.asked, self._others(here) if is_automatic else ())
-        yield from self._by_need(waiting, here) if self.hurries else waiting
+        waiting = chain(self.asked, self._others(local_snapshots) if is_automatic else ())
+        yield from self._by_need(waiting, local_snapshots) if self.hurries else waiting
 
-    def _by_need(self, waiting: Iterable[str], here: Mapping[str, SnapshotInfo]) -> list[str]:
-        newest = {info.kernel_id: one for one, info in reversed(list(here.items()))}
-        known = [(here[one], one) for one in waiting if one in here]
+    def _by_need(
+        self, waiting: Iterable[str], local_snapshots: Mapping[str, SnapshotInfo]
+    ) -> list[str]:
+        newest = {info.kernel_id: one for one, info in reversed(list(local_snapshots.items()))}
+        known = [(local_snapshots[one], one) for one in waiting if one in local_snapshots]
         return [
             one
             for info, one in sorted(
@@ -207,12 +209,12 @@ class RemoteQueue:
             )
         ]
 
-    def _others(self, here: Mapping[str, SnapshotInfo]) -> Iterator[str]:
+    def _others(self, local_snapshots: Mapping[str, SnapshotInfo]) -> Iterator[str]:
         done = (self.uploaded.snapshots, self._failed, self.asked, self._stubs)
         erased = self.remote.erased
         return (
             one
-            for one, info in here.items()
+            for one, info in local_snapshots.items()
             if info.kernel_id not in erased and not any(one in where for where in done)
         )
 
@@ -221,27 +223,27 @@ class RemoteQueue:
         since = self.uploaded.snapshots.get(info.snapshot_id, 0.0)
         return since > self.remote.erased.get(info.kernel_id, 0.0)
 
-    def next(self, here: Mapping[str, SnapshotInfo]) -> str:
+    def next(self, local_snapshots: Mapping[str, SnapshotInfo]) -> str:
         """Return the snapshot to be given up or uploaded now; empty if there is none."""
         if self._is_refused or time.monotonic() < self._not_before:
             return ""
-        return self._first(here)
+        return self._first(local_snapshots)
 
-    def seconds_left(self, here: Mapping[str, SnapshotInfo]) -> float | None:
+    def seconds_left(self, local_snapshots: Mapping[str, SnapshotInfo]) -> float | None:
         """Return the seconds until the next attempt; None if none is scheduled."""
-        if self._is_refused or not self._first(here):
+        if self._is_refused or not self._first(local_snapshots):
             return None
         return max(0.0, self._not_before - time.monotonic())
 
-    def _first(self, here: Mapping[str, SnapshotInfo]) -> str:
+    def _first(self, local_snapshots: Mapping[str, SnapshotInfo]) -> str:
         left = [] if self.remote.paused or self.hurries else self._left
-        waiting = chain(left, self.waiting(here))
+        waiting = chain(left, self.waiting(local_snapshots))
         first = next(waiting, "")
         return next(waiting, first) if first == self._stuck else first
 
-    def is_worth_waiting(self, here: Mapping[str, SnapshotInfo]) -> bool:
+    def is_worth_waiting(self, local_snapshots: Mapping[str, SnapshotInfo]) -> bool:
         """Return whether an upload may start soon."""
-        if self.seconds_left(here) is None:
+        if self.seconds_left(local_snapshots) is None:
             return False
         since = time.monotonic() - self._in_trouble_since
         return self._trouble is None or since < PATIENCE_SECONDS
@@ -262,18 +264,23 @@ class RemoteQueue:
         return None
 
     def view(
-        self, here: Mapping[str, SnapshotInfo], uploading: str, trouble: ErrorRecord | None
+        self,
+        local_snapshots: Mapping[str, SnapshotInfo],
+        uploading: str,
+        trouble: ErrorRecord | None,
     ) -> RemoteUploads:
         """Return the state of uploads to the remote. `uploading`: the running one; `trouble`: the remote's current error."""
-        waits = [*self.asked, *(self._others(here) if self.remote.automatic else ())]
-        left = self.seconds_left(here)
+        waits = [*self.asked, *(self._others(local_snapshots) if self.remote.automatic else ())]
+        left = self.seconds_left(local_snapshots)
         return RemoteUploads(
             remote=self.remote.name,
             automatic=self.remote.automatic,
             paused=self.remote.paused,
-            uploaded=sum(map(self._is_uploaded, here.values())),
+            uploaded=sum(map(self._is_uploaded, local_snapshots.values())),
             waiting=len(waits),
-            waiting_bytes=sum(here[one].sizes.stored_bytes for one in waits if one in here),
+            waiting_bytes=sum(
+                local_snapshots[one].sizes.stored_bytes for one in waits if one in local_snapshots
+            ),
             uploading=uploading,
             failed=[FailedUpload(one, error) for one, error in self._failed.items()],
             last_uploaded_at=self.uploaded.last_at or None,

@@ -26,9 +26,9 @@ from ..snapshot_records import (
 from ..store import manifests
 from ..store.far.remotes import Remotes
 from .leases_at_remote import OnLost
+from .local_snapshots import LocalSnapshots
 from .machine import Machine
-from .snapshots_here import SnapshotsHere
-from .upload_line import UploadLine, record_path
+from .remote_uploader import RemoteUploader, record_path
 from .upload_queue import RemoteQueue, Uploaded, read_uploaded
 
 _log = logging.getLogger(__name__)
@@ -54,22 +54,22 @@ class Uploads:
         self._remotes = Remotes(data_dir)
         #: The identity of the remotes' file when it was read last.
         self._known: object = None
-        self._lines: dict[str, UploadLine] = {}
-        #: Tasks that close the lines of changed or removed remotes.
+        self._uploaders: dict[str, RemoteUploader] = {}
+        #: Tasks that close the uploaders of changed or removed remotes.
         self._closing: set[asyncio.Task[None]] = set()
-        self._here = SnapshotsHere(machine)
+        self._snapshots = LocalSnapshots(machine)
         self._one_at_a_time = asyncio.Lock()
         self._is_started = self._hurries = False
 
     @property
     def any_pending(self) -> bool:
         """Return whether an upload runs, or may start soon."""
-        return any(line.any_pending for line in self._lines.values())
+        return any(uploader.any_pending for uploader in self._uploaders.values())
 
     @property
     def is_anywhere(self) -> bool:
         """Return whether there is a remote to which snapshots are uploaded automatically."""
-        remotes = [line.remote for line in self._lines.values()]
+        remotes = [uploader.remote for uploader in self._uploaders.values()]
         return any(remote.automatic and not remote.paused for remote in remotes)
 
     def hurry(self, *, on: bool) -> None:
@@ -77,19 +77,21 @@ class Uploads:
         if on == self._hurries:
             return
         self._hurries = on
-        for line in self._lines.values():
-            line.hurry(on=on)
+        for uploader in self._uploaders.values():
+            uploader.hurry(on=on)
 
     async def start(self) -> None:
         """Start with the uploads that earlier daemons left."""
         await self.look()
         self._is_started = True
-        for line in self._lines.values():
-            line.start()
+        for uploader in self._uploaders.values():
+            uploader.start()
 
     async def close(self) -> None:
         """Stop the uploads; the next daemon continues."""
-        await asyncio.gather(*(line.close() for line in self._lines.values()), *self._closing)
+        await asyncio.gather(
+            *(uploader.close() for uploader in self._uploaders.values()), *self._closing
+        )
 
     async def look(self) -> None:
         """Apply added, changed and removed remotes. Never raises, so that the caller's loop continues."""
@@ -120,128 +122,134 @@ class Uploads:
     def on_snapshot(self, change: SnapshotChange) -> None:
         """Handle a snapshot that was added, removed or made a stub."""
         if change.change is SnapshotChangeKind.REMOVED:
-            for line in self._lines.values():
-                line.stop(change.snapshot_id)
-        self._here.is_stale = True
+            for uploader in self._uploaders.values():
+                uploader.stop(change.snapshot_id)
+        self._snapshots.is_stale = True
         self._wake()
 
     def of(self, info: SnapshotInfo) -> list[Upload]:
         """Return the states of a snapshot's uploads."""
-        found = [line.upload_of(info) for line in self._lines.values()]
+        found = [uploader.upload_of(info) for uploader in self._uploaders.values()]
         return [one for one in found if one is not None]
 
     def has(self, snapshot_id: str) -> bool:
         """Return whether a remote has a snapshot."""
-        info = self._here.found.get(snapshot_id)
+        info = self._snapshots.found.get(snapshot_id)
         return info is not None and any(
             upload.state is UploadState.UPLOADED for upload in self.of(info)
         )
 
     def newest_uploaded(self, kernel_id: str) -> SnapshotInfo | None:
         """Return the newest snapshot of a kernel that a remote has; None if there is none."""
-        found = self._here.found.values()
+        found = self._snapshots.found.values()
         return next(
             (i for i in found if i.kernel_id == kernel_id and self.has(i.snapshot_id)), None
         )
 
     def progress_of(self, snapshot_id: str) -> Upload | None:
         """Return the most advanced of a snapshot's uploads; None if the snapshot is in no list."""
-        info = self._here.found.get(snapshot_id)
+        info = self._snapshots.found.get(snapshot_id)
         return max(self.of(info) if info else [], key=lambda one: one.done_bytes, default=None)
 
     async def by_remote(self) -> dict[str, dict[str, tuple[SnapshotInfo, bool]]]:
         """Return the snapshots that remotes have or will get, by remote name and snapshot id; True: the remote has it."""
         await self.look()
-        if self._lines:
-            await self._here.refresh()
-        found: dict[str, dict[str, tuple[SnapshotInfo, bool]]] = {one: {} for one in self._lines}
-        for snapshot_id, info in self._here.found.items():
-            for name, line in self._lines.items():
-                if upload := line.upload_of(info):
+        if self._uploaders:
+            await self._snapshots.refresh()
+        found: dict[str, dict[str, tuple[SnapshotInfo, bool]]] = {
+            one: {} for one in self._uploaders
+        }
+        for snapshot_id, info in self._snapshots.found.items():
+            for name, uploader in self._uploaders.items():
+                if upload := uploader.upload_of(info):
                     found[name][snapshot_id] = (info, upload.state is UploadState.UPLOADED)
         return found
 
     async def views(self) -> list[RemoteUploads]:
         """Return the state of uploads to every remote; no request goes to a remote."""
         await self.look()
-        if self._lines:
-            await self._here.refresh()
-        return [line.view() for line in self._lines.values()]
+        if self._uploaders:
+            await self._snapshots.refresh()
+        return [uploader.view() for uploader in self._uploaders.values()]
 
     async def ask(self, request: UploadRequest) -> None:
         """Upload snapshots before all others. Raises RemoteNotFound, SnapshotNotFound, SnapshotFar."""
         await self.look()
-        line = await self._line(request.remote)
-        self._here.is_stale = True
-        await self._here.refresh()
+        uploader = await self._uploader(request.remote)
+        self._snapshots.is_stale = True
+        await self._snapshots.refresh()
         for snapshot_id in request.snapshot_ids:
-            if snapshot_id not in self._here.found:
+            if snapshot_id not in self._snapshots.found:
                 raise manifests.not_found(snapshot_id)
             await asyncio.to_thread(self._machine.store.stubs.require_here, snapshot_id)
-        # The line is looked up again, because the remote may have been changed meanwhile.
-        line = await self._line(request.remote)
-        line.queue.ask(request.snapshot_ids)
+        # The uploader is looked up again, because the remote may have been changed meanwhile.
+        uploader = await self._uploader(request.remote)
+        uploader.queue.ask(request.snapshot_ids)
         for snapshot_id in request.snapshot_ids:
             self._tell(snapshot_id)
-        line.wake()
+        uploader.wake()
 
     async def note_there(self, name: str, snapshot_id: str) -> None:
         """Record that a snapshot was fetched from a remote, so that the remote need not be asked for it. Raises StoreError."""
         await self.look()
-        self._here.is_stale = True
-        if self._lines:
-            await self._here.refresh()
-        if line := self._lines.get(name):
-            line.note_there(snapshot_id)
+        self._snapshots.is_stale = True
+        if self._uploaders:
+            await self._snapshots.refresh()
+        if uploader := self._uploaders.get(name):
+            uploader.note_there(snapshot_id)
 
-    async def _line(self, name: str) -> UploadLine:
+    async def _uploader(self, name: str) -> RemoteUploader:
         """Return the uploads to a remote. Raises RemoteNotFound."""
-        if line := self._lines.get(name):
-            return line
+        if uploader := self._uploaders.get(name):
+            return uploader
         await asyncio.to_thread(self._remotes.get, name)
         raise StoreUnavailable(f"Remote {name} was added just now.", hint="Try again.")
 
     def _take(self, found: list[Remote], uploaded: dict[str, Uploaded]) -> None:
-        before, self._lines = self._lines, {}
+        before, self._uploaders = self._uploaders, {}
         for remote in found:
-            line = before.pop(remote.name, None)
-            if line is None:
-                line = self._new_line(RemoteQueue(remote, uploaded[remote.name], self._here.stubs))
-            elif line.remote != remote:
-                self._close(line)
-                line = self._new_line(line.queue.taken_over(remote, uploaded[remote.name]))
-            self._lines[remote.name] = line
-        for line in before.values():
-            self._close(line)
-        self._here.is_stale = True
+            uploader = before.pop(remote.name, None)
+            if uploader is None:
+                uploader = self._new_uploader(
+                    RemoteQueue(remote, uploaded[remote.name], self._snapshots.stubs)
+                )
+            elif uploader.remote != remote:
+                self._close(uploader)
+                uploader = self._new_uploader(
+                    uploader.queue.taken_over(remote, uploaded[remote.name])
+                )
+            self._uploaders[remote.name] = uploader
+        for uploader in before.values():
+            self._close(uploader)
+        self._snapshots.is_stale = True
         self._wake()
 
-    def _new_line(self, queue: RemoteQueue) -> UploadLine:
-        line = UploadLine(
+    def _new_uploader(self, queue: RemoteQueue) -> RemoteUploader:
+        uploader = RemoteUploader(
             queue,
             self._machine,
             self._data_dir,
-            self._here,
+            self._snapshots,
             self._is_busy,
             self._tell,
             self._on_lost,
         )
-        line.hurry(on=self._hurries)
+        uploader.hurry(on=self._hurries)
         if self._is_started:
-            line.start()
-        return line
+            uploader.start()
+        return uploader
 
-    def _close(self, line: UploadLine) -> None:
-        task = asyncio.get_running_loop().create_task(line.close())
+    def _close(self, uploader: RemoteUploader) -> None:
+        task = asyncio.get_running_loop().create_task(uploader.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
     def _wake(self) -> None:
-        for line in self._lines.values():
-            line.wake()
+        for uploader in self._uploaders.values():
+            uploader.wake()
 
     def _tell(self, snapshot_id: str) -> None:
-        info = self._here.found.get(snapshot_id)
+        info = self._snapshots.found.get(snapshot_id)
         kernel_id = info.kernel_id if info else ""
         self._tell_others(SnapshotChange(snapshot_id, kernel_id, SnapshotChangeKind.CHANGED))
 

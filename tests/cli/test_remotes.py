@@ -15,7 +15,7 @@ from jupyter_gpuckpt import file_locks
 from jupyter_gpuckpt.cli import app, remotes
 from jupyter_gpuckpt.cli import remote_keys as remote_commands
 from jupyter_gpuckpt.daemon import remote_keys
-from jupyter_gpuckpt.daemon.upload_line import record_path
+from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.upload_queue import Uploaded, read_uploaded, write_uploaded
 from jupyter_gpuckpt.errors import KeyUnavailable
 from jupyter_gpuckpt.store.far import journal, keyring

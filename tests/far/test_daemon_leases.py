@@ -14,7 +14,7 @@ from jupyter_gpuckpt.daemon.lease_file import LeaseFile
 from jupyter_gpuckpt.daemon.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.leases import DaemonLeases
 from jupyter_gpuckpt.daemon.records import KernelRecord
-from jupyter_gpuckpt.daemon.upload_line import record_path
+from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded
 from jupyter_gpuckpt.errors import SessionHeld
 from jupyter_gpuckpt.model import LaunchSpec
@@ -56,7 +56,7 @@ class There(Here):
 
     def save(self, snapshot_id, created=5.0, kernel_id="k1"):
         saved(self.store, snapshot_id, *CONTENT[:3], kernel_id=kernel_id, created=created)
-        self.uploads._here.is_stale = True
+        self.uploads._snapshots.is_stale = True
         self.uploads._wake()
 
     def run(self, snapshot_id="", kernel_id="k1"):
@@ -76,7 +76,7 @@ class There(Here):
 
     async def until_uploaded(self, *snapshot_ids):
         def done():
-            found = self.uploads._here.found
+            found = self.uploads._snapshots.found
             return all(
                 one in found
                 and [up.state for up in self.uploads.of(found[one])] == [UploadState.UPLOADED]

@@ -23,8 +23,8 @@ from jupyter_gpuckpt.daemon.lost_leases import LostLeases
 from jupyter_gpuckpt.daemon.machine import Machine
 from jupyter_gpuckpt.daemon.operations import Operations
 from jupyter_gpuckpt.daemon.records import Records
+from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.streams import Streams
-from jupyter_gpuckpt.daemon.upload_line import record_path
 from jupyter_gpuckpt.daemon.upload_queue import Uploaded, write_uploaded
 from jupyter_gpuckpt.daemon.uploads import Uploads
 from jupyter_gpuckpt.daemon_settings import Settings

@@ -86,7 +86,7 @@ class Near(Here):
     def bring_back(self, snapshot_id, progress=None):
         """Fetch a snapshot as a resume does."""
         [info] = [one for one in self.store.snapshots() if one.snapshot_id == snapshot_id]
-        with far_copies.here(self.data_dir, self.store, info, progress or Progress()):
+        with far_copies.local_chunks(self.data_dir, self.store, info, progress or Progress()):
             self.store.verify(snapshot_id)
 
 

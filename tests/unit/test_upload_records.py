@@ -133,7 +133,7 @@ def test_what_passes_by_itself_is_tried_again_later_and_later(queue, kind):
 
 
 def test_a_snapshot_that_alone_meets_trouble_lets_the_others_go_first(queue, monkeypatch):
-    monkeypatch.setattr(upload_queue, "_FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(upload_queue, "_FIRST_PAUSE_SECONDS", 0.0)
     queue.failed("a", StoreUnavailable("Its session cannot be written."))
     assert queue.next(HERE) == "b"
     queue.failed("b", StoreUnavailable("The remote is down."))

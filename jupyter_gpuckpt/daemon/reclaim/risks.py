@@ -30,7 +30,7 @@ class Risks:
         found = []
         for kernel in self._kernels:
             runs = kernel.state not in _WITHOUT_PROCESS
-            waits = not disk_survives and self._uploads.is_anywhere and self._is_only_here(kernel)
+            waits = not disk_survives and self._uploads.is_anywhere and self._is_only_local(kernel)
             if not kernel.record.ends_at and (runs or waits):
                 newest = self._uploads.newest_uploaded(kernel.kernel_id)
                 at = newest.created if newest else None
@@ -47,7 +47,7 @@ class Risks:
             )
             return
         for kernel in self._kernels:
-            if kernel.state not in _WITHOUT_PROCESS or self._is_only_here(kernel):
+            if kernel.state not in _WITHOUT_PROCESS or self._is_only_local(kernel):
                 _log.info("kernel %s: %s", self._named(kernel), self._far_age(kernel.kernel_id))
 
     def foresee(self, seconds_left: float) -> None:
@@ -94,7 +94,7 @@ class Risks:
                     self._far_age(one.kernel_id),
                 )
 
-    def _is_only_here(self, kernel: ManagedKernel) -> bool:
+    def _is_only_local(self, kernel: ManagedKernel) -> bool:
         has_snapshot = kernel.state is KernelState.SUSPENDED and bool(kernel.record.snapshot_id)
         return has_snapshot and not self._uploads.has(kernel.record.snapshot_id)
 

@@ -20,9 +20,9 @@ from ..store.far import journal
 from . import remote_keys
 from .far_facts import facts_of
 from .leases_at_remote import OnLost
+from .local_snapshots import LocalSnapshots
 from .machine import Machine
 from .sending import Sending
-from .snapshots_here import SnapshotsHere
 from .upload_queue import RemoteQueue, read_uploaded, write_uploaded
 
 #: The interval at which an upload checks for work for which a user waits, and for which it pauses.
@@ -53,8 +53,8 @@ class _Current:
         self.trouble = error
 
 
-class UploadLine:
-    """The uploads to one remote in its current configuration; a changed remote gets a new line. On the event loop's thread.
+class RemoteUploader:
+    """The uploader to one remote in its current configuration; a changed remote gets a new one. On the event loop's thread.
 
     `is_busy`: whether work runs for which a user waits. `tell`: called with the id of a snapshot whose upload changed. `on_lost`: called
     in a thread when another machine has taken over the far session of an upload.
@@ -65,12 +65,13 @@ class UploadLine:
         queue: RemoteQueue,
         machine: Machine,
         data_dir: Path,
-        here: SnapshotsHere,
+        snapshots: LocalSnapshots,
         is_busy: Callable[[], bool],
         tell: Callable[[str], None],
         on_lost: OnLost,
     ) -> None:
-        self.queue, self._machine, self._data_dir, self._here = queue, machine, data_dir, here
+        self.queue, self._snapshots = queue, snapshots
+        self._machine, self._data_dir = machine, data_dir
         self._is_busy, self._tell, self._on_lost = is_busy, tell, on_lost
         self._current: _Current | None = None
         self._woken = asyncio.Event()
@@ -89,14 +90,14 @@ class UploadLine:
     @property
     def any_pending(self) -> bool:
         """Return whether an upload runs, or may start soon."""
-        return self._current is not None or self.queue.is_worth_waiting(self._here.found)
+        return self._current is not None or self.queue.is_worth_waiting(self._snapshots.found)
 
     def start(self) -> None:
         """Start with the uploads that earlier daemons left."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def close(self) -> None:
-        """Stop; another line, or the next daemon, continues."""
+        """Stop; another uploader, or the next daemon, continues."""
         if self._task is not None:
             self._task.cancel()
             if self._current is not None:
@@ -125,9 +126,9 @@ class UploadLine:
 
     def view(self) -> RemoteUploads:
         """Return the state of uploads to the remote."""
-        current, here = self._current, self._here.found
-        uploading = current.snapshot_id if current and current.snapshot_id in here else ""
-        return self.queue.view(here, uploading, current.trouble if current else None)
+        current, found = self._current, self._snapshots.found
+        uploading = current.snapshot_id if current and current.snapshot_id in found else ""
+        return self.queue.view(found, uploading, current.trouble if current else None)
 
     def upload_of(self, info: SnapshotInfo) -> Upload | None:
         """Return the state of a snapshot's upload to the remote; None if it will not be uploaded there."""
@@ -144,7 +145,7 @@ class UploadLine:
         """
         uploaded = self.queue.uploaded
         self.queue.uploaded = uploaded.and_now(
-            snapshot_id, self._here.found, last_at=uploaded.last_at
+            snapshot_id, self._snapshots.found, last_at=uploaded.last_at
         )
         note = self._note_on_record(snapshot_id, uploaded.last_at)
         task = asyncio.get_running_loop().create_task(note)
@@ -167,7 +168,9 @@ class UploadLine:
             with remote_keys.uploading(self._data_dir, self.remote):
                 # The record is read again, because this may have waited for long.
                 known = read_uploaded(path)
-                write_uploaded(path, known.and_now(snapshot_id, self._here.found, last_at, traffic))
+                write_uploaded(
+                    path, known.and_now(snapshot_id, self._snapshots.found, last_at, traffic)
+                )
 
         await asyncio.get_running_loop().run_in_executor(self._records, put)
 
@@ -179,29 +182,29 @@ class UploadLine:
                     continue
             except GpuCkptError as error:
                 _log.warning("uploads to %s wait: %s", self.remote.name, error)
-                self._here.is_stale = True  # the list is read again after a while
+                self._snapshots.is_stale = True  # the list is read again after a while
             except Exception:
                 _log.exception("uploads to %s wait", self.remote.name)
-                self._here.is_stale = True
+                self._snapshots.is_stale = True
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds_left()):
                     await self._woken.wait()
 
     def _seconds_left(self) -> float | None:
-        is_stale = self._here.is_stale
-        return _AGAIN_SECONDS if is_stale else self.queue.seconds_left(self._here.found)
+        is_stale = self._snapshots.is_stale
+        return _AGAIN_SECONDS if is_stale else self.queue.seconds_left(self._snapshots.found)
 
     async def _do_next(self) -> bool:
         """Do the next task; return False if there was none."""
-        here = await self._look()
-        if not self.queue.next(here):
+        found = await self._look()
+        if not self.queue.next(found):
             return False
         while self._must_wait():  # noqa: ASYNC110 - there is no notification of an operation's end
             await asyncio.sleep(_LOOK_SECONDS)
-        here = await self._look()  # the store may have changed meanwhile
-        snapshot_id = self.queue.next(here)
-        if snapshot_id in here:
-            await self._upload(here[snapshot_id])
+        found = await self._look()  # the store may have changed meanwhile
+        snapshot_id = self.queue.next(found)
+        if snapshot_id in found:
+            await self._upload(found[snapshot_id])
         elif snapshot_id:
             await self._give_up(snapshot_id)
         return True
@@ -211,12 +214,15 @@ class UploadLine:
 
     async def _look(self) -> dict[str, SnapshotInfo]:
         """Return the store's snapshots; queue interrupted uploads of snapshots that are gone, to be given up."""
-        await self._here.refresh()
-        here, state = self._here.found, remote_keys.state_dir(self._data_dir, self.remote.name)
-        self.queue.forget_others(here)
+        await self._snapshots.refresh()
+        found, state = (
+            self._snapshots.found,
+            remote_keys.state_dir(self._data_dir, self.remote.name),
+        )
+        self.queue.forget_others(found)
         begun = await asyncio.to_thread(journal.unfinished, state)
-        self.queue.take_left(one for one in begun if one not in here)
-        return here
+        self.queue.take_left(one for one in begun if one not in found)
+        return found
 
     async def _upload(self, info: SnapshotInfo) -> None:
         name, snapshot_id = self.remote.name, info.snapshot_id
@@ -240,7 +246,7 @@ class UploadLine:
         except Exception as error:
             self._fail(snapshot_id, error)
         else:
-            self.queue.succeeded(snapshot_id, self._here.found, sent.traffic)
+            self.queue.succeeded(snapshot_id, self._snapshots.found, sent.traffic)
             size = sent.count_bytes / 1e6
             _log.info("uploaded snapshot %s to %s: %.1f MB", snapshot_id, name, size)
         finally:
@@ -274,7 +280,7 @@ class UploadLine:
         name = self.remote.name
         _log.warning("snapshot %s was not uploaded to %s: %s", snapshot_id, name, error)
         self.queue.failed(snapshot_id, error)
-        self._here.is_stale = True  # the snapshot may be gone
+        self._snapshots.is_stale = True  # the snapshot may be gone
 
     async def _sent(
         self, current: _Current, work: Callable[[Callable[[ErrorRecord | None], None]], _Result]

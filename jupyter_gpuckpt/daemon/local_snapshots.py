@@ -9,7 +9,7 @@ from ..store.stub_files import Stub
 from .machine import Machine
 
 
-class SnapshotsHere:
+class LocalSnapshots:
     """A cache of the local store's snapshots. Used on the event loop's thread; `found` may be read in any."""
 
     def __init__(self, machine: Machine) -> None:
