@@ -1,5 +1,6 @@
-"""All requests to the daemon as values: route, record and type of the reply. Clients send them.
+"""The requests to the daemon: a function for each, which returns it as a value with its route, its body and the type of its reply.
 
+Bodies and replies are records of `protocol.py` and of the `…_records.py` modules; nothing is sent here. Clients send calls:
 `send(calls.save(kernel_id))` sends one, `stream(calls.owner_events(owner))` reads one that is answered by lines of JSON.
 """
 

@@ -1,6 +1,6 @@
-"""The records that the daemon and its clients exchange: HTTP over a unix socket, JSON bodies, streams of JSON lines.
+"""The version of the protocol between the daemon and its clients, and the records in bodies, replies and events.
 
-With the requests in `calls.py` they are the contract: each side refuses another version. Both sides import them from here.
+HTTP over a unix socket carries them as JSON. Each side refuses another version. `calls.py` has the requests, which only clients import.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class _Found(NamedTuple):
     estimate: FetchEstimate
 
 
-class _Coming:
+class _FetchSubject:
     """The subject of a fetch: the kernel of its snapshot. This daemon need not manage that kernel, and nobody owns it."""
 
     owner_id = ""
@@ -167,8 +167,8 @@ class FarSessions:
         # Another client may have started the same fetch meanwhile.
         if running := self._running.get(snapshot_id):
             return running
-        coming = _Coming(found.snapshot.kernel_id, self._streams, stop)
-        operation = self._operations.add(OperationKind.FETCH, coming)
+        subject = _FetchSubject(found.snapshot.kernel_id, self._streams, stop)
+        operation = self._operations.add(OperationKind.FETCH, subject)
         self._running[snapshot_id] = operation
         task = asyncio.get_running_loop().create_task(self._run(operation, found))
         self._tasks.add(task)

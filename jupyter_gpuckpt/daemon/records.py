@@ -99,7 +99,7 @@ class Records:
             (state_dir / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._locks = PlaceLocks(state_dir / "places", place)
         self._leases = RecordLeases(state_dir, place)
-        self._turn = threading.RLock()
+        self._mutex = threading.RLock()
         #: Kernels that run here as branches: their records belong to another daemon.
         self._branches: set[str] = set()
         #: Those of them that `lost` has not returned yet.
@@ -109,14 +109,14 @@ class Records:
         """Lock the records for the daemon of this place. Raises DaemonUnavailable if another daemon has the lock."""
         self._locks.hold()
         self._sweep()
-        with self._turn:
+        with self._mutex:
             self._leases.sweep()
 
     def beat(self) -> None:
         """Write the heartbeat of this daemon; call this at least every 20 s. An error is logged, and the next call tries again."""
         try:
             self._locks.touch()
-            with self._turn:
+            with self._mutex:
                 lost = self._leases.beat()
         except (OSError, GpuCkptError) as error:
             _log.warning("the heartbeat in %s cannot be written: %s", self._state, error)
@@ -126,13 +126,13 @@ class Records:
 
     def lost(self) -> dict[str, SessionLost]:
         """Return the kernels that have become branches since the last call, with the reason for each."""
-        with self._turn:
+        with self._mutex:
             found, self._lost = self._lost, {}
         return found
 
     def release(self) -> None:
         """Release the lock: another daemon may take over suspended kernels at once."""
-        with self._turn:
+        with self._mutex:
             self._leases.end()
         self._locks.release()
 
@@ -147,7 +147,7 @@ class Records:
 
         Raises SessionHeld or SessionLost if the kernel belongs to another daemon; StoreFull, StoreUnavailable.
         """
-        with self._turn:
+        with self._mutex:
             if kernel_id not in self._branches:
                 was_held = self._leases.is_held(kernel_id)
                 try:
@@ -162,7 +162,7 @@ class Records:
 
     def forget(self, kernel_id: str) -> None:
         """Remove a record, unless it belongs to another daemon now; the kernel's snapshots stay."""
-        with self._turn:
+        with self._mutex:
             path = self._path(kernel_id)
             if kernel_id in self._branches:
                 self._branches.discard(kernel_id)
@@ -187,7 +187,7 @@ class Records:
     def mine(self) -> list[KernelRecord]:
         """Return the records of this place, whose previous daemon has ended, and get their leases."""
         found = list(self._read(name=f"branch-{self._place.key}.json"))
-        with self._turn:
+        with self._mutex:
             self._branches.update(record.kernel_id for record in found)
             for record in self.all():
                 if record.place == self._place and record.kernel_id not in self._branches:
@@ -205,7 +205,7 @@ class Records:
 
     def moved(self) -> list[str]:
         """Return the suspended kernels of this daemon that another one has taken over, and drop them."""
-        with self._turn:
+        with self._mutex:
             found = [one for one in self._leases.moved() if not self._caught_up(one)]
             for kernel_id in found:
                 self._leases.leave(kernel_id)
@@ -256,7 +256,7 @@ class Records:
         is_asked: bool,
     ) -> KernelRecord:
         kernel_id, place = record.kernel_id, record.place
-        with self._turn:
+        with self._mutex:
             if self._leases.knows(kernel_id) or kernel_id in self._branches:
                 raise held(kernel_id, "is already on this machine", "Try again.")
             self._leases.take(kernel_id, self._require_left(record, is_asked=is_asked))
@@ -265,14 +265,14 @@ class Records:
             now = self._of(kernel_id)
             if now is None or now.place != place or not wanted(now):
                 raise held(kernel_id, "was changed on another machine just now", "Try again.")
-            bring(now)  # without `_turn`, because it may take long
+            bring(now)  # without `_mutex`, because it may take long
             now.place = self._place
             if is_asked:
                 now.owner = msgspec.structs.replace(now.owner, pid=0, start_time=0.0)
-            with self._turn:
+            with self._mutex:
                 self._write_leased(kernel_id, msgspec.json.encode(now), KernelState.RUNNING)
         except BaseException:
-            with self._turn:
+            with self._mutex:
                 with suppress(StoreError):
                     self._leases.release(kernel_id)
                 self._leases.leave(kernel_id)
@@ -332,7 +332,7 @@ class Records:
 
     def _become_branch(self, kernel_id: str, reason: SessionLost) -> None:
         """Keep a kernel, as a branch, whose record belongs to another daemon now."""
-        with self._turn:
+        with self._mutex:
             self._branches.add(kernel_id)
             self._lost[kernel_id] = reason
             self._leases.leave(kernel_id)

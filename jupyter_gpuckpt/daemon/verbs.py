@@ -262,7 +262,7 @@ class Verbs:
         entered: Awaitable[None] | None,
     ) -> None:
         try:
-            entered = entered or await self._turn(kernel, job, operation)
+            entered = entered or await self._enter_when_free(kernel, job, operation)
             if entered is None:
                 operation.succeed(Result(kernel.record.snapshot_id, 0.0))
                 return
@@ -282,7 +282,7 @@ class Verbs:
         finally:
             self._on_end(job, operation)
 
-    async def _turn(
+    async def _enter_when_free(
         self, kernel: ManagedKernel, job: Job, operation: RunningOperation
     ) -> Awaitable[None] | None:
         """Wait until the verb may be done, then enter its state; return None if nothing remains to be done."""
