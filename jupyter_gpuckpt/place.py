@@ -49,7 +49,7 @@ class Place(msgspec.Struct, frozen=True):
         return (self.boot_id, self.namespaces[0]) == (other.boot_id, other.namespaces[0])
 
 
-def here(data_dir: Path) -> Place:
+def this_place(data_dir: Path) -> Place:
     """Return the place of this process, for a daemon that keeps its data in `data_dir`."""
     return Place(
         uid=os.getuid(),

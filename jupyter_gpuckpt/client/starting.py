@@ -18,7 +18,7 @@ import msgspec
 from .. import calls, daemon_settings
 from ..daemon_settings import Settings
 from ..errors import DaemonUnavailable
-from ..place import Place, here, runtime_dir, runtime_dirs, socket_path
+from ..place import Place, runtime_dir, runtime_dirs, socket_path, this_place
 from ..protocol import PROTOCOL_VERSION, Handshake, package_version
 from . import programs
 
@@ -44,7 +44,7 @@ class Target:
 def target(settings: Settings | None, *, start: bool) -> Target:
     """Return the daemon of this process's place; settings default to the environment's."""
     settings = settings or daemon_settings.from_environment()
-    place = here(settings.data)
+    place = this_place(settings.data)
     return Target(settings, place, socket_path(place, runtime_dir(settings.data)), start)
 
 

@@ -20,7 +20,7 @@ from .. import daemon_settings
 from ..daemon_settings import Settings
 from ..errors import ConfigurationError, GpuCkptError
 from ..host import core_files, privileges
-from ..place import here, runtime_dir, socket_path
+from ..place import runtime_dir, socket_path, this_place
 from . import lifetime
 from .base_handler import UnknownRoute
 from .handlers import ROUTES
@@ -103,7 +103,7 @@ def _open_to_all(directory: Path) -> Path | None:
 
 
 def _serve(settings: Settings, ready: Callable[[], None]) -> int:
-    place = here(settings.data)
+    place = this_place(settings.data)
     path = socket_path(place, runtime_dir(settings.data))
     if not lifetime.hold_alone(Path(f"{path}.lock")):
         ready()

@@ -75,7 +75,7 @@ def _memory(settings: Settings, criu: Path) -> Path:
     settings.data.mkdir(mode=0o700, parents=True, exist_ok=True)
     circumstances = [
         # Data directories on the same disk count as equal.
-        msgspec.structs.replace(place.here(settings.data), data_dir="").key,
+        msgspec.structs.replace(place.this_place(settings.data), data_dir="").key,
         settings.data.stat().st_dev,
         # Linux reuses the numbers of a container's namespaces for the next one.
         processes.start_time(1),
@@ -102,7 +102,7 @@ def _remember(file: Path) -> None:
 def _runtime_directory(settings: Settings) -> Check:
     try:
         directory = place.runtime_dir(settings.data)
-        place.socket_path(place.here(settings.data), directory)
+        place.socket_path(place.this_place(settings.data), directory)
     except GpuCkptError as error:
         return Check("runtime directory", False, error.message, error.hint, required=True)
     return Check("runtime directory", True, f"The daemon listens in {directory}.", required=True)

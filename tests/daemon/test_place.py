@@ -19,13 +19,13 @@ def runtime_env(directory, home="/nowhere"):
 
 
 def test_the_same_place_has_the_same_key(tmp_path):
-    assert place.here(tmp_path).key == place.here(tmp_path).key
+    assert place.this_place(tmp_path).key == place.this_place(tmp_path).key
 
 
 def test_a_link_to_the_data_directory_is_the_same_place(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "link").symlink_to("data")
-    assert place.here(tmp_path / "link") == place.here(tmp_path / "data")
+    assert place.this_place(tmp_path / "link") == place.this_place(tmp_path / "data")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_link_to_the_data_directory_is_the_same_place(tmp_path):
     ids=lambda change: next(iter(change)),
 )
 def test_everything_that_kernels_would_notice_makes_another_place(tmp_path, change):
-    here = place.here(tmp_path)
+    here = place.this_place(tmp_path)
     assert msgspec.structs.replace(here, **change).key != here.key
 
 
@@ -141,7 +141,7 @@ def test_a_container_whose_home_is_everything_works(short_dir, home):
 
 
 def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path):
-    here = place.here(tmp_path)
+    here = place.this_place(tmp_path)
     longest = place.SOCKET_PATH_BYTES - len(f"/{here.key}.sock")
     assert place.socket_path(here, tmp_path.__class__("/" + "x" * (longest - 1)))
     with pytest.raises(ConfigurationError, match="too long"):

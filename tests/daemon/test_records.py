@@ -32,7 +32,7 @@ OWNER = Owner("o", OwnerKind.SERVER, 1, 1.0)
 
 @pytest.fixture
 def here(tmp_path):
-    return place.here(tmp_path)
+    return place.this_place(tmp_path)
 
 
 @pytest.fixture

@@ -12,8 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from jupyter_gpuckpt import calls, place
+from jupyter_gpuckpt.daemon.record_leases import RecordLeases
+from jupyter_gpuckpt.states import KernelState
 from tests.conftest import PATIENCE
 from tests.daemon.conftest import COUNTER
 from tests.server.test_another_machine import BOOT, NAMESPACES
@@ -119,3 +123,19 @@ def test_what_a_machine_leaves_is_found_by_the_next(machine, short_dir, counts, 
     # The store of the second machine was taken in.
     eventually(lambda: set(third.do("snapshots")) == {saved, again})
     eventually(lambda: not (short_dir / "data/store-2").exists())
+
+
+def test_a_user_learns_that_another_machine_has_taken_over_a_kernel_that_still_runs(
+    client, kernel, settings, counts, eventually
+):
+    this_place = place.this_place(settings.data)
+    elsewhere = msgspec.structs.replace(this_place, namespaces=[1, *this_place.namespaces[1:]])
+    # To the other daemon this one has ended: so it gets the kernel's lease at once.
+    RecordLeases(settings.state, elsewhere).take(kernel.kernel_id, {this_place.key})
+    saved = client.wait(client.send(calls.save(kernel.kernel_id)).operation_id)
+    eventually(lambda: client.send(calls.kernel(kernel.kernel_id)).error)
+    told = client.send(calls.kernel(kernel.kernel_id))
+    assert told.error.code == "session_lost"
+    assert (told.state, told.snapshot_id) == (KernelState.RUNNING, saved.snapshot_id)
+    before = counts(kernel.kernel_id)
+    eventually(lambda: counts(kernel.kernel_id) > before)

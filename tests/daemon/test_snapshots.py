@@ -131,7 +131,7 @@ def test_title_note_and_pin_are_changed_and_retention_sees_the_pin(
 )
 def test_what_a_branch_needs_may_be_another_kernels(spec, state, needed):
     owner = Owner("o", OwnerKind.SERVER, 1, 0)
-    record = KernelRecord(spec(kernel_id="b"), owner, place.here(Path("/x")), state=state)
+    record = KernelRecord(spec(kernel_id="b"), owner, place.this_place(Path("/x")), state=state)
     record.snapshot_id = "parent"
     infos = [
         SnapshotInfo(name, kernel_id, 1, "save")

@@ -16,7 +16,7 @@ from jupyter_gpuckpt.daemon.streams import Streams
 from jupyter_gpuckpt.daemon.verbs import Verbs
 from jupyter_gpuckpt.errors import SessionLost, StoreFull, record_of
 from jupyter_gpuckpt.model import LaunchSpec
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationKind, Owner, OwnerKind, Result
 from jupyter_gpuckpt.states import KernelState, Verb
 
@@ -28,7 +28,7 @@ def test_a_success_ends_an_older_error_and_not_one_that_came_meanwhile(
     settings, tmp_path, news, left
 ):
     async def carry_out():
-        place, streams = here(settings.data), Streams()
+        place, streams = this_place(settings.data), Streams()
         records, machine = Records(tmp_path, place), Machine(settings, place)
         kernels = Kernels(records, machine, streams)
         operations = Operations(streams)

@@ -18,7 +18,7 @@ from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded
 from jupyter_gpuckpt.errors import SessionHeld
 from jupyter_gpuckpt.model import LaunchSpec
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind
 from jupyter_gpuckpt.remote_records import Remote, RemoteCall, RemoteVerb
 from jupyter_gpuckpt.snapshot_records import UploadState
@@ -61,7 +61,7 @@ class There(Here):
 
     def run(self, snapshot_id="", kernel_id="k1"):
         """Have a kernel without a process; it runs as far as its record says."""
-        place = here(self.data_dir)
+        place = this_place(self.data_dir)
         owner = this_owner(OwnerKind.SCRIPT)
         log = str(self.data_dir / "log")
         spec = LaunchSpec(kernel_id, ["sleep"], {}, "/", log, on_lost_lease="continue")

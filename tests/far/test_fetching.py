@@ -40,7 +40,7 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.far_records import FetchRequest
 from jupyter_gpuckpt.model import MappedFile, Sizes
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState
 from jupyter_gpuckpt.remote_records import Remote
 from jupyter_gpuckpt.store.far.buckets import Bucket
@@ -67,10 +67,10 @@ class Here:
 
     def __init__(self, data_dir, machine=None, life_seconds=LIFE_SECONDS):
         self.data_dir = data_dir
-        self.machine = machine or Machine(Settings(str(data_dir)), here(data_dir))
+        self.machine = machine or Machine(Settings(str(data_dir)), this_place(data_dir))
         self.streams = Streams()
         self.operations = Operations(self.streams)
-        records = Records(data_dir / "state", here(data_dir))
+        records = Records(data_dir / "state", this_place(data_dir))
         self.kernels = Kernels(records, self.machine, self.streams)
         self.leases = DaemonLeases(data_dir, self.machine, self.kernels, life_seconds=life_seconds)
         # No kernel here is suspended when it becomes a branch, so the verbs are not needed.

@@ -27,7 +27,7 @@ from jupyter_gpuckpt.errors import (
 )
 from jupyter_gpuckpt.file_locks import alone, eviction
 from jupyter_gpuckpt.model import LaunchSpec
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.progress import Progress
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind
 from jupyter_gpuckpt.remote_records import Remote, RemoteVerb
@@ -52,7 +52,7 @@ class Near(Here):
     def __init__(self, data_dir, share):
         super().__init__(data_dir)
         self.data_dir = data_dir
-        self.place = here(data_dir)
+        self.place = this_place(data_dir)
         self.joined = join(data_dir, share)
         self.records = Records(data_dir / "state", self.place)
         kernels = Kernels(self.records, self.machine, self.streams)

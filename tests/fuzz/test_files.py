@@ -16,7 +16,7 @@ from jupyter_gpuckpt.daemon.records import Records
 from jupyter_gpuckpt.errors import StoreError
 from jupyter_gpuckpt.ids import is_id
 from jupyter_gpuckpt.model import Manifest
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.store import (
     annotation_files,
@@ -140,7 +140,7 @@ def look_at_payload(data):
 
 def look_at_record(data):
     folder = Path("/dev/shm") / f"fuzz-{os.getpid()}"
-    place = here(folder)
+    place = this_place(folder)
     path = folder / "kernels" / "kernel" / "record.json"
     records = Records(folder, place)
     path.parent.mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from blake3 import blake3
 from jupyter_gpuckpt.daemon.records import Records
 from jupyter_gpuckpt.images.unpack import read_stream
 from jupyter_gpuckpt.model import Manifest, SnapshotInfo
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.snapshots.export import export
 from jupyter_gpuckpt.snapshots.imports import import_archive
 from jupyter_gpuckpt.states import KernelState
@@ -92,6 +92,6 @@ def test_its_snapshots_go_out_and_come_in(golden, expected, tmp_path):
 
 
 def test_a_kernel_on_record_is_known(golden, tmp_path):
-    (record,) = Records(golden / "state", here(tmp_path)).all()
+    (record,) = Records(golden / "state", this_place(tmp_path)).all()
     assert (record.kernel_id, record.state) == ("kernel", KernelState.SUSPENDED)
     assert record.snapshot_id == "suspended"

@@ -17,7 +17,7 @@ from jupyter_gpuckpt.client.starting import Target
 from jupyter_gpuckpt.client.sync_client import Client
 from jupyter_gpuckpt.daemon_settings import Settings
 from jupyter_gpuckpt.errors import DaemonUnavailable
-from jupyter_gpuckpt.place import here
+from jupyter_gpuckpt.place import this_place
 
 #: It shows a number at a time and waits at each gate; what it computes depends on all that was before.
 GATES = (10, 20)
@@ -70,7 +70,7 @@ class Runner:
         self.process: subprocess.Popen[str] | None = None
         settings = Settings(data_dir=env["JUPYTER_GPUCKPT_DATA_DIR"])
         self.data = settings.data
-        place = here(settings.data)
+        place = this_place(settings.data)
         socket = Path(env["JUPYTER_GPUCKPT_RUNTIME_DIR"]) / f"{place.key}.sock"
         self._target = Target(settings, place, socket, start=False)
 
