@@ -348,7 +348,7 @@ def _continue_tasks(tree: Tree, manifest: Manifest) -> None:
     for pid in reversed(pids(tree)):
         nspid = processes.nspid(pid)
         if nspid in saved:
-            affinity.restore(tree, pid, saved[nspid].processors)
+            affinity.apply(tree, pid, saved[nspid].processors)
         if nspid not in stopped:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)

@@ -23,8 +23,8 @@ def chosen(tree: Tree, pid: int) -> dict[int, list[int]]:
     return found
 
 
-def restore(tree: Tree, pid: int, processors: Mapping[int, list[int]]) -> None:
-    """Restore the CPU affinity that `chosen` recorded, limited to CPUs that exist here and that the tree may use."""
+def apply(tree: Tree, pid: int, processors: Mapping[int, list[int]]) -> None:
+    """Set the CPU affinity that `chosen` recorded, limited to CPUs that exist here and that the tree may use."""
     if not processors:
         return
     allowed = os.sched_getaffinity(tree.init_pid)
