@@ -8,6 +8,7 @@ cover: resuming the kernels; the next server lists them by itself.
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import AsyncIterator, Generator
 from importlib import metadata
@@ -19,7 +20,7 @@ from traitlets import Bool, Float
 from traitlets.config import LoggingConfigurable
 from traitlets.utils.importstring import import_item
 
-from ..errors import GpuCkptError
+from ..errors import ConfigurationError, GpuCkptError
 from ..plurals import counted
 from . import server_request
 from .server_request import Report
@@ -33,6 +34,8 @@ else:
 _STATE = "gpuckpt_waiting"
 #: The lifetime of a token for one request, beyond the longest duration of the request.
 _TOKEN_SECONDS = 60
+#: What a server's stop may take beside the suspends: undoing what was not complete at the deadline, and its own end.
+_STOP_MARGIN_SECONDS = 15
 #: The most notebooks that are named in the hub's pages and its database.
 _NAMED = 5
 
@@ -78,8 +81,27 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
                 self.suspending_message = ""
         await maybe_future(super().stop(now=now))
 
+    @property
+    def stop_seconds(self) -> int:
+        """Return the seconds that a server may take to end once it has heard a signal."""
+        return math.ceil(self.suspend_timeout) + _STOP_MARGIN_SECONDS
+
+    def check_configuration(self) -> None:
+        """Raise ConfigurationError if a server would be killed while it suspends; classes that know their engine's clock do."""
+
+    def require_time(self, setting: str, seconds: float) -> None:
+        """Raise ConfigurationError if a setting kills a server sooner than `stop_seconds` after the signal."""
+        if seconds < self.stop_seconds:
+            raise ConfigurationError(
+                f"With {setting} = {seconds:g} s a server would be killed while its kernels are being suspended, which may take"
+                f" {self.suspend_timeout:g} s (c.GpuCkptSpawnerMixin.suspend_timeout) and {_STOP_MARGIN_SECONDS} s for its end.",
+                hint=f"Leave the setting out, so that this spawner chooses the time; or set it to {self.stop_seconds} s or more;"
+                " or lower suspend_timeout.",
+            )
+
     async def start(self) -> object:
-        """Start the server as the base class does."""
+        """Start the server as the base class does, unless its configuration would cut a suspend short."""
+        self.check_configuration()
         url: object = await maybe_future(super().start())
         # From now on the server lists its kernels; if it crashes, it is unknown which of them still wait.
         self._started_again = True

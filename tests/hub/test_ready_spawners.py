@@ -1,0 +1,206 @@
+"""The ready spawners: what each tells its engine, which configurations it refuses, and that the hub refuses them at its start."""
+
+import asyncio
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from batchspawner import JobStatus, SlurmSpawner
+from jupyterhub.app import JupyterHub
+from systemdspawner import SystemdSpawner
+from traitlets.config import Config
+
+from jupyter_gpuckpt import hub as hub_package
+from jupyter_gpuckpt.errors import ConfigurationError
+from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin
+from jupyter_gpuckpt.hub.systemd import seconds_of
+from tests.ports import free_port
+from tests.programs import python_module
+
+#: 60 s for the suspends and 15 s for the server's end.
+NEEDED = 75
+
+READY = ["docker", "localprocess", "slurm", "systemd"]
+
+
+def ready(name):
+    """Return the class that a hub gets for a name."""
+    return JupyterHub(spawner_class=f"gpuckpt-{name}").spawner_class
+
+
+def made(name, section="", **settings):
+    config = Config()
+    config[section or "Spawner"].update(settings)
+    return ready(name)(config=config, user=SimpleNamespace(name="ada", id=7))
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_name_is_enough_for_the_hub_and_the_defaults_leave_time(name):
+    spawner = made(name)
+    assert isinstance(spawner, GpuCkptSpawnerMixin)
+    assert spawner.stop_seconds == NEEDED
+    spawner.check_configuration()
+
+
+def test_no_engine_is_imported_before_its_spawner_is_asked_for():
+    program = (
+        "import sys, jupyter_gpuckpt.hub\n"
+        "print([n for n in ('docker', 'dockerspawner', 'batchspawner', 'systemdspawner') if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="GpuCkptNomadSpawner"):
+        hub_package.GpuCkptNomadSpawner  # noqa: B018 - asked for
+
+
+TOO_SHORT = [
+    ("localprocess", "LocalProcessSpawner", {"interrupt_timeout": 30, "term_timeout": 30}),
+    ("docker", "DockerSpawner", {"extra_create_kwargs": {"stop_timeout": 10}}),
+    ("slurm", "SlurmSpawner", {"req_options": "--requeue --signal=B:USR1@30"}),
+    ("slurm", "SlurmSpawner", {"req_options": "--signal=TERM"}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "1min 10s"}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutSec": "20"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "section", "settings"), TOO_SHORT)
+def test_a_configuration_that_would_cut_a_suspend_short_is_refused_with_cause_and_hint(
+    name, section, settings
+):
+    with pytest.raises(ConfigurationError) as refused:
+        made(name, section, **settings).check_configuration()
+    assert "would be killed while its kernels are being suspended" in refused.value.message
+    assert f"c.{section}." in refused.value.message
+    assert "75 s or more" in refused.value.hint
+
+
+def test_a_shorter_suspend_needs_less_time():
+    config = Config()
+    config.DockerSpawner.extra_create_kwargs = {"stop_timeout": 20}
+    config.GpuCkptSpawnerMixin.suspend_timeout = 4.5
+    ready("docker")(config=config).check_configuration()
+
+
+ENOUGH = [
+    ("localprocess", "LocalProcessSpawner", {"interrupt_timeout": 45, "term_timeout": 30}),
+    ("docker", "DockerSpawner", {"extra_create_kwargs": {"stop_timeout": 300}}),
+    ("slurm", "SlurmSpawner", {"req_options": "--signal=R:TERM@120"}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "2min"}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "infinity"}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "0"}}),
+]
+
+
+@pytest.mark.parametrize(("name", "section", "settings"), ENOUGH)
+def test_more_time_is_left_as_it_was_configured(name, section, settings):
+    spawner = made(name, section, **settings)
+    spawner.check_configuration()
+    for key, value in settings.items():
+        assert getattr(spawner, key) == value
+
+
+@pytest.mark.parametrize(
+    ("span", "seconds"),
+    [("90", 90), ("1min 30s", 90), ("1.5m", 90), ("500ms", 0.5), ("2h", 7200), ("1day", 86400)],
+)
+def test_time_spans_of_systemd_are_understood(span, seconds):
+    assert seconds_of(span) == seconds
+
+
+def test_a_spawner_refuses_to_start_a_server_with_what_a_hook_made_too_short():
+    spawner = made("docker")
+    spawner.extra_create_kwargs = {"stop_timeout": 10}
+    with pytest.raises(ConfigurationError):
+        asyncio.run(spawner.start())
+
+
+def test_docker_may_remove_snapshots_with_the_container_and_the_hub_is_told(caplog):
+    made("docker", "DockerSpawner", remove=True).check_configuration()
+    assert "the snapshots of a user are removed with the container" in caplog.text
+    caplog.clear()
+    volumes = {"home-{username}": "/home/jovyan"}
+    made("docker", "DockerSpawner", remove=True, volumes=volumes).check_configuration()
+    assert not caplog.text
+
+
+def test_systemd_is_told_the_time_and_to_signal_the_server_alone(monkeypatch):
+    async def started(self):  # systemd does not run where these tests do
+        return self.unit_extra_properties
+
+    monkeypatch.setattr(SystemdSpawner, "start", started)
+    spawner = made("systemd", "SystemdSpawner", unit_extra_properties={"Nice": "5"})
+    expected = {"KillMode": "mixed", "TimeoutStopSec": str(NEEDED), "Nice": "5"}
+    assert asyncio.run(spawner.start()) == expected
+    spawner = made("systemd", "SystemdSpawner", unit_extra_properties={"TimeoutSec": "5min"})
+    assert asyncio.run(spawner.start()) == {"KillMode": "mixed", "TimeoutSec": "5min"}
+
+
+def test_slurm_signals_a_job_before_its_time_limit(monkeypatch):
+    async def started(self):
+        return self.req_options
+
+    monkeypatch.setattr(SlurmSpawner, "start", started)
+    spawner = made("slurm", "SlurmSpawner", req_options="--requeue")
+    assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
+    assert asyncio.run(spawner.start()) == f"--requeue --signal=TERM@{NEEDED}"
+    spawner = made("slurm", "SlurmSpawner", req_options="--signal=B:USR1@90")
+    assert asyncio.run(spawner.start()) == "--signal=B:USR1@90"
+
+
+def test_the_stop_of_a_job_waits_for_its_end(monkeypatch):
+    """batchspawner itself gives up after ten questions, while Slurm may wait longer than that for a job to end."""
+    asked = []
+
+    async def sleep(_):
+        """Pass no time."""
+
+    class Job(ready("slurm")):
+        suspend_before_stop = False
+
+        async def cancel_batch_job(self):
+            assert self.job_id == "17"
+
+        async def query_job_status(self):
+            asked.append(None)
+            return JobStatus.RUNNING if len(asked) < 30 else JobStatus.NOTFOUND
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    spawner = Job(user=SimpleNamespace(name="ada", id=7))
+    spawner.job_id = "17"
+    asyncio.run(spawner.stop())
+    assert len(asked) == 30
+    asked.clear()
+    asyncio.run(spawner.stop(now=True))
+    assert not asked
+
+
+@pytest.mark.parametrize("chosen", ['"gpuckpt-docker"', "GpuCkptDockerSpawner", "Mine"])
+def test_a_hub_with_too_little_time_ends_at_its_start_and_says_why(tmp_path, chosen):
+    config = tmp_path / "jupyterhub_config.py"
+    config.write_text(
+        "from jupyter_gpuckpt.hub import GpuCkptDockerSpawner\n"
+        "class Mine(GpuCkptDockerSpawner):\n    pass\n"
+        f"c.JupyterHub.spawner_class = {chosen}\n"
+        'c.DockerSpawner.extra_create_kwargs = {"stop_timeout": 10}\n'
+        'c.JupyterHub.authenticator_class = "dummy"\n'
+        "c.Authenticator.allow_all = True\n"
+        f'c.JupyterHub.hub_bind_url = "http://127.0.0.1:{free_port()}"\n'
+    )
+    done = subprocess.run(
+        [*python_module("jupyterhub"), "-f", str(config)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert 'extra_create_kwargs["stop_timeout"] = 10 s' in done.stderr
+    assert "lower suspend_timeout" in done.stderr
+    assert "Traceback" not in done.stderr
