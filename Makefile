@@ -6,7 +6,7 @@
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
 # make front-end  build the front end's bundle, which is committed
-# make test-oldest, test-newest  what meets Jupyter, with the oldest versions that are supported, and with pre-releases
+# make test-oldest, test-newest  the tests of what meets Jupyter, with the oldest minor versions that are supported, and with pre-releases: half an hour each
 # make fuzz    a million broken files, messages and requests, an hour on 2 cores; FUZZ_INPUTS says how many
 # make upstream  the test suites of jupyter_client, jupyter_server, jupyter_kernel_test and nbclient, with our part in place
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
@@ -63,7 +63,7 @@ test: setup $(STAMPS)/test $(STAMPS)/apt-test $(STAMPS)/azurite
 	$(run) PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # Each in an environment of its own, where pip takes other versions; PYTEST_ARGS names other tests than these.
-MEETS_JUPYTER = tests/cli tests/compat tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
+MEETS_JUPYTER = tests/browser tests/cli tests/compat tests/headless tests/hub tests/provisioner tests/server tests/daemon/test_uploads.py tests/far
 test-oldest: export PIP_CONSTRAINT = $(CURDIR)/tests/oldest.txt
 test-newest: export PIP_PRE = 1
 test-oldest test-newest:
