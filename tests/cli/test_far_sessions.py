@@ -122,14 +122,19 @@ def test_a_kernel_that_runs_is_not_continued_elsewhere_unless_it_is_taken_over(
     [back] = gpuckpt_json("ps")["kernels"]
     assert worth(daemon_env, kernel.id, "x") == "41"
 
-    # What the first one goes on with is a branch, and it knows.
+    # The first one suspends its kernel by itself and says why; what the kernel goes on with is a branch.
     daemon_env["JUPYTER_GPUCKPT_DATA_DIR"] = first
+
+    def shown():
+        [one] = gpuckpt_json("ps")["kernels"]
+        return one["state"], (one["error"] or {}).get("code")
+
+    wait_for(lambda: shown() == ("suspended", "session_lost"))
+    assert "as a branch" in gpuckpt("ps").stderr
+    gpuckpt("resume", kernel.id)
     kernel.worth("globals().update(x=42)")
     gpuckpt("save", kernel.id)
     wait_for(lambda: len(sessions()) == 2)
-    wait_for(lambda: gpuckpt_json("ps")["kernels"][0]["error"])
-    assert gpuckpt_json("ps")["kernels"][0]["error"]["code"] == "session_lost"
-    assert "as a branch" in gpuckpt("ps").stderr
     # Nothing of the branch is in the session that was taken over; the pause has made one more snapshot of it.
     assert min(len(one["snapshots"]) for one in sessions()) == 1
     assert {one["snapshots"][0]["kernel_id"] for one in sessions()} == {kernel.id}
