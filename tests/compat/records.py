@@ -30,6 +30,8 @@ KEPT = (
     "store.far.seen:_File",
     "store.far.sessions:FarSession",
 )
+#: Types that have another name today. Their names are not on the disk; a released `records.json` keeps the one it was made with.
+_RENAMED = {"store.far.journal:_Line": "store.far.journal:_Entry"}
 #: What stands for each simple type.
 _SIMPLE = {
     inspect.StrType: "text",
@@ -43,7 +45,7 @@ _SIMPLE = {
 
 def kind_of(name: str) -> type[Any]:
     """Return the record type that an entry of `KEPT` names."""
-    module, _, attribute = name.partition(":")
+    module, _, attribute = _RENAMED.get(name, name).partition(":")
     found: type[Any] = getattr(importlib.import_module(f"jupyter_gpuckpt.{module}"), attribute)
     return found
 
