@@ -336,7 +336,7 @@ const welcome: JupyterFrontEndPlugin<void> = {
 
 const status: JupyterFrontEndPlugin<void> = {
   id: 'jupyter-gpuckpt:status',
-  description: 'Shows the operation in flight in the status bar.',
+  description: 'Shows the running operation in the status bar.',
   autoStart: true,
   requires: [IKernelStates],
   // Notebook 7 has none.

@@ -16,7 +16,7 @@ import { UserSettings } from './user-settings';
 
 export const states: JupyterFrontEndPlugin<IKernelStates> = {
   id: 'jupyter-gpuckpt:states',
-  description: 'Knows the state of every kernel under the engine.',
+  description: 'Knows the state of every kernel that can be saved.',
   autoStart: true,
   optional: [INotebookTracker],
   provides: IKernelStates,

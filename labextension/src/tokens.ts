@@ -75,7 +75,7 @@ export interface IKernelStates {
 
 export const IKernelStates = new Token<IKernelStates>(
   'jupyter-gpuckpt:IKernelStates',
-  'The state of every kernel under the engine, and the operations on them.'
+  'The state of every kernel that can be saved, and the operations on them.'
 );
 
 /** The user's snapshots and the store that they lie in; kept up to date while somebody looks. */
