@@ -108,8 +108,12 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     notebook.run_cell(2, "1")
     # What was is one of its snapshots, and the way back from there.
     expect(snapshots.filter(has_text="before a restore")).to_have_count(1)
-    notebook.toasts.filter(has_text="Restored").get_by_role("button", name="Undo").click()
-    expect(notebook.toasts.filter(has_text="Restored back.ipynb")).to_be_visible()
+    restored = notebook.toasts.filter(has_text="Restored back.ipynb")
+    first = restored.element_handle()
+    restored.get_by_role("button", name="Undo").click()
+    # The click closes the notification while the kernel is not back yet.
+    first.wait_for_element_state("hidden")
+    expect(restored).to_be_visible()
     notebook.run_cell(2, "2")
 
     notebook.execute("notebook:shutdown-kernel")
@@ -121,7 +125,7 @@ def test_going_back_keeps_what_is_now_and_names_changed_files(open_notebook, exp
     dialog(notebook).locator(".jp-mod-accept").click()
     again = notebook.toasts.filter(has_text="Restarted the kernel of back.ipynb")
     again.get_by_role("button", name="Undo").click()
-    expect(notebook.toasts.filter(has_text="Restored back.ipynb")).to_have_count(2)
+    expect(restored).to_have_count(2)
     notebook.run_cell(2, "2")
 
 
