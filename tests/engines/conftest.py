@@ -1,0 +1,40 @@
+"""A hub with the Docker spawner and the image of this checkout; both are shared by all tests of a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import environment, missing
+from tests.engines.docker_hub import DockerHub
+from tests.engines.podman_api import PodmanApi
+
+
+@pytest.fixture(scope="session")
+def podman_api():
+    """Return a podman that answers Docker's API; containers and volumes are its own."""
+    if obstacle := PodmanApi.obstacle():
+        missing("podman", obstacle)
+    podman = PodmanApi()
+    try:
+        podman.start()
+        yield podman
+    finally:
+        podman.end()
+
+
+@pytest.fixture(scope="session")
+def image(podman_api):
+    """Build the image; return what else is given to `build_from`."""
+    podman_api.build()
+    return podman_api
+
+
+@pytest.fixture
+def docker_hub(image, criu, short_dir):
+    """Return a started hub whose users' servers are containers."""
+    hub = DockerHub(short_dir, environment(criu, short_dir), image)
+    try:
+        yield hub.start()
+    finally:
+        hub.end()
+        image.remove_all()

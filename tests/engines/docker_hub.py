@@ -1,0 +1,57 @@
+"""A real hub whose users' servers are containers of the image of this checkout."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from tests.engines.podman_api import IMAGE, PodmanApi
+from tests.hub.conftest import Hub
+
+#: Nothing of these tests listens on another address than 127.0.0.1, so containers share the machine's network; each server has a port.
+CONFIG = """
+import socket
+from jupyter_gpuckpt.hub import GpuCkptDockerSpawner
+
+class HostNetwork(GpuCkptDockerSpawner):
+    async def get_ip_and_port(self):
+        return "127.0.0.1", self.port
+
+def choose_port(spawner):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        spawner.port = probe.getsockname()[1]
+
+c.JupyterHub.spawner_class = HostNetwork
+c.Spawner.pre_spawn_hook = choose_port
+c.Spawner.cmd = ["jupyterhub-singleuser"]
+c.Spawner.environment = {"JUPYTERHUB_SINGLEUSER_APP": "jupyter-server"}
+c.Spawner.poll_interval = 1
+c.DockerSpawner.image = "%(image)s"
+c.DockerSpawner.network_name = "host"
+c.DockerSpawner.use_internal_ip = True
+c.DockerSpawner.remove = True
+c.DockerSpawner.volumes = {"gpuckpt-{username}": "/home/jovyan"}
+c.DockerSpawner.client_kwargs = {"base_url": "%(url)s"}
+%(more)s
+"""
+
+
+class DockerHub(Hub):
+    """The hub; `podman` has its containers."""
+
+    def __init__(
+        self, folder: Path, env: dict[str, str], podman: PodmanApi, more: str = ""
+    ) -> None:
+        filled = CONFIG % {"image": IMAGE, "url": podman.url, "more": more}
+        super().__init__(folder, env, filled)
+        self.podman = podman
+
+    def container(self, user: str) -> str:
+        """Return the name of a user's container."""
+        return f"jupyter-{user}"
+
+    def end(self) -> None:
+        """End the hub; its containers are removed by who started podman."""
+        if self.process is not None and self.process.poll() is None:
+            self.stop(signal.SIGKILL)
