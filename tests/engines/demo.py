@@ -18,6 +18,7 @@ from tests.engines.docker_hub import DockerHub
 from tests.engines.podman_api import PodmanApi
 from tests.hub.conftest import Hub
 from tests.hub.test_stops import Two
+from tests.server.test_time_travel import branch
 
 
 class Steps:
@@ -89,9 +90,10 @@ def kill_container(hub: DockerHub, two: Two, steps: Steps) -> None:
     wait_for(lambda: alice.model is None, said=hub.log)
     steps.add("her container is killed")
     alice.start()
-    said = alice.page(kernel_id).run("print(mine, count)")
+    (snapshot, *_) = alice.get("api/gpuckpt/snapshots")["snapshots"]
+    said = branch(alice, snapshot["snapshot_id"]).run("print(mine, count)")
     assert said == "alice 2\n", said
-    steps.add("alice starts her server", "her variables are those of the snapshot")
+    steps.add("alice starts her server, and restores", "her variables are those of the snapshot")
 
 
 def suspended(hub: Hub, servers: int = 1) -> str:
