@@ -26,6 +26,13 @@ export class SessionButton extends ReactWidget {
   ) {
     super();
     this.addClass('jp-GpuCkptButton');
+    // At the end of a click the toolbar activates the notebook if the focus is elsewhere. Since JupyterLab 4.7 the menu has it by
+    // then, and would lose it: no key would reach the menu.
+    this.node.addEventListener('click', event => {
+      if ((event.target as Element).closest('.jp-GpuCkptButton-menu')) {
+        event.stopPropagation();
+      }
+    });
     watchKernel(_panel, _states, () => this.update());
     _settings.changed.connect(this.update, this);
   }

@@ -14,6 +14,9 @@ HAS_KERNEL = "() => window.jupyterapp.shell.currentWidget?.sessionContext.sessio
 #: Whether a command is enabled for the current notebook.
 IS_ENABLED = "id => window.jupyterapp.commands.isEnabled(id)"
 
+#: The notebook in front. JupyterLab hides the others by a class, since 4.7 by a style as well.
+IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden, [style*='content-visibility: hidden'])"
+
 #: What can be done to a kernel: the command, and its name in the menu of the toolbar's button.
 ACTIONS = {
     "save": ("gpuckpt:save-kernel", "Save Snapshot"),
@@ -36,11 +39,11 @@ class NotebookPage:
         self.name = name
         self.place = place
         #: The state chip in the toolbar.
-        self.chip = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptChip-content")
+        self.chip = page.locator(f"{IN_FRONT} .jp-GpuCkptChip-content")
         #: The notice above the cells.
-        self.banner = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptSuspended")
+        self.banner = page.locator(f"{IN_FRONT} .jp-GpuCkptSuspended")
         #: The toolbar's button: its main part, and the one that opens the menu.
-        button = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptButton jp-button")
+        button = page.locator(f"{IN_FRONT} .jp-GpuCkptButton jp-button")
         self.main_button, self.menu_button = button.first, button.last
         #: Notifications on the screen.
         self.toasts = page.locator(".Toastify__toast")
@@ -50,7 +53,7 @@ class NotebookPage:
     def open(self, *, until=HAS_IDLE_KERNEL):
         """Load the page."""
         self._load(f"{self.place}/{self.name}")
-        self.page.wait_for_selector(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Notebook")
+        self.page.wait_for_selector(f"{IN_FRONT} .jp-Notebook")
         self.page.wait_for_function(until)
         return self
 
@@ -68,7 +71,7 @@ class NotebookPage:
         return self.open(until=HAS_KERNEL)
 
     def cell(self, index):
-        return self.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").nth(index)
+        return self.page.locator(f"{IN_FRONT} .jp-CodeCell").nth(index)
 
     def start_cell(self, index):
         """Run a cell."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.lab_server import environment
+from tests.browser.notebook_page import IN_FRONT
 from tests.programs import python_module
 
 pytestmark = pytest.mark.browser
@@ -179,7 +180,7 @@ def test_a_notice_that_the_machine_goes_counts_down_above_the_notebook(
         subprocess.run(command, env=environ, check=True, stdin=subprocess.DEVNULL)
 
     notebook = open_notebook("notice.ipynb", "1").require_engine()
-    banner = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-GpuCkptNotice")
+    banner = notebook.page.locator(f"{IN_FRONT} .jp-GpuCkptNotice")
     expect(banner).to_be_hidden()
     # So early that no kernel is suspended yet.
     notice("--within", "100000s", "--no-wait")

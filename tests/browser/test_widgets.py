@@ -5,6 +5,8 @@ import re
 
 import pytest
 
+from tests.browser.notebook_page import IN_FRONT
+
 pytestmark = pytest.mark.browser
 
 SLIDER = 'import ipywidgets\nslider = ipywidgets.IntSlider(value=7, description="how far")\nslider'
@@ -25,12 +27,10 @@ def test_a_slider_is_drawn_and_moved_while_the_kernel_is_suspended(open_notebook
     notebook = open_notebook("slider.ipynb", *cells).require_engine()
     # Contextual Help takes half of it, and the chip leaves a narrow toolbar.
     notebook.page.set_viewport_size({"width": 1800, "height": 800})
-    cell = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").first
+    cell = notebook.page.locator(f"{IN_FRONT} .jp-CodeCell").first
     cell.locator(".cm-content").click()
     notebook.page.keyboard.press("Shift+Enter")
-    readout = notebook.page.locator(
-        ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell .widget-slider .widget-readout"
-    )
+    readout = notebook.page.locator(f"{IN_FRONT} .jp-CodeCell .widget-slider .widget-readout")
     expect(readout).to_have_text("7")
     notebook.page.keyboard.press("Control+s")
     kernel_id = notebook.kernel_id()
@@ -77,7 +77,7 @@ def test_a_slider_of_a_cell_that_runs_is_drawn_and_works_afterwards(
     cells = [RUNNING, "bar.value = 5; print(bar.value)", "print(bar.value)"]
     notebook = open_notebook("running.ipynb", *cells).require_engine()
     notebook.page.keyboard.press("Control+s")
-    cell = notebook.page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell").first
+    cell = notebook.page.locator(f"{IN_FRONT} .jp-CodeCell").first
     cell.locator(".cm-content").click()
     notebook.page.keyboard.press("Shift+Enter")
     readout = cell.locator(".widget-slider .widget-readout")
