@@ -73,6 +73,13 @@ def lab_server(tmp_path_factory):
         yield server
 
 
+#: JupyterLab 4.7's debugger has them where a kernel has no debugger or is restarted.
+ERRORS_OF_THE_DEBUGGER = (
+    "No active debugger session",
+    "Canceled future for debug_request message before replies were done",
+)
+
+
 @pytest.fixture
 def context(chromium, request, tmp_path):
     """Yield the browser context in which pages are opened. An error in a page fails the test."""
@@ -83,10 +90,10 @@ def context(chromium, request, tmp_path):
     errors = []
 
     def note(error):
-        # Not ours: Notebook 7.6 has one of its own at every start, JupyterLab 4.7 one where a kernel has no debugger.
+        # Notebook 7.6 has one of its own at every start.
         if (
             "/static/notebook/" not in (error.error.stack or "")
-            and error.error.message != "No active debugger session"
+            and error.error.message not in ERRORS_OF_THE_DEBUGGER
         ):
             errors.append(str(error.error))
 
