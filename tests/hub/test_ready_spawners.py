@@ -1,8 +1,10 @@
 """The ready spawners: what each tells its engine, which configurations it refuses, and that the hub refuses them at its start."""
 
 import asyncio
+import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -127,6 +129,63 @@ def test_docker_may_remove_snapshots_with_the_container_and_the_hub_is_told(capl
     volumes = {"home-{username}": "/home/jovyan"}
     made("docker", "DockerSpawner", remove=True, volumes=volumes).check_configuration()
     assert not caplog.text
+
+
+class Sent(ready("docker")):
+    """A Docker spawner that returns what it would tell docker-py; tests/engines has the real one."""
+
+    def _docker(self, method, *args, **kwargs):
+        return kwargs
+
+    def create(self, *, is_podman, is_root, host=None, **options):
+        self._is_podman, self._is_root = is_podman, is_root
+
+        async def create():
+            return await self.docker("create_container", host_config=host or {}, **options)
+
+        return asyncio.run(create())
+
+
+def test_docker_gets_a_container_the_least_that_kernels_need():
+    options = Sent().create(is_podman=False, is_root=False)
+    host = options["host_config"]
+    seccomp, *others = host["SecurityOpt"]
+    assert "vmsplice" in json.loads(seccomp.removeprefix("seccomp="))["syscalls"][0]["names"]
+    assert others == ["apparmor=unconfined", "no-new-privileges"]
+    assert (host["MaskedPaths"], host["ReadonlyPaths"], host["CapDrop"]) == ([], [], ["ALL"])
+    assert options["stop_timeout"] == NEEDED
+
+
+def test_podman_reads_the_filter_itself_and_has_a_word_of_its_own_for_all_of_proc():
+    host = Sent().create(is_podman=True, is_root=False)["host_config"]
+    seccomp, *others = host["SecurityOpt"]
+    assert json.loads(Path(seccomp.removeprefix("seccomp=")).read_text())["syscalls"]
+    assert others == ["unmask=ALL", "no-new-privileges"]
+    assert "MaskedPaths" not in host
+
+
+def test_an_image_of_root_keeps_the_capability_to_map_its_own_id():
+    host = Sent().create(is_podman=False, is_root=True)["host_config"]
+    assert "CapDrop" not in host
+    assert "no-new-privileges" not in host["SecurityOpt"]
+    host = Sent().create(is_podman=False, is_root=True, user=1001)["host_config"]
+    assert host["CapDrop"] == ["ALL"]
+    host = Sent().create(is_podman=False, is_root=False, user="root")["host_config"]
+    assert "CapDrop" not in host
+
+
+def test_options_of_the_configuration_stay_as_they_are():
+    own = {"SecurityOpt": ["seccomp=unconfined", "apparmor:mine"], "CapDrop": ["NET_RAW"]}
+    host = Sent().create(is_podman=False, is_root=False, host=own)["host_config"]
+    assert host["SecurityOpt"] == ["seccomp=unconfined", "apparmor:mine", "no-new-privileges"]
+    assert host["CapDrop"] == ["NET_RAW"]
+    privileged = Sent().create(is_podman=True, is_root=True, host={"Privileged": True})
+    assert privileged["host_config"] == {"Privileged": True}
+
+
+def test_a_stop_timeout_that_is_chosen_as_late_as_the_container_is_refused_as_well():
+    with pytest.raises(ConfigurationError):
+        Sent().create(is_podman=False, is_root=False, stop_timeout=10)
 
 
 def test_systemd_is_told_the_time_and_to_signal_the_server_alone(monkeypatch):
