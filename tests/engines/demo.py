@@ -30,7 +30,7 @@ class Steps:
     def add(self, step: str, detail: str = "") -> None:
         """Print a step that has just ended."""
         now = time.monotonic()
-        print(f"{step:<36} {now - self._began:>6.1f} s   {detail}".rstrip(), flush=True)
+        print(f"{step:<38} {now - self._began:>6.1f} s   {detail}".rstrip(), flush=True)
         self._began = now
 
 
