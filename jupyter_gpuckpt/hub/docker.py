@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from docker.errors import NotFound
 from dockerspawner import DockerSpawner
 from traitlets import Unicode
 
@@ -63,9 +64,12 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
 
     async def stop_object(self) -> None:
         """Stop the container, and wait for it as long as a suspend may take."""
-        container = await self.get_object()
+        try:
+            container = await self.docker("inspect_container", self.container_id)
+        except NotFound:  # it has just ended by itself; the base class says so
+            container = {"Config": {}}
         # A container that stock DockerSpawner created has no time of its own.
-        own = (container or {}).get("Config", {}).get("StopTimeout") or 0
+        own = container["Config"].get("StopTimeout") or 0
         self._stop_seconds = max(own, self.stop_seconds)
         await super().stop_object()
 

@@ -197,6 +197,8 @@ def with_suspend(spawner: str | type) -> type:
     `spawner`: the class, its import path, or a name that `c.JupyterHub.spawner_class` takes ("docker", "simple").
     """
     used = spawner if isinstance(spawner, type) else _found(spawner)
+    if issubclass(used, GpuCkptSpawnerMixin):
+        return used
     named = {"__doc__": used.__doc__, "__module__": __name__}
     return type(f"GpuCkpt{used.__name__}", (GpuCkptSpawnerMixin, used), named)
 

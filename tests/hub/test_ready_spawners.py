@@ -8,14 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import requests
 from batchspawner import JobStatus, SlurmSpawner
+from docker.errors import NotFound
 from jupyterhub.app import JupyterHub
 from systemdspawner import SystemdSpawner
 from traitlets.config import Config
 
 from jupyter_gpuckpt import hub as hub_package
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin
+from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
 from jupyter_gpuckpt.hub.systemd import seconds_of
 from tests.ports import free_port
 from tests.programs import python_module
@@ -186,6 +188,38 @@ def test_options_of_the_configuration_stay_as_they_are():
 def test_a_stop_timeout_that_is_chosen_as_late_as_the_container_is_refused_as_well():
     with pytest.raises(ConfigurationError):
         Sent().create(is_podman=False, is_root=False, stop_timeout=10)
+
+
+@pytest.mark.parametrize(("own", "waited"), [(None, NEEDED), (10, NEEDED), (300, 300)])
+def test_a_stop_waits_as_long_as_the_container_may_take(own, waited):
+    told = []
+
+    class Stopped(Sent):
+        def _docker(self, method, *args, **kwargs):
+            told.append((method, args, kwargs))
+            return {"Config": {"StopTimeout": own}}
+
+    spawner = Stopped()
+    spawner.object_id = "17"
+    asyncio.run(spawner.stop_object())
+    assert told[-1] == ("stop", ("17",), {"timeout": waited})
+
+
+def test_a_container_that_is_gone_is_no_failure_of_a_stop():
+    class Gone(Sent):
+        def _docker(self, method, *args, **kwargs):
+            response = requests.Response()
+            response.status_code = 404
+            raise NotFound("no such container", response)
+
+    spawner = Gone()
+    spawner.object_id = "17"
+    asyncio.run(spawner.stop_object())
+    assert spawner.object_id == "17"
+
+
+def test_what_suspends_already_is_not_wrapped_again():
+    assert with_suspend("gpuckpt-docker") is ready("docker")
 
 
 def test_systemd_is_told_the_time_and_to_signal_the_server_alone(monkeypatch):
