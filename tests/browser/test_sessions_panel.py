@@ -38,7 +38,7 @@ def test_snapshots_are_listed_described_and_deleted(open_notebook, expect):
     snapshots = notebook.snapshots()
     expect(snapshots).to_have_count(1)
     expect(snapshots).to_contain_text("saved")
-    expect(snapshots.get_by_role("img")).to_have_accessible_name(
+    expect(snapshots.locator("[role='img']")).to_have_accessible_name(
         re.compile(r".*B on disk \(.*B new\)")
     )
     title = snapshots.locator(".jp-GpuCkptSnapshot-title")
