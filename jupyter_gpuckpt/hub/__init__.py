@@ -3,14 +3,14 @@
 from jupyter_gpuckpt.hub import with_suspend
 c.JupyterHub.spawner_class = with_suspend("jupyterhub.spawner.LocalProcessSpawner")
 
-Spawners for some engines are ready: `c.JupyterHub.spawner_class = "gpuckpt-docker"`, and the others of `_READY`.
+For some spawners there is a ready class, which has a name: `c.JupyterHub.spawner_class = "gpuckpt-docker"`. `_READY` lists the classes.
 """
 
 from importlib import import_module
 from pathlib import Path
 
 try:
-    import jupyterhub as _jupyterhub  # noqa: F401 - asked for here, so that the answer is a sentence
+    import jupyterhub as _jupyterhub  # noqa: F401 - imported here for a clear error message
 except ModuleNotFoundError as error:
     if error.name != "jupyterhub":
         raise
@@ -22,10 +22,10 @@ except ModuleNotFoundError as error:
 
 from .spawner import GpuCkptSpawnerMixin, with_suspend
 
-#: A value for `c.JupyterHub.template_paths`: its page about a server that is being stopped shows the reason for the wait.
+#: A value for `c.JupyterHub.template_paths`: the hub's page about a server that is being stopped then says why that takes a while.
 template_path = str(Path(__file__).parent / "templates")
 
-#: Spawner classes, each in a module that imports its engine. pyproject.toml names them for JupyterHub.
+#: The ready spawner classes and their modules, each of which imports its engine. pyproject.toml declares the names for JupyterHub.
 _READY = {
     "GpuCkptDockerSpawner": "docker",
     "GpuCkptLocalProcessSpawner": "local_process",
@@ -37,10 +37,10 @@ __all__ = ["GpuCkptSpawnerMixin", "template_path", "with_suspend"]
 
 
 def __getattr__(name: str) -> type:
-    """Return a spawner class; a hub that starts in this process checks its configuration before it is ready."""
+    """Return a ready spawner class, and make a hub that starts in this process check its configuration."""
     if name not in _READY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = import_module(f".{_READY[name]}", __name__)
-    import_module(".start_check", __name__).request()
+    import_module(".start_check", __name__).check_at_start()
     found: type = getattr(module, name)
     return found

@@ -1,7 +1,7 @@
 """The spawner for servers in containers of Docker, or of podman by its Docker API.
 
-Covers: the time that a container's stop takes, and the least that kernels need to be saved in it (docs/containers.md). Does not cover:
-the volume on which snapshots outlive the container; it is a setting of DockerSpawner's.
+Covers: the time that the stop of a container may take, and the options without which no kernel can be saved in it (docs/containers.md).
+Does not cover: the volume on which snapshots outlive the container, which is a setting of DockerSpawner.
 """
 # dockerspawner carries no types:
 # mypy: allow-untyped-calls
@@ -27,7 +27,7 @@ _ROOT = frozenset({"", "0", "root"})
 class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[misc]
     """DockerSpawner with the time that a suspend takes, and with the options that kernels need in a container.
 
-    Options that the configuration has for the same thing are left as they are.
+    An option that the configuration sets is not changed.
     """
 
     seccomp_file = Unicode(
@@ -58,7 +58,7 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
             for component in engine.get("Components") or ()
         )
         image = await self.docker("inspect_image", self.image)
-        self._is_root = str(image["Config"].get("User") or "").partition(":")[0] in _ROOT
+        self._is_root = _is_root(image["Config"].get("User") or "")
         created: object = await super().create_object()
         return created
 
@@ -66,9 +66,9 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
         """Stop the container, and wait for it as long as a suspend may take."""
         try:
             container = await self.docker("inspect_container", self.container_id)
-        except NotFound:  # it has just ended by itself; the base class says so
+        except NotFound:  # it has just ended by itself, which the base class logs
             container = {"Config": {}}
-        # A container that stock DockerSpawner created has no time of its own.
+        # A container that was created by DockerSpawner itself has no stop timeout.
         own = container["Config"].get("StopTimeout") or 0
         self._stop_seconds = max(own, self.stop_seconds)
         await super().stop_object()
@@ -83,7 +83,7 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
         if method == "create_container":
             self._add_options(kwargs)
         elif method == "stop":
-            # docker-py waits for the answer as long as its own timeout and this one; without it for its own and 10 s.
+            # docker-py waits for the reply for its own timeout plus this one, which is 10 s by default.
             kwargs.setdefault("timeout", self._stop_seconds)
         call: Callable[..., asyncio.Future[Any]] = super().docker
         return call(method, *args, **kwargs)
@@ -106,10 +106,12 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
             wanted["unmask"] = "unmask=ALL"
         else:
             wanted["apparmor"] = "apparmor=unconfined"
-            # What `docker run --security-opt systempaths=unconfined` asks for: all of /proc.
+            # As by `docker run --security-opt systempaths=unconfined`: no part of /proc is masked.
             host.setdefault("MaskedPaths", [])
             host.setdefault("ReadonlyPaths", [])
-        if str(options.get("user") or ("" if self._is_root else "1")) not in _ROOT:
+        user = options.get("user")
+        is_root = self._is_root if user in {None, ""} else _is_root(user)
+        if not is_root:
             wanted["no-new-privileges"] = "no-new-privileges"
             host.setdefault("CapDrop", ["ALL"])
         security += [option for name, option in wanted.items() if name not in named]
@@ -117,3 +119,8 @@ class GpuCkptDockerSpawner(GpuCkptSpawnerMixin, DockerSpawner):  # type: ignore[
     def _seccomp(self) -> str:
         path = Path(self.seccomp_file)
         return str(path) if self._is_podman else path.read_text()
+
+
+def _is_root(user: object) -> bool:
+    """Return whether a container's user is root: a name or an id, which a group may follow; empty means root."""
+    return str(user).partition(":")[0] in _ROOT

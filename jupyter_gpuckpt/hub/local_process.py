@@ -11,9 +11,9 @@ from .spawner import GpuCkptSpawnerMixin
 
 
 class GpuCkptLocalProcessSpawner(GpuCkptSpawnerMixin, LocalProcessSpawner):  # type: ignore[misc]
-    """JupyterHub's own spawner with the time that a suspend takes.
+    """LocalProcessSpawner with the time that a suspend takes.
 
-    A server hears SIGINT first, SIGTERM after `interrupt_timeout`, and is killed after `term_timeout`.
+    JupyterHub sends a server SIGINT, then SIGTERM after `interrupt_timeout`, then SIGKILL after `term_timeout`.
     """
 
     @default("interrupt_timeout")
@@ -21,7 +21,7 @@ class GpuCkptLocalProcessSpawner(GpuCkptSpawnerMixin, LocalProcessSpawner):  # t
         return self.stop_seconds
 
     def check_configuration(self) -> None:
-        """Refuse timeouts that are shorter together than a suspend may take."""
+        """Refuse timeouts whose sum is less than a suspend may take."""
         self.require_time(
             "c.LocalProcessSpawner.interrupt_timeout and term_timeout together",
             self.interrupt_timeout + self.term_timeout,

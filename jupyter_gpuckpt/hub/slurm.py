@@ -12,7 +12,7 @@ from batchspawner import JobStatus, SlurmSpawner
 
 from .spawner import GpuCkptSpawnerMixin
 
-#: An option by which Slurm signals a job that will reach its time limit: [{R|B}:]SIGNAL[@SECONDS]; 60 s without a number.
+#: The option for a signal before a job's time limit: [{R|B}:]SIGNAL[@SECONDS]. Without SECONDS it comes 60 s before.
 _SIGNAL = re.compile(r"--signal[= ](?:[RB]+:)?\w+(?:@(\d+))?")
 _DEFAULT_SIGNAL_SECONDS = 60
 _POLL_SECONDS = 1.0
@@ -21,13 +21,13 @@ _POLL_SECONDS = 1.0
 class GpuCkptSlurmSpawner(GpuCkptSpawnerMixin, SlurmSpawner):  # type: ignore[misc]
     """SlurmSpawner that waits for the end of a canceled job, and gives servers time before the job's time limit.
 
-    The time between the signal of `scancel` and the kill is KillWait in slurm.conf. The hub has its kernels suspended before.
+    Slurm kills a canceled job KillWait (slurm.conf) after the signal. The server suspends its kernels before the hub cancels the job.
     """
 
     req_options: str
 
     def check_configuration(self) -> None:
-        """Refuse a signal that comes later before the time limit than a suspend may take."""
+        """Refuse a signal that comes less time before the time limit than a suspend may take."""
         if found := _SIGNAL.search(self.req_options):
             seconds = int(found[1] or _DEFAULT_SIGNAL_SECONDS)
             self.require_time("--signal in c.SlurmSpawner.req_options", seconds)

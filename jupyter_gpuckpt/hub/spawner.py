@@ -34,7 +34,7 @@ else:
 _STATE = "gpuckpt_waiting"
 #: The lifetime of a token for one request, beyond the longest duration of the request.
 _TOKEN_SECONDS = 60
-#: What a server's stop may take beside the suspends: undoing what was not complete at the deadline, and its own end.
+#: The time that a server's stop may take besides the suspends: to undo those that are incomplete at the deadline, and to exit.
 _STOP_MARGIN_SECONDS = 15
 #: The most notebooks that are named in the hub's pages and its database.
 _NAMED = 5
@@ -83,14 +83,14 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
 
     @property
     def stop_seconds(self) -> int:
-        """Return the seconds that a server may take to end once it has heard a signal."""
+        """Return the seconds that a server may take to end after a stop signal."""
         return math.ceil(self.suspend_timeout) + _STOP_MARGIN_SECONDS
 
     def check_configuration(self) -> None:
-        """Raise ConfigurationError if a server would be killed while it suspends; classes that know their engine's clock do."""
+        """Raise ConfigurationError if the engine would kill a server while it suspends kernels. Here nothing is known of the engine."""
 
     def require_time(self, setting: str, seconds: float) -> None:
-        """Raise ConfigurationError if a setting kills a server sooner than `stop_seconds` after the signal."""
+        """Raise ConfigurationError if a setting of the engine lets it kill a server earlier than `stop_seconds` after the signal."""
         if seconds < self.stop_seconds:
             raise ConfigurationError(
                 f"With {setting} = {seconds:g} s a server would be killed while its kernels are being suspended, which may take"
@@ -100,7 +100,7 @@ class GpuCkptSpawnerMixin(_Base):  # type: ignore[misc] # another base when it r
             )
 
     async def start(self) -> object:
-        """Start the server as the base class does, unless its configuration would cut a suspend short."""
+        """Start the server as the base class does. Raises ConfigurationError if it could be killed while it suspends kernels."""
         self.check_configuration()
         url: object = await maybe_future(super().start())
         # From now on the server lists its kernels; if it crashes, it is unknown which of them still wait.

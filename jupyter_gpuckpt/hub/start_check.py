@@ -13,10 +13,10 @@ from ..errors import ConfigurationError
 from .spawner import GpuCkptSpawnerMixin
 
 
-def request() -> None:
-    """Check the configuration once this process's hub has read it; do nothing where no hub starts."""
+def check_at_start() -> None:
+    """Check the configuration as soon as the hub of this process has read it; do nothing in a process without a hub."""
     if JupyterHub.initialized():
-        # The hub sets this trait as it opens its database, after it has read the whole configuration.
+        # The hub sets this trait when it opens its database, after it has read the whole configuration.
         JupyterHub.instance().observe(_check, "session_factory")
 
 
@@ -25,9 +25,14 @@ def _check(change: dict[str, Any]) -> None:
     hub = change["owner"]
     if not issubclass(hub.spawner_class, GpuCkptSpawnerMixin):
         return
-    # Some spawners put the user's name and id into names as they are constructed.
-    spawner = hub.spawner_class(config=hub.config, user=SimpleNamespace(name="", id=0))
     try:
+        # The constructors of some spawners use the name and the id of the user.
+        spawner = hub.spawner_class(config=hub.config, user=SimpleNamespace(name="", id=0))
         spawner.check_configuration()
     except ConfigurationError as error:
         hub.exit(f"{error.message} {error.hint}")
+    except Exception as error:  # a class of the administrator's may need a real user
+        hub.log.warning(
+            "The configuration of the spawner cannot be checked before a user starts a server: %r",
+            error,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from systemdspawner import SystemdSpawner
 
@@ -22,10 +23,10 @@ _SPAN = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)")
 class GpuCkptSystemdSpawner(GpuCkptSpawnerMixin, SystemdSpawner):  # type: ignore[misc]
     """SystemdSpawner with the time that a suspend takes.
 
-    At a stop only the server hears the signal: systemd's default sends it to all processes of a kernel.
+    A stop sends its signal to the server alone. By default systemd would send it to all processes of the kernels, too.
     """
 
-    unit_extra_properties: dict[str, str]
+    unit_extra_properties: dict[str, Any]
 
     def check_configuration(self) -> None:
         """Refuse a TimeoutStopSec that is shorter than a suspend may take."""
@@ -33,12 +34,12 @@ class GpuCkptSystemdSpawner(GpuCkptSpawnerMixin, SystemdSpawner):  # type: ignor
         for name in ("TimeoutStopSec", "TimeoutSec"):
             if name in properties:
                 setting = f'c.SystemdSpawner.unit_extra_properties["{name}"]'
-                self.require_time(setting, seconds_of(properties[name]))
+                self.require_time(setting, seconds_of(str(properties[name])))
 
     async def start(self) -> object:
         """Start the service with the time that its stop may take."""
         own = self.unit_extra_properties
-        wanted = {"KillMode": "mixed"}
+        wanted: dict[str, Any] = {"KillMode": "mixed"}
         if "TimeoutSec" not in own:
             wanted["TimeoutStopSec"] = str(self.stop_seconds)
         self.unit_extra_properties = wanted | own
@@ -46,11 +47,11 @@ class GpuCkptSystemdSpawner(GpuCkptSpawnerMixin, SystemdSpawner):  # type: ignor
 
 
 def seconds_of(span: str) -> float:
-    """Return the seconds of a time span as systemd writes it, like `1min 30s`; infinite if it is no such span or has no limit."""
-    text = span.strip().lower()
+    """Return the seconds of a time span in systemd's form, like `1min 30s`; infinite for any other text and for no limit."""
+    text = span.strip()
     parts = _SPAN.findall(text)
     is_span = bool(parts) and not _SPAN.sub("", text).strip()
     if not is_span or any(unit not in _UNITS for _, unit in parts):
         return float("inf")
-    # 0 switches the limit off.
+    # 0 means no limit.
     return sum(float(number) * _UNITS[unit] for number, unit in parts) or float("inf")

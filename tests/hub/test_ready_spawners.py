@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from traitlets.config import Config
 
 from jupyter_gpuckpt import hub as hub_package
 from jupyter_gpuckpt.errors import ConfigurationError
-from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, with_suspend
+from jupyter_gpuckpt.hub import GpuCkptSpawnerMixin, start_check, with_suspend
 from jupyter_gpuckpt.hub.systemd import seconds_of
 from tests.ports import free_port
 from tests.programs import python_module
@@ -70,6 +71,7 @@ TOO_SHORT = [
     ("slurm", "SlurmSpawner", {"req_options": "--signal=TERM"}),
     ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "1min 10s"}}),
     ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutSec": "20"}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": 30}}),
 ]
 
 
@@ -98,6 +100,8 @@ ENOUGH = [
     ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "2min"}}),
     ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "infinity"}}),
     ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "0"}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": 300}}),
+    ("systemd", "SystemdSpawner", {"unit_extra_properties": {"TimeoutStopSec": "1M"}}),
 ]
 
 
@@ -115,6 +119,21 @@ def test_more_time_is_left_as_it_was_configured(name, section, settings):
 )
 def test_time_spans_of_systemd_are_understood(span, seconds):
     assert seconds_of(span) == seconds
+
+
+def test_a_class_that_needs_a_real_user_is_checked_at_the_start_of_servers_instead(caplog):
+    class Named(ready("docker")):
+        def __init__(self, **options):
+            super().__init__(**options)
+            self.image = self.user.settings["image"]
+
+    hub = JupyterHub(spawner_class=Named, log=logging.getLogger("a hub's"))
+    start_check._check({"owner": hub})
+    assert "cannot be checked before a user starts a server" in caplog.text
+    spawner = Named(user=SimpleNamespace(settings={"image": "lab"}))
+    spawner.extra_create_kwargs = {"stop_timeout": 10}
+    with pytest.raises(ConfigurationError):
+        asyncio.run(spawner.start())
 
 
 def test_a_spawner_refuses_to_start_a_server_with_what_a_hook_made_too_short():
@@ -172,8 +191,9 @@ def test_an_image_of_root_keeps_the_capability_to_map_its_own_id():
     assert "no-new-privileges" not in host["SecurityOpt"]
     host = Sent().create(is_podman=False, is_root=True, user=1001)["host_config"]
     assert host["CapDrop"] == ["ALL"]
-    host = Sent().create(is_podman=False, is_root=False, user="root")["host_config"]
-    assert "CapDrop" not in host
+    for user in ("root", "root:users", "0:0", 0):
+        host = Sent().create(is_podman=False, is_root=False, user=user)["host_config"]
+        assert "CapDrop" not in host, user
 
 
 def test_options_of_the_configuration_stay_as_they_are():
