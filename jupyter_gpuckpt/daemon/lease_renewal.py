@@ -92,15 +92,19 @@ class LeaseRenewal:
             if is_due or needs != self._told.get(remote.name):
                 self._told[remote.name] = needs
                 tend = partial(LeasesAtRemote.tend, needs=needs, on_lost=self._on_lost)
-                asked.append((remote, asyncio.wrap_future(self._leases.ask(remote, tend))))
+                one = asyncio.wrap_future(self._leases.ask(remote, tend))
+                one.add_done_callback(partial(self._note_failure, remote.name))
+                asked.append(one)
         if not asked:
             return
         # A remote that does not answer gets its next request after the answer, because its thread does one after the other.
-        await asyncio.wait([one for _, one in asked], timeout=self._leases.life_seconds / _BEATS)
-        for remote, one in asked:
-            if one.done() and not one.cancelled() and (error := one.exception()):
-                _log.warning("leases in remote %s were not renewed: %s", remote.name, error)
-                self._told.pop(remote.name, None)
+        await asyncio.wait(asked, timeout=self._leases.life_seconds / _BEATS)
+
+    def _note_failure(self, remote: str, one: asyncio.Future[None]) -> None:
+        """Log the error of a renewal, which may come long after `_look` has returned, and let the next `_look` ask again."""
+        if not one.cancelled() and (error := one.exception()):
+            _log.warning("leases in remote %s were not renewed: %s", remote, error)
+            self._told.pop(remote, None)
 
     def _needs(self, uploads: Mapping[str, tuple[SnapshotInfo, bool]]) -> Needs:
         """Return which kernels need or keep a lease in a remote. `uploads`: each snapshot, and whether the remote has it."""

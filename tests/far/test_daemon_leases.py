@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import shutil
 import threading
+import time
 
 import pytest
 
@@ -13,10 +15,11 @@ from jupyter_gpuckpt.daemon import far_copies, leases, remote_keys, remotes
 from jupyter_gpuckpt.daemon.lease_file import LeaseFile
 from jupyter_gpuckpt.daemon.lease_renewal import LeaseRenewal
 from jupyter_gpuckpt.daemon.leases import DaemonLeases
+from jupyter_gpuckpt.daemon.leases_at_remote import LeasesAtRemote
 from jupyter_gpuckpt.daemon.records import KernelRecord
 from jupyter_gpuckpt.daemon.remote_uploader import record_path
 from jupyter_gpuckpt.daemon.upload_queue import read_uploaded
-from jupyter_gpuckpt.errors import SessionHeld
+from jupyter_gpuckpt.errors import SessionHeld, StoreUnavailable
 from jupyter_gpuckpt.model import LaunchSpec
 from jupyter_gpuckpt.place import this_place
 from jupyter_gpuckpt.protocol import OperationState, OwnerKind
@@ -394,6 +397,28 @@ def test_what_is_erased_is_the_session_and_not_the_branch_of_it(two):
         assert erased(a, branch) == {"k1"}
 
     two(test)
+
+
+def test_a_remote_that_fails_late_is_a_warning_and_is_asked_again(two, monkeypatch, caplog):
+    failed = threading.Event()
+
+    def tend(*_, **__):
+        time.sleep(0.5)
+        failed.set()
+        raise StoreUnavailable("The remote did not answer.")
+
+    async def test(a, b):
+        monkeypatch.setattr(LeasesAtRemote, "tend", tend)
+        a.lease_renewal.start()
+        await until(lambda: "leases in remote share were not renewed" in caplog.text)
+        failed.clear()
+        await until(failed.is_set)
+        monkeypatch.undo()
+        await asyncio.sleep(0)
+        gc.collect()
+        assert "never retrieved" not in caplog.text
+
+    two(test, life_seconds=1.0)
 
 
 def test_without_remotes_nothing_is_asked(tmp_path):
