@@ -35,7 +35,7 @@ def _asked(shell: InteractiveShell, verb: str, argument: str) -> str:
     return answer or MISSING
 
 
-#: By name: what is asked for, and the help that `%name?` shows.
+#: The request that each magic sends, and its help text, which `%name?` shows; by the name of the magic.
 _MAGICS = {
     "save_session": ("save", "Save this kernel, which runs on: `%save_session [TITLE]`."),
     "sessions": ("list", "List the kernels of this server, and the snapshots of this one."),

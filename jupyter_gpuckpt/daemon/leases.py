@@ -81,7 +81,7 @@ class DaemonLeases:
         return bool(self._at) and not self._is_over.is_set()
 
     def wake(self) -> None:
-        """Have it checked soon which leases are needed. On the event loop's thread."""
+        """Let the renewal check soon which leases are needed. On the event loop's thread."""
         self.woken.set()
 
     def close(self) -> None:

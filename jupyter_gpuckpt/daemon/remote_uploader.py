@@ -113,7 +113,7 @@ class RemoteUploader:
         self._woken.set()
 
     def hurry(self, *, on: bool) -> None:
-        """Upload at full rate, before this machine goes (`on`), or as usual. The running upload is begun again for that."""
+        """Upload at full rate, because this machine will go (`on`), or as usual. With `on` a running upload is started again."""
         self.queue.hurry(on=on)
         if on and self._current is not None:
             self._current.sending.stop()

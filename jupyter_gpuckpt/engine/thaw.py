@@ -109,7 +109,7 @@ def thaw(
     spilled = settings.spill_dir / f"restore-{exit_path.name}"
     directory = criu_options.IMAGES if skeleton else str(spilled)
     started: list[int] = []
-    with ExitStack() as rollback, ExitStack() as cleanup, _refused_calls_told(started):
+    with ExitStack() as rollback, ExitStack() as cleanup, _system_errors_as_failures(started):
         with progress.stage(Stage.NAMESPACES):
             connections = cleanup.enter_context(_connections(manifest, content))
             namespaces = start_namespaces(
@@ -197,7 +197,7 @@ def _new_ports(saved: Sequence[int], now: Sequence[int] | None) -> dict[int, int
 
 
 @contextmanager
-def _refused_calls_told(inits: Collection[int]) -> Iterator[None]:
+def _system_errors_as_failures(inits: Collection[int]) -> Iterator[None]:
     """Turn an OSError in the block into ThawFailed. `inits`: the first process of the namespaces, once it is started."""
     try:
         yield

@@ -18,7 +18,7 @@ from ..output_log import next_frame
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.003, 0.05
 
 
-class Rewound(Exception):  # noqa: N818 - no error: the notebook is gone through again
+class Rewound(Exception):  # noqa: N818 - no error: the reader starts over
     """The signal to read the journal again from its beginning: the kernel was resumed or lost, or the journal was replaced."""
 
 
