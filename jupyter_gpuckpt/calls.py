@@ -17,7 +17,7 @@ import msgspec
 
 from . import decoding
 from .errors import DaemonUnavailable, ErrorRecord, error_from
-from .far_records import FarListing, FetchEstimate, FetchRequest, RemoteState
+from .far_records import FarListing, FetchEstimate, FetchRequest, MoveRequest, RemoteState
 from .model import LaunchSpec, RetentionPolicy
 from .protocol import (
     SILENCE_SECONDS,
@@ -176,6 +176,11 @@ def park(kernel_id: str, *, peer_access_off: bool = False) -> Call[Operation]:
     return Call(
         Operation, "POST", _path("kernels", kernel_id, "park"), ParkRequest(peer_access_off)
     )
+
+
+def move(kernel_id: str, remote: str = "") -> Call[Operation]:
+    """Start uploading a suspended kernel's snapshot to a remote, by default the only one, and releasing its session there."""
+    return Call(Operation, "POST", _path("kernels", kernel_id, "move"), MoveRequest(remote))
 
 
 def gpu_room(kernel_id: str, snapshot_id: str = "") -> Call[GpuRoom]:

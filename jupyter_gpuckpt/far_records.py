@@ -39,6 +39,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     """A far session: whose notebook it is, and its snapshots, newest first. `path`: relative to the root of its server.
 
     `leased_to`: the machine with its lease, which may have ended without releasing it; `leased_since`: in seconds since the epoch.
+    `moved_at`: when its user moved it there for another machine, which has not taken it yet; 0: did not.
     """
 
     session_id: str
@@ -50,6 +51,7 @@ class ListedSession(msgspec.Struct, frozen=True):
     snapshots: list[ListedSnapshot] = []
     leased_to: str = ""
     leased_since: float = 0.0
+    moved_at: float = 0.0
 
 
 class FarListing(msgspec.Struct, frozen=True):
@@ -75,6 +77,12 @@ class FetchEstimate(msgspec.Struct, frozen=True):
     obstacles: list[str] = []
     warnings: list[str] = []
     hint: str = ""
+
+
+class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """POST /kernels/{id}/move. `remote`: empty: the only one."""
+
+    remote: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
 class FetchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -38,6 +38,8 @@ class Stage(StrEnum):
     GPU_RESTORE = "gpu restore"
     LET_GO = "let go"
     FETCH = "fetch"
+    UPLOAD = "upload"
+    RELEASE = "release"
 
 
 _GPU_STAGES = (Stage.GPU_LOCK, Stage.GPU_CHECKPOINT, Stage.GPU_RELEASE)

@@ -119,6 +119,9 @@ class OperationKind(StrEnum):
     ROLL_BACK = "roll_back"
     #: A fetch of a snapshot from a remote; `kernel_id`: of the snapshot's kernel.
     FETCH = "fetch"
+    #: An upload of a suspended kernel's snapshot and the release of its session, so that another machine can go on with it. A server's
+    #: operation of this kind suspends the kernel first.
+    MOVE = "move"
 
 
 class OperationState(StrEnum):

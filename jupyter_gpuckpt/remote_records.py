@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from urllib.parse import urlsplit
 
 import msgspec
 
 from . import ids
-from .errors import ConfigurationError, ErrorRecord
+from .errors import ConfigurationError, ErrorRecord, RemoteNotFound
 
 #: The allowed settings of a remote, by the scheme of its URL. Keys and tokens are excluded on purpose.
 SETTINGS = {
@@ -172,6 +172,22 @@ class Remote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"Remote {self.name}: connections to the endpoint would not be encrypted.",
                 hint="Use https, or set allow_http=true if no one else can read the traffic.",
             )
+
+
+def chosen(named: str, names: Sequence[str]) -> str:
+    """Return the remote that a request names, or the only one. Raises RemoteNotFound, ConfigurationError if there is a choice."""
+    if named and named not in names:
+        raise RemoteNotFound(
+            f"There is no remote {named!r}.", hint="`jupyter gpuckpt remote list` lists them."
+        )
+    if not named and len(names) != 1:
+        raise ConfigurationError(
+            f"There are {len(names)} remotes to which the kernel could be moved.",
+            hint=f"Name one of {', '.join(names)}."
+            if names
+            else "`jupyter gpuckpt remote add` adds one.",
+        )
+    return named or names[0]
 
 
 def secrets_in(remote: Remote, environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from http import HTTPStatus
 
-from ..far_records import FetchRequest
+from ..far_records import FetchRequest, MoveRequest
 from .base_handler import BaseHandler
 
 
@@ -43,9 +43,19 @@ class FetchHandler(BaseHandler):
         self.reply(operation.public(), HTTPStatus.ACCEPTED)
 
 
+class MoveHandler(BaseHandler):
+    """Handler for moves."""
+
+    async def post(self, kernel_id: str) -> None:
+        """Start moving a suspended kernel."""
+        operation = await self.daemon.moves.move(kernel_id, self.record(MoveRequest))
+        self.reply(operation.public(), HTTPStatus.ACCEPTED)
+
+
 ROUTES: dict[str, type[BaseHandler]] = {
     "/remotes": RemotesHandler,
     "/remotes/{remote}/sessions": FarSessionsHandler,
     "/remotes/{remote}/snapshots/{snapshot_id}": FarSnapshotHandler,
     "/remotes/{remote}/snapshots/{snapshot_id}/fetch": FetchHandler,
+    "/kernels/{kernel_id}/move": MoveHandler,
 }

@@ -45,6 +45,7 @@ def listed(session: FarSession, local_snapshots: dict[str, bool]) -> ListedSessi
         [listed_snapshot(one, local_snapshots) for one in session.listed],
         lease.host_name or lease.daemon_id if lease else "",
         lease.since if lease else 0.0,
+        0.0 if lease else session.moved_at,
     )
 
 
@@ -62,8 +63,12 @@ def listed_snapshot(one: FarSnapshot, local_snapshots: dict[str, bool]) -> Liste
     )
 
 
-def rank(session: ListedSession) -> tuple[bool, float]:
-    """Return the sort key of a session in a list: first those that nobody runs and that are not here, then the newest."""
+def rank(session: ListedSession) -> tuple[float, bool, float]:
+    """Return the sort key of a session in a list: first those that were moved, then those that nobody runs, then the newest.
+
+    Those whose newest snapshot is here are no longer offered.
+    """
     newest = max(session.snapshots, key=lambda one: one.created, default=None)
     is_offered = newest is not None and not session.leased_to and not newest.here
-    return not is_offered, -newest.created if newest else 0.0
+    moved_at = session.moved_at if is_offered else 0.0
+    return -moved_at, not is_offered, -newest.created if newest else 0.0

@@ -136,6 +136,13 @@ class LeasesAtRemote:
             f"{held(session, lease).message} It is fetched only with --take-over." if lease else ""
         )
 
+    def offer(self, session_id: str) -> bool:
+        """Mark a far session as moved; return False while this daemon has its lease. Raises FarObjectMissing."""
+        leases, sessions = self._opened()
+        if not self._may_write:
+            return sessions.get(session_id).lease is None
+        return self._guarded(lambda: leases.offer(session_id))
+
     def tend(self, needs: Needs, on_lost: OnLost) -> None:
         """Renew this daemon's leases, get those that running kernels lack, and release those that are not needed."""
         known = self._file.all()

@@ -152,6 +152,12 @@ class Operations:
         """Return whether an operation is running."""
         return any(not operation.ended for operation in self._operations.values())
 
+    @property
+    def any_disturbed(self) -> bool:
+        """Return whether an operation is running that uploads would delay; a move itself waits for one."""
+        running = (one for one in self._operations.values() if not one.ended)
+        return any(one.kind is not OperationKind.MOVE for one in running)
+
     def _drop_old(self) -> None:
         oldest = time.monotonic() - KEEP_SECONDS
         for operation in list(self._operations.values()):

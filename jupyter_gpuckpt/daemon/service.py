@@ -27,6 +27,7 @@ from .leases import DaemonLeases
 from .lost_leases import LostLeases
 from .machine import Machine
 from .measuring import Measuring
+from .moves import Moves
 from .near_copy import NearCopy
 from .operations import Operations
 from .owners import Owners
@@ -88,6 +89,14 @@ class Daemon:
         self.lease_renewal = LeaseRenewal(
             settings.data, self.kernels, self.uploads, self.leases, on_lost
         )
+        self.moves = Moves(
+            settings.data,
+            self.kernels,
+            self.operations,
+            self.streams,
+            self.uploads,
+            self.leases,
+        )
         self.snapshot_lists = SnapshotLists(
             self.inventory, self.kernels, self.machine, self.uploads
         )
@@ -142,8 +151,8 @@ class Daemon:
 
     @property
     def needs_quiet(self) -> bool:
-        """Return whether something runs for which a user waits."""
-        return self.operations.any_running or self.transfers.any_running
+        """Return whether something runs for which a user waits, and which uploads would delay."""
+        return self.operations.any_disturbed or self.transfers.any_running
 
     def _is_in_use(self) -> bool:
         return (
@@ -220,6 +229,7 @@ class Daemon:
         await self.verbs.close()
         await self.removal.close()
         await self.transfers.close()
+        await self.moves.close()
         await self.far_sessions.close()
         await self.near_copy.close()
         await self.far_collecting.close()

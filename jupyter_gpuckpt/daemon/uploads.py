@@ -139,6 +139,11 @@ class Uploads:
             upload.state is UploadState.UPLOADED for upload in self.of(info)
         )
 
+    def upload_to(self, remote: str, snapshot_id: str) -> Upload | None:
+        """Return the state of a snapshot's upload to one remote; None if the remote or the snapshot was removed."""
+        info, uploader = self._snapshots.found.get(snapshot_id), self._uploaders.get(remote)
+        return uploader.upload_of(info) if uploader is not None and info is not None else None
+
     def newest_uploaded(self, kernel_id: str) -> SnapshotInfo | None:
         """Return the newest snapshot of a kernel that a remote has; None if there is none."""
         found = self._snapshots.found.values()

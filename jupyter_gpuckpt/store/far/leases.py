@@ -147,7 +147,7 @@ class Leases:
                     raise held(session, lease)
                 taken.append(lease)
             own = Lease(self.daemon_id, self._host_name, self._wall())
-            return msgspec.structs.replace(session, lease=own, term=session.term + 1)
+            return msgspec.structs.replace(session, lease=own, term=session.term + 1, moved_at=0.0)
 
         for _ in range(_ATTEMPTS):
             session = self._sessions.rewrite(session_id, grant)
@@ -192,6 +192,22 @@ class Leases:
 
         if release(session) != session:
             self._sessions.rewrite(session_id, release)
+
+    def offer(self, session_id: str) -> bool:
+        """Mark a far session as moved, for the daemon that gets its lease next; return False while this daemon has the lease.
+
+        Do nothing if another daemon has it already. Raises FarObjectMissing.
+        """
+
+        def mark(session: FarSession) -> FarSession:
+            if session.lease is not None:
+                return session
+            return msgspec.structs.replace(session, moved_at=self._wall())
+
+        session = self._sessions.get(session_id)
+        if session.lease is None:
+            session = self._sessions.rewrite(session_id, mark)
+        return session.lease is None or session.lease.daemon_id != self.daemon_id
 
     def end(self) -> None:
         """Remove the heartbeat. This ends all leases of this daemon that were not released."""

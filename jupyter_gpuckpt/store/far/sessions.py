@@ -87,6 +87,8 @@ class FarSession(msgspec.Struct, frozen=True):
     lease: Lease | None = None
     #: A fencing token: the number of leases granted so far. It does not change when a lease ends.
     term: Annotated[int, msgspec.Meta(ge=0)] = 0
+    #: When a user moved it here for another machine, in seconds since 1970; 0 if that was not done, or a machine has taken it since.
+    moved_at: float = 0.0
 
     @property
     def listed(self) -> list[FarSnapshot]:
@@ -274,6 +276,7 @@ class Sessions:
             or not all(map(_is_sound_snapshot, session.snapshots))
             or not all(map(snapshot_of, session.erased))
             or not (session.lease is None or _is_sound(session.lease))
+            or not is_time(session.moved_at)
         ):
             raise invalid(name, "its name or an entry in it is impossible")
         self._seen.check(name, session.generation, newest)
