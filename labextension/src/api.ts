@@ -29,17 +29,17 @@ import { asKernel, asSnapshot } from './protocol';
 
 const NAMESPACE = 'api/gpuckpt';
 
-/** How long the server may hold one question about an operation. */
+/** The seconds for which the server may delay its answer to one request about an operation, until the operation ends. */
 const WAIT_SECONDS = 20;
 
-/** The same while a user watches its progress. */
+/** The same while a user sees its progress. */
 const WATCH_SECONDS = 1;
 
-/** How often, and how many seconds apart, a lost server is asked again about an operation. */
+/** The number of requests about an operation to a server that does not answer, and the seconds between two. */
 const RETRIES = 30;
 const RETRY_SECONDS = 1;
 
-/** An operation or a request that failed. `code` tells programs what `message` tells people. */
+/** The error of an operation or a request that failed. `code` is for programs, `message` for people. */
 export class GpuCkptError extends Error implements IErrorRecord {
   constructor(record: IErrorRecord) {
     super(record.message);
@@ -53,26 +53,26 @@ export class GpuCkptError extends Error implements IErrorRecord {
   readonly hint: string | null;
   readonly details: JSONValue;
 
-  /** No answer came at all. */
+  /** The code if there was no answer. */
   static readonly UNREACHABLE = 'unreachable';
 
-  /** The answer did not come from our server extension. */
+  /** The code if the answer did not come from this package's server extension. */
   static readonly NO_EXTENSION = 'no_extension';
 
-  /** The operation was cancelled, e.g. a save by a suspend; the server's word. */
+  /** The server's code for an operation that was cancelled, e.g. a save by a suspend. */
   static readonly CANCELLED = 'operation_cancelled';
 
-  /** Another machine runs the session. */
+  /** The server's code for a session that another machine runs. */
   static readonly SESSION_HELD = 'session_held';
 
-  /** Another machine has taken the session over. */
+  /** The server's code for a session that another machine has taken over. */
   static readonly SESSION_LOST = 'session_lost';
 }
 
 /**
- * Ask the server.
+ * Send the server a request and return its answer.
  *
- * @throws GpuCkptError whatever goes wrong.
+ * @throws GpuCkptError for every failure.
  */
 export async function request<T>(
   path: string,
@@ -118,13 +118,13 @@ export class GpuCkptApi {
     private readonly _retrySeconds = RETRY_SECONDS
   ) {}
 
-  /** Every kernel of this server. */
+  /** Return all kernels of this server. */
   async kernels(): Promise<IKernel[]> {
     const { kernels } = await this._get<{ kernels: IKernel[] }>('kernels');
     return kernels.map(asKernel);
   }
 
-  /** One kernel. */
+  /** Return one kernel. */
   async kernel(kernelId: string): Promise<IKernel> {
     return asKernel(await this._get(at`kernels/${kernelId}`));
   }
@@ -138,38 +138,38 @@ export class GpuCkptApi {
     return this._send('POST', at`kernels/${kernelId}/${kind}`, body);
   }
 
-  /** Start a second kernel from a snapshot, in a notebook; by default in a copy of its own. */
+  /** Start a second kernel from a snapshot for a notebook, by default for a new copy of the snapshot's notebook. */
   async branch(snapshotId: string, notebook = ''): Promise<IOperation> {
     const path = at`snapshots/${snapshotId}/branch`;
     const body: JSONObject = notebook ? { path: notebook } : {};
-    // What is left to do then is the resume of a new kernel.
+    // From then on it is the resume of a new kernel.
     return {
       ...(await this._send<IOperation>('POST', path, body)),
       kind: 'branch'
     };
   }
 
-  /** Ask a running operation to stop and to undo what it did. */
+  /** Ask a running operation to stop and to undo its work. */
   cancel(operationId: string): Promise<IOperation> {
     return this._send('POST', at`operations/${operationId}/cancel`, {});
   }
 
-  /** Keep an idle kernel from being suspended for now. */
+  /** Prevent the announced suspend of an idle kernel. */
   keepRunning(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/keep_running`, {});
   }
 
-  /** The kernels whose shutdown can be undone. */
+  /** Return the kernels whose shutdown can be undone. */
   async shutDowns(): Promise<IShutDown[]> {
     return (await this._get<{ kernels: IShutDown[] }>('shut_down')).kernels;
   }
 
-  /** Take a kernel's shutdown back. */
+  /** Undo a kernel's shutdown. */
   undoShutdown(kernelId: string): Promise<JSONObject> {
     return this._send('POST', at`kernels/${kernelId}/undo_shutdown`, {});
   }
 
-  /** Wait until an operation has ended; a server that is away for a while (a restart) is asked again. */
+  /** Wait for the end of an operation; repeat the request if the server does not answer for a while, e.g. during a restart. */
   async finish(
     operation: IOperation,
     onProgress?: (progress: IProgress) => void
@@ -195,7 +195,7 @@ export class GpuCkptApi {
     return operation;
   }
 
-  /** The user's snapshots, newest first. */
+  /** Return the user's snapshots, newest first. */
   async snapshots(): Promise<ISnapshot[]> {
     const { snapshots } = await this._get<{ snapshots: ISnapshot[] }>(
       'snapshots'
@@ -212,23 +212,23 @@ export class GpuCkptApi {
     return asSnapshot(await this._send('PATCH', path, changes));
   }
 
-  /** Delete a snapshot; that can be undone for a while. */
+  /** Delete a snapshot, which can be undone for a while. */
   delete(snapshotId: string): Promise<null> {
     return this._send('DELETE', at`snapshots/${snapshotId}`);
   }
 
-  /** Take a snapshot's deletion back. */
+  /** Undo a snapshot's deletion. */
   async undelete(snapshotId: string): Promise<ISnapshot> {
     const path = at`snapshots/${snapshotId}/undelete`;
     return asSnapshot(await this._send('POST', path, {}));
   }
 
-  /** Read a snapshot completely and compare it with its digests. */
+  /** Read all of a snapshot and compare it with its digests. */
   verify(snapshotId: string): Promise<IVerification> {
     return this._send('POST', at`snapshots/${snapshotId}/verify`, {});
   }
 
-  /** Where a browser downloads a snapshot; `name`: that of the file, without its suffix. */
+  /** Return the URL from which a browser downloads a snapshot. `name`: the file's name without its suffix. */
   exportUrl(snapshotId: string, name: string): string {
     const path = at`snapshots/${snapshotId}/export?name=${name}`;
     return URLExt.join(this._settings.baseUrl, NAMESPACE, path);
@@ -247,35 +247,35 @@ export class GpuCkptApi {
     );
   }
 
-  /** The changes since a snapshot of the files that its kernel had open. */
+  /** Return the changes, since a snapshot, of the files that its kernel had open. */
   changes(snapshotId: string): Promise<IChanges> {
     return this._get(at`snapshots/${snapshotId}/changes`);
   }
 
-  /** A snapshot's variables beside those of a kernel now. */
+  /** Compare a snapshot's variables with those of a kernel now. */
   compare(snapshotId: string, kernelId: string): Promise<IComparison> {
     const path = at`snapshots/${snapshotId}/compare`;
     return this._get(`${path}${at`?kernel_id=${kernelId}`}`);
   }
 
-  /** The remotes, as they were when they were last tried; none is asked. */
+  /** Return the remotes in their last known state; the server sends no request to any of them. */
   async remotes(): Promise<IRemote[]> {
     return (await this._get<{ remotes: IRemote[] }>('remotes')).remotes;
   }
 
-  /** The snapshots in a remote, by session. */
+  /** Return the snapshots in a remote, by session. */
   farSessions(remote: string): Promise<IFarListing> {
     return this._get(at`remotes/${remote}/sessions`);
   }
 
-  /** The size of a fetch, and the obstacles to resuming the kernel here. */
+  /** Return the size of a fetch, and the obstacles to resuming the kernel here. */
   fetchEstimate(place: IFarPlace): Promise<IFetchEstimate> {
     return this._get(`${farPath(place)}${at`?session_id=${place.sessionId}`}`);
   }
 
   /**
-   * Start bringing a snapshot here; with `force` although it could not be resumed here, with `takeOver` although another machine
-   * may run its session.
+   * Start fetching a snapshot. `force`: even if its kernel could not be resumed here. `takeOver`: even if another machine runs its
+   * session.
    */
   fetch(
     place: IFarPlace,
@@ -289,12 +289,12 @@ export class GpuCkptApi {
     return this._send('POST', `${farPath(place)}/fetch`, body);
   }
 
-  /** The notices that this machine will go. */
+  /** Return the notices that this machine will go. */
   async notices(): Promise<INotice[]> {
     return (await this._get<{ notices: INotice[] }>('notices')).notices;
   }
 
-  /** The disk use of the store. */
+  /** Return the disk use of the store. */
   store(): Promise<IStore> {
     return this._get('store');
   }
@@ -315,10 +315,10 @@ export class GpuCkptApi {
 
 const NO_CONTENT = 204;
 
-/** What Jupyter itself answers where there is no route, or none for a method. */
+/** The statuses with which Jupyter itself answers for a missing route or method. */
 const NOT_OURS = [404, 405];
 
-/** A path with its parts encoded. */
+/** Return a path with its parts encoded. */
 function at(texts: TemplateStringsArray, ...parts: string[]): string {
   return texts.reduce(
     (path, text, index) => path + encodeURIComponent(parts[index - 1]) + text

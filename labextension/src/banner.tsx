@@ -1,4 +1,4 @@
-// The notice above a notebook whose kernel is suspended.
+// The banner above a notebook whose kernel is suspended.
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -69,7 +69,7 @@ export class SuspendedBanner extends FittedBanner {
 
   private _follow(): void {
     const kernel = this._kernel;
-    // On its way back to an older snapshot it is suspended for a moment.
+    // While it is being rolled back it is suspended for a moment.
     const isSuspended =
       kernel?.state === 'suspended' &&
       this._states.inFlight(kernel.kernel_id) !== 'roll_back';

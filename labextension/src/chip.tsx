@@ -1,4 +1,4 @@
-// The chip in the notebook's toolbar: the kernel's state and, meanwhile, an operation's progress. A press shows the history.
+// The chip in the notebook's toolbar: the kernel's state, or the progress of an operation. A click shows the kernel's snapshots.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -15,7 +15,7 @@ import {
 } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
-/** What is wrong with the connection to a kernel, or that it is being restarted; null: its state counts. */
+/** Return a text about a lost connection to a kernel or about its restart; null if the kernel's state must be shown. */
 function connectionLabel(
   panel: NotebookPanel,
   trans: TranslationBundle

@@ -1,4 +1,4 @@
-// A button that runs a command, or shows why it cannot.
+// A button that runs a command; if the command is disabled, its tooltip gives the reason.
 
 import type { LabIcon } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -11,7 +11,7 @@ export function CommandButton(props: {
   args: ReadonlyPartialJSONObject;
   icon?: LabIcon;
   label: string;
-  /** The kernel or snapshot, where there is such a button for each. */
+  /** The name of the kernel or snapshot, if there are several such buttons. */
   about?: string;
 }): JSX.Element | null {
   const { commands, id, args, icon, label, about } = props;
@@ -19,7 +19,7 @@ export function CommandButton(props: {
     return null;
   }
   const isEnabled = commands.isEnabled(id, args);
-  // With `disabled` it would have no tooltip, and no place in the order of the keyboard.
+  // An element with `disabled` would have no tooltip and could not be focused by the keyboard.
   return (
     <button
       type="button"
@@ -35,7 +35,7 @@ export function CommandButton(props: {
   );
 }
 
-/** A button that opens a menu. */
+/** Draw a button that opens a menu. */
 export function MenuButton(props: {
   label: string;
   open: (anchor: Element) => void;

@@ -1,4 +1,4 @@
-// The commands on a kernel: save, suspend, resume, park, branch, and the way to its history.
+// The commands on a kernel: save, suspend, resume, park, branch, and a command that shows its snapshots.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { LabIcon } from '@jupyterlab/ui-components';
@@ -20,7 +20,7 @@ import { ARGUMENTS } from './targets';
 import { refusal } from './texts';
 import type { IKernelStates } from './tokens';
 
-/** What can be asked for, in the order of all menus. */
+/** The actions of the commands, in the order of all menus. */
 export const actions = [
   'save',
   'saveAs',
@@ -52,7 +52,7 @@ export const icons: Partial<Record<Action, LabIcon>> = {
   history: historyIcon
 };
 
-/** What must be possible for an action to be. */
+/** The operation that must be possible for an action. */
 const needed: Partial<Record<Action, OperationKind>> = {
   save: 'save',
   saveAs: 'save',
@@ -62,7 +62,7 @@ const needed: Partial<Record<Action, OperationKind>> = {
   branch: 'branch'
 };
 
-/** The names of the actions. */
+/** Return the label of an action. */
 export function actionLabel(action: Action, trans: TranslationBundle): string {
   const labels: Record<Action, string> = {
     save: trans.__('Save Snapshot'),
@@ -91,7 +91,7 @@ function actionCaption(action: Action, trans: TranslationBundle): string {
   return captions[action];
 }
 
-/** Add the commands; they follow the kernels. Gives the function that says that something else changed, e.g. the notebook. */
+/** Add the commands. Return a function to call after changes other than those of kernels, e.g. of the current notebook. */
 export function addCommands(
   commands: CommandRegistry,
   targets: Targets,
@@ -103,7 +103,7 @@ export function addCommands(
     const kind = needed[action];
     return kind ? refusal(kind, kernelId, states, trans) : null;
   };
-  // In a file's menu there is only what can be done.
+  // A file's menu shows enabled commands only.
   const isVisible = (action: Action, args: ReadonlyPartialJSONObject) => {
     const target = args.selectedFile ? targets.of(args) : null;
     return (

@@ -1,4 +1,4 @@
-// The dialog that shows a snapshot's variables beside those of its kernel now.
+// The dialog that compares a snapshot's variables with those of its kernel now.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,7 +8,7 @@ import { formatBytes } from './format';
 import type { IComparison, ISnapshot, IVariable } from './protocol';
 import { snapshotTitle } from './snapshot-texts';
 
-/** Show it. */
+/** Show the dialog. */
 export async function showComparison(
   snapshot: ISnapshot,
   comparison: IComparison,

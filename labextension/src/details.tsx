@@ -1,4 +1,4 @@
-// The dialog behind a notification's "Details".
+// The dialog that a notification's button "Details" opens.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -7,7 +7,7 @@ import * as React from 'react';
 
 import type { GpuCkptError } from './api';
 
-/** Show all that is known of an operation's end: sentences, and an error's cause or the tail of a log. */
+/** Show the dialog about the end of an operation: sentences, and the technical cause of an error or the end of a log. */
 export async function showDetails(
   title: string,
   sentences: string[],

@@ -1,11 +1,11 @@
-// Records about remotes and the snapshots in them, field by field as they travel.
+// The records about remotes and the snapshots in them, with the fields of the REST interface.
 
 import type { IErrorRecord } from './protocol';
 
-/** A snapshot's way to a remote. */
+/** The upload of a snapshot to a remote. */
 export interface IUpload {
   remote: string;
-  /** `waiting` also while it is tried again. */
+  /** `waiting` also before a retry. */
   state: 'waiting' | 'uploading' | 'uploaded' | 'failed';
   done_bytes: number;
   /** An upper bound of the bytes to be sent. */
@@ -14,11 +14,11 @@ export interface IUpload {
   error: IErrorRecord | null;
 }
 
-/** A remote as it was when it was last tried. */
+/** A remote in its last known state. */
 export interface IRemote {
   name: string;
   url: string;
-  /** With one of these it cannot be used. */
+  /** The reasons why the remote cannot be used; empty if it can. */
   refusals: string[];
 }
 
@@ -30,7 +30,7 @@ export interface IFarSnapshot {
   title: string;
   raw_bytes: number;
   stored_bytes: number;
-  /** Whether this machine has it, too. */
+  /** Whether this machine has the snapshot, too. */
   here: boolean;
 }
 
@@ -41,34 +41,34 @@ export interface IFarSession {
   /** Relative to the root of its server. */
   path: string;
   title: string;
-  /** The machine that has the right to run it, whether it lives or not; older servers do not say it. */
+  /** The machine that has the lease of the session, even if it no longer runs; older servers leave this field out. */
   leased_to?: string;
   snapshots: IFarSnapshot[];
 }
 
-/** What a remote lists. */
+/** The sessions and snapshots that a remote lists. */
 export interface IFarListing {
   remote: string;
   sessions: IFarSession[];
-  /** Why sessions that are there are not listed. */
+  /** The reasons why existing sessions are not listed. */
   unreadable: string[];
 }
 
-/** What a fetch would move, and whether the kernel could be resumed here. */
+/** The size of a fetch, and whether the kernel could be resumed here. */
 export interface IFetchEstimate {
   session: IFarSession;
   snapshot: IFarSnapshot;
   move_bytes: number;
   here_bytes: number;
-  /** What keeps the kernel from being resumed here, in sentences. */
+  /** The obstacles to resuming the kernel here, a sentence each. */
   obstacles: string[];
-  /** What may. */
+  /** Possible problems, a sentence each. */
   warnings: string[];
-  /** What would help. */
+  /** A remedy for the obstacles. */
   hint: string;
 }
 
-/** Which snapshot is to be fetched. */
+/** A snapshot to be fetched: its remote, session and id. */
 export interface IFarPlace {
   remote: string;
   sessionId: string;

@@ -1,4 +1,4 @@
-// What remotes have that is not on this machine, in the panel.
+// The panel's list of the sessions that remotes have and this machine has not.
 
 import * as React from 'react';
 
@@ -12,7 +12,7 @@ import { elsewhere } from './remotes';
 import type { SessionsPanel } from './sessions-panel';
 import { explain } from './texts';
 
-/** So many are shown at first. */
+/** The number of sessions that are shown at first. */
 const FIRST = 5;
 
 export function FarSessions(props: {
@@ -127,7 +127,7 @@ function Choice(props: {
   );
 }
 
-/** Why something of a remote is not listed. */
+/** Draw the reasons why some content of a remote is not listed. */
 function Problems(props: {
   remote: IKnownRemote;
   context: SessionsPanel.IContext;

@@ -1,4 +1,4 @@
-// Everything that is said to the user about remotes. Pure functions.
+// All texts for users about remotes. Pure functions.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -8,7 +8,7 @@ import type { ISnapshot } from './protocol';
 import type { IFarChoice } from './remotes';
 import { explain } from './texts';
 
-/** What matters most comes first. */
+/** The states of uploads, the most important first. */
 const BY_WEIGHT: readonly IUpload['state'][] = [
   'failed',
   'uploading',
@@ -16,7 +16,7 @@ const BY_WEIGHT: readonly IUpload['state'][] = [
   'uploaded'
 ];
 
-/** What a snapshot's badge is about; null where it goes to no remote. */
+/** Return the upload that a snapshot's badge shows; null if the snapshot is uploaded to no remote. */
 export function weightiest(uploads: readonly IUpload[]): IUpload | null {
   return uploads.reduce<IUpload | null>(
     (found, one) =>
@@ -27,7 +27,7 @@ export function weightiest(uploads: readonly IUpload[]): IUpload | null {
   );
 }
 
-/** How far an upload is, in a word or two. */
+/** Return the state of an upload in a word or two. */
 export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
   switch (upload.state) {
     case 'uploading':
@@ -43,7 +43,7 @@ export function uploadLabel(upload: IUpload, trans: TranslationBundle): string {
   }
 }
 
-/** The same in a sentence, with the remote, and what went wrong. */
+/** Return the state of an upload in a sentence, with the remote and the error. */
 export function uploadCaption(
   upload: IUpload,
   trans: TranslationBundle
@@ -64,7 +64,7 @@ export function uploadCaption(
   return [texts[state] ?? remote, ...reason].join(' ');
 }
 
-/** Where a snapshot's content is, and how far its uploads are; '' where it goes to no remote. */
+/** Return a text about the place of a snapshot's content and the states of its uploads; '' if it is uploaded to no remote. */
 export function uploadsCaption(
   { uploads, far_only }: Pick<ISnapshot, 'uploads' | 'far_only'>,
   trans: TranslationBundle
@@ -80,7 +80,7 @@ export function uploadsCaption(
   return found.join('\n');
 }
 
-/** The name that the user knows a far session by. */
+/** Return the name of a far session for users. */
 export function farTitle(
   { session, snapshot }: IFarChoice,
   trans: TranslationBundle
@@ -88,7 +88,7 @@ export function farTitle(
   return snapshot.title || session.title || nameOfPath(session.path, trans);
 }
 
-/** What a fetch would move. */
+/** Return a text about the size of a fetch. */
 export function movedText(
   { move_bytes, here_bytes }: IFetchEstimate,
   trans: TranslationBundle
@@ -102,7 +102,7 @@ export function movedText(
     : trans.__('%1 to download.', formatBytes(move_bytes));
 }
 
-/** Where and when a snapshot was taken, and how much memory its kernel needs. */
+/** Return a text about a snapshot's machine, its age and the memory that its kernel needs. */
 export function originText(
   { session, snapshot }: IFetchEstimate,
   trans: TranslationBundle

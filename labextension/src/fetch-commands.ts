@@ -1,4 +1,4 @@
-// The command that brings a snapshot from a remote and resumes it.
+// The command that fetches a snapshot from a remote and resumes it.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -33,18 +33,18 @@ export class FetchActions {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
-    /** Whether a notebook has a kernel here. */
+    /** Returns whether a notebook has a kernel here. */
     private readonly _isBusy: (path: string) => boolean,
     private readonly _openNotebook: (path: string) => void,
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** Whether this snapshot is on its way. */
+  /** Return whether this snapshot is being fetched. */
   isComing(snapshotId: string): boolean {
     return this._coming.has(snapshotId);
   }
 
-  /** Ask the user, fetch it, resume it and show its notebook; the user is told what becomes of it. */
+  /** Ask the user, fetch a snapshot, resume it and show its notebook. Notifications show the progress and the result. */
   async run(place: IFarPlace): Promise<void> {
     if (this.isComing(place.snapshotId)) {
       return;
@@ -78,7 +78,7 @@ export class FetchActions {
       return;
     }
     const resumed = await this._operations.resumeInto(
-      // It may have got a kernel meanwhile; then it is resumed into a copy.
+      // If the notebook has got a kernel meanwhile, the snapshot is resumed into a copy.
       this._isBusy(path) ? '' : path,
       place.snapshotId,
       name
@@ -88,7 +88,7 @@ export class FetchActions {
     }
   }
 
-  /** Ask the server to begin; null if another machine runs the session and the user leaves it there. */
+  /** Start the fetch. Return null if another machine runs the session and the user does not take it over. */
   private async _begin(
     place: IFarPlace,
     force: boolean,
@@ -109,7 +109,7 @@ export class FetchActions {
           : null;
       }
     }
-    // A failure is told with the operation's others.
+    // The caller reports a failure together with the operation's other errors.
     return () => started;
   }
 
@@ -126,7 +126,7 @@ export class FetchActions {
     }
   }
 
-  /** The snapshots that are being asked about or fetched. */
+  /** The snapshots about which the user is being asked, or that are being fetched. */
   private readonly _coming = new Set<string>();
 }
 

@@ -1,4 +1,4 @@
-// The question before a snapshot is fetched from a remote.
+// The dialogs before a snapshot is fetched from a remote.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -7,7 +7,7 @@ import * as React from 'react';
 import type { IFetchEstimate } from './far-protocol';
 import { farTitle, movedText, originText } from './far-texts';
 
-/** Ask, and say what will be moved and what keeps the kernel from being resumed here. With obstacles it can only be kept here. */
+/** Show the size of the fetch and the obstacles to a resume, and ask. With obstacles the snapshot can be fetched, but not resumed. */
 export async function mayFetch(
   remote: string,
   estimate: IFetchEstimate,
@@ -61,7 +61,7 @@ export async function mayFetch(
   return button.accept;
 }
 
-/** Ask whether a session is resumed here although another machine may still run it. */
+/** Ask whether to resume a session here although another machine may still run it. */
 export async function mayTakeOver(
   name: string,
   machine: string,

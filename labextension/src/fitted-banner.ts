@@ -1,4 +1,4 @@
-// What all banners above a notebook have in common: they are as high as what they say.
+// The base class of all banners above a notebook: its height is that of its text.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 
@@ -13,7 +13,7 @@ export abstract class FittedBanner extends ReactWidget {
     super.dispose();
   }
 
-  /** For the `ref` of the content, an element of the class `jp-GpuCkptBanner-content`. */
+  /** The value for the `ref` of the content, an element of the class `jp-GpuCkptBanner-content`. */
   protected readonly measure = (content: HTMLElement | null): void => {
     this._observer?.disconnect();
     if (content) {
@@ -21,7 +21,7 @@ export abstract class FittedBanner extends ReactWidget {
     }
   };
 
-  /** The header above a notebook gives a widget its least height and no more: here that of its content, however it wraps. */
+  /** Sets the minimum height to that of the wrapped content: the header above a notebook gives a widget only its minimum height. */
   private readonly _observer =
     typeof ResizeObserver === 'undefined'
       ? null

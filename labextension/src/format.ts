@@ -1,9 +1,9 @@
-// Sizes, times and names as people read them. Pure functions.
+// Texts for sizes, times and names. Pure functions.
 
 import { PathExt, Time } from '@jupyterlab/coreutils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 
-/** A size in decimal units, three digits: "412 MB". */
+/** Format a size in decimal units with three digits: "412 MB". */
 export function formatBytes(bytes: number): string {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
   let unit = 0;
@@ -14,7 +14,7 @@ export function formatBytes(bytes: number): string {
   return `${Number(bytes.toPrecision(3))} ${units[unit]}`;
 }
 
-/** A length of time, two digits: "0.18 s", "95 s", "4 min". */
+/** Format a duration with two digits: "0.18 s", "95 s", "4 min". */
 export function formatSeconds(seconds: number): string {
   if (seconds >= 120) {
     return seconds < 7200
@@ -26,12 +26,12 @@ export function formatSeconds(seconds: number): string {
     : `${Math.round(seconds)} s`;
 }
 
-/** How long ago a time (seconds since the epoch) was: "2 hours ago". */
+/** Format the age of a time (seconds since the epoch): "2 hours ago". */
 export function formatAge(time: number): string {
   return Time.formatHuman(new Date(time * 1000));
 }
 
-/** A time: today's by the clock, others with their date. */
+/** Format a time; one that is not today has its date. */
 export function formatMoment(time: number): string {
   return formatted(time, 'short');
 }
@@ -47,17 +47,17 @@ function formatted(time: number, timeStyle: 'short' | 'medium'): string {
   ).format(moment);
 }
 
-/** A time to the second, by which two that follow each other are told apart. */
+/** Format a time with its seconds, so that two times close together have different texts. */
 export function formatInstant(time: number): string {
   return formatted(time, 'medium');
 }
 
-/** A share of a whole: "64%". */
+/** Format a share of a whole: "64%". */
 export function formatShare(part: number, whole: number): string {
   return whole > 0 ? `${Math.round((100 * part) / whole)}%` : '0%';
 }
 
-/** The last part of a notebook's path. */
+/** Return the last part of a notebook's path. */
 export function nameOfPath(path: string, trans: TranslationBundle): string {
   return PathExt.basename(path) || trans.__('Unnamed');
 }

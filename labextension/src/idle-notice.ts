@@ -1,4 +1,4 @@
-// The notification that an idle kernel will be suspended, by which it can be kept running.
+// The notification that an idle kernel will be suspended, with a button that keeps the kernel running.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -11,14 +11,14 @@ import type { Operations } from './operations';
 import { kernelName } from './texts';
 import type { IKernelStates } from './tokens';
 
-/** Show it for every kernel that will be suspended, and afterwards what was freed. */
+/** Show the notification for every kernel that will be suspended, and after the suspend one about the memory that was freed. */
 export function followIdleKernels(
   states: IKernelStates,
   api: GpuCkptApi,
   operations: Operations,
   trans: TranslationBundle
 ): void {
-  /** The notifications that are shown, by kernel. */
+  /** The ids of the visible notifications, by kernel. */
   const shown = new Map<string, string>();
   const keep = async (kernelId: string) => {
     try {

@@ -47,7 +47,7 @@ export { IKernelStates, ISnapshots, IUserSettings } from './tokens';
 /** The domain of all translations. */
 const DOMAIN = 'jupyter_gpuckpt';
 
-/** Opens the panel, at the kernel `kernelId` if it is given. */
+/** The command that opens the panel, and shows the kernel `kernelId` if that is given. */
 const SHOW_SESSIONS = 'gpuckpt:show-sessions';
 
 const commands: JupyterFrontEndPlugin<void> = {
@@ -81,7 +81,7 @@ const commands: JupyterFrontEndPlugin<void> = {
     const saveNotebook = async (path: string) => {
       const context = panelAt(path)?.context;
       if (context?.model.dirty) {
-        // JupyterLab says by itself why it failed.
+        // JupyterLab itself reports the error.
         await context.save().catch(() => undefined);
       }
       return !context?.model.dirty;
@@ -165,7 +165,7 @@ const toolbar: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load(DOMAIN);
     const { commands } = app;
-    // Made here and not by the schema, so that each follows its own notebook and not the current one.
+    // The button is made here and not by the schema, so that each one follows its own notebook and not the current one.
     registry?.addFactory<NotebookPanel>(
       'Notebook',
       'gpuckpt-session',
@@ -255,7 +255,7 @@ const panel: JupyterFrontEndPlugin<void> = {
       trans
     });
     tracker?.currentChanged.connect(() => panel.update());
-    // What can be restored depends on which notebooks have a kernel.
+    // The snapshots that can be restored depend on the notebooks that have a kernel.
     app.serviceManager.sessions.runningChanged.connect(() => panel.update());
     shell.add(panel, 'left', { rank: 350, type: 'Sessions' });
     restorer?.add(panel, panel.id);
@@ -288,7 +288,7 @@ const running: JupyterFrontEndPlugin<void> = {
   description: 'Lists suspended kernels in the Running panel.',
   autoStart: true,
   requires: [IKernelStates],
-  // Not every application has a list of what runs.
+  // Not every application has a list of running sessions.
   optional: [IRunningSessionManagers, ITranslator],
   activate: (
     app: JupyterFrontEnd,
@@ -339,7 +339,7 @@ const status: JupyterFrontEndPlugin<void> = {
   description: 'Shows the running operation in the status bar.',
   autoStart: true,
   requires: [IKernelStates],
-  // Notebook 7 has none.
+  // Notebook 7 has no status bar.
   optional: [IStatusBar, ITranslator],
   activate: (
     app: JupyterFrontEnd,

@@ -1,7 +1,7 @@
-// Output that the server has kept for a cell, put into the cell.
+// Shows output that the server has kept for a cell in that cell.
 //
-// A page shows by itself what comes for the cells that it has run. After a reload, or under the next server, the cell that runs
-// was run by somebody else: the server sends its output from the beginning, with the cell's id in the metadata.
+// JupyterLab shows the output of cells that this page has run. After a reload, or under the next server, another page has run
+// the cell: the server then sends its output from the beginning, with the cell's id in the metadata.
 
 import type { CodeCell } from '@jupyterlab/cells';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -9,7 +9,7 @@ import type { KernelMessage } from '@jupyterlab/services';
 
 type Output = Parameters<CodeCell['outputArea']['model']['add']>[0];
 
-/** A cell that is being filled, and where its displays with an id are. */
+/** A cell that is being filled, and the places of its displays that have an id. */
 interface IFilled {
   cellId: string;
   displays: Map<string, number[]>;
@@ -17,9 +17,9 @@ interface IFilled {
 
 export class KeptOutput {
   constructor(private readonly _panel: NotebookPanel) {
-    // The context ends with the panel.
+    // The session context is disposed with the panel, so the signal need not be disconnected.
     _panel.sessionContext.iopubMessage.connect(this._onMessage, this);
-    // Messages may come before there are cells.
+    // Messages may come before the notebook has cells.
     void Promise.all([_panel.context.ready, _panel.revealed]).then(() => {
       const early = this._early ?? [];
       this._early = null;
@@ -44,7 +44,7 @@ export class KeptOutput {
       !request ||
       parent.session === kernel?.clientId
     ) {
-      return; // the page's own
+      return; // this page has run the cell
     }
     const { cellId } = message.metadata;
     if (typeof cellId === 'string' && !this._filled.has(request)) {
@@ -52,7 +52,7 @@ export class KeptOutput {
     }
     const filled = this._filled.get(request);
     const cell = filled && this._cell(filled.cellId);
-    // Once this page has run the cell again, older output has no place in it.
+    // If this page has run the cell again, older output must not be added.
     if (filled && cell && !cell.outputArea.future) {
       this._apply(message, request, filled, cell);
     }
@@ -111,7 +111,7 @@ export class KeptOutput {
     );
   }
 
-  /** What came before there were cells; null as soon as there are. */
+  /** The messages that came before the notebook had cells; null afterwards. */
   private _early: KernelMessage.IMessage[] | null = [];
   /** The cells that are being filled, by the id of the request that runs them. */
   private readonly _filled = new Map<string, IFilled>();

@@ -16,12 +16,12 @@ export class KernelActions {
     private readonly _settings: IUserSettings,
     private readonly _showHistory: (kernelId: string | null) => void,
     private readonly _openNotebook: (path: string) => void,
-    /** Writes the notebook at a path to disk if it is open and has changes; gives false if that failed. */
+    /** Saves the notebook at a path if it is open and has changes; returns false if that failed. */
     private readonly _saveNotebook: (path: string) => Promise<boolean>,
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** Do it. Gives the operation that succeeded, or null: the user has been told, or did not want it after all. */
+  /** Carry out an action. Return the operation if it succeeded; null if it failed, of which the user is notified, or was not confirmed. */
   async run(
     action: Action,
     { kernelId, name }: ITarget
@@ -52,7 +52,7 @@ export class KernelActions {
     }
   }
 
-  /** Start a second kernel from a snapshot and show its notebook: a copy of that at `path`, which is saved first. */
+  /** Start a second kernel from a snapshot and show its notebook, a copy of the notebook at `path`, which is saved first. */
   async branchFrom(
     snapshotId: string,
     name: string,
@@ -112,7 +112,7 @@ export class KernelActions {
     return button.accept;
   }
 
-  /** A branch of a running kernel begins at a snapshot of now. */
+  /** Branch a kernel from its latest snapshot. A kernel that runs is saved first. */
   private async _branch(
     kernelId: string,
     name: string

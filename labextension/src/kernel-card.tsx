@@ -27,7 +27,7 @@ interface IProps {
   context: SessionsPanel.IContext;
   kernel: IKernel;
   snapshots: ISnapshot[];
-  /** Set anew each time that somebody wants to see it. */
+  /** A new object for each request to show the kernel. */
   revealed: SessionsPanel.IRevealed | null;
 }
 
@@ -43,7 +43,7 @@ export function KernelCard(props: IProps): JSX.Element {
       card.current?.querySelector('button')?.focus();
     }
   }, [revealed]);
-  // Snapshots that come later push it out of sight.
+  // Snapshots that are loaded later would scroll the card out of sight.
   const isLoaded = context.snapshots.list !== null;
   React.useEffect(() => {
     if (revealed) {

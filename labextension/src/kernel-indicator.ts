@@ -1,4 +1,4 @@
-// What Jupyter's own indicators (the circle in the toolbar, the status bar) say of a kernel that has no process.
+// The states that Jupyter's own indicators (the circle in the toolbar, the status bar) show for a kernel that has no process.
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -9,7 +9,7 @@ import { kernelIdOf, watchKernel } from './notebooks';
 import type { KernelState } from './protocol';
 import type { IKernelStates } from './tokens';
 
-/** The nearest of Jupyter's words: it knows no others, and would go on saying "Idle". */
+/** The most similar of Jupyter's states. Jupyter has no others and would continue to show "Idle". */
 const SHOWN: Partial<Record<KernelState, ISessionContext.KernelDisplayStatus>> =
   {
     suspending: 'busy',
@@ -18,7 +18,7 @@ const SHOWN: Partial<Record<KernelState, ISessionContext.KernelDisplayStatus>> =
     lost: 'disconnected'
   };
 
-/** Let the indicators of a notebook follow the state of its kernel. */
+/** Make the indicators of a notebook follow the state of its kernel. */
 export function followState(panel: NotebookPanel, states: IKernelStates): void {
   const context = panel.sessionContext;
   const shown = () =>
@@ -27,7 +27,7 @@ export function followState(panel: NotebookPanel, states: IKernelStates): void {
   Object.defineProperty(context, 'kernelDisplayStatus', {
     configurable: true,
     get: () =>
-      // While the server is away nothing is known of the kernel.
+      // Without a connection to the server the kernel's state is not known.
       (context.session?.kernel?.connectionStatus === 'connected' && shown()) ||
       Reflect.get(prototype as object, 'kernelDisplayStatus', context)
   });

@@ -1,6 +1,6 @@
 // The banner above a notebook whose session another machine has taken over: its document is not saved until the user decides.
 //
-// Both machines may have the document of one shared folder: what is saved here would replace what the other one saves.
+// Both machines may use the document of one shared folder: a save here would replace the other machine's.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -12,10 +12,10 @@ import { FittedBanner } from './fitted-banner';
 import { kernelIdOf, watchKernel } from './notebooks';
 import type { IKernelStates } from './tokens';
 
-/** The name of the error that JupyterLab takes for a save that its user has cancelled: it is told nobody. */
+/** The name of the error by which JupyterLab recognizes a save that its user cancelled, for which it shows no message. */
 const CANCELLED_SAVE = 'ModalCancelError';
 
-/** How long it stays on the screen that a save was refused, in milliseconds. */
+/** How long the notification of a refused save is shown, in milliseconds. */
 const SHOWN = 8000;
 
 export class LostSessionBanner extends FittedBanner {
@@ -82,7 +82,7 @@ export class LostSessionBanner extends FittedBanner {
     }
   }
 
-  /** Refuse every save of the document, JupyterLab's periodic ones too, to which there is no other handle for one document. */
+  /** Refuse every save of the document. JupyterLab offers no other way to stop the periodic saves of a single document. */
   private _stopSaving(): void {
     const { context } = this._panel;
     this._save = context.save;
@@ -107,9 +107,9 @@ export class LostSessionBanner extends FittedBanner {
     }
   }
 
-  /** The document's own function, while another one stands in its place. */
+  /** The document's own `save` while it is replaced; else null. */
   private _save: NotebookPanel['context']['save'] | null = null;
   private _reason = '';
-  /** The kernel about which the user was asked last. */
+  /** The last kernel about which the user was asked. */
   private _decided = '';
 }

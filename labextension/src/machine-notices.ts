@@ -1,4 +1,4 @@
-// Notices that the machine of this server will go: asked for once, then kept by the event stream.
+// Notices that the machine of this server will go: requested once, then kept up to date by the event stream.
 
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
@@ -10,7 +10,7 @@ import { GpuCkptError } from './api';
 import type { INotice } from './protocol';
 import { isNoticeEvent } from './server-events';
 
-/** A notice, and when the machine goes on the page's own clock, in milliseconds; null: not known. */
+/** A notice, with its deadline on the page's own clock in milliseconds; null: not known. */
 export interface IStanding {
   notice: INotice;
   endsAt: number | null;
@@ -20,14 +20,14 @@ export class MachineNotices implements IDisposable {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _stream: Event.Stream,
-    /** A clock that nobody sets. */
+    /** A clock that cannot be set. */
     private readonly _now: () => number = () => performance.now()
   ) {
     this._stream.connect(this._onEvent, this);
     this.ready = this.refresh().then(() => undefined);
   }
 
-  /** Resolves when the server has been asked for the first time, whatever it answered. */
+  /** Resolves after the first request to the server, even if that failed. */
   readonly ready: Promise<void>;
 
   get changed(): ISignal<this, void> {
@@ -38,7 +38,7 @@ export class MachineNotices implements IDisposable {
     return this._isDisposed;
   }
 
-  /** The notice that leaves the least time; null: the machine stays. */
+  /** The notice with the nearest deadline; null if there is none. */
   get soonest(): IStanding | null {
     const atLast = ({ endsAt }: IStanding) => endsAt ?? Infinity;
     const sorted = [...this._standing.values()].sort((one, other) =>
@@ -47,12 +47,12 @@ export class MachineNotices implements IDisposable {
     return sorted[0] ?? null;
   }
 
-  /** The seconds that a notice leaves; null: not known. */
+  /** Return the seconds until a notice's deadline; null: not known. */
   secondsLeft({ endsAt }: IStanding): number | null {
     return endsAt === null ? null : Math.max(0, (endsAt - this._now()) / 1000);
   }
 
-  /** Ask the server, and give whether it has answered; an older one knows no notices. */
+  /** Request the notices; return whether the server has answered, even if with an error, as an older server does. */
   async refresh(): Promise<boolean> {
     try {
       const notices = await this._api.notices();

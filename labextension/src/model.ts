@@ -1,4 +1,4 @@
-// The state of every kernel: asked for once, then kept by the event stream.
+// The state of every kernel: requested once, then kept up to date by the event stream.
 
 import type { Event } from '@jupyterlab/services';
 import type { JSONObject } from '@lumino/coreutils';
@@ -19,7 +19,7 @@ import { asKernel } from './protocol';
 import { isEndEvent, isKernelAction, isKernelEvent } from './server-events';
 import type { IKernelStates } from './tokens';
 
-/** Stands for every kernel where one kernel's id is asked for. */
+/** Stands for all kernels in the place of a kernel's id. */
 const ALL = '';
 
 export class KernelStates implements IKernelStates, IDisposable {
@@ -31,7 +31,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     this.ready = this.refreshAll();
   }
 
-  /** Resolves when the server has been asked for the first time, whatever it answered. */
+  /** Resolves after the first request to the server, even if that failed. */
   readonly ready: Promise<void>;
 
   get changed(): ISignal<this, string> {
@@ -100,7 +100,7 @@ export class KernelStates implements IKernelStates, IDisposable {
       if (this._asked.get(kernelId) === kind) {
         this._asked.delete(kernelId);
       }
-      // The event of the end may still be under way, or lost with a connection.
+      // The event of the operation's end may not have arrived yet, or may be lost with a connection.
       await this.refresh(kernelId);
       this._changed.emit(kernelId);
     }
@@ -149,7 +149,7 @@ export class KernelStates implements IKernelStates, IDisposable {
     Signal.clearData(this);
   }
 
-  /** Ask the server about `subject`, a kernel or `ALL`, and remember if that was in vain. */
+  /** Request `subject`, a kernel or `ALL`, from the server; store the error if that fails. */
   private async _ask(subject: string, question: () => Promise<void>) {
     try {
       await question();
@@ -186,17 +186,17 @@ export class KernelStates implements IKernelStates, IDisposable {
     }
   }
 
-  /** Whether this page has asked for an operation; its end may be heard of before its id. */
+  /** Return whether this page has requested an operation. The event of its end may come before the reply with its id. */
   private _isOwn(end: IEnd): boolean {
     return (
       this._own.has(end.operation_id) ||
-      // Going back is made of others; a branch ends with the resume of a kernel that is not known yet.
+      // A rollback consists of other operations; a branch ends with the resume of a kernel that is not known yet.
       this._asked.has(end.kernel_id) ||
       (this._branching > 0 && !this._kernels.has(end.kernel_id))
     );
   }
 
-  /** Take in what was asked for with `ticket`, unless something newer is known. */
+  /** Store the kernel from the request with this `ticket`, unless a newer record is known. */
   private _learn(kernel: IKernel, ticket: number): void {
     const id = kernel.kernel_id;
     if (this._isDisposed || ticket < (this._tickets.get(id) ?? 0)) {
@@ -225,12 +225,12 @@ export class KernelStates implements IKernelStates, IDisposable {
   private readonly _kernels = new Map<string, IKernel>();
   private readonly _problems = new Map<string, GpuCkptError>();
   private readonly _asked = new Map<string, OperationKind>();
-  /** The operations that this page has asked for. */
+  /** The operations that this page has requested. */
   private readonly _own = new Set<string>();
   private _branching = 0;
   private readonly _changed = new Signal<this, string>(this);
   private readonly _endedElsewhere = new Signal<this, IEnd>(this);
-  /** Orders questions and events: an answer never replaces what was learnt after it was asked for. */
+  /** The order of requests and events, by kernel: a reply never replaces a record that came after its request. */
   private readonly _tickets = new Map<string, number>();
   private _lastTicket = 0;
   private _isDisposed = false;

@@ -1,4 +1,4 @@
-// The dialog in which a snapshot's note is written.
+// The dialog to edit a snapshot's note.
 
 import { Dialog, ReactWidget, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,7 +8,7 @@ import * as React from 'react';
 import type { ISnapshot } from './protocol';
 import { snapshotTitle } from './snapshot-texts';
 
-/** Let the user edit the note of a snapshot; null if they did not want to after all. */
+/** Let the user edit a snapshot's note and return it; null if they cancel. */
 export async function editNote(
   snapshot: ISnapshot,
   trans: TranslationBundle
@@ -34,7 +34,7 @@ class NoteEditor extends ReactWidget {
     this.addClass('jp-GpuCkptNote');
   }
 
-  /** What the dialog gives. */
+  /** Return the value of the dialog. */
   getValue(): string {
     return this._text;
   }
@@ -64,7 +64,7 @@ class NoteEditor extends ReactWidget {
     );
   }
 
-  /** A dialog takes every Enter away, also those that make a new line. */
+  /** Keeps the dialog from handling Enter, which must start a new line. */
   private readonly _keepEnter = (event: KeyboardEvent) => {
     const target = event.target as Node | null;
     if (event.key === 'Enter' && !event.ctrlKey && this.node.contains(target)) {
@@ -73,5 +73,5 @@ class NoteEditor extends ReactWidget {
   };
 }
 
-/** Characters. */
+/** The most characters of a note. */
 const LONGEST = 10000;

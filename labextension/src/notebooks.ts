@@ -4,17 +4,17 @@ import type { NotebookPanel } from '@jupyterlab/notebook';
 
 import type { IKernelStates } from './tokens';
 
-/** The id of the kernel that a notebook is connected to. */
+/** Return the id of the kernel to which a notebook is connected. */
 export function kernelIdOf(panel: NotebookPanel | null): string | null {
   return panel?.sessionContext.session?.kernel?.id ?? null;
 }
 
-/** The name that the user knows a notebook by. */
+/** Return the name of a notebook for users. */
 export function nameOf(panel: NotebookPanel): string {
   return panel.title.label;
 }
 
-/** Call `react` now and whenever the notebook's kernel may have changed, until the notebook is closed. */
+/** Call `react` now and after every possible change of the notebook's kernel, until the notebook is closed. */
 export function watchKernel(
   panel: NotebookPanel,
   states: IKernelStates,

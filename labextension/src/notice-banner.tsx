@@ -1,4 +1,4 @@
-// The banner above every notebook that says when this machine goes, and what is done about it.
+// The banner above every notebook about a notice: when this machine will go, and what happens to the kernels.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { Message } from '@lumino/messaging';
@@ -8,7 +8,7 @@ import { FittedBanner } from './fitted-banner';
 import type { MachineNotices } from './machine-notices';
 import type { INotice } from './protocol';
 
-/** How often the countdown is drawn, in milliseconds. */
+/** The interval at which the countdown is drawn, in milliseconds. */
 const TICK = 1000;
 
 export class NoticeBanner extends FittedBanner {
@@ -43,7 +43,7 @@ export class NoticeBanner extends FittedBanner {
     return (
       <div ref={this.measure} className="jp-GpuCkptBanner-content">
         <span className="jp-GpuCkptBanner-text">
-          {/* A screen reader would say every second. */}
+          {/* A screen reader would read every second aloud. */}
           <strong role="timer" aria-live="off">
             {what}
           </strong>{' '}
@@ -66,7 +66,7 @@ export class NoticeBanner extends FittedBanner {
   private _timer = 0;
 }
 
-/** What a notice means for the user: when the machine goes, what is done, and what is lost. */
+/** Return the texts about a notice for users: when the machine will go, what happens to the kernels, and what will be lost. */
 export function noticeTexts(
   notice: INotice,
   secondsLeft: number | null,
@@ -99,7 +99,7 @@ export function noticeTexts(
   return texts;
 }
 
-/** Seconds as a clock shows them: "1:45", "2:03:10". */
+/** Format seconds as a clock does: "1:45", "2:03:10". */
 export function countdown(seconds: number): string {
   const whole = Math.ceil(seconds);
   const parts = [Math.floor(whole / 60) % 60, whole % 60];

@@ -1,4 +1,4 @@
-// Notifications in the one form that all of ours have: the message, then what helps, and a button for the rest.
+// The common form of all notifications: the message, a remedy, and a button for the details.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -6,17 +6,17 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { GpuCkptError } from './api';
 import { explain } from './texts';
 
-/** How long something can be undone from its notification, in milliseconds. */
+/** How long a notification with "Undo" is shown, in milliseconds. */
 export const SHOW_UNDO = 30000;
 
-/** How long the end of an operation stays on the screen, in milliseconds. */
+/** How long the notification of an operation's success is shown, in milliseconds. */
 const SHOW_SUCCESS = 8000;
 const SHOW_FAILURE = 30000;
 
-/** JupyterLab cuts the messages of notifications off after so many characters. */
+/** The number of characters after which JupyterLab cuts off the message of a notification. */
 const LONGEST = 140;
 
-/** Say that something failed, with its hint; `id`: the notification of its progress, or ''. */
+/** Notify the user of a failure with its hint. `id`: the notification of the progress, or ''. */
 export function tellFailure(
   id: string,
   headline: string,
@@ -33,7 +33,7 @@ export function tellFailure(
   ]);
 }
 
-/** The headline with cause and hint. Of what is too long the cause is cut, so that the hint is seen; both are in the details. */
+/** Return the headline with cause and hint. If that is too long, the cause is shortened, so that the hint is visible. */
 export function failureText(headline: string, sentences: string[]): string {
   const [cause, ...hints] = sentences;
   const hint = hints.join(' ');
@@ -44,7 +44,7 @@ export function failureText(headline: string, sentences: string[]): string {
     : `${headline}: ${cause.slice(0, room).trimEnd()}… ${hint}`.trimEnd();
 }
 
-/** Say that something came with warnings, which a button shows. */
+/** Notify the user of a result with warnings, which a button shows. */
 export function tellWithDetails(
   id: string,
   message: string,
@@ -56,14 +56,14 @@ export function tellWithDetails(
   ]);
 }
 
-/** Turn the notification of the progress into that of the end; the user may have closed it. */
+/** Replace the notification of the progress, unless the user has closed it, by that of the end. */
 export function conclude(
   id: string,
   message: string,
   type: 'success' | 'warning' | 'error',
   actions: Notification.IAction[] = []
 ): void {
-  // A warning that has no more to say is as short as a success.
+  // A warning without details is shown as briefly as a success.
   const stays = type === 'error' || actions.length > 0;
   const options = { autoClose: stays ? SHOW_FAILURE : SHOW_SUCCESS, actions };
   if (!id || !Notification.update({ id, message, type, ...options })) {
@@ -71,7 +71,7 @@ export function conclude(
   }
 }
 
-/** The button that opens the dialog with all that is known. */
+/** Return the button that opens the dialog with the details. */
 function detailsAction(
   title: string,
   sentences: string[],

@@ -1,4 +1,4 @@
-// Runs operations and tells the user of their progress and end, in this tab only; and of those of others, if wanted.
+// Runs operations and notifies the user of their progress and end, in this tab only; optionally also of the ends of others.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -18,7 +18,7 @@ import {
 } from './texts';
 import type { IKernelStates, IUserSettings } from './tokens';
 
-/** What the server does by operations of other kinds. */
+/** The kinds of operations that the server carries out by operations of other kinds. */
 const MADE_OF_OTHERS: Partial<Record<OperationKind, true>> = {
   branch: true,
   roll_back: true
@@ -39,9 +39,9 @@ export class Operations {
   }
 
   /**
-   * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: what the notification of a success offers.
+   * Save, suspend, resume ... the kernel of the notebook `name`. `undo`: the function of the button "Undo" after a success.
    *
-   * @returns the operation, or null if it failed; the user has been told.
+   * @returns the operation, or null if it failed, of which the user is notified.
    */
   run(
     kind: OperationKind,
@@ -60,14 +60,14 @@ export class Operations {
     );
   }
 
-  /** Start a second kernel from a snapshot of the notebook `name`; as `run`. */
+  /** Start a second kernel from a snapshot of the notebook `name`; return as `run` does. */
   branch(snapshotId: string, name: string): Promise<IOperation | null> {
     return this._tell('branch', name, follow =>
       this._states.branch(snapshotId, ({ kernel_id }) => follow(kernel_id))
     );
   }
 
-  /** Follow the fetch of a snapshot of the notebook `name`; as `run`. */
+  /** Follow the fetch of a snapshot of the notebook `name`; return as `run` does. */
   fetch(
     started: Promise<IOperation>,
     name: string
@@ -77,7 +77,7 @@ export class Operations {
     );
   }
 
-  /** Resume a snapshot as a new kernel of the notebook at `path`, or of a copy where that is empty; as `run`. */
+  /** Resume a snapshot as a new kernel of the notebook at `path`, or of a copy if that is empty; return as `run` does. */
   resumeInto(
     path: string,
     snapshotId: string,
@@ -90,7 +90,7 @@ export class Operations {
     });
   }
 
-  /** Tell of the next operation on a kernel although this page does not ask for it. */
+  /** Notify the user of the next operation on a kernel although this page does not request it. */
   expect(kernelId: string): void {
     this._expected.add(kernelId);
   }
@@ -119,9 +119,9 @@ export class Operations {
     const cancel: Notification.IAction = {
       label: trans.__('Cancel'),
       callback: event => {
-        // The notification stays for what becomes of it.
+        // The notification stays open and will show the result.
         event.preventDefault();
-        // One that is over meanwhile is not there to be canceled.
+        // An operation that has ended meanwhile cannot be canceled.
         void this._states.cancel(followed).catch(() => undefined);
       }
     };
@@ -190,6 +190,6 @@ export class Operations {
     }
   }
 
-  /** The kernels of which the next operation is told. */
+  /** The kernels whose next operation leads to a notification. */
   private readonly _expected = new Set<string>();
 }

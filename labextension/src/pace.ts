@@ -1,9 +1,9 @@
-// How fast an operation is, from what has been told of its stage.
+// The speed of an operation, from the progress of its current stage.
 
 import type { IOperation } from './protocol';
 
 export class Pace {
-  /** Bytes a second, and the seconds that the stage still takes; null as long as that is not known. */
+  /** Return the bytes per second and the seconds until the end of the stage; null while they are not known. */
   of({
     operation_id,
     progress
@@ -20,7 +20,7 @@ export class Pace {
       : null;
   }
 
-  /** What was told first of the stage. */
+  /** The first known progress of the stage. */
   private _first: {
     operation_id: string;
     stage: string;

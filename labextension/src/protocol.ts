@@ -1,10 +1,10 @@
-// Records shared with the server, field by field as they travel.
+// The records of the server's REST interface and events, with the same fields.
 
 import type { JSONValue } from '@lumino/coreutils';
 
 import type { IUpload } from './far-protocol';
 
-/** Where a kernel is in its life. */
+/** The state of a kernel. */
 export type KernelState =
   | 'starting'
   | 'running'
@@ -17,7 +17,7 @@ export type KernelState =
   | 'resuming'
   | 'lost';
 
-/** What an operation does. */
+/** The kind of an operation. */
 export type OperationKind =
   | 'save'
   | 'suspend'
@@ -28,7 +28,7 @@ export type OperationKind =
   | 'roll_back'
   | 'fetch';
 
-/** How far an operation is. */
+/** The progress of an operation. */
 export interface IProgress {
   stage: string;
   done_bytes: number;
@@ -36,7 +36,7 @@ export interface IProgress {
   seconds: number;
 }
 
-/** What an operation did. */
+/** The result of an operation. */
 export interface IResult {
   snapshot_id: string;
   seconds: number;
@@ -45,11 +45,11 @@ export interface IResult {
   stored_bytes: number;
   new_bytes: number;
   gpu_bytes: number;
-  /** Said though the operation succeeded, e.g. files that changed since the snapshot. */
+  /** Messages about a successful operation, e.g. files that changed since the snapshot. */
   warnings?: string[];
 }
 
-/** An error as the server tells it. */
+/** An error of the server. */
 export interface IErrorRecord {
   message: string;
   code: string;
@@ -57,7 +57,7 @@ export interface IErrorRecord {
   details?: JSONValue;
 }
 
-/** A save, suspend, resume ...; it goes on when its caller goes away. */
+/** An operation (save, suspend, resume ...). It continues if its caller disconnects. */
 export interface IOperation {
   operation_id: string;
   kind: OperationKind;
@@ -66,11 +66,11 @@ export interface IOperation {
   progress: IProgress;
   result: IResult | null;
   error: IErrorRecord | null;
-  /** The notebook that a branch is in. */
+  /** The notebook of a branch. */
   path?: string;
 }
 
-/** The end of an operation, whoever asked for it; it comes as an event. */
+/** The event of an operation's end, whichever client requested it. */
 export interface IEnd {
   operation_id: string;
   kind: OperationKind;
@@ -82,36 +82,36 @@ export interface IEnd {
   error: IErrorRecord | null;
 }
 
-/** A kernel as the engine sees it. Sizes in bytes, times in seconds since the epoch. */
+/** A kernel. Sizes are in bytes, times in seconds since the epoch. */
 export interface IKernel {
   kernel_id: string;
   state: KernelState;
-  /** Whether it runs under the engine. */
+  /** Whether it was launched under the engine, so that it can be saved. */
   managed: boolean;
-  /** Why it is not managed, or why a resume failed. */
+  /** The reason why it is not managed, or its last error. */
   reason: string | null;
   hint: string | null;
   /** The code of its last error. */
   error_code: string | null;
-  /** What a resume would use. */
+  /** The snapshot from which it would be resumed. */
   snapshot_id: string | null;
   /** The operation in flight. */
   operation: IOperation | null;
-  /** The notebook's path, or the kernelspec's name; empty where neither is known. */
+  /** The notebook's path, or the kernelspec's name; empty if neither is known. */
   path: string;
   kernel_name: string;
-  /** When it came into its state; 0: not known. */
+  /** The time at which it entered its state; 0: not known. */
   since: number;
-  /** Of the whole tree of processes. */
+  /** The memory of the whole process tree. */
   memory_bytes: number;
   gpu_bytes: number;
-  /** Percent; null: not known. */
+  /** The utilization of the GPU in percent; null: not known. */
   gpu_utilization: number | null;
-  /** What a resume will take; null: nothing like it has been measured. */
+  /** The estimated duration of a resume; null: no similar one was measured. */
   resume_seconds: number | null;
-  /** What its snapshot holds while it is suspended. */
+  /** The memory in its snapshot while it is suspended. */
   suspended_bytes: number;
-  /** When it will be suspended because it is idle; null: not soon. */
+  /** The time at which it will be suspended because it is idle; null: not soon. */
   suspends_at: number | null;
   /** Whether a cell that is sent to it resumes it. */
   cells_resume: boolean;
@@ -121,7 +121,7 @@ export interface IKernel {
   parent_snapshot_id: string | null;
 }
 
-/** Why a snapshot was taken. */
+/** The reason for taking a snapshot. */
 export type Cause =
   | 'manual'
   | 'idle'
@@ -131,13 +131,13 @@ export type Cause =
   | 'rollback'
   | 'restart';
 
-/** A variable of a kernel, now or as of a snapshot. */
+/** A variable of a kernel, now or in a snapshot. */
 export interface IVariable {
   name: string;
   /** Its type, e.g. "ndarray" or "Tensor on cuda:0". */
   kind: string;
   bytes: number;
-  /** A few words on its value, e.g. "float64 (1000, 1000)". */
+  /** A short description of its value, e.g. "float64 (1000, 1000)". */
   summary: string;
 }
 
@@ -150,39 +150,39 @@ export interface ISnapshot {
   cause: Cause;
   /** The notebook's path, or the kernelspec's name. */
   name: string;
-  /** The name that its user gave it. */
+  /** The title that its user chose. */
   title: string;
   note: string;
-  /** Retention never removes it. */
+  /** Whether retention never removes it. */
   pinned: boolean;
-  /** A suspended kernel would be lost without it. */
+  /** Whether a suspended kernel would be lost without it. */
   needed: boolean;
   kernel_live: boolean;
-  /** When it was deleted, as long as that can be undone. */
+  /** The time of its deletion, while that can be undone. */
   deleted_at: number | null;
-  /** The biggest ones; empty where none are known. */
+  /** The biggest variables; empty if none are known. */
   variables: IVariable[];
   raw_bytes: number;
-  /** Compressed bytes that it refers to. */
+  /** The compressed bytes to which it refers. */
   stored_bytes: number;
-  /** Of these, bytes that were not in the store before. */
+  /** Those of them that were not in the store before. */
   new_bytes: number;
   gpu_bytes: number;
   frozen_seconds: number;
   seconds: number;
   host_name: string;
-  /** One for each remote to which it went, goes or is to go. */
+  /** One for each remote to which it was, is being or will be uploaded. */
   uploads: IUpload[];
-  /** The remote that alone has its content; empty: not known which. null: it is here. */
+  /** The only remote that has its content; empty: not known. null: its content is here. */
   far_only: string | null;
 }
 
-/** What a user may change of a snapshot. */
+/** The fields of a snapshot that a user may change. */
 export type SnapshotChanges = Partial<
   Pick<ISnapshot, 'title' | 'note' | 'pinned'>
 >;
 
-/** A snapshot's bytes, read and compared. */
+/** The result of reading a snapshot and comparing its digests. */
 export interface IVerification {
   snapshot_id: string;
   ok: boolean;
@@ -191,7 +191,7 @@ export interface IVerification {
   problems: string[];
 }
 
-/** A file that differs from what it was when a snapshot was taken. */
+/** A file that has changed since a snapshot. */
 export interface IChangedFile {
   path: string;
   change: 'changed' | 'removed' | 'smaller';
@@ -200,44 +200,44 @@ export interface IChangedFile {
   length_now: number | null;
 }
 
-/** What became since a snapshot. */
+/** The changes since a snapshot. */
 export interface IChanges {
   files: IChangedFile[];
-  /** What keeps it from being resumed here, in sentences. */
+  /** The obstacles to resuming it here, a sentence each. */
   obstacles: string[];
 }
 
-/** A snapshot's variables beside those of its kernel now. */
+/** The differences between a snapshot's variables and those of its kernel now. */
 export interface IComparison {
   added: IVariable[];
   removed: IVariable[];
   changed: { name: string; then: IVariable; now: IVariable }[];
-  /** Names of which it cannot be told. */
+  /** The names of variables that may have changed. */
   unknown: string[];
-  /** How many are as they were. */
+  /** The number of unchanged variables. */
   same: number;
 }
 
-/** What the snapshots of one notebook take. */
+/** The disk use of the snapshots of one notebook. */
 export interface IStoreShare {
   name: string;
   snapshots: number;
   stored_bytes: number;
   raw_bytes: number;
-  /** What would be free if they were deleted. */
+  /** The bytes that their deletion would free. */
   exclusive_bytes: number;
 }
 
 /** The store of all snapshots. */
 export interface IStore {
   path: string;
-  /** Of its disk. */
+  /** The free bytes of its disk. */
   free_bytes: number;
-  /** What its files take. */
+  /** The size of its files. */
   disk_bytes: number;
   stored_bytes: number;
   raw_bytes: number;
-  /** What is left of `raw_bytes` when each chunk counts once. */
+  /** `raw_bytes` after deduplication: each chunk counts once. */
   unique_bytes: number;
   snapshots: number;
   by_name: IStoreShare[];
@@ -248,38 +248,38 @@ export interface IStore {
 export interface IShutDown {
   kernel_id: string;
   kernel_name: string;
-  /** Of its notebook; empty if it had none. */
+  /** The path of its notebook; empty if it had none. */
   path: string;
   ends_at: number;
 }
 
-/** A snapshot came, changed or went; it comes as an event. */
+/** The event of a snapshot that was added, changed or removed. */
 export interface ISnapshotEvent {
   snapshot_id: string;
   kernel_id: string;
   change: 'added' | 'changed' | 'removed' | 'restored';
 }
 
-/** The machine of this server will go, or stays after all (`withdrawn`). */
+/** A notice that the machine of this server will go, or its withdrawal (`withdrawn`). */
 export interface INotice {
   id: string;
   kind:
     'reclaim' | 'stop' | 'maintenance' | 'rebalance' | 'shutdown' | 'requested';
-  /** From when it was told; null: not known. */
+  /** The seconds until the deadline when the notice was sent; null: not known. */
   seconds_left: number | null;
-  /** Whether snapshots on its disk can be read afterwards. */
+  /** Whether snapshots on the machine's disk can be read afterwards. */
   disk_survives: boolean;
   /** Whether kernels are being suspended for it. */
   is_due: boolean;
   withdrawn: boolean;
 }
 
-/** A kernel as the server tells it; an older server tells less. */
+/** Return a kernel from the server's record; fields that an older server leaves out get default values. */
 export function asKernel(told: Partial<IKernel> & { kernel_id: string }) {
   return { ...UNKNOWN_KERNEL, ...told };
 }
 
-/** A snapshot as the server tells it; an older server tells less. */
+/** Return a snapshot from the server's record; fields that an older server leaves out get default values. */
 export function asSnapshot(told: Partial<ISnapshot> & { snapshot_id: string }) {
   return { ...UNKNOWN_SNAPSHOT, ...told };
 }

@@ -1,4 +1,4 @@
-// The plugins that know: kernels' states, snapshots, the user's choices. Those in `index.ts` show them.
+// The plugins that provide kernels' states, snapshots and the user's settings. The plugins in `index.ts` show them.
 
 import type {
   JupyterFrontEnd,
@@ -28,7 +28,7 @@ export const states: JupyterFrontEndPlugin<IKernelStates> = {
       await states.refreshAll();
       return states.problem('')?.code !== GpuCkptError.UNREACHABLE;
     });
-    // The end of a kernel that may still be called back is no event.
+    // No event reports the end of a kernel whose shutdown can be undone.
     kernels.runningChanged.connect((_, models) => {
       const listed = new Set(models.map(({ id }) => id));
       if (states.all().some(({ kernel_id }) => !listed.has(kernel_id))) {

@@ -1,4 +1,4 @@
-// A menu whose entries say, when the mouse rests on them, what they do or why they cannot be done.
+// A menu whose entries have tooltips: what each command does, or why it is disabled.
 
 import { MenuSvg } from '@jupyterlab/ui-components';
 import type { CommandRegistry } from '@lumino/commands';
@@ -17,7 +17,7 @@ export function openMenu(
   const menu = new MenuSvg({ commands, renderer: new ReasonRenderer() });
   menu.addClass('jp-GpuCkptMenu');
   ids.forEach(command => menu.addItem({ command, args }));
-  // Its command runs after it is closed.
+  // The menu runs its command after it is closed.
   const focused = document.activeElement;
   menu.aboutToClose.connect(() => {
     setTimeout(() => {

@@ -1,19 +1,18 @@
-// After the server was away, what its events told meanwhile is lost: it is asked again.
+// Repeated requests after a lost connection, because the events of the meantime are lost.
 
 import type { ServiceManager } from '@jupyterlab/services';
 
-/** Seconds between two attempts: at first, and at most. */
+/** The seconds between two attempts, at first and at most. */
 const FIRST_WAIT = 1;
 const LONGEST_WAIT = 5;
 
-/** How often a server that stays away is asked. */
+/** The number of attempts. */
 const ATTEMPTS = 60;
 
 /**
- * Call `ask` after the connection to the server was lost, until it gives true: the server has answered.
+ * Call `ask` after the connection to the server was lost, until it returns true because the server has answered.
  *
- * The stream of events comes back some time after that, by itself and without a word. So `ask` is called once more when
- * something is heard again.
+ * The stream of events reconnects some time later, without any signal. So `ask` is called once more at the next event.
  */
 export function askAgainAfterOutages(
   services: ServiceManager.IManager,

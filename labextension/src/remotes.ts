@@ -12,10 +12,10 @@ import type {
   IRemote
 } from './far-protocol';
 
-/** How old an answer may be when somebody looks again, in milliseconds: a remote is far and may cost money. */
+/** The age in milliseconds up to which an answer is used again: a request to a remote takes long and may cost money. */
 const FRESH = 300000;
 
-/** What is known of a remote: what it lists, or why that is not known; both null while it is asked for the first time. */
+/** A remote with its list, or with the error of the last request; both are null during the first request. */
 export interface IKnownRemote {
   name: string;
   listing: IFarListing | null;
@@ -26,29 +26,29 @@ export interface IKnownRemote {
 export interface IFarChoice {
   remote: string;
   session: IFarSession;
-  /** Its newest one. */
+  /** The newest snapshot of the session. */
   snapshot: IFarSnapshot;
 }
 
 export class Remotes {
   constructor(private readonly _api: GpuCkptApi) {}
 
-  /** Emitted when something about a remote has been learnt. */
+  /** A signal for every new answer about a remote. */
   get changed(): ISignal<this, void> {
     return this._changed;
   }
 
-  /** Empty where none is configured, or as long as nobody has looked. */
+  /** The known remotes; empty if none is configured, and before the first `look`. */
   get known(): readonly IKnownRemote[] {
     return this._known;
   }
 
-  /** Whether an answer is under way. */
+  /** Whether a request is in flight. */
   get isAsking(): boolean {
     return this._asking !== null;
   }
 
-  /** Ask, unless that was done a moment ago. */
+  /** Request the remotes and their snapshots, unless the last answer is recent. */
   async look(): Promise<void> {
     if (Date.now() - this._lookedAt >= FRESH) {
       await this.refresh();
@@ -70,7 +70,7 @@ export class Remotes {
     try {
       remotes = await this._api.remotes();
     } catch (error) {
-      // A server that knows no remotes has none; one that does not answer is reported where its snapshots would be.
+      // A server without these routes has no remotes. The list of snapshots reports any other error.
       if (isOurs(error) && error.code === GpuCkptError.NO_EXTENSION) {
         this._known = [];
       }
@@ -114,10 +114,10 @@ export class Remotes {
 }
 
 /**
- * The far sessions whose newest snapshot is not on this machine.
+ * Return the far sessions whose newest snapshot is not on this machine.
  *
- * @param here - the ids of the snapshots that are.
- * @param paths - notebooks; what the remotes have of these comes first, in this order, then the newest.
+ * @param here - the ids of the snapshots on this machine.
+ * @param paths - notebooks whose sessions come first, in this order; the others follow, the newest first.
  */
 export function elsewhere(
   known: readonly IKnownRemote[],
@@ -128,7 +128,7 @@ export function elsewhere(
   for (const { name, listing } of known) {
     for (const session of listing?.sessions ?? []) {
       const snapshot = newest(session);
-      // What is in two remotes is offered once.
+      // A snapshot in two remotes is offered once.
       if (
         snapshot &&
         !snapshot.here &&

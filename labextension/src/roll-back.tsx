@@ -1,4 +1,4 @@
-// The question before a snapshot is restored.
+// The dialog before a snapshot is restored.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -8,7 +8,7 @@ import { formatAge } from './format';
 import type { IChanges, ISnapshot } from './protocol';
 import { changedFileText, snapshotTitle } from './snapshot-texts';
 
-/** Ask, and name what is not as it was: a snapshot holds memory and no files. */
+/** Ask whether to restore a snapshot, and name the files that have changed: a snapshot contains memory, not files. */
 export async function mayGoBack(
   snapshot: ISnapshot,
   { files, obstacles }: IChanges,

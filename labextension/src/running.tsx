@@ -79,7 +79,7 @@ export class SuspendedKernels implements IRunningSessions.IManager {
     );
   }
 
-  /** A kernel ends with the sessions that it has. */
+  /** Shut down a kernel: delete its sessions, or the kernel itself if it has none. */
   private async _end(kernelId: string): Promise<void> {
     const { kernels, sessions } = this._services;
     await sessions.refreshRunning();

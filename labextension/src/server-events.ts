@@ -1,4 +1,4 @@
-// What the server's event stream tells, told apart.
+// The kinds of events in the server's event stream.
 
 import type { IEnd, IKernel, INotice, ISnapshotEvent } from './protocol';
 
@@ -9,7 +9,7 @@ export const OPERATION_EVENT_SCHEMA = `${OURS}/operation/v1`;
 export const SNAPSHOT_EVENT_SCHEMA = `${OURS}/snapshot/v1`;
 export const NOTICE_EVENT_SCHEMA = `${OURS}/notice/v1`;
 
-/** Jupyter's own: a kernel was started, interrupted, restarted or shut down. */
+/** The schema of Jupyter's own events: a kernel was started, interrupted, restarted or shut down. */
 export const KERNEL_ACTION_SCHEMA =
   'https://events.jupyter.org/jupyter_server/kernel_actions/v1';
 
@@ -19,27 +19,27 @@ export interface IKernelAction {
   status?: 'error' | 'success';
 }
 
-/** Whether `event` tells a kernel's state. */
+/** Return whether `event` has a kernel's state. */
 export function isKernelEvent(event: object): event is IKernel {
   return is(event, KERNEL_EVENT_SCHEMA, 'kernel_id', 'state');
 }
 
-/** Whether `event` tells the end of an operation. */
+/** Return whether `event` reports the end of an operation. */
 export function isEndEvent(event: object): event is IEnd {
   return is(event, OPERATION_EVENT_SCHEMA, 'operation_id', 'kind', 'state');
 }
 
-/** Whether `event` tells that a snapshot came, changed or went. */
+/** Return whether `event` reports a snapshot that was added, changed or removed. */
 export function isSnapshotEvent(event: object): event is ISnapshotEvent {
   return is(event, SNAPSHOT_EVENT_SCHEMA, 'snapshot_id', 'change');
 }
 
-/** Whether `event` tells that this machine will go, or stays after all. */
+/** Return whether `event` is a notice that this machine will go, or its withdrawal. */
 export function isNoticeEvent(event: object): event is INotice {
   return is(event, NOTICE_EVENT_SCHEMA, 'id', 'kind');
 }
 
-/** Whether `event` tells what was done to a kernel through Jupyter. */
+/** Return whether `event` reports an action on a kernel through Jupyter. */
 export function isKernelAction(event: object): event is IKernelAction {
   return is(event, KERNEL_ACTION_SCHEMA, 'action');
 }

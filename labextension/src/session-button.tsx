@@ -26,8 +26,8 @@ export class SessionButton extends ReactWidget {
   ) {
     super();
     this.addClass('jp-GpuCkptButton');
-    // At the end of a click the toolbar activates the notebook if the focus is elsewhere. Since JupyterLab 4.7 the menu has it by
-    // then, and would lose it: no key would reach the menu.
+    // At the end of a click the toolbar activates the notebook if the focus is elsewhere. Since JupyterLab 4.7 the menu has the focus
+    // by then. It would lose the focus, and the menu would receive no keys.
     this.node.addEventListener('click', event => {
       if ((event.target as Element).closest('.jp-GpuCkptButton-menu')) {
         event.stopPropagation();

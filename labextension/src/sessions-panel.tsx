@@ -1,4 +1,4 @@
-// The side panel "Sessions": empty until it is shown; what it shows is loaded then.
+// The side panel "Sessions". Its content is loaded when the panel is shown.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -51,7 +51,7 @@ export class SessionsPanel extends ReactWidget {
     );
   }
 
-  // A restored layout may attach what is shown already.
+  // A restored layout may attach the panel while it is visible.
   protected onAfterAttach(message: Message): void {
     super.onAfterAttach(message);
     if (this.isVisible) {
@@ -82,20 +82,20 @@ export class SessionsPanel extends ReactWidget {
     }
   }
 
-  /** An object of its own for each time that somebody asks. */
+  /** A new object for each request to show a kernel. */
   private _revealed: SessionsPanel.IRevealed = { kernelId: null };
   private _watching: IDisposable | null = null;
 }
 
 export namespace SessionsPanel {
-  /** What the panel shows and what its buttons do. */
+  /** The data of the panel and the actions of its buttons. */
   export interface IContext {
     states: IKernelStates;
     snapshots: ISnapshots;
     remotes: Remotes;
     commands: CommandRegistry;
     openNotebook: (path: string) => void;
-    /** The notebook that is in front, or ''. */
+    /** Returns the path of the current notebook, or ''. */
     currentPath: () => string;
     trans: TranslationBundle;
   }

@@ -13,7 +13,7 @@ import { StorePicture } from './store-picture';
 import { explain, kernelName } from './texts';
 import { Timeline } from './timeline';
 
-/** Ages are drawn again this often, in milliseconds. */
+/** The interval at which ages are drawn again, in milliseconds. */
 const MINUTE = 60000;
 
 export default function SessionsView(props: {
@@ -103,7 +103,7 @@ export default function SessionsView(props: {
   );
 }
 
-/** The snapshots with the same value in a field, in their order. */
+/** Return groups of snapshots with the same value in a field; the order is kept. */
 function groups(
   list: readonly ISnapshot[],
   field: 'kernel_id' | 'name'

@@ -31,10 +31,10 @@ export class SnapshotActions {
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** What the server has turned out not to know; it is older than this page. */
+  /** The actions that the server does not support, because it is older than this page. */
   readonly missing: ReadonlySet<SnapshotAction> = new Set();
 
-  /** Do it; the user is told what becomes of it. */
+  /** Carry out an action on a snapshot, and notify the user of the result. */
   async run(action: SnapshotAction, snapshot: ISnapshot): Promise<void> {
     try {
       await this._do(action, snapshot);
@@ -50,7 +50,7 @@ export class SnapshotActions {
     }
   }
 
-  /** Let the user choose an exported snapshot and put it into the store. */
+  /** Let the user choose an exported snapshot, and import it into the store. */
   async import(): Promise<void> {
     const file = await chooseFile('.tar');
     if (file === null) {
@@ -135,7 +135,7 @@ export class SnapshotActions {
       await this._kernelActions.resumeInto(snapshot_id, snapshot.name, name);
       return;
     }
-    // What a kernel without a process is lies in a snapshot already.
+    // The state of a kernel without a process is in a snapshot already.
     const saved = ['suspended', 'lost'].includes(kernel.state)
       ? kernel.snapshot_id
       : null;
@@ -189,7 +189,7 @@ export class SnapshotActions {
     }
   }
 
-  /** The browser downloads it as it comes, however big it is. */
+  /** Let the browser download an archive of the snapshot, which is never in the page's memory as a whole. */
   private async _export(snapshot: ISnapshot): Promise<void> {
     const link = document.createElement('a');
     const name = `${PathExt.basename(snapshot.name, '.ipynb')} ${snapshotTitle(snapshot)}`;

@@ -1,4 +1,4 @@
-// The commands on a snapshot: restore it, branch it, compare, describe, check, take away.
+// The commands on a snapshot: restore, branch, compare, edit, verify, export, delete.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { CommandRegistry } from '@lumino/commands';
@@ -9,7 +9,7 @@ import type { SnapshotActions } from './snapshot-actions';
 import { refusal } from './texts';
 import type { IKernelStates, ISnapshots } from './tokens';
 
-/** What can be asked for, in the order of the menu. */
+/** The actions of the commands, in the order of the menu. */
 export const snapshotActions = [
   'goBack',
   'branch',
@@ -38,7 +38,7 @@ export const snapshotCommandIds: Record<SnapshotAction, string> = {
   delete: 'gpuckpt:delete-snapshot'
 };
 
-/** Puts an exported snapshot into the store. */
+/** The command that imports an exported snapshot into the store. */
 export const importCommandId = 'gpuckpt:import-snapshot';
 
 const ARGUMENTS = {
@@ -57,7 +57,7 @@ export function addSnapshotCommands(
   commands: CommandRegistry,
   snapshots: ISnapshots,
   states: IKernelStates,
-  /** Whether a notebook has a kernel. */
+  /** Returns whether a notebook has a kernel. */
   isBusy: (path: string) => boolean,
   actions: SnapshotActions,
   trans: TranslationBundle
@@ -106,7 +106,7 @@ export function addSnapshotCommands(
   });
 }
 
-/** Why something cannot be done to a snapshot now; null if it can. */
+/** Return the reason why an action on a snapshot is not possible now; null if it is. */
 export function snapshotRefusal(
   action: SnapshotAction,
   snapshot: ISnapshot,
@@ -138,7 +138,7 @@ export function snapshotRefusal(
   }
 }
 
-/** Whether a suspended kernel would be lost without this snapshot. */
+/** Return whether a suspended kernel would be lost without this snapshot. */
 export function isNeeded(snapshot: ISnapshot, states: IKernelStates): boolean {
   const kernel = states.get(snapshot.kernel_id);
   return kernel

@@ -1,4 +1,4 @@
-// The dialog with all that is known of a snapshot.
+// The dialog with the details of a snapshot.
 
 import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -9,7 +9,7 @@ import { formatBytes, formatMoment, formatSeconds } from './format';
 import type { ISnapshot } from './protocol';
 import { causeCaption, sizeText, snapshotTitle } from './snapshot-texts';
 
-/** Show it. */
+/** Show the dialog. */
 export async function showSnapshot(
   snapshot: ISnapshot,
   trans: TranslationBundle

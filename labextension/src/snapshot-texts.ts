@@ -1,4 +1,4 @@
-// Everything that is said to the user about snapshots and their store. Pure functions.
+// All texts for users about snapshots and their store. Pure functions.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -17,12 +17,12 @@ import type {
   IVerification
 } from './protocol';
 
-/** The name of a snapshot: its title, else the time at which it was taken. */
+/** Return the name of a snapshot: its title, else the time at which it was taken. */
 export function snapshotTitle(snapshot: ISnapshot): string {
   return snapshot.title || formatInstant(snapshot.created);
 }
 
-/** Why a snapshot was taken, in a word. */
+/** Return the reason for taking a snapshot, in a word. */
 export function causeLabel(
   { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
   trans: TranslationBundle
@@ -39,7 +39,7 @@ export function causeLabel(
   return labels[cause] ?? cause;
 }
 
-/** Why a snapshot was taken, in a sentence. */
+/** Return the reason for taking a snapshot, in a sentence. */
 export function causeCaption(
   { cause, reason }: Pick<ISnapshot, 'cause' | 'reason'>,
   trans: TranslationBundle
@@ -59,7 +59,7 @@ export function causeCaption(
   return captions[cause] ?? '';
 }
 
-/** A snapshot's share of the disk: "120 MB on disk (8 MB new)". */
+/** Return a text about a snapshot's disk use: "120 MB on disk (8 MB new)". */
 export function sizeText(snapshot: ISnapshot, trans: TranslationBundle) {
   return trans.__(
     '%1 on disk (%2 new)',
@@ -68,13 +68,13 @@ export function sizeText(snapshot: ISnapshot, trans: TranslationBundle) {
   );
 }
 
-/** A variable in a line: "df: DataFrame (100, 3), 12 MB". */
+/** Return the line about a variable: "df: DataFrame (100, 3), 12 MB". */
 export function variableText(variable: IVariable): string {
   const value = [variable.kind, variable.summary].filter(Boolean).join(' ');
   return `${variable.name}: ${value}, ${formatBytes(variable.bytes)}`;
 }
 
-/** A file that changed since a snapshot. */
+/** Return the line about a file that changed since a snapshot. */
 export function changedFileText(
   file: IChangedFile,
   trans: TranslationBundle
@@ -94,7 +94,7 @@ export function changedFileText(
   }
 }
 
-/** The result of a verification. */
+/** Return a text about the result of a verification. */
 export function verifiedText(
   name: string,
   found: IVerification,
@@ -110,7 +110,7 @@ export function verifiedText(
     : trans.__('%1 is damaged and cannot be restored.', name);
 }
 
-/** How much sharing and compression save, in a line each. */
+/** Return a line about deduplication and a line about compression. */
 export function savingTexts(store: IStore, trans: TranslationBundle) {
   const { raw_bytes, unique_bytes, stored_bytes } = store;
   return raw_bytes === 0

@@ -1,4 +1,4 @@
-// The user's snapshots: asked for when somebody looks, then kept by the event stream.
+// The user's snapshots: requested when they are shown, then kept up to date by the event stream.
 
 import type { Event } from '@jupyterlab/services';
 import type { IDisposable } from '@lumino/disposable';
@@ -12,7 +12,7 @@ import type { ISnapshot, IStore, SnapshotChanges } from './protocol';
 import { isEndEvent, isSnapshotEvent } from './server-events';
 import type { ISnapshots } from './tokens';
 
-/** How often the list is asked for while a snapshot is uploaded and somebody looks. */
+/** The interval, in seconds, at which the list is requested while a snapshot is being uploaded and the list is shown. */
 const UPLOAD_SECONDS = 3;
 
 export class Snapshots implements ISnapshots, IDisposable {
@@ -60,7 +60,7 @@ export class Snapshots implements ISnapshots, IDisposable {
   }
 
   refresh(): Promise<void> {
-    // One question at a time; what changes meanwhile is asked for by the next one.
+    // One request at a time: the next one covers all changes made meanwhile.
     this._next ??= this._current.then(() => {
       this._next = null;
       this._current = this._ask();
@@ -102,7 +102,7 @@ export class Snapshots implements ISnapshots, IDisposable {
       this._list = await this.api.snapshots();
       this._problem = null;
       this._changed.emit();
-      // A server without the picture of its store still has snapshots.
+      // An older server has snapshots, but no route for the size of its store.
       this._store = await this.api.store().catch(() => null);
     } catch (error) {
       if (!(error instanceof GpuCkptError)) {
@@ -114,7 +114,7 @@ export class Snapshots implements ISnapshots, IDisposable {
     this._followUploads();
   }
 
-  /** How far an upload is comes by no event. */
+  /** Request the list periodically during an upload, because no event reports its progress. */
   private _followUploads(): void {
     const isUploading = this._list?.some(({ uploads }) =>
       uploads.some(({ state }) => state === 'uploading')
@@ -156,7 +156,7 @@ export class Snapshots implements ISnapshots, IDisposable {
   private _problem: GpuCkptError | null = null;
   private _watchers = 0;
   private _timer: ReturnType<typeof setTimeout> | null = null;
-  /** The question that the server has been asked, and the one that waits for its answer. */
+  /** The request in flight, and the next one, which waits for its end. */
   private _current: Promise<void> = Promise.resolve();
   private _next: Promise<void> | null = null;
   private readonly _changed = new Signal<this, void>(this);

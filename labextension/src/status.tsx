@@ -1,4 +1,4 @@
-// The item in the status bar: the operation in flight, how far it is and how fast. A press opens the panel.
+// The item in the status bar: the operation in flight, its progress and its speed. A click opens the panel.
 
 import { ReactWidget } from '@jupyterlab/apputils';
 import { ProgressBar, TextItem } from '@jupyterlab/statusbar';
@@ -33,12 +33,12 @@ export class OperationStatus extends ReactWidget {
     _states.changed.connect(this._follow, this);
   }
 
-  /** Whether there is anything to show. */
+  /** Return whether there is an operation to show. */
   isActive(): boolean {
     return this._busy.length > 0;
   }
 
-  /** Emitted when that may have changed. */
+  /** A signal for possible changes of `isActive`. */
   get activeChanged(): ISignal<this, void> {
     return this._activeChanged;
   }
@@ -84,7 +84,7 @@ export class OperationStatus extends ReactWidget {
     );
   }
 
-  /** How fast this stage goes on, and how long it takes. */
+  /** Return a text about the speed of the current stage and the time until its end. */
   private _pace(operation: IOperation): string {
     const pace = this._known.of(operation);
     return pace

@@ -1,4 +1,4 @@
-// A picture of the store: bytes by notebook, what sharing and compression save, free disk, growth.
+// A picture of the store: bytes by notebook, the effect of deduplication and compression, free disk space, growth.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';
@@ -7,10 +7,10 @@ import { formatBytes, formatMoment, formatShare, nameOfPath } from './format';
 import type { IStore, IStoreShare } from './protocol';
 import { savingTexts } from './snapshot-texts';
 
-/** So many notebooks have a color of their own; the rest is one part. */
+/** The number of notebooks with a color of their own; the others are shown as one part. */
 const COLORS = 5;
 
-/** Of the curve's drawing, in its own units. */
+/** The size of the curve's drawing, in its own units. */
 const WIDTH = 240;
 const HEIGHT = 48;
 

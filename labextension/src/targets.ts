@@ -1,4 +1,4 @@
-// Which kernel a command is about: the one of a notebook, of a row in a panel, or of a file.
+// The kernel on which a command works: that of a notebook, of a row in a panel, or of a file.
 
 import type { INotebookTracker, NotebookPanel } from '@jupyterlab/notebook';
 import type { Session } from '@jupyterlab/services';
@@ -10,10 +10,10 @@ import { kernelIdOf, nameOf } from './notebooks';
 import { kernelName } from './texts';
 import type { IKernelStates } from './tokens';
 
-/** A kernel that something is to be done to. */
+/** The kernel on which a command works. */
 export interface ITarget {
   kernelId: string | null;
-  /** The name that the user knows it by. */
+  /** The name of the kernel for users. */
   name: string;
 }
 
@@ -51,7 +51,7 @@ export class Targets {
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** The kernel that a command with these arguments is about. */
+  /** Return the kernel on which a command with these arguments works. */
   of(args: ReadonlyPartialJSONObject): ITarget {
     if (typeof args.kernelId === 'string') {
       return this._ofKernel(args.kernelId);

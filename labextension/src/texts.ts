@@ -1,4 +1,4 @@
-// Everything that is said to the user about kernels and operations. Pure functions.
+// All texts for users about kernels and operations. Pure functions.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 
@@ -14,7 +14,7 @@ import type {
 } from './protocol';
 import type { IKernelStates } from './tokens';
 
-/** The name of a kernel's state. */
+/** Return the name of a kernel's state. */
 export function stateLabel(
   state: KernelState,
   trans: TranslationBundle
@@ -34,7 +34,7 @@ export function stateLabel(
   return labels[state] ?? state;
 }
 
-/** The meaning of a kernel's state, in a sentence. */
+/** Return the meaning of a kernel's state, in a sentence. */
 export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   if (!kernel.managed) {
     return notManaged(kernel, trans);
@@ -56,7 +56,7 @@ export function stateCaption(kernel: IKernel, trans: TranslationBundle) {
   }
 }
 
-/** The name that the user knows a kernel by. */
+/** Return the name of a kernel for users. */
 export function kernelName(kernel: IKernel, trans: TranslationBundle): string {
   return nameOfPath(
     kernel.path || kernel.kernel_name || kernel.kernel_id.slice(0, 8),
@@ -64,7 +64,7 @@ export function kernelName(kernel: IKernel, trans: TranslationBundle): string {
   );
 }
 
-/** What a kernel uses, e.g. "1.2 GB RAM", "3.4 GB GPU", "GPU 42% busy"; what is not known is left out. */
+/** Return texts about a kernel's use of resources, e.g. "1.2 GB RAM", "3.4 GB GPU", "GPU 42% busy"; unknown values are left out. */
 export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
   const texts: string[] = [];
   if (kernel.state === 'suspended') {
@@ -86,7 +86,7 @@ export function usageTexts(kernel: IKernel, trans: TranslationBundle) {
   return texts;
 }
 
-/** What the notice above a suspended notebook says: since when, how big, how long a resume takes. */
+/** Return the texts of the banner above a suspended notebook: since when, the size, the duration of a resume. */
 export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
   const texts = [
     kernel.since > 0
@@ -115,7 +115,7 @@ export function suspendedTexts(kernel: IKernel, trans: TranslationBundle) {
   return texts;
 }
 
-/** How far an operation is in its stage, in percent; null: not known. */
+/** Return the progress of an operation in its stage, in percent; null: not known. */
 export function percentOf(progress: IProgress): number | null {
   const { done_bytes, total_bytes } = progress;
   return total_bytes
@@ -123,7 +123,7 @@ export function percentOf(progress: IProgress): number | null {
     : null;
 }
 
-/** The words for the server's stages. */
+/** Return the name of one of the server's stages. */
 function stageText(stage: string, trans: TranslationBundle): string {
   switch (stage) {
     case 'preflight':
@@ -162,7 +162,7 @@ function stageText(stage: string, trans: TranslationBundle): string {
   }
 }
 
-/** Stage and percentage of an operation, e.g. "Writing to disk 42%". */
+/** Return the stage of an operation and its percentage, e.g. "Writing to disk 42%". */
 export function progressText(
   progress: IProgress,
   trans: TranslationBundle
@@ -176,7 +176,7 @@ export function progressText(
     .join(' ');
 }
 
-/** How long a stage still takes; '' where that is not known or less than a glance. */
+/** Return a text about the time until the end of a stage; '' if that is not known or very short. */
 export function leftText(
   seconds: number | null,
   trans: TranslationBundle
@@ -186,7 +186,7 @@ export function leftText(
     : '';
 }
 
-/** The running operation on `name`. */
+/** Return the text for a running operation on `name`. */
 export function startedText(
   kind: OperationKind,
   name: string,
@@ -205,7 +205,7 @@ export function startedText(
   return texts[kind];
 }
 
-/** The result of a successful operation on `name`, and the memory that it freed. */
+/** Return the text for the result of a successful operation on `name`, with the memory that it freed. */
 export function doneText(
   { kind, result, path }: Pick<IOperation, 'kind' | 'result' | 'path'>,
   name: string,
@@ -295,7 +295,7 @@ function doneInShort(
   return texts[kind];
 }
 
-/** That an operation on `name` failed or was cancelled. */
+/** Return the text for an operation on `name` that failed or was cancelled. */
 export function failedText(
   kind: OperationKind,
   name: string,
@@ -328,7 +328,7 @@ export function failedText(
   return failed[kind];
 }
 
-/** The sentences of an error: its cause and a remedy. */
+/** Return the sentences about an error: its cause and a remedy. */
 export function explain(error: IErrorRecord, trans: TranslationBundle) {
   switch (error.code) {
     case GpuCkptError.UNREACHABLE:
@@ -346,7 +346,7 @@ export function explain(error: IErrorRecord, trans: TranslationBundle) {
   }
 }
 
-/** Why `kind` cannot be done to a kernel now; null if it can. */
+/** Return the reason why an operation of this `kind` on a kernel is not possible now; null if it is. */
 export function refusal(
   kind: OperationKind,
   kernelId: string | null,
@@ -374,7 +374,7 @@ export function refusal(
     if (kernel.state === 'lost' && kernel.snapshot_id === null) {
       return trans.__('There is no snapshot to resume this kernel from.');
     }
-    // As measured; 0 alone may be not measured yet.
+    // 0 is the initial value, too. A measured kernel also has a size of its memory.
     const usesNoGpu = kernel.gpu_bytes === 0 && kernel.memory_bytes > 0;
     return kind === 'park' && usesNoGpu
       ? trans.__('This kernel uses no GPU memory.')
@@ -394,7 +394,7 @@ export function refusal(
   }
 }
 
-/** What an operation in flight keeps others waiting for. */
+/** Return the text for a kernel on which an operation of this kind is in flight. */
 function busyText(kind: OperationKind, trans: TranslationBundle): string {
   const texts: Record<OperationKind, string> = {
     save: trans.__('Please wait: this kernel is being saved.'),
@@ -409,7 +409,7 @@ function busyText(kind: OperationKind, trans: TranslationBundle): string {
   return texts[kind];
 }
 
-/** In which states what can be done to a kernel. A suspend pre-empts a save. */
+/** The states of a kernel in which each operation is possible. A suspend cancels a running save. */
 const allowed: Record<OperationKind, readonly KernelState[]> = {
   save: ['running', 'parked'],
   suspend: ['running', 'parked', 'saving'],
@@ -418,7 +418,7 @@ const allowed: Record<OperationKind, readonly KernelState[]> = {
   unpark: ['parked'],
   branch: ['running', 'parked', 'suspended', 'lost'],
   roll_back: ['running', 'parked', 'suspended', 'lost'],
-  // It comes from a remote, whatever its kernel does.
+  // A fetch is not an operation on a kernel of this server.
   fetch: []
 };
 

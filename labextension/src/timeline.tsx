@@ -22,7 +22,7 @@ import {
 } from './snapshot-texts';
 import { UploadBadge } from './upload-badge';
 
-/** So many are shown at first, of snapshots and of a snapshot's variables. */
+/** The numbers of snapshots, and of a snapshot's variables, that are shown at first. */
 const FIRST_SNAPSHOTS = 5;
 const FIRST_VARIABLES = 4;
 
@@ -159,7 +159,7 @@ function SnapshotCard(props: {
   );
 }
 
-/** The new bytes of a snapshot, beside those that it shares with older ones. */
+/** Draw the share of new bytes in a snapshot; it has the others in common with older snapshots. */
 function SharedBar(props: { snapshot: ISnapshot; text: string }) {
   const { stored_bytes, new_bytes } = props.snapshot;
   if (stored_bytes === 0) {

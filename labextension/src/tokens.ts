@@ -17,28 +17,28 @@ import type {
 
 /** The state of every kernel, and the operations on them. */
 export interface IKernelStates {
-  /** Emitted with the kernel's id when something about a kernel changed; with '' when any may have. */
+  /** A signal with the id of a kernel that changed; '' if any kernel may have changed. */
   readonly changed: ISignal<IKernelStates, string>;
 
-  /** Emitted when an operation has ended that this page has not asked for. */
+  /** A signal for the end of an operation that this page has not requested. */
   readonly endedElsewhere: ISignal<IKernelStates, IEnd>;
 
-  /** The kernel, or undefined while nothing is known of it. */
+  /** Return a kernel; undefined while it is not known. */
   get(kernelId: string): IKernel | undefined;
 
-  /** All that are known. */
+  /** Return all known kernels. */
   all(): IKernel[];
 
-  /** Why nothing is known of the kernel, once the server has been asked in vain. */
+  /** Return the error of the last request about a kernel or about all kernels; null if it succeeded. */
   problem(kernelId: string): GpuCkptError | null;
 
-  /** What has been asked for or runs on the kernel, in any tab or shell. */
+  /** Return the kind of the operation that was requested or runs on a kernel, by any client; else null. */
   inFlight(kernelId: string): OperationKind | null;
 
-  /** Ask the server again about one kernel. */
+  /** Request one kernel again. */
   refresh(kernelId: string): Promise<void>;
 
-  /** Ask the server again about all kernels; for when events may have been lost. */
+  /** Request all kernels again, because events may have been lost. */
   refreshAll(): Promise<void>;
 
   /**
@@ -54,8 +54,8 @@ export interface IKernelStates {
   ): Promise<IOperation>;
 
   /**
-   * Start a second kernel from a snapshot; as `run`. `onStarted` hears of the operation as soon as it has an id.
-   * `notebook`: where it is to be; by default in a copy of the snapshot's.
+   * Start a second kernel from a snapshot; return and throw as `run` does. `onStarted` is called with the operation as soon as it
+   * has an id. `notebook`: the path of its notebook, by default that of a new copy of the snapshot's notebook.
    */
   branch(
     snapshotId: string,
@@ -63,10 +63,10 @@ export interface IKernelStates {
     notebook?: string
   ): Promise<IOperation>;
 
-  /** Ask the operation in flight on a kernel to stop and to undo what it did. */
+  /** Ask the operation in flight on a kernel to stop and to undo its work. */
   cancel(kernelId: string): Promise<void>;
 
-  /** Wait for the end of an operation that this page has asked for; as `run`. */
+  /** Wait for the end of an operation that this page has requested; return and throw as `run` does. */
   finish(
     started: Promise<IOperation>,
     onProgress?: (progress: IProgress) => void
@@ -78,30 +78,30 @@ export const IKernelStates = new Token<IKernelStates>(
   'The state of every kernel that can be saved, and the operations on them.'
 );
 
-/** The user's snapshots and the store that they lie in; kept up to date while somebody looks. */
+/** The user's snapshots and their store, kept up to date while they are watched. */
 export interface ISnapshots {
-  /** Emitted when the list, or what is known of the store, has changed. */
+  /** A signal for changes of the list or the store. */
   readonly changed: ISignal<ISnapshots, void>;
 
-  /** Newest first; null as long as the server has not been asked. */
+  /** The snapshots, newest first; null before the first answer of the server. */
   readonly list: readonly ISnapshot[] | null;
 
-  /** What the store holds; null as long as that is not known. */
+  /** The disk use of the store; null while it is not known. */
   readonly store: IStore | null;
 
-  /** Why the last question was in vain. */
+  /** The error of the last request; null if it succeeded. */
   readonly problem: GpuCkptError | null;
 
-  /** The requests that change nothing here. */
+  /** The interface for requests whose results are not kept here. */
   readonly api: GpuCkptApi;
 
-  /** Ask the server, and follow what it tells until disposed. */
+  /** Request the snapshots and follow the server's events, until the result is disposed. */
   watch(): IDisposable;
 
-  /** The snapshot of this id, asked for if it is not known. */
+  /** Return the snapshot of this id; request the list if it is not known. */
   find(snapshotId: string): Promise<ISnapshot | undefined>;
 
-  /** Ask the server again; for when events may have been lost. */
+  /** Request the snapshots again, because events may have been lost. */
   refresh(): Promise<void>;
 
   change(snapshotId: string, changes: SnapshotChanges): Promise<void>;
@@ -127,7 +127,7 @@ export interface IChoices {
   notifications: 'all' | 'own' | 'failures' | 'none';
 }
 
-/** The user's choices, as they are now. */
+/** The user's settings as they are now, with a signal for changes. */
 export interface IUserSettings {
   readonly choices: IChoices;
   readonly changed: ISignal<IUserSettings, void>;

@@ -1,4 +1,4 @@
-// Notifications that take back what has just been done: a shutdown, a restart, a restored snapshot.
+// Notifications that offer to undo a shutdown, a restart or a restored snapshot.
 
 import { Notification } from '@jupyterlab/apputils';
 import type { Event } from '@jupyterlab/services';
@@ -13,19 +13,19 @@ import type { ISnapshot } from './protocol';
 import { isEndEvent, isKernelAction } from './server-events';
 import { snapshotTitle } from './snapshot-texts';
 
-/** A save that failed so many milliseconds before the end of a restart was that of the restart. */
+/** A save that failed at most this many milliseconds before the end of a restart is taken for the save of the restart. */
 const SAME_RESTART = 15000;
 
 export class Undo {
   constructor(
     private readonly _api: GpuCkptApi,
     private readonly _operations: Operations,
-    /** Connects the notebook at a path to its kernel again, or opens it. */
+    /** Connects the notebook at a path to a kernel again; opens it if it is not open. */
     private readonly _reconnect: (path: string, kernelId: string) => void,
     private readonly _trans: TranslationBundle
   ) {}
 
-  /** Offer to take back shutdowns and restarts that the user of this page asks for. */
+  /** Offer to undo the shutdowns and restarts that the user of this page requests. */
   follow(stream: Event.Stream): void {
     stream.connect((_, event) => {
       if (isEndEvent(event) && event.kind === 'save') {
@@ -43,7 +43,7 @@ export class Undo {
     });
   }
 
-  /** What takes a restored snapshot back. `saved`: the state before; null: it was saved for the restore. */
+  /** Return the function that undoes a restore. `saved`: the snapshot of the state before it; null: the restore itself took that. */
   ofRestore(snapshot: ISnapshot, saved: string | null): () => Promise<void> {
     return async () => {
       const { kernel_id: kernelId } = snapshot;
@@ -64,7 +64,7 @@ export class Undo {
         await this._offerRestart(kernelId);
       }
     } catch (error) {
-      // A server without these routes offers nothing.
+      // An older server has no such routes, so nothing is offered.
       if (!(error instanceof GpuCkptError)) {
         throw error;
       }
@@ -83,7 +83,7 @@ export class Undo {
     const left = kept.ends_at * 1000 - Date.now();
     this._offer(
       trans.__('Shut down the kernel of %1', name),
-      // The server's clock may be another one.
+      // The server's clock may differ from the page's.
       left > 0 ? Math.min(left, SHOW_UNDO) : SHOW_UNDO,
       async () => {
         await this._api.undoShutdown(kernelId);
@@ -157,6 +157,6 @@ export class Undo {
     });
   }
 
-  /** When a save of a kernel failed last. */
+  /** The time of the last failed save, by kernel. */
   private readonly _failed = new Map<string, number>();
 }

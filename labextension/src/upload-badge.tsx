@@ -1,4 +1,4 @@
-// Whether a snapshot is in a remote, only there, or on its way.
+// The badge that shows whether a snapshot is in a remote, only in a remote, or being uploaded.
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as React from 'react';

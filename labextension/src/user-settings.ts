@@ -1,4 +1,4 @@
-// The user's choices in JupyterLab's settings.
+// The user's settings of this extension in JupyterLab.
 
 import type { ISettingRegistry } from '@jupyterlab/settingregistry';
 import type { ISignal } from '@lumino/signaling';
@@ -6,7 +6,7 @@ import { Signal } from '@lumino/signaling';
 
 import type { IChoices, IUserSettings } from './tokens';
 
-/** As schema/settings.json has them; also where there is no registry of settings. */
+/** The defaults of schema/settings.json, which also apply where there is no registry of settings. */
 const DEFAULTS: IChoices = {
   defaultAction: 'save',
   askForTitle: false,

@@ -1,4 +1,4 @@
-// The card in the launcher that leads back to kernels that are suspended.
+// The card in the launcher that opens suspended sessions.
 
 import type { ILauncher } from '@jupyterlab/launcher';
 import type { TranslationBundle } from '@jupyterlab/translation';
@@ -13,7 +13,7 @@ import type { IKernelStates } from './tokens';
 
 export const continueCommandId = 'gpuckpt:continue-session';
 
-/** Show the card as long as a kernel is suspended. `open` shows one, or with null the list of all. */
+/** Show the card while a kernel is suspended. `open` opens one session, or with null the list of all. */
 export function addWelcomeCard(
   launcher: ILauncher,
   commands: CommandRegistry,
@@ -58,7 +58,7 @@ export function addWelcomeCard(
     if (text !== shown) {
       shown = text;
       card?.dispose();
-      // A launcher draws a card once.
+      // A launcher draws a card only once.
       card = text
         ? launcher.add({
             command: continueCommandId,
@@ -72,7 +72,7 @@ export function addWelcomeCard(
   update();
 }
 
-/** A suspended kernel in a line: "two.ipynb, 39 MB, about 2 s". */
+/** Return the line about a suspended kernel: "two.ipynb, 39 MB, about 2 s". */
 function sessionText(kernel: IKernel, trans: TranslationBundle): string {
   return [
     kernelName(kernel, trans),
